@@ -1,0 +1,368 @@
+"""The command line: exit codes, what goes where, and that no mistake of a user ends in a traceback."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tito_audit.cli import _Commands, app
+from tito_audit.cli._deliver import Wanted, deliver
+from tito_audit.cli._sequence import sequence_lines
+from tito_audit.errors import SetupError
+from tito_audit.record.finding import Result
+from tito_audit.record.rollout import Place
+from tito_audit.report import Report, ReportOptions
+from tito_audit.reports import report_named
+from tito_audit.rules import all_rules
+from tito_audit.summary import Summary
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
+CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
+BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Ten rows; row 3 has a logprob above zero where it trains."""
+    return written(tmp_path / "run.jsonl", [BROKEN if row == 3 else CLEAN for row in range(10)])
+
+
+def written(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_scan_exits_1_when_something_is_at_or_above_fail_on(log: Path) -> None:
+    code, out, err = run("scan", log)
+    assert code == 1
+    assert "LPR504" in out
+    assert f"{log}:3" in "".join(out.split("\n"))
+    assert err == ""
+    assert run("scan", log, "--fail-on", "never")[0] == 0
+
+
+def test_a_scan_of_a_clean_log_exits_0(tmp_path: Path) -> None:
+    code, out, _ = run("scan", written(tmp_path / "clean.jsonl", [CLEAN] * 3), "--fail-on", "warning")
+    assert code == 0
+    assert "clean: nothing found in 3 rollouts" in out
+
+
+def test_an_empty_log_exits_0_and_says_that_there_was_nothing(tmp_path: Path) -> None:
+    code, out, _ = run("scan", written(tmp_path / "empty.jsonl", []))
+    assert code == 0
+    assert "nothing to audit" in out
+    assert "clean" not in out
+
+
+def test_select_and_ignore_take_comma_lists_of_prefixes_in_any_case(log: Path) -> None:
+    assert run("scan", log, "--ignore", "tok,lpr504")[0] == 0
+    assert run("scan", log, "--select", "tok", "--select", "LPR504,MSK")[0] == 1
+    assert run("scan", log, "--select", "msk")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["no-such-file.jsonl"], "no-such-file.jsonl"),
+        (["LOG", "--select", "LRP501"], "LPR501"),
+        (["LOG", "--ignore", "XYZ"], "tito-audit list rules"),
+        (["LOG", "--report", "html"], "json, jsonl, text"),
+        (["LOG", "--report", "json", "--report", "text"], "two reports would be written to stdout"),
+        (["LOG", "--report", "json=LOG"], "one of the logs"),
+        (["LOG", "--report", "json=no/such/folder/out.json"], "there is no folder"),
+        (["LOG", "--report", "json=."], "is a folder"),
+        (["LOG", "--map", "token_ids"], "--map token_ids=tokens"),
+        (["LOG", "--template-arg", "=true"], "enable_thinking=false"),
+        (["LOG", "--format", "slimy"], "no such format"),
+        (["LOG", "--tokenizer", "no-such-folder/x"], "no-such-folder"),
+        (["LOG", "--chat-template", "no-such.jinja"], "no-such.jinja"),
+        (["LOG", "--fail-on", "sometimes"], "sometimes"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_bad_setting_is_one_message_and_exit_2(log: Path, arguments: list[str], says: str) -> None:
+    before = log.read_bytes()
+    code, out, err = run("scan", *(one.replace("LOG", str(log)) for one in arguments))
+    assert code == 2
+    assert says in err
+    assert out == ""
+    assert "Traceback" not in err
+    assert log.read_bytes() == before
+
+
+def test_quiet_prints_nothing_and_still_exits_1(log: Path) -> None:
+    assert run("scan", log, "--quiet") == (1, "", "")
+
+
+def test_several_reports_come_from_one_pass_and_agree(log: Path, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"out.{name}" for name in ("json", "jsonl")}
+    reports = [f"--report={name}={path}" for name, path in files.items()]
+    code, out, _ = run("scan", log, *reports, "--report", "text")
+    assert code == 1
+    assert "LPR504" in out
+    whole = json.loads(files["json"].read_text(encoding="utf-8"))
+    *lines, last = files["jsonl"].read_text(encoding="utf-8").splitlines()
+    assert whole["findings"] == [json.loads(line) for line in lines]
+    assert whole["summary"]["rollouts"] == json.loads(last)["summary"]["rollouts"] == 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.jsonl", "run.jsonl"]
+
+
+def test_a_limit_stops_early(log: Path) -> None:
+    code, out, _ = run("scan", log, "--limit", 3, "--report", "jsonl")
+    assert code == 0
+    assert json.loads(out)["summary"]["rollouts"] == 3
+
+
+def test_map_names_the_columns_of_an_unknown_format(tmp_path: Path) -> None:
+    rows = [{"toks": BROKEN["token_ids"], "train": BROKEN["loss_mask"], "lp": BROKEN["logprobs"]}]
+    log = written(tmp_path / "own.jsonl", rows)
+    names = ["--map", "token_ids=toks", "--map", "loss_mask=train", "--map", "logprobs=lp"]
+    assert "LPR504" in run("scan", log, *names, "--report", "jsonl")[1]
+
+
+def test_a_bad_row_is_a_finding_and_not_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "torn.jsonl"
+    log.write_text(json.dumps(CLEAN) + '\n{"token_ids": [1,\n' + json.dumps(BROKEN) + "\n", encoding="utf-8")
+    code, out, _ = run("scan", log, "--report", "jsonl")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 1
+    assert {(line["code"], line["row"]) for line in lines[:-1]} >= {("REC001", 1), ("LPR504", 2)}
+    assert lines[-1]["summary"]["rows_unreadable"] == 1
+
+
+def test_show_prints_one_rollout_with_its_marks_and_findings(log: Path) -> None:
+    code, out, _ = run("show", log, "--row", 3)
+    assert code == 0
+    assert "│5│6│7│8│" in out
+    assert "LPR504" in out
+    assert "^" in out
+    assert "=" in out
+
+
+def test_show_reads_tokens_with_a_tokenizer(log: Path) -> None:
+    code, out, _ = run("show", log, "--row", 0, "-t", TOKENIZER)
+    assert code == 0
+    assert "│5│6│7│8│" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--row", "10"], "10 rows"),
+        (["--row", "3", "--item", "2"], "--item 2"),
+        (["--row", "3", "--turn", "4"], "turns"),
+    ],
+)
+def test_show_says_when_there_is_no_such_place(log: Path, arguments: list[str], says: str) -> None:
+    code, _, err = run("show", log, *arguments)
+    assert code == 2
+    assert says in err
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
+def test_explain_prints_the_manual_of_every_rule(rule: object) -> None:
+    code, name, doc = rule.code, rule.name, rule.doc  # type: ignore[attr-defined]
+    by_code, by_name = run("explain", code.lower()), run("explain", name)
+    assert by_code == by_name
+    assert by_code[0] == 0
+    assert doc in by_code[1]
+
+
+def test_explain_of_an_unknown_code_names_the_nearest(log: Path) -> None:
+    code, out, err = run("explain", "LPR510")
+    assert (code, out) == (2, "")
+    assert "Nearest: LPR50" in err
+
+
+@pytest.mark.parametrize("kind", ["formats", "rules", "reports"])
+def test_list_prints_a_table_and_markdown_a_table_of_pipes(kind: str) -> None:
+    assert run("list", kind)[0] == 0
+    lines = run("list", kind, "--markdown")[1].splitlines()
+    assert set(lines[1]) <= set("| -")
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+
+
+def test_list_says_plainly_that_there_are_no_repairs() -> None:
+    assert "no repairs yet" in run("list", "repairs")[1]
+
+
+def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, cwd=ROOT)
+
+
+LOADED = """
+import sys
+from tito_audit.cli import app
+try:
+    app(sys.argv[1:])
+except SystemExit:
+    pass
+names = ("transformers", "torch", "pyarrow", "numpy", "tokenizers", "rich", "jinja2")
+print(*[name for name in names if name in sys.modules], file=sys.stderr)
+"""
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = python(LOADED, "--help")
+    assert "scan" in done.stdout
+    assert done.stderr.split() == []
+
+
+def test_a_scan_never_imports_transformers(log: Path) -> None:
+    done = python(LOADED, "scan", log, "-t", TOKENIZER)
+    assert "LPR504" in done.stdout
+    assert "numpy" in done.stderr
+    assert "transformers" not in done.stderr
+    assert "torch" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    log = written(tmp_path / "long.jsonl", [BROKEN] * 2000)
+    command = [sys.executable, "-m", "tito_audit", "scan", str(log), "--report", "jsonl"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (SetupError("bad\x1b[31m\nsecond line"), 2, "tito-audit: bad␛[31m\nsecond line"),
+    ],
+)
+def test_an_expected_end_has_its_exit_code_and_one_message(
+    error: BaseException, code: int, says: str
+) -> None:
+    small = typer.Typer(cls=_Commands)
+
+    def fail() -> None:
+        raise error
+
+    small.command("fail")(fail)
+    small.command("other")(lambda: None)
+    result = CliRunner().invoke(small, ["fail"])
+    assert result.exit_code == code
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_bug_is_a_traceback() -> None:
+    small = typer.Typer(cls=_Commands)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    small.command("fail")(fail)
+    small.command("other")(lambda: None)
+    assert isinstance(CliRunner().invoke(small, ["fail"]).exception, ZeroDivisionError)
+
+
+def endless() -> Iterator[Result]:
+    row = 0
+    while True:
+        yield Result(Place("a", row), None)
+        row += 1
+
+
+def failing_after(count: int, error: BaseException) -> Iterator[Result]:
+    for row in range(count):
+        yield Result(Place("a", row), None)
+    raise error
+
+
+def report_of(write: Callable[..., None]) -> Report:
+    return Report("made-up", "", write)
+
+
+@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SetupError("gone"), ZeroDivisionError()])
+def test_a_run_that_fails_leaves_no_file_and_no_thread(
+    tmp_path: Path, error: BaseException, others: int
+) -> None:
+    names = ["json", "jsonl", "text"][: others + 1]
+    wanted = [Wanted(report_named(name), tmp_path / name) for name in names]
+    (tmp_path / "json").write_text("the report of an earlier run", encoding="utf-8")
+    with pytest.raises(type(error)):
+        deliver(failing_after(500, error), Summary(), wanted, ReportOptions())
+    assert [path.name for path in tmp_path.iterdir()] == ["json"]
+    assert (tmp_path / "json").read_text(encoding="utf-8") == "the report of an earlier run"
+    assert threading.active_count() == 1
+
+
+def test_a_report_that_fails_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    def fail(results: Iterator[Result], *rest: object) -> None:
+        next(results)
+        raise BrokenPipeError
+
+    wanted = [Wanted(report_of(fail), None), Wanted(report_named("jsonl"), tmp_path / "out")]
+    with pytest.raises(BrokenPipeError):
+        deliver(endless(), Summary(), wanted, ReportOptions())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slow_report_slows_the_run_and_holds_few_results(tmp_path: Path) -> None:
+    ahead: list[int] = []
+    pulled = 0
+
+    def slow(results: Iterator[Result], *rest: object) -> None:
+        for done, _ in enumerate(results):
+            ahead.append(pulled - done)
+            time.sleep(0.0005)
+
+    def counted() -> Iterator[Result]:
+        nonlocal pulled
+        for pulled in range(300):
+            yield Result(Place("a", pulled), None)
+
+    wanted = [Wanted(report_of(slow), tmp_path / "a"), Wanted(report_named("jsonl"), tmp_path / "b")]
+    deliver(counted(), Summary(), wanted, ReportOptions())
+    assert max(ahead) < 40
+    assert io.StringIO((tmp_path / "b").read_text(encoding="utf-8")).readline().startswith('{"summary"')
+
+
+def test_show_leaves_out_what_nothing_is_said_about_and_counts_it() -> None:
+    ids = np.arange(1000, dtype=np.int32)
+    trained = ids >= 950
+    lines = sequence_lines(ids, None, [(500, 502)], width=80, trained=trained)
+    text = "\n".join(line.plain for line in lines)
+    assert "tokens left out" in text
+    shown = {int(one) for one in re.findall(r"\d+(?=│)", text)}
+    assert {0, 500, 501, 949, 950, 999} <= shown
+    left_out = sum(int(one) for one in re.findall(r"… (\d+) tokens", text))
+    assert len(shown) + left_out == 1000
+    assert text.count("^^^") == 2
+    whole = list(sequence_lines(ids, None, [], width=80, full=True))
+    assert {int(one) for line in whole for one in re.findall(r"\d+(?=│)", line.plain)} == set(range(1000))
+    assert max(len(line.plain) for line in whole) <= 80
+
+
+def test_a_trained_token_in_a_finding_carries_the_mark_of_both() -> None:
+    ids = np.arange(4, dtype=np.int32)
+    lines = sequence_lines(ids, "ab c".__getitem__, [(1, 3)], width=80, trained=ids >= 2)
+    assert [line.plain for line in lines] == ["       0 │a│b│·│c│", "            ^ # ="]

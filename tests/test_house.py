@@ -1,0 +1,201 @@
+"""The house: what imports what, where things are documented, and that nothing was forgotten."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tito_audit
+from tito_audit.formats import all_formats
+from tito_audit.reports import all_reports
+from tito_audit.rules import FAMILIES, all_rules
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "tito_audit"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+LAYERS = (
+    ("__init__", "__main__"),
+    ("cli",),
+    ("pipeline",),
+    ("storage", "formats", "rules", "repairs", "reports"),
+    ("format", "rule", "repair", "report", "registry"),
+    ("evidence",),
+    ("render",),
+    ("tokens", "align"),
+    ("record", "config", "summary"),
+    ("errors",),
+)
+"""From the top down: a module imports only from lines below its own, and from its own room."""
+LAYER_OF = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+WITHIN_LAYER = {("summary", "record")}
+"""Pairs of one layer that may import each other in this direction."""
+PLUGIN_FOLDERS = ("formats", "rules", "repairs", "reports")
+STAGES = {"storage": 1, "formats": 2, "render": 3, "tokens": 4, "align": 5, "evidence": 6, "rules": 7}
+STAGES["reports"] = 8
+HEADINGS = ("## What it finds", "## Why it matters", "## Example", "## Repair")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module of the package that a file imports, wherever in it the import stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("tito_audit"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tito_audit"):
+            assert node.level == 0
+            for alias in node.names:
+                submodule = PACKAGE.joinpath(*str(node.module).split(".")[1:], alias.name)
+                is_module = submodule.is_dir() or submodule.with_suffix(".py").exists()
+                yield f"{node.module}.{alias.name}" if is_module else str(node.module)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_imports_only_from_the_layers_below_its_own(path: Path) -> None:
+    mine = room_of(path)
+    assert mine in LAYER_OF, f"{mine} has no layer: add it to LAYERS and to CONTRIBUTING.md"
+    for module in imports(path):
+        parts = module.split(".")
+        other = parts[1] if len(parts) > 1 else "__init__"
+        if other == mine or (mine, other) in WITHIN_LAYER or (mine == "cli" and module == "tito_audit"):
+            continue
+        assert LAYER_OF[other] > LAYER_OF[mine], f"{name_of(path)} imports {module}, which is not below it"
+
+
+@pytest.mark.parametrize("folder", PLUGIN_FOLDERS)
+def test_plugin_files_do_not_import_each_other(folder: str) -> None:
+    for path in (PACKAGE / folder).glob("[a-z]*.py"):
+        for module in imports(path):
+            parts = module.split(".")
+            if parts[1:2] == [folder]:
+                assert len(parts) > 2, f"{name_of(path)} imports its folder"
+                assert parts[2].startswith("_"), f"{name_of(path)} imports its sibling {module}"
+
+
+@pytest.mark.parametrize(("room", "number"), STAGES.items())
+def test_a_stage_folder_opens_with_its_stage(room: str, number: int) -> None:
+    first = (PACKAGE / room / "__init__.py").read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith(f'"""Stage {number}: ')
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_is_of_a_size_to_read(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= 400, f"{lines} lines: a module past 400 has two subjects"
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
+def test_a_rule_has_its_manual_and_its_cases(rule: object) -> None:
+    code, doc = rule.code, rule.doc  # type: ignore[attr-defined]
+    assert code[:3] in FAMILIES
+    found = [line for line in doc.splitlines() if line.startswith("## ")]
+    assert found == list(HEADINGS)
+    assert doc.splitlines()[0].endswith("."), "the first line is a sentence: it is the rule's title"
+    assert (ROOT / "fixtures" / "rules" / f"{code}.toml").is_file(), f"fixtures/rules/{code}.toml is missing"
+    module = f"{code.lower()}_{rule.name.replace('-', '_')}.py"  # type: ignore[attr-defined]
+    assert (PACKAGE / "rules" / module).is_file(), f"{code} belongs into rules/{module}"
+
+
+@pytest.mark.parametrize("format", all_formats(), ids=lambda format: format.name)
+def test_a_format_has_its_example_log(format: object) -> None:
+    name = format.name  # type: ignore[attr-defined]
+    found = list((ROOT / "fixtures" / "formats").glob(f"{name}.*"))
+    assert found, f"fixtures/formats/{name}.jsonl is missing"
+
+
+@pytest.mark.parametrize("report", all_reports(), ids=lambda report: report.name)
+def test_a_report_has_its_golden(report: object) -> None:
+    name = report.name  # type: ignore[attr-defined]
+    assert (ROOT / "fixtures" / "reports" / f"{name}.txt").is_file(), f"run UPDATE_GOLDENS=1 pytest ({name})"
+
+
+TABLES = re.compile(r"<!-- tito-audit (list \w+ --markdown) -->\n(.*?)\n<!-- end -->", re.DOTALL)
+
+
+@pytest.mark.parametrize("kind", ["formats", "rules"])
+def test_the_tables_of_the_readme_are_fresh(kind: str) -> None:
+    command = f"list {kind} --markdown"
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    tables = dict(TABLES.findall(text))
+    assert command in tables, f"README.md has no block <!-- tito-audit {command} --> … <!-- end -->"
+    printed = subprocess.run(
+        [sys.executable, "-m", "tito_audit", *command.split()],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+        env={"PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT)},
+    ).stdout
+    if os.environ.get("UPDATE_GOLDENS"):
+        fresh = text.replace(f"{command} -->\n{tables[command]}\n", f"{command} -->\n{printed.strip()}\n")
+        readme.write_text(fresh, encoding="utf-8")
+        return
+    assert tables[command].strip() == printed.strip(), (
+        "README.md is stale; UPDATE_GOLDENS=1 pytest tests/test_house.py renews its tables"
+    )
+
+
+def test_the_public_names_are_what_the_package_exposes() -> None:
+    names = [name for name in tito_audit.__all__ if name != "__version__"]
+    assert dir(tito_audit) == sorted(tito_audit.__all__)
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    typed = {
+        alias.asname
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    assert typed == set(names), "the names for type checkers differ from the names at run time"
+    for name in names:
+        assert getattr(tito_audit, name).__doc__, name
+    with pytest.raises(AttributeError, match="no_such_name"):
+        tito_audit.no_such_name  # noqa: B018
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import sys, tito_audit; print([m for m in ('numpy', 'rich', 'typer') if m in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+def test_the_version_is_stated_once_in_effect() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == tito_audit.__version__
+    assert f"## {tito_audit.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def tracked_files() -> list[Path]:
+    """Files of the repository: what git lists, or all text files where there is no git."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("git lists no files here, so there is nothing to look through")
+    return [ROOT / name for name in listed.splitlines() if (ROOT / name).is_file()]
+
+
+def test_no_file_names_a_path_of_a_machine() -> None:
+    home = re.compile(rb"(?<![\w.])/(?:home|Users|work|root|mnt)/\w")
+    for path in tracked_files():
+        data = path.read_bytes()
+        if b"\0" in data[:8000]:
+            continue
+        found = home.search(data)
+        where = data[: found.start()].count(b"\n") + 1 if found else 0
+        assert not found, f"{name_of(path)}:{where} names a path of somebody's machine"

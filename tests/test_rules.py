@@ -1,0 +1,235 @@
+"""The contract of a rule, held by every file of `rules/`, on the cases of `fixtures/rules/`."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+
+import tito_audit.rules
+from tito_audit.evidence.gather import gather
+from tito_audit.evidence.model import Evidence, Explained
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import empty_ids
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.finding import Hit, Where
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.rule import Rule, missing
+from tito_audit.rules import FAMILIES, all_rules, rule_of
+
+FIXTURES = toy.ROOT / "fixtures" / "rules"
+RULES = all_rules()
+MADE_WHILE_READING = {"REC001"}
+"""Codes whose findings the pipeline makes of rows that never become a rollout; they have no flag case."""
+HEADINGS = ("## What it finds", "## Why it matters", "## Example", "## Repair")
+
+
+@cache
+def cases(code: str, kind: str) -> list[dict[str, Any]]:
+    """The `flag` or `pass` cases of a rule."""
+    path = FIXTURES / f"{code}.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8")).get(kind, []) if path.exists() else []
+
+
+def every(kind: str) -> list[Any]:
+    """Every case of a kind, as pytest parameters."""
+    return [
+        pytest.param(rule, case, id=f"{rule.code}: {case['name']}")
+        for rule in RULES
+        for case in cases(rule.code, kind)
+    ]
+
+
+def explained(evidence: Evidence) -> Evidence:
+    """The evidence with every difference given to the rule that owns it, as the pipeline does."""
+    owners = sorted((rule for rule in RULES if rule.explain is not None), key=lambda rule: rule.precedence)
+    out = []
+    for difference in evidence.differences:
+        for rule in owners:
+            reason = (
+                rule.explain(difference, evidence) if rule.explain and not lacks(rule, evidence) else None
+            )
+            if reason is not None:
+                out.append(Explained(difference, rule.code, reason.cause, reason.message))
+                break
+    return replace(evidence, explained=tuple(out))
+
+
+def lacks(rule: Rule, evidence: Evidence) -> bool:
+    return missing(rule, evidence.present) is not None
+
+
+def hits_of(rule: Rule, evidence: Evidence) -> list[Hit]:
+    """What a rule says of a rollout, once nothing it needs is missing."""
+    if lacks(rule, evidence):
+        return []
+    evidence = explained(evidence)
+    if rule.check is not None:
+        return list(rule.check(evidence))
+    return [
+        Hit(
+            one.difference.where,
+            one.difference.start,
+            one.difference.end,
+            one.message,
+            turn=one.difference.turn,
+            cause=one.cause,
+            severity=min(one.difference.severity, rule.severity),
+        )
+        for one in evidence.explained
+        if one.code == rule.code
+    ]
+
+
+def place_of(hit: Hit) -> str:
+    """A hit's place as cases write it."""
+    turn = "" if hit.where is Where.ROW else f"turn {hit.turn} "
+    return f"{turn}{hit.where.value} {hit.start}:{hit.end}"
+
+
+def length_of(hit: Hit, rollout: Rollout) -> int:
+    """How many tokens the sequence has that a hit counts in."""
+    if hit.where is Where.ROW:
+        return 0 if rollout.training_row is None else len(rollout.training_row.token_ids)
+    assert hit.turn is not None
+    turn = rollout.turns[hit.turn]
+    ids = turn.prompt_ids if hit.where is Where.PROMPT else turn.completion_ids
+    return 0 if ids is None else len(ids)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+class TestContract:
+    def test_the_file_is_named_after_code_and_name(self, rule: Rule) -> None:
+        stem = f"{rule.code.lower()}_{rule.name.replace('-', '_')}"
+        assert (Path(tito_audit.rules.__file__).parent / f"{stem}.py").is_file()
+        assert rule.code[:3] in FAMILIES
+        assert rule.code[3:].isdigit()
+        assert len(rule.code) == 6
+
+    def test_the_docstring_is_a_manual(self, rule: Rule) -> None:
+        lines = rule.doc.splitlines()
+        assert lines[0].endswith(".")
+        assert lines[1] == ""
+        assert [line for line in lines if line.startswith("## ")] == [*HEADINGS]
+        parts = rule.doc.split("## ")[1:]
+        assert all(part.partition("\n")[2].strip() for part in parts), "a heading has nothing under it"
+
+    def test_it_has_a_check_or_an_explanation_of_differences(self, rule: Rule) -> None:
+        assert (rule.check is None) != (rule.explain is None)
+        assert rule_of(rule.code) is rule
+
+    def test_its_cases_flag_and_pass(self, rule: Rule) -> None:
+        assert (FIXTURES / f"{rule.code}.toml").is_file(), f"fixtures/rules/{rule.code}.toml is missing"
+        assert cases(rule.code, "pass")
+        assert cases(rule.code, "flag") or rule.code in MADE_WHILE_READING
+        names = [case["name"] for kind in ("flag", "pass") for case in cases(rule.code, kind)]
+        assert len(names) == len(set(names))
+
+    def test_it_says_nothing_of_a_rollout_that_holds_nothing(self, rule: Rule) -> None:
+        bare = Rollout(Place("toy", 0), "toy")
+        hollow = replace(
+            bare, turns=(Turn(None, None), Turn(empty_ids(), empty_ids())), training_row=hollow_row()
+        )
+        for rollout in (bare, hollow):
+            evidence = gather(rollout, None, None)
+            assert list(rule.check(evidence)) == [] if rule.check else True
+
+
+def hollow_row() -> TrainingRow:
+    return TrainingRow(empty_ids(), None, None)
+
+
+@pytest.mark.parametrize(("rule", "case"), every("flag"))
+def test_a_flag_case_is_found_where_it_says_and_nowhere_else(rule: Rule, case: dict[str, Any]) -> None:
+    evidence = toy.evidence_of(case)
+    assert missing(rule, evidence.present) is None
+    hits = hits_of(rule, evidence)
+    assert sorted(map(place_of, hits)) == sorted(case["expect"]), [hit.message for hit in hits]
+    for hit in hits:
+        severity = rule.severity if hit.severity is None else hit.severity
+        assert severity.word == case.get("severity", severity.word)
+        assert hit.cause == case.get("cause", hit.cause)
+        assert case.get("message", "") in hit.message
+
+
+@pytest.mark.parametrize(("rule", "case"), every("flag"))
+def test_a_hit_reads_as_one_sentence_and_lies_inside_its_sequence(rule: Rule, case: dict[str, Any]) -> None:
+    evidence = toy.evidence_of(case)
+    for hit in hits_of(rule, evidence):
+        assert hit.cause
+        assert hit.message == hit.message.strip()
+        assert not hit.message.endswith(".")
+        assert 0 <= hit.start <= hit.end <= length_of(hit, evidence.rollout)
+        assert max(len(hit.recorded.ids), len(hit.canonical.ids)) <= 16
+        pieces = len(hit.recorded.ids) if evidence.vocabulary is not None else 0
+        assert len(hit.recorded.pieces) in (pieces, 0)
+
+
+@pytest.mark.parametrize(("rule", "case"), every("pass"))
+def test_a_pass_case_is_silent(rule: Rule, case: dict[str, Any]) -> None:
+    assert [hit.message for hit in hits_of(rule, toy.evidence_of(case))] == []
+
+
+@pytest.mark.parametrize(("rule", "case"), every("flag"))
+def test_a_rule_that_lacks_a_column_is_skipped(rule: Rule, case: dict[str, Any]) -> None:
+    for need in rule.needs:
+        evidence = evidence_without(case, need)
+        assert missing(rule, evidence.present) is not None, f"{need} was dropped and not missed"
+        assert hits_of(rule, evidence) == []
+
+
+def evidence_without(case: dict[str, Any], need: Needs) -> Evidence:
+    """What is seen of a case when its log does not hold what is needed."""
+    rollout = toy.rollout_of(case)
+    for one in need:
+        rollout = without(rollout, one)
+    no_tokenizer = bool(need & (Needs.TOKENIZER | Needs.SAMPLED)) or not case.get("tokenizer", True)
+    no_template = no_tokenizer or bool(need & Needs.RENDERING) or not case.get("template", True)
+    tokenizer = None if no_tokenizer else toy.toy_tokenizer()
+    return gather(rollout, tokenizer, None if no_template else toy.toy_renderer())
+
+
+def without(rollout: Rollout, need: Needs) -> Rollout:
+    """A rollout whose log does not hold one kind of thing."""
+    turns, row = rollout.turns, rollout.training_row
+    if need is Needs.MESSAGES:
+        bare = tuple(replace(turn, message_index=None, prompt_messages=None) for turn in turns)
+        return replace(rollout, messages=(), turns=bare)
+    if need is Needs.PROMPTS:
+        return replace(rollout, turns=tuple(replace(turn, prompt_ids=None) for turn in turns))
+    if need is Needs.COMPLETIONS:
+        nothing = {"completion_ids": None, "completion_logprobs": None, "token_texts": None, "columns": ()}
+        return replace(rollout, turns=tuple(replace(turn, **nothing) for turn in turns))  # type: ignore[arg-type]
+    if need is Needs.COMPLETION_LOGPROBS:
+        return replace(
+            rollout, turns=tuple(replace(turn, completion_logprobs=None, columns=()) for turn in turns)
+        )
+    if need is Needs.WEIGHT_VERSIONS:
+        return replace(rollout, turns=tuple(replace(turn, weight_versions=()) for turn in turns))
+    if need is Needs.SEVERAL_CALLS:
+        return replace(rollout, turns=turns[:1])
+    if need is Needs.SAMPLED:
+        return replace(rollout, turns=(), messages=())
+    if need is Needs.ROW or row is None:
+        return replace(rollout, training_row=None)
+    if need is Needs.MASK:
+        return replace(rollout, training_row=without_column(row, ColumnRole.LOSS_MASK))
+    if need is Needs.ROW_LOGPROBS:
+        return replace(rollout, training_row=without_column(row, ColumnRole.LOGPROBS))
+    return rollout
+
+
+def without_column(row: TrainingRow, role: ColumnRole) -> TrainingRow:
+    columns = tuple(column for column in row.columns if column.role is not role)
+    if role is ColumnRole.LOSS_MASK:
+        return replace(row, loss_mask=None, columns=columns)
+    return replace(row, logprobs=None, columns=columns)
+
+
+def test_every_fixture_belongs_to_a_rule() -> None:
+    assert {path.stem for path in FIXTURES.glob("*.toml")} <= {rule.code for rule in RULES}

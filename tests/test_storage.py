@@ -1,0 +1,547 @@
+"""Files to rows: every kind of file, whole and broken, whatever it is called."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import threading
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tito_audit.errors import StorageError
+from tito_audit.storage import RawRow, find_logs, open_log
+from tito_audit.storage.documents import cut_values, rows_of_values
+from tito_audit.storage.lines import rows_of_lines
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+ROWS = st.lists(st.dictionaries(st.text(), VALUES, max_size=4), max_size=6)
+
+
+def rows_of(path: Path, **options: Any) -> list[RawRow]:
+    return list(open_log(path, **options))
+
+
+def values_of(path: Path, **options: Any) -> list[Any]:
+    rows = rows_of(path, **options)
+    assert all(row.error is None for row in rows), [row.error for row in rows if row.error]
+    assert [row.index for row in rows] == list(range(len(rows)))
+    return [row.value for row in rows]
+
+
+def chunks(data: bytes, sizes: list[int]) -> list[bytes]:
+    """`data` cut into blocks of these sizes, over and over."""
+    blocks, start, turn = [], 0, 0
+    while start < len(data):
+        size = sizes[turn % len(sizes)]
+        blocks.append(data[start : start + size])
+        start, turn = start + size, turn + 1
+    return blocks
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def jsonl(rows: list[Any]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, codec="zstd", asbytes=True))
+
+
+# JSON, any chunking
+
+
+@given(ROWS, st.lists(st.integers(1, 9), min_size=1, max_size=3))
+def test_lines_give_the_same_rows_however_the_bytes_are_cut(rows, sizes):
+    found = list(rows_of_lines(chunks(jsonl(rows), sizes), 1 << 20))
+    assert [row.value for row in found] == rows
+
+
+@given(ROWS, st.lists(st.integers(1, 9), min_size=1, max_size=3), st.sampled_from([None, 2]))
+def test_an_array_gives_the_same_rows_however_the_bytes_are_cut(rows, sizes, indent):
+    data = json.dumps(rows, indent=indent, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    found = list(rows_of_values(chunks(data, sizes), array=True, limit=1 << 20))
+    assert [row.value for row in found] == rows
+    assert [row.index for row in found] == list(range(len(rows)))
+
+
+@given(ROWS, st.lists(st.integers(1, 9), min_size=1, max_size=3))
+def test_documents_one_after_the_other_are_rows(rows, sizes):
+    data = b"\n".join(json.dumps(row, indent=1).encode() for row in rows)
+    found = list(rows_of_values(chunks(data, sizes), array=False, limit=1 << 20))
+    assert [row.value for row in found] == rows
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(1, 5), min_size=1, max_size=3))
+def test_cutting_bytes_that_are_not_json_depends_on_no_chunking_and_loses_nothing_but_separators(data, sizes):
+    whole = [piece.data for piece in cut_values([data], array=False, limit=1 << 20)]
+    assert [piece.data for piece in cut_values(chunks(data, sizes), array=False, limit=1 << 20)] == whole
+    assert b"".join(whole).strip() == data.strip() or not b"".join(whole).strip()
+
+
+@settings(max_examples=30)
+@given(ROWS)
+def test_plain_gzip_and_zstd_hold_the_same_rows(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("packed")
+    data = jsonl(rows)
+    for name, content in (
+        ("a.jsonl", data),
+        ("b.jsonl.gz", gzip.compress(data)),
+        ("c.jsonl.zst", zstd(data)),
+    ):
+        assert values_of(write(folder / name, content)) == rows
+
+
+# What a file is, its content says
+
+
+def test_the_suffix_is_not_believed(tmp_path):
+    rows = [{"a": 1}, {"a": 2}]
+    for name in ("log.parquet", "log.txt", "log.jsonl.gz", "log.pkl", "log.json"):
+        assert values_of(write(tmp_path / name, jsonl(rows))) == rows
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "log.jsonl")
+    assert values_of(tmp_path / "log.jsonl") == rows
+
+
+def test_members_of_gzip_and_frames_of_zstd_may_follow_one_another(tmp_path):
+    first, second = jsonl([{"a": 1}]), jsonl([{"a": 2}])
+    expected = [{"a": 1}, {"a": 2}]
+    assert values_of(write(tmp_path / "a.gz", gzip.compress(first) + gzip.compress(second))) == expected
+    assert values_of(write(tmp_path / "a.zst", zstd(first) + zstd(second))) == expected
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_file_that_parses_as_a_whole_is_one_row(tmp_path, indent):
+    row = {"steps": [{"a": [1, 2]}, {"b": '} ] \\ " {'}], "c": None}
+    data = json.dumps(row, indent=indent).encode()
+    assert values_of(write(tmp_path / "one.json", data)) == [row]
+    assert values_of(write(tmp_path / "two.json", data + b"\n")) == [row]
+
+
+def test_a_document_whose_second_line_is_an_object_by_itself_is_still_a_document(tmp_path):
+    data = b'{"nodes": [\n{"full_text": "a"}\n]}\n'
+    assert values_of(write(tmp_path / "d.json", data)) == [{"nodes": [{"full_text": "a"}]}]
+
+
+def test_an_array_is_rows_on_one_line_or_on_many(tmp_path):
+    rows = [{"a": [1, {"b": "]"}]}, {"c": {}}]
+    for indent in (None, 2):
+        assert values_of(write(tmp_path / "a.json", json.dumps(rows, indent=indent).encode())) == rows
+    assert values_of(write(tmp_path / "empty.json", b" [ ]\n")) == []
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_matter(tmp_path):
+    data = b"\xef\xbb\xbf" + b'{"a": 1}\r\n{"a": 2}\r\n'
+    assert values_of(write(tmp_path / "a.jsonl", data)) == [{"a": 1}, {"a": 2}]
+    assert values_of(write(tmp_path / "b.jsonl.gz", gzip.compress(data))) == [{"a": 1}, {"a": 2}]
+    assert values_of(write(tmp_path / "c.json", b'\xef\xbb\xbf{\n"a": 1}')) == [{"a": 1}]
+
+
+def test_blank_lines_are_skipped_and_counted(tmp_path):
+    rows = rows_of(write(tmp_path / "a.jsonl", b'\n{"a": 1}\n  \n\n{"a": 2}\n\n'))
+    assert [(row.index, row.value) for row in rows] == [(1, {"a": 1}), (4, {"a": 2})]
+
+
+def test_an_empty_file_is_a_log_without_rows(tmp_path):
+    for name, data in (
+        ("a.jsonl", b""),
+        ("b.jsonl", b"\n \n"),
+        ("c.gz", gzip.compress(b"")),
+        ("d", b"\xef\xbb\xbf"),
+    ):
+        assert rows_of(write(tmp_path / name, data)) == []
+
+
+def test_what_python_writes_beside_json_is_read(tmp_path):
+    (row,) = rows_of(
+        write(tmp_path / "a.jsonl", b'{"x": NaN, "y": [-Infinity], "z": "\\ud800", "n": 1e999}\n')
+    )
+    assert row.value is not None
+    assert np.isnan(row.value["x"])
+    assert row.value["y"] == [float("-inf")]
+    assert row.value["z"] == "\ud800"
+
+
+def test_a_log_can_be_read_twice_and_tells_how_far_it_is(tmp_path):
+    log = open_log(write(tmp_path / "a.jsonl", jsonl([{"a": i} for i in range(5)])))
+    assert list(log) == list(log)
+    assert log.position == log.size == (tmp_path / "a.jsonl").stat().st_size
+
+
+def test_a_pipe_is_read(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(jsonl([{"a": 1}, {"a": 2}]),))
+    writer.start()
+    assert values_of(pipe) == [{"a": 1}, {"a": 2}]
+    writer.join()
+
+
+# Broken rows are error rows
+
+
+def test_a_bad_line_is_one_error_row_and_the_others_are_read(tmp_path):
+    lines = [
+        b'{"a": 1}',
+        b'{"a": oops}',
+        b'{"a": "\xff"}',
+        b"[1, 2]",
+        b'[{"a": 1}, {"a": 2}]',
+        b"7",
+        b'{"a": 2}',
+    ]
+    rows = rows_of(write(tmp_path / "a.jsonl", b"\n".join(lines)))
+    assert [row.index for row in rows] == list(range(7))
+    assert [row.value for row in rows if row.value is not None] == [{"a": 1}, {"a": 2}]
+    errors = [row.error for row in rows[1:6]]
+    assert all(errors)
+    assert "not JSON" in errors[0]
+    assert "UTF-8 at byte 7" in errors[1]
+    assert "a list, not an object" in errors[2]
+    assert "list of 2 objects" in errors[3]
+    assert "is int" in errors[4]
+
+
+def test_a_bad_first_line_does_not_make_a_document_of_a_jsonl_file(tmp_path):
+    for first in (b'{"a": 1, "b": [1, 2', b'{"a": 1}}', b'{"a": oops}', b"INFO starting up"):
+        rows = rows_of(write(tmp_path / "a.jsonl", first + b'\n{"a": 2}\n{"a": 3}\n'))
+        assert [row.value for row in rows] == [None, {"a": 2}, {"a": 3}], first
+        assert rows[0].error
+
+
+def test_lines_that_are_lists_are_errors_from_the_first_on(tmp_path):
+    rows = rows_of(write(tmp_path / "a.jsonl", b'[{"a": 1}]\n[{"a": 2}]\n'))
+    assert len(rows) == 2
+    assert all("list of 1 objects" in str(row.error) for row in rows)
+
+
+def test_a_last_line_that_was_cut_off_says_so(tmp_path):
+    for data in (jsonl([{"a": 1}]) + b'{"a": [1, 2', b'[{"a": 1}, {"a": [1, 2', b'{\n"a": 1\n}\n{\n"a": '):
+        good, bad = rows_of(write(tmp_path / "a.jsonl", data))
+        assert good.value == {"a": 1}
+        assert bad.index == 1
+        assert "ends in the middle of a row" in str(bad.error)
+
+
+def test_an_array_that_was_never_closed_says_so(tmp_path):
+    rows = rows_of(write(tmp_path / "a.json", b'[\n{"a": 1},\n{"a": 2},\n'))
+    assert [row.value for row in rows] == [{"a": 1}, {"a": 2}, None]
+
+
+def test_a_document_that_is_not_json_is_an_error_row(tmp_path):
+    rows = rows_of(write(tmp_path / "a.json", b'{\n  "a": oops\n}\n'))
+    assert [row.index for row in rows] == [0]
+    assert "not JSON" in str(rows[0].error)
+
+
+def test_a_line_over_the_limit_is_skipped_and_never_held(tmp_path):
+    path = tmp_path / "long.jsonl"
+    block = b"1," * (1 << 19)
+    with path.open("wb") as out:
+        out.write(b'{"a": 1}\n{"token_ids": [')
+        for _ in range(200):
+            out.write(block)
+        out.write(b'1]}\n{"a": 2}\n')
+    tracemalloc.start()
+    rows = rows_of(path, max_row_bytes=4 << 20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [row.value for row in rows] == [{"a": 1}, None, {"a": 2}]
+    assert "over the limit of 4,194,304" in str(rows[1].error)
+    assert peak < 16 << 20
+
+
+def test_a_single_line_over_the_limit_is_an_error_row_even_when_it_is_the_first(tmp_path):
+    data = b'{"a": "' + b"x" * 5000 + b'"}'
+    (row,) = rows_of(write(tmp_path / "a.jsonl", data), max_row_bytes=1000)
+    assert "5,009 bytes" in str(row.error)
+    rows = rows_of(write(tmp_path / "b.json", b"[" + data + b',{"a": 1}]'), max_row_bytes=1000)
+    assert [row.value for row in rows] == [None, {"a": 1}]
+
+
+def test_a_document_over_the_limit_is_refused_with_advice(tmp_path):
+    data = json.dumps({"a": ["x" * 100] * 100}, indent=1).encode()
+    with pytest.raises(StorageError, match="as JSONL"):
+        rows_of(write(tmp_path / "a.json", data), max_row_bytes=1000)
+
+
+# Damaged and foreign files
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd], ids=["gzip", "zstd"])
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_rows_before_damage_are_given_and_then_one_error_row(tmp_path, pack, damage):
+    noise = np.random.default_rng(0).integers(0, 1 << 30, 100_000).tolist()
+    packed = pack(jsonl([{"a": number} for number in noise]))
+    half = len(packed) // 2
+    broken = packed[:half] if damage == "cut" else packed[:half] + b"\0" * 64 + packed[half + 64 :]
+    rows = rows_of(write(tmp_path / "a.jsonl", broken))
+    # Deflate has no checks of its own: bytes past the damage may come out as lines of noise.
+    whole = next(i for i, row in enumerate(rows) if row.value is None)
+    assert whole > 1000
+    assert [row.value for row in rows[:whole]] == [{"a": number} for number in noise[:whole]]
+    assert rows[-1].index > rows[-2].index
+    assert "cannot be read past byte" in str(rows[-1].error)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd], ids=["gzip", "zstd"])
+def test_a_packed_file_of_which_nothing_can_be_read_is_a_storage_error(tmp_path, pack):
+    packed = pack(jsonl([{"a": 1}]))
+    with pytest.raises(StorageError, match="No row could be read"):
+        rows_of(write(tmp_path / "a.jsonl", packed[:14]))
+
+
+def test_damaged_parquet_is_a_storage_error_or_an_error_row(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": list(range(2000))}), path, row_group_size=1000, use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    with pytest.raises(StorageError, match="footer"):
+        rows_of(write(tmp_path / "cut.parquet", bytes(data[:-20])))
+    start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    data[start : start + 60] = b"\xff" * 60
+    rows = rows_of(write(tmp_path / "hit.parquet", bytes(data)))
+    assert [row.value for row in rows[:-1]] == [{"a": i} for i in range(1000)]
+    assert "row group 1" in str(rows[-1].error)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("a.pkl", b"\x80\x04\x95...", "runs whatever code"),
+        ("a.jsonl", b"\x80\x05\x95...", "dataclasses.asdict"),
+        ("old.pickle", b"(dp0\nS'a'\n.", "runs whatever code"),
+        ("a.pkl.gz", gzip.compress(b"\x80\x03}q\0."), "runs whatever code"),
+        ("a.db", b"SQLite format 3\0....", "sqlite3 -json"),
+        ("a.msgpack", b"\x83\xa1a\x01", "msgpack"),
+        ("a.arrow", b"ARROW1\0\0", "Arrow IPC"),
+        ("a.xz", b"\xfd7zXZ\0", "unxz"),
+        ("a.jsonl", '{"a": 1}'.encode("utf-16"), "iconv"),
+        ("a.gz", gzip.compress(gzip.compress(b"{}")), "compressed twice"),
+        ("a.csv", b"prompt,completion\n1,2\n", "neither JSON nor Parquet"),
+        ("a.bin", bytes(range(128, 256)), "binary data"),
+    ],
+)
+def test_files_of_other_kinds_are_refused_with_a_way_out(tmp_path, name, data, says):
+    with pytest.raises(StorageError, match=says) as raised:
+        rows_of(write(tmp_path / name, data))
+    assert str(tmp_path / name) in str(raised.value)
+
+
+def test_torch_files_and_numpy_archives_are_refused_with_a_way_out(tmp_path):
+    with zipfile.ZipFile(tmp_path / "0.pt", "w") as archive:
+        archive.writestr("0/data.pkl", b"\x80\x02}q\0.")
+    with pytest.raises(StorageError, match=r"torch\.load"):
+        rows_of(tmp_path / "0.pt")
+    np.savez(tmp_path / "a.npz", sequences=np.zeros(3))
+    with pytest.raises(StorageError, match=r"np\.load"):
+        rows_of(tmp_path / "a.npz")
+
+
+def test_folders_and_missing_and_forbidden_files_are_storage_errors(tmp_path):
+    with pytest.raises(StorageError, match="folder"):
+        open_log(tmp_path)
+    with pytest.raises(StorageError, match="No such file"):
+        open_log(tmp_path / "absent.jsonl")
+    path = write(tmp_path / "locked.jsonl", b"{}")
+    path.chmod(0)
+    if not os.access(path, os.R_OK):
+        with pytest.raises(StorageError, match="Permission denied"):
+            open_log(path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200) | st.binary(max_size=80).map(gzip.compress) | st.binary(max_size=80).map(zstd))
+def test_no_bytes_whatever_raise_anything_else(tmp_path_factory, data):
+    path = write(tmp_path_factory.getbasetemp() / "any.jsonl", data)
+    for start in (b"", b"{", b"[", b"PAR1", b'{"a": [1]}\n'):
+        write(path, start + data)
+        try:
+            rows = rows_of(path, max_row_bytes=64)
+        except StorageError:
+            continue
+        assert all((row.value is None) != (row.error is None) for row in rows)
+
+
+# Parquet
+
+
+def test_parquet_lists_of_numbers_are_arrays_and_the_rest_is_plain(tmp_path):
+    rows = [
+        {
+            "ids": [1, 2, 3],
+            "mask": [True, False],
+            "logprobs": [-0.5, None],
+            "holes": [1, None],
+            "calls": [{"ids": [1, 2], "text": "a"}, {"ids": [], "text": None}],
+            "nested": [[1], [2, 3], []],
+            "names": ["x", None],
+            "extra": {"a": 1, "b": None},
+            "name": "é",
+            "nothing": None,
+        },
+        dict.fromkeys(
+            ("ids", "mask", "logprobs", "holes", "calls", "nested", "names", "extra", "name", "nothing")
+        ),
+    ]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    first, second = values_of(path)
+    assert isinstance(first["ids"], np.ndarray)
+    assert first["ids"].tolist() == [1, 2, 3]
+    assert first["mask"].dtype == np.bool_
+    assert np.isnan(first["logprobs"][1])
+    assert first["holes"] == [1, None]
+    assert isinstance(first["calls"][0]["ids"], np.ndarray)
+    assert first["calls"][0]["ids"].tolist() == [1, 2]
+    assert "text" not in first["calls"][1]
+    assert [part.tolist() for part in first["nested"]] == [[1], [2, 3], []]
+    assert first["names"] == ["x", None]
+    assert first["extra"] == {"a": 1}
+    assert (first["name"], first["nothing"]) == ("é", None)
+    assert all(value is None for value in second.values())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.int32()),
+        pa.large_list(pa.int64()),
+        pa.list_(pa.uint16()),
+        pa.list_(pa.float32()),
+        pa.large_list(pa.float16()),
+        pa.list_(pa.int64(), 3),
+    ],
+    ids=str,
+)
+def test_every_list_of_numbers_keeps_its_values_across_batches_and_groups(tmp_path, kind):
+    lists = [[i, i + 1, i + 2] for i in range(500)]
+    lists[7] = None
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": pa.array(lists, kind)}), path, row_group_size=64)
+    found = values_of(path)
+    assert [None if row["a"] is None else row["a"].tolist() for row in found] == lists
+    assert all(isinstance(row["a"], np.ndarray) for i, row in enumerate(found) if i != 7)
+
+
+def test_parquet_of_odd_types_is_read_without_a_traceback(tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pa.table(
+        {
+            "map": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+            "word": pa.array(["x", "y"]).dictionary_encode(),
+            "time": pa.array([1, 2], pa.timestamp("ns", tz="UTC")),
+            "day": pa.array([-(2**30), 1], pa.date32()),
+            "tensor": pa.ExtensionArray.from_storage(
+                pa.fixed_shape_tensor(pa.int32(), [2]), pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2))
+            ),
+            "none": pa.nulls(2),
+            "empty": pa.array([[], []], pa.list_(pa.null())),
+            "raw": pa.array([b"\xff", None]),
+            "struct": pa.array([{"a": {"b": [1, 2]}}, None]),
+        }
+    )
+    pq.write_table(table, path)
+    first, second = values_of(path)
+    assert first["map"] == {"k": 1}
+    assert (first["word"], second["word"]) == ("x", "y")
+    assert first["time"].startswith("1970-01-01")
+    assert second["tensor"].tolist() == [3, 4]
+    assert first["none"] is None
+    assert first["empty"] == []
+    assert first["raw"] == b"\xff"
+    assert first["struct"]["a"]["b"].tolist() == [1, 2]
+    assert second["struct"] is None
+
+
+def test_text_that_is_not_utf8_spoils_its_own_parquet_row_only(tmp_path):
+    good, bad = pa.array([b"a", b"\xff", b"c"]).cast(pa.binary()), None
+    strings = pa.StringArray.from_buffers(3, good.buffers()[1], good.buffers()[2])
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"s": strings}), path)
+    rows = rows_of(path)
+    assert [row.value for row in rows] == [{"s": "a"}, bad, {"s": "c"}]
+    assert "'s'" in str(rows[1].error)
+
+
+def test_a_parquet_row_over_the_limit_is_an_error_row(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": [[1], list(range(10_000)), [2]]}), path)
+    rows = rows_of(path, max_row_bytes=10_000)
+    assert [row.index for row in rows] == [0, 1, 2]
+    assert [None if row.value is None else row.value["a"].tolist() for row in rows] == [[1], None, [2]]
+
+
+def test_parquet_without_rows_is_a_log_without_rows(tmp_path):
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "a.parquet")
+    assert rows_of(tmp_path / "a.parquet") == []
+
+
+# Finding logs
+
+
+def test_a_folder_gives_its_logs_sorted_and_leaves_out_what_is_no_log(tmp_path):
+    wanted = ["a.jsonl", "sub/b.jsonl.gz", "sub/c.parquet", "z.json"]
+    others = [".hidden.jsonl", ".cache/d.jsonl", "config.json", "tokenizer.json", "notes.txt", "e.jsonl.tmp"]
+    for name in wanted + others:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert find_logs([str(tmp_path)]) == [tmp_path / name for name in wanted]
+    assert find_logs([str(tmp_path / "**" / "*.gz")]) == [tmp_path / "sub" / "b.jsonl.gz"]
+    assert find_logs([str(tmp_path / "notes.txt"), str(tmp_path / "*.txt")]) == [tmp_path / "notes.txt"]
+    assert find_logs([str(tmp_path / "s*")]) == [tmp_path / name for name in wanted[1:3]]
+
+
+def test_a_name_with_brackets_is_a_file_before_it_is_a_pattern(tmp_path):
+    (tmp_path / "step[3].jsonl").write_bytes(b"")
+    assert find_logs([str(tmp_path / "step[3].jsonl")]) == [tmp_path / "step[3].jsonl"]
+
+
+def test_what_cannot_be_found_says_what_to_do(tmp_path):
+    (tmp_path / "rollouts.jsonl").write_bytes(b"")
+    (tmp_path / "none").mkdir()
+    for argument, says in (
+        (tmp_path / "rolouts.jsonl", r"Did you mean .*rollouts\.jsonl"),
+        (tmp_path / "absent" / "a.jsonl", "does not exist either"),
+        (tmp_path / "none", r"\.jsonl\.zst"),
+        (tmp_path / "*.parquet", "no file matches"),
+        ("https://host/a.jsonl", "curl -LO https://host/a.jsonl"),
+        ("hf://datasets/org/name", "hf download"),
+        ("s3://bucket/logs", "aws s3 cp"),
+    ):
+        with pytest.raises(StorageError, match=says):
+            find_logs([str(argument)])
+
+
+@pytest.mark.shared
+def test_the_shared_rollouts_are_read_line_by_line():
+    folder = SHARED / "rollouts"
+    if not folder.is_dir():
+        pytest.skip("the shared rollouts are not beside this checkout")
+    for path in find_logs([str(folder)]):
+        assert all("calls" in row for row in values_of(path))

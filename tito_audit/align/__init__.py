@@ -1,0 +1,1 @@
+"""Stage 5: recorded against canonical; arrays only."""

@@ -1,0 +1,108 @@
+"""Other bytes: pair what agrees, name the rest."""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+
+import numpy as np
+
+from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
+from tito_audit.align.boundaries import align_cuts
+from tito_audit.align.pieces import Pieces
+from tito_audit.record.arrays import Offsets
+
+__all__ = ["align", "common_prefix"]
+
+_REFINE_LIMIT = 1500
+"""Tokens a side; `difflib` is quadratic, so a larger rest stays one block."""
+_REFINE_RUN = 12
+"""Equal tokens in a row that are worth splitting a drifted stretch for; fewer would pair by chance."""
+
+
+def align(recorded: Pieces, canonical: Pieces) -> Blocks:
+    """The blocks of two token sequences, a partition of both.
+
+    Identical sequences are one SAME block. Equal bytes are paired by their ends. Otherwise both are cut
+    at control tokens, the pieces are paired in order, and in pieces that differ the common start and end
+    are taken off; what remains is DRIFT, EXTRA or MISSING.
+    """
+    if np.array_equal(recorded.ids, canonical.ids):
+        return one_block(BlockKind.SAME, len(recorded), len(canonical))
+    if recorded.data == canonical.data:
+        return align_cuts(recorded, canonical)
+    left, right = recorded.units(), canonical.units()
+    keys_left = [(bool(recorded.control[a]), recorded.bytes_of(a, b)) for a, b in left]
+    keys_right = [(bool(canonical.control[a]), canonical.bytes_of(a, b)) for a, b in right]
+    parts = []
+    matcher = SequenceMatcher(None, keys_left, keys_right, autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        a = recorded.part(left[i1][0], left[i2 - 1][1]) if i2 > i1 else recorded.part(0, 0)
+        b = canonical.part(right[j1][0], right[j2 - 1][1]) if j2 > j1 else canonical.part(0, 0)
+        parts.append(align_cuts(a, b) if tag == "equal" else _align_trimmed(a, b))
+    return join_blocks(parts)
+
+
+def common_prefix(a: bytes, b: bytes) -> int:
+    """How many bytes two strings start with in common."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    left, right = np.frombuffer(a, np.uint8, n), np.frombuffer(b, np.uint8, n)
+    return int(np.argmax(left != right))
+
+
+def _align_trimmed(a: Pieces, b: Pieces) -> Blocks:
+    """Common start and end by their cuts, the rest refined."""
+    if a.data == b.data:
+        return align_cuts(a, b)
+    i, j = _common_start(a, b)
+    rest_a, rest_b = a.part(i, len(a)), b.part(j, len(b))
+    m, n = _common_end(rest_a, rest_b)
+    x, y = len(rest_a) - m, len(rest_b) - n
+    return join_blocks(
+        [
+            align_cuts(a.part(0, i), b.part(0, j)),
+            _refine(rest_a.part(0, x), rest_b.part(0, y)),
+            align_cuts(rest_a.part(x, len(rest_a)), rest_b.part(y, len(rest_b))),
+        ]
+    )
+
+
+def _common_start(a: Pieces, b: Pieces) -> tuple[int, int]:
+    """Tokens of both sides up to the last cut that both have inside their common first bytes."""
+    return _cut(a.end, b.end, common_prefix(a.data, b.data))
+
+
+def _common_end(a: Pieces, b: Pieces) -> tuple[int, int]:
+    """The same from the back: tokens of both sides from the first common cut on."""
+    length = common_prefix(a.data[::-1], b.data[::-1])
+    return _cut(_from_back(a), _from_back(b), length)
+
+
+def _from_back(pieces: Pieces) -> Offsets:
+    """Byte positions of token starts, counted from the end, nearest first."""
+    starts = np.concatenate((np.zeros(1, np.int64), pieces.end[:-1]))
+    return (len(pieces.data) - starts)[::-1] if len(pieces) else starts[:0]
+
+
+def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
+    common = np.intersect1d(a[a <= length], b[b <= length])
+    if not len(common):
+        return 0, 0
+    last = common[-1]
+    return int(np.searchsorted(a, last, side="right")), int(np.searchsorted(b, last, side="right"))
+
+
+def _refine(a: Pieces, b: Pieces) -> Blocks:
+    """A drifted stretch, split at long runs of equal tokens when it is small enough to look."""
+    if not len(a) or not len(b) or max(len(a), len(b)) > _REFINE_LIMIT:
+        return one_block(BlockKind.DRIFT, len(a), len(b))
+    matcher = SequenceMatcher(None, a.ids.tolist(), b.ids.tolist(), autojunk=False)
+    parts, i, j = [], 0, 0
+    for run in matcher.get_matching_blocks():
+        if run.size < _REFINE_RUN and run.size:
+            continue
+        parts.append(one_block(BlockKind.DRIFT, run.a - i, run.b - j))
+        parts.append(one_block(BlockKind.SAME, run.size, run.size))
+        i, j = run.a + run.size, run.b + run.size
+    return join_blocks(parts)

@@ -1,0 +1,99 @@
+"""The command line: parse, call, print, and one of three exit codes.
+
+    0  nothing at or above --fail-on
+    1  findings at or above it
+    2  the run could not be made: no such file, a bad setting, no tokenizer where one is required
+
+A user's mistake is one message on stderr, never a traceback; a traceback is a bug (and exit 2 as well, so
+that a crash never passes for findings). A run that is interrupted ends with 130 and one whose reader went
+away (`| head`) with 141, as the shell counts signals.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tito_audit import __version__
+from tito_audit.cli import explain, scan, show
+from tito_audit.cli import list as list_command
+from tito_audit.errors import TitoAuditError
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130
+READER_GONE = 141
+
+
+class _Commands(TyperGroup):
+    """The commands, with every expected end of a run turned into its exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            returned = super().invoke(ctx)
+            sys.stdout.flush()
+            return returned
+        except TitoAuditError as error:
+            _complain(error)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            print("tito-audit: interrupted; no report was finished", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Python flushes stdout once more on its way out, which would complain again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(READER_GONE) from None
+
+
+app = typer.Typer(
+    name="tito-audit",
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # importing rich would double the time to --help
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("scan")(scan.scan)
+app.command("show")(show.show)
+app.command("explain")(explain.explain)
+app.command("list")(list_command.list_plugins)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"tito-audit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Find every break of token-in-token-out in reinforcement-learning rollout logs."""
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal of another encoding shows escapes instead of ending the run.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        app()
+    except Exception:
+        traceback.print_exc()
+        print("tito-audit: this is a bug of tito-audit, not of the log.", file=sys.stderr)
+        sys.exit(2)
+
+
+def _complain(error: TitoAuditError) -> None:
+    from tito_audit.reports._visible import visible
+
+    lines = [visible(line) for line in str(error).split("\n")]
+    print("tito-audit: " + "\n".join(lines), file=sys.stderr)

@@ -1,0 +1,179 @@
+"""Options that several commands share, and the Settings they become."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, cast
+
+import typer
+
+from tito_audit.config import FailOn, Settings, ToolArguments
+from tito_audit.errors import SetupError
+
+__all__ = [
+    "MAX_ROW_BYTES",
+    "ChatTemplate",
+    "FailOnWord",
+    "FormatName",
+    "Ignore",
+    "Map",
+    "MaxRowBytes",
+    "Select",
+    "TemplateArgs",
+    "TemplateName",
+    "Tokenizer",
+    "ToolArgumentsOption",
+    "ToolArgumentsWord",
+    "TrustRemoteCode",
+    "settings_of",
+]
+
+
+MAX_ROW_BYTES = Settings().max_row_bytes
+
+
+class FailOnWord(StrEnum):
+    """Severities that `--fail-on` takes."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+    NEVER = "never"
+
+
+class ToolArgumentsWord(StrEnum):
+    """Forms that `--tool-arguments` takes."""
+
+    AUTO = "auto"
+    OBJECT = "object"
+    STRING = "string"
+
+
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        "-t",
+        metavar="DIR|NAME",
+        help="A folder with tokenizer.json, or a Hugging Face name. Without one, rules that need it are "
+        "skipped and counted.",
+    ),
+]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option("--chat-template", metavar="FILE", help="A Jinja file to use as the chat template."),
+]
+TemplateName = Annotated[
+    str | None,
+    typer.Option("--template-name", metavar="NAME", help="Which of the tokenizer's named templates to use."),
+]
+TemplateArgs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-arg",
+        metavar="K=V",
+        help="An argument for the template, as enable_thinking=false. JSON, else text. Repeatable.",
+    ),
+]
+ToolArgumentsOption = Annotated[
+    ToolArgumentsWord,
+    typer.Option("--tool-arguments", help="How the template gets tool-call arguments."),
+]
+FormatName = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="NAME", help="Format of the log, when detection errs (see list formats)."
+    ),
+]
+Map = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="OURS=THEIRS",
+        help="Name a column of the log, as token_ids=tokens. Repeatable.",
+    ),
+]
+Select = Annotated[
+    list[str] | None,
+    typer.Option("--select", metavar="CODES", help="Rules to run, by code or prefix: TOK,TPL203."),
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", metavar="CODES", help="Rules to leave out, by code or prefix."),
+]
+MaxRowBytes = Annotated[
+    int,
+    typer.Option("--max-row-bytes", min=1, help="A longer row is not read; it becomes a finding (REC001)."),
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Allow a tokenizer's own Python code to run.")
+]
+
+
+def settings_of(
+    *,
+    tokenizer: str | None = None,
+    chat_template: str | None = None,
+    template_name: str | None = None,
+    template_args: Sequence[str] | None = None,
+    tool_arguments: str = "auto",
+    format: str | None = None,
+    columns: Sequence[str] | None = None,
+    select: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+    fail_on: str = "error",
+    limit: int | None = None,
+    max_row_bytes: int = MAX_ROW_BYTES,
+    trust_remote_code: bool = False,
+) -> Settings:
+    """The options of a command as Settings; SetupError naming the option that cannot be."""
+    mapped = dict(_pair(text, "--map", "token_ids=tokens") for text in columns or ())
+    arguments = [_pair(text, "--template-arg", "enable_thinking=false") for text in template_args or ()]
+    return Settings(
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        template_name=template_name,
+        template_args={key: _value(text) for key, text in arguments},
+        tool_arguments=cast(ToolArguments, str(tool_arguments)),
+        format=format,
+        columns=mapped,
+        select=_codes(select, "--select"),
+        ignore=_codes(ignore, "--ignore"),
+        fail_on=cast(FailOn, str(fail_on)),
+        limit=limit,
+        max_row_bytes=max_row_bytes,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def _pair(text: str, option: str, example: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise SetupError(f"{option} {text}: no name and value were found.\nWrite it as {option} {example}")
+    return key.strip(), value
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _codes(given: Sequence[str] | None, option: str) -> tuple[str, ...]:
+    """Code prefixes out of comma lists; each has to be the beginning of at least one code."""
+    codes = tuple(code.strip().upper() for part in given or () for code in part.split(",") if code.strip())
+    if not codes:
+        return ()
+    from tito_audit.rules import all_rules
+
+    known = [rule.code for rule in all_rules()]
+    for code in codes:
+        if not any(one.startswith(code) for one in known):
+            close = difflib.get_close_matches(code, known, n=3, cutoff=0.5)
+            hint = f"Did you mean {', '.join(close)}?" if close else "See tito-audit list rules."
+            raise SetupError(f"{option} {code}: no rule has a code that starts so.\n{hint}")
+    return codes

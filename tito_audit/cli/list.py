@@ -1,0 +1,87 @@
+"""`tito-audit list`: the plugins there are; with --markdown, the README's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Annotated, TypeAlias
+
+import typer
+
+__all__ = ["list_plugins"]
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    FORMATS = "formats"
+    RULES = "rules"
+    REPAIRS = "repairs"
+    REPORTS = "reports"
+
+
+def list_plugins(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+) -> None:
+    """Print the formats, rules, repairs or reports there are."""
+    if kind is Kind.REPAIRS:
+        print("There are no repairs yet: this version finds and explains, and writes no log.")
+        return
+    head, rows = _TABLES[kind]()
+    if markdown:
+        print(_markdown(head, rows))
+    else:
+        # The last column of formats is prose for the README; a terminal has no room for it.
+        wide = 3 if kind is Kind.FORMATS else len(head)
+        _print(head[:wide], [row[:wide] for row in rows])
+
+
+_Rows: TypeAlias = list[tuple[str, ...]]
+
+
+def _formats() -> tuple[tuple[str, ...], _Rows]:
+    from tito_audit.formats import all_formats
+
+    head = ("format", "written by", "told by", "can be audited")
+    return head, [(one.name, one.title, one.signature, one.shows) for one in all_formats()]
+
+
+def _rules() -> tuple[tuple[str, ...], _Rows]:
+    from tito_audit.rules import all_rules
+
+    return ("code", "severity", "finds"), [(one.code, one.severity.word, one.title) for one in all_rules()]
+
+
+def _reports() -> tuple[tuple[str, ...], _Rows]:
+    from tito_audit.reports import all_reports
+
+    return ("report", "writes"), [(one.name, one.title) for one in all_reports()]
+
+
+_TABLES: dict[Kind, Callable[[], tuple[tuple[str, ...], _Rows]]] = {
+    Kind.FORMATS: _formats,
+    Kind.RULES: _rules,
+    Kind.REPORTS: _reports,
+}
+
+
+def _markdown(head: Sequence[str], rows: _Rows) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _print(head: Sequence[str], rows: _Rows) -> None:
+    """A table without lines; words wrap to the terminal."""
+    from rich.table import Table
+
+    from tito_audit.cli._terminal import page_width
+    from tito_audit.report import ReportOptions
+    from tito_audit.reports._page import printed
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for index, name in enumerate(head):
+        table.add_column(name, no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*row)
+    print(printed([table], ReportOptions(width=page_width())))

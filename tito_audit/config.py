@@ -1,0 +1,43 @@
+"""Settings: what a run was asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["FailOn", "Settings", "ToolArguments"]
+
+FailOn = Literal["error", "warning", "note", "never"]
+ToolArguments = Literal["auto", "object", "string"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One frozen value for a whole run; the command line and Python callers fill the same fields."""
+
+    tokenizer: str | None = None
+    """A folder with tokenizer.json, or a Hugging Face hub name; None: rules that need one are skipped."""
+    chat_template: str | None = None
+    """Path of a Jinja file that replaces the tokenizer's own template."""
+    template_name: str | None = None
+    """Which of several named templates to use."""
+    template_args: Mapping[str, object] = field(default_factory=dict)
+    """Extra arguments for the template, such as enable_thinking=False."""
+    tool_arguments: ToolArguments = "auto"
+    """How templates get tool-call arguments: parsed, as servers do, or the string as logged."""
+    format: str | None = None
+    """Name of the format; None: detected row by row."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Our column name to the log's, for logs of no known format (`--map`)."""
+    select: tuple[str, ...] = ()
+    """Code prefixes to run; () runs all."""
+    ignore: tuple[str, ...] = ()
+    """Code prefixes to leave out."""
+    fail_on: FailOn = "error"
+    limit: int | None = None
+    """Stop after so many rows of all logs together."""
+    max_row_bytes: int = 256 * 1024 * 1024
+    """A longer row is not read: it becomes a REC001 finding."""
+    trust_remote_code: bool = False
+    """Allow a tokenizer's own Python code to run (transformers fallback only)."""

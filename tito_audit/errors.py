@@ -1,0 +1,48 @@
+"""What a caller may catch.
+
+    TitoAuditError
+    ├── SetupError      the run could not be made: no such file, no template, a bad setting (exit 2)
+    │   └── TokenizerError   a tokenizer folder or name that cannot be used
+    ├── StorageError    a file that cannot be opened or is not what its content says (exit 2)
+    ├── RecordError     one row whose shape fits no format, or fits one and makes no sense (REC001)
+    └── RenderError     a chat template that cannot write the messages (TPL211)
+
+`SetupError` and `StorageError` end a run. `RecordError` and `RenderError` never do: the pipeline turns
+them into findings with their place. A message says where, what, why it matters and what to do.
+To add one: subclass the branch whose exit it shares, and say here what it means.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "RecordError",
+    "RenderError",
+    "SetupError",
+    "StorageError",
+    "TitoAuditError",
+    "TokenizerError",
+]
+
+
+class TitoAuditError(Exception):
+    """Base of every error that tito-audit raises on purpose."""
+
+
+class SetupError(TitoAuditError):
+    """The run could not be made; a setting, a path or an option has to change first."""
+
+
+class TokenizerError(SetupError):
+    """A tokenizer folder or hub name that cannot be used."""
+
+
+class StorageError(TitoAuditError):
+    """A file that cannot be read as a log at all."""
+
+
+class RecordError(TitoAuditError):
+    """One row that cannot be read as a rollout; becomes finding REC001."""
+
+
+class RenderError(TitoAuditError):
+    """A chat template that cannot write these messages; becomes finding TPL211."""

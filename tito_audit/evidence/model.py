@@ -1,0 +1,152 @@
+"""Evidence: all a rule may look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tito_audit.align.blocks import BlockKind
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Ids, Logprobs, Mask, empty_ids
+from tito_audit.record.finding import Severity, Side, Where
+from tito_audit.record.rollout import Rollout
+from tito_audit.tokens.vocab import Vocabulary
+
+__all__ = ["Against", "Break", "Difference", "Evidence", "Explained", "Link", "RowView", "TextSide"]
+
+
+class Against(StrEnum):
+    """What the recorded tokens are compared with."""
+
+    REENCODED = "re-encoding"  # what decoding and encoding the same tokens gives
+    NEXT_PROMPT = "next prompt"  # what a later prompt holds in their place
+    ROW = "training row"  # what the training row holds in their place
+    TEMPLATE = "template"  # what the chat template writes for the messages
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """One side of a difference with the text around it, for naming a cause."""
+
+    ids: Ids
+    """`[N]` the tokens of the difference itself."""
+    data: bytes
+    """Their bytes, control tokens as their literal text."""
+    before: bytes
+    """What precedes it on this side, from the nearest control token (included) on, bounded."""
+    after: bytes
+    """What follows it on this side, up to the next control token (included), bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One stretch where recorded and canonical disagree, and what that did to training."""
+
+    against: Against
+    kind: BlockKind
+    where: Where
+    """The sequence in which start and end count."""
+    turn: int | None
+    start: int
+    end: int
+    recorded: TextSide
+    canonical: TextSide
+    severity: Severity
+    """ERROR when a later prompt or the training row holds the other tokens, NOTE when harmless."""
+    effect: str
+    """What became of it, as a clause: `turn 3's prompt holds the re-encoded form`."""
+    sampled: bool
+    """True when the recorded tokens were generated (a completion), not given."""
+    message_index: int | None = None
+    """The message it lies in, when known."""
+    role: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A difference and the rule that owns it."""
+
+    difference: Difference
+    code: str
+    cause: str
+    message: str
+
+
+class Break(StrEnum):
+    """How a call relates to the calls before it."""
+
+    EXTENDS = "extends"  # its prompt starts with everything its parent saw and said
+    RETOKENIZED = "retokenized"  # the same text, other ids
+    TEMPLATE = "template"  # the same messages, other text
+    REWRITTEN = "rewritten"  # the history itself was changed, cut or compacted
+    RETRY = "retry"  # the same prompt again, or a sibling of an earlier answer
+    ORPHAN = "orphan"  # shares no history with any call before it
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a turn's prompt makes of the calls before it."""
+
+    turn: int
+    parent: int | None
+    """The turn whose prompt and completion it continues or breaks; None for an orphan."""
+    kind: Break
+    at: int
+    """First position of the turn's prompt that differs from what the parent saw; its length if none."""
+    seen_at: int = 0
+    """The same place counted in the parent's prompt + completion."""
+    detail: str = ""
+    """What was seen for a REWRITTEN or ORPHAN link, in words; for the others the causes say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """What is known of each token of the training row. All columns are `[T]`, aligned to its ids."""
+
+    sampled: Mask
+    """True where the token was sampled, by the calls if there are any, else by the rendered messages."""
+    proven: bool
+    """True when calls prove it, False when it is derived from the roles of the messages."""
+    roles: tuple[str, ...]
+    """Whose token it is, one entry a token: `assistant`, `user`, `system`, `tool`, `template`
+    (scaffold), `generation prompt`, `turn end`, or `unknown`."""
+    turn: Ids
+    """`[T]` the turn that sampled it, -1 elsewhere."""
+    turn_offset: Ids
+    """`[T]` its position in that turn's completion, -1 elsewhere."""
+    expected_logprobs: Logprobs | None
+    """`[T]` the logprob that its call recorded; NaN elsewhere; None when no call recorded any."""
+    drifted: Mask
+    """True where the row's token lies in a difference against the calls or the rendering."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything known of one rollout. Rules read it; nothing writes it."""
+
+    rollout: Rollout
+    vocabulary: Vocabulary | None
+    """For showing pieces and testing ids; None without a tokenizer."""
+    present: Needs = Needs.NOTHING
+    """What a rule may count on."""
+    bos_id: int | None = None
+    end_ids: frozenset[int] = frozenset()
+    """Ids that end a turn: the tokenizer's end tokens and the control tokens that the template closes
+    a turn with."""
+    differences: tuple[Difference, ...] = ()
+    explained: tuple[Explained, ...] = ()
+    links: tuple[Link, ...] = ()
+    """One for every turn after the first whose prompt is known."""
+    row: RowView | None = None
+    """None without a training row, or when nothing says which tokens were sampled."""
+    rendered_first_prompt: Ids = field(default_factory=empty_ids)
+    """`[P]` what the template writes for the first prompt; empty when not rendered."""
+    render_errors: tuple[tuple[int | None, str], ...] = ()
+    """(turn or None for the whole conversation, message) where the template failed."""
+    recovery_problems: tuple[tuple[int, str], ...] = ()
+    """(turn, what could not be recovered from its token strings)."""
+
+    def side(self, ids: Ids) -> Side:
+        """Ids with how each reads, for a finding; pieces are empty without a tokenizer."""
+        pieces = tuple(self.vocabulary.piece(int(i)) for i in ids) if self.vocabulary else ()
+        return Side(tuple(int(i) for i in ids), pieces)

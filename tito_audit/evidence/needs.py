@@ -1,0 +1,46 @@
+"""What a rule may have to see, and the words for its absence."""
+
+from __future__ import annotations
+
+from enum import Flag, auto
+
+__all__ = ["Needs", "words_for"]
+
+
+class Needs(Flag):
+    """What a rule has to see; members joined by | are alternatives."""
+
+    NOTHING = 0
+    MESSAGES = auto()
+    PROMPTS = auto()
+    COMPLETIONS = auto()
+    COMPLETION_LOGPROBS = auto()
+    SEVERAL_CALLS = auto()
+    ROW = auto()
+    MASK = auto()
+    ROW_LOGPROBS = auto()
+    TOKENIZER = auto()
+    RENDERING = auto()
+    SAMPLED = auto()
+    WEIGHT_VERSIONS = auto()
+
+
+_WORDS = {
+    Needs.MESSAGES: "no messages",
+    Needs.PROMPTS: "no prompt ids",
+    Needs.COMPLETIONS: "no completion ids",
+    Needs.COMPLETION_LOGPROBS: "no logprobs",
+    Needs.SEVERAL_CALLS: "one call only",
+    Needs.ROW: "no training row",
+    Needs.MASK: "no loss mask",
+    Needs.ROW_LOGPROBS: "no logprobs",
+    Needs.TOKENIZER: "no tokenizer",
+    Needs.RENDERING: "no rendered prompt (messages, template or ids missing)",
+    Needs.SAMPLED: "nothing says which tokens were sampled (calls or messages missing)",
+    Needs.WEIGHT_VERSIONS: "no weight versions",
+}
+
+
+def words_for(need: Needs) -> str:
+    """Why a rule that needs one of these could not look, for the summary."""
+    return " and ".join(dict.fromkeys(_WORDS[one] for one in need))

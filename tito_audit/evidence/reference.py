@@ -1,0 +1,79 @@
+"""The canonical side: what tokenizer and template write today, asked for once per text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.align.pieces import Pieces
+from tito_audit.record.arrays import Ids
+from tito_audit.record.message import Message, ToolSpec
+from tito_audit.render.renderer import Renderer
+from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.tokens.vocab import Vocabulary
+
+__all__ = ["Reference"]
+
+_TURN_ENDS = frozenset(
+    "<|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <end_of_turn> <eos> </s> "
+    "<｜end▁of▁sentence｜> <|end|> <|return|> <|call|> <turn|>".split()
+)
+"""Control tokens that end a turn in published chat templates; each counts only where a vocabulary has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A tokenizer and, if there is a chat template, its renderer."""
+
+    tokenizer: Tokenizer
+    renderer: Renderer | None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer's vocabulary."""
+        return self.tokenizer.vocabulary
+
+    def end_ids(self) -> frozenset[int]:
+        """Ids that end a turn: the tokenizer's own end tokens and those of published templates."""
+        named = {i for i in self.vocabulary.special_ids if self.vocabulary.piece(i) in _TURN_ENDS}
+        return frozenset(named) | frozenset(self.tokenizer.eos_ids)
+
+    def pieces(self, ids: Ids) -> Pieces:
+        """Token ids with their bytes; ids outside the vocabulary have none."""
+        vocabulary = self.vocabulary
+        control = np.isin(ids, np.fromiter(vocabulary.special_ids, np.int64))
+        end = np.cumsum(vocabulary.byte_lengths(ids))
+        return Pieces(ids, end, vocabulary.data(ids), control)
+
+    def tail_start(self, prompt: Ids) -> int:
+        """Where the last control token of a prompt sits: what follows it can mix with a completion."""
+        control = np.flatnonzero(np.isin(prompt, np.fromiter(self.vocabulary.special_ids, np.int64)))
+        return int(control[-1]) if len(control) else 0
+
+    def text(self, ids: Ids) -> str:
+        """The text these tokens stand for, control tokens as their literal text."""
+        return self.vocabulary.text(ids)
+
+    def encode(self, text: str) -> Ids:
+        """`[N]` the tokens of a text today."""
+        return self.tokenizer.encode(text)
+
+    def prefetch(self, texts: Sequence[str]) -> None:
+        """Encode texts together, so that `encode` of each is then free."""
+        self.tokenizer.prefetch(texts)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        kwargs: Mapping[str, object],
+        *,
+        opens_answer: bool,
+    ) -> str:
+        """The text the template writes; RenderError when it cannot. Needs a renderer."""
+        assert self.renderer is not None
+        return self.renderer.render(
+            messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs
+        )

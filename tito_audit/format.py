@@ -1,0 +1,35 @@
+"""The contract of a log format: how its rows are told apart and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["Format", "Row"]
+
+Row = Mapping[str, Any]
+"""One row as storage gives it: a JSON object, or a Parquet row in which a list of numbers is a
+one-dimensional numpy array and everything else plain Python values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One file of `formats/` defines one of these; every function is pure, storage has done the reading."""
+
+    name: str
+    title: str
+    """What writes it, in a few words, for `tito-audit list formats`."""
+    signature: str
+    """The keys that tell it, for people."""
+    precedence: int
+    """Detection order: the lowest that matches wins (formats are tried in this order)."""
+    matches: Callable[[Row], bool]
+    """Keys first, then a value that confirms them. Cheap: it never walks a token list."""
+    read: Callable[[Row, Place], Sequence[Rollout]]
+    """RecordError if the shape fits and the sense does not. Several rollouts when a row holds a group;
+    their `place.item` counts from 0."""
+    shows: str = ""
+    """What can be audited in it and what cannot, for the README's table."""

@@ -1,0 +1,98 @@
+"""One Atropos sample as a training row; groups, items and sequence nodes differ in their wrapping only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.formats._calls import is_messages
+from tito_audit.formats._columns import Raw, ids_or_none, is_list, is_numbers, policy_of
+from tito_audit.record.build import training_row
+from tito_audit.record.column import MovePolicy
+from tito_audit.record.message import Message, as_messages
+from tito_audit.record.rollout import TrainingRow
+
+__all__ = ["KNOWN", "SENTINEL", "sample_columns", "sample_messages", "sample_row"]
+
+SENTINEL = 1.0
+"""What Atropos writes where nothing was sampled; no logprob can be above zero, so it is safe to tell."""
+
+KNOWN = {
+    "advantages": MovePolicy.MOVE,
+    "token_scores": MovePolicy.MOVE,
+    "token_weights": MovePolicy.MOVE,
+    "ref_logprobs": MovePolicy.STALE,
+    # A teacher's k best ids and their values for each position of these very ids: they lose their sense
+    # with the first changed token before them, and only the teacher could give new ones.
+    "distill_token_ids": MovePolicy.STALE,
+    "distill_logprobs": MovePolicy.STALE,
+}
+"""Per-token columns that Atropos itself or its environments write."""
+
+_NOT_PER_TOKEN = {
+    "tokens",
+    "masks",
+    "scores",
+    "inference_logprobs",
+    "messages",
+    "overrides",
+    "images",
+    # Preference pairs: sequences of their own, not columns of `tokens`.
+    "chosen_tokens",
+    "chosen_masks",
+    "rejected_tokens",
+    "rejected_masks",
+}
+
+
+def sample_row(
+    tokens: object,
+    mask: tuple[str, Raw | None],
+    logprobs: tuple[str, Raw | None],
+    other: Mapping[str, tuple[Raw, MovePolicy]],
+    name: str,
+) -> TrainingRow | None:
+    """The training row of one sample; None when it holds no ids."""
+    ids = ids_or_none(tokens, name)
+    if ids is None:
+        return None
+    for column, entries in (mask, logprobs):
+        if entries is not None and not is_list(entries):
+            raise RecordError(f"column {column!r} of {name} is not a list with one entry a token")
+    # [1] on a longer sample is what environments write that compute no mask.
+    absent = mask[1] is None or (len(mask[1]) == 1 and len(ids) != 1)
+    return training_row(
+        ids,
+        mask=None if absent else (mask[0], mask[1] if mask[1] is not None else ()),
+        logprobs=None if logprobs[1] is None else (logprobs[0], logprobs[1]),
+        other=other,
+        sentinel=SENTINEL,
+    )
+
+
+def sample_columns(row: Mapping[str, Any], index: int | None) -> dict[str, tuple[Raw, MovePolicy]]:
+    """The other per-token columns of sample `index` of a group, or of an item when that is None.
+
+    Environments add their own; a list as long as the tokens has to move with them.
+    """
+    found: dict[str, tuple[Raw, MovePolicy]] = {}
+    for name, value in row.items():
+        if name in _NOT_PER_TOKEN or not is_list(value):
+            continue
+        entries: Any = value if index is None else value[index] if index < len(value) else None
+        if is_list(entries) and (name in KNOWN or is_numbers(entries)):
+            found[name] = (entries, KNOWN.get(name, policy_of(name)))
+    return found
+
+
+def sample_messages(value: object, where: str) -> tuple[Message, ...]:
+    """The conversation of one sample; () when it is not what the tokens were rendered from.
+
+    Messages may also be plain strings without roles, or one made-up user message around the decoded
+    tokens. A template applied to such a list would find drift everywhere, so they count as not logged.
+    """
+    if not is_messages(value):
+        return ()
+    messages = as_messages(value, where)
+    return messages if any(message.role not in ("system", "user") for message in messages) else ()

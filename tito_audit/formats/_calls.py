@@ -1,0 +1,158 @@
+"""One model call as a Turn, under whatever names it was logged, and the message that it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.formats._columns import (
+    first_filled,
+    first_text,
+    flat_logprobs,
+    ids_or_none,
+    is_list,
+    other_columns,
+)
+from tito_audit.record.arrays import empty_ids
+from tito_audit.record.build import call_columns
+from tito_audit.record.message import Message, as_messages
+from tito_audit.record.rollout import Turn
+
+__all__ = [
+    "CALL_LOGPROBS",
+    "COMPLETION_IDS",
+    "PROMPT_IDS",
+    "answers",
+    "call_turn",
+    "finish_reason",
+    "is_messages",
+    "weight_versions",
+]
+
+PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
+COMPLETION_IDS = (
+    "completion_ids",
+    "completion_token_ids",
+    "generation_token_ids",
+    "response_ids",
+    "response_token_ids",
+    "response_tokens",
+    "output_ids",
+    "output_token_ids",
+    "output_tokens",
+    "completion_tokens",
+    "generated_ids",
+)
+CALL_LOGPROBS = (
+    "completion_logprobs",
+    "generation_log_probs",
+    "generation_logprobs",
+    "response_logprobs",
+    "response_log_probs",
+    "output_logprobs",
+    "logprobs",
+    "log_probs",
+    "rollout_log_probs",
+    "rollout_logprobs",
+    "inference_logprobs",
+    "sampled_logprobs",
+    "old_log_probs",
+)
+_TEXT = ("completion_text", "text", "response_text", "output_text", "completion", "response", "output")
+_ENTRY_PROMPT = (*PROMPT_IDS, "input_ids")
+_ENTRY_COMPLETION = (*COMPLETION_IDS, "token_ids")
+
+
+def call_turn(
+    entry: Mapping[str, Any],
+    where: str = "",
+    *,
+    message_index: int | None = None,
+    prompt_messages: tuple[Message, ...] | None = None,
+) -> Turn:
+    """The call that an object holds; `where` names the object in errors, "" for the row itself.
+
+    Ids that are missing, null or empty leave a turn without them and with its text, so that rules can
+    say so. Where only one side is empty, that side is known to have no token.
+    """
+    prompt_name = first_filled(entry, _ENTRY_PROMPT)
+    completion_name = first_filled(entry, _ENTRY_COMPLETION)
+    logprobs_name = first_filled(entry, CALL_LOGPROBS) or next(
+        (name for name in CALL_LOGPROBS if isinstance(entry.get(name), Mapping)), None
+    )
+    taken = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
+    try:
+        prompt = ids_or_none(entry.get(prompt_name or ""), prompt_name or "")
+        completion = ids_or_none(entry.get(completion_name or ""), completion_name or "")
+        if completion is None and prompt is not None and completion_name is not None:
+            completion = empty_ids()
+        values, columns = call_columns(
+            empty_ids() if completion is None else completion,
+            logprobs=flat_logprobs(entry, logprobs_name),
+            other=other_columns(entry, taken),
+        )
+        sent = entry.get("messages", entry.get("prompt")) if prompt_messages is None else None
+        if is_messages(sent):
+            prompt_messages = as_messages(sent, "messages")
+    except RecordError as error:
+        raise RecordError(f"{where}: {error}" if where else str(error)) from None
+    text = first_text(entry, _TEXT)
+    return Turn(
+        prompt_ids=prompt,
+        completion_ids=completion,
+        completion_logprobs=None if completion is None else values,
+        message_index=message_index,
+        prompt_messages=_without_answer(prompt_messages, text),
+        prompt_text=first_text(entry, ("prompt_text", "prompt")),
+        completion_text=text,
+        finish_reason=finish_reason(entry),
+        weight_versions=weight_versions(entry),
+        # Without ids an empty column says nothing; one with entries shows that ids are missing.
+        columns=tuple(column for column in columns if completion is not None or len(column.values)),
+    )
+
+
+def answers(messages: Sequence[Message], calls: int) -> list[int | None]:
+    """The message that each of `calls` calls wrote, in order; None where the log does not tell."""
+    indices = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    # More answers than calls: the first ones are examples in the prompt, which nobody sampled.
+    # Fewer: a retry, a sub-agent or a compacted history wrote nothing that is left, and which of the
+    # calls that was cannot be told without looking at tokens.
+    if len(indices) < calls or not calls:
+        return [None] * calls
+    return list(indices[-calls:])
+
+
+def finish_reason(entry: Mapping[str, Any]) -> str | None:
+    """Why a call ended, in the words of the log; SGLang wraps it in an object."""
+    value = entry.get("finish_reason", entry.get("stop_reason"))
+    if isinstance(value, Mapping):
+        value = value.get("type")
+    if isinstance(value, str):
+        return value
+    return "length" if entry.get("is_truncated") is True else None
+
+
+def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """The versions of the weights that a call names; () when it names none."""
+    value = entry.get("weight_versions", entry.get("weight_version"))
+    if value is None:
+        return ()
+    return tuple(str(version) for version in value) if is_list(value) else (str(value),)
+
+
+def is_messages(value: object) -> bool:
+    """True for a list whose entries have roles."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 0
+        and all(isinstance(entry, Mapping) and "role" in entry for entry in value)
+    )
+
+
+def _without_answer(messages: tuple[Message, ...] | None, text: str | None) -> tuple[Message, ...] | None:
+    """What was sent. Some logs append the answer to it, which shows where the text is the same."""
+    if not messages or messages[-1].role != "assistant" or text is None:
+        return messages
+    return messages[:-1] if messages[-1].text == text else messages

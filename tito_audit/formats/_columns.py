@@ -1,0 +1,180 @@
+"""Which column of a row is which, by the names in use; shared by the formats that hold plain columns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from tito_audit.errors import RecordError
+from tito_audit.record.arrays import Ids, as_ids
+from tito_audit.record.column import MovePolicy
+
+__all__ = [
+    "Raw",
+    "first_filled",
+    "first_list",
+    "first_text",
+    "flat_logprobs",
+    "ids_or_none",
+    "is_list",
+    "is_numbers",
+    "other_columns",
+    "parsed",
+    "policy_of",
+    "stated_facts",
+]
+
+Raw: TypeAlias = Sequence[Any] | NDArray[Any]
+
+_STALE = {
+    # Computed from the old ids by a trainer, a critic, a reference model or a teacher.
+    "distill_logprobs",
+    "distill_token_ids",
+    "entropies",
+    "entropy",
+    "importance_ratio",
+    "is_masked",
+    "is_masked_high",
+    "is_masked_low",
+    "log_importance_ratio",
+    "mismatch_kl",
+    "old_log_prob",
+    "old_log_probs",
+    "old_logprobs",
+    "opd_reverse_kl",
+    "prev_logprobs",
+    "prob_delta",
+    "ref_log_prob",
+    "ref_log_probs",
+    "ref_logprobs",
+    "reference_logprobs",
+    "returns",
+    "teacher_log_probs",
+    "teacher_logprobs",
+    "trainer_logprobs",
+    "values",
+}
+_DROP = {
+    "expert_indices",
+    "rollout_expert_indices",
+    "rollout_routed_experts",
+    "rollout_top_p_token_ids",
+    "rollout_top_p_token_offsets",
+    "routed_experts",
+    "routing_matrices",
+}
+_GROUPS = ("group", "group_id", "group_index")
+
+
+def is_list(value: object) -> bool:
+    """True for a list as storage gives it: a Python list or a numpy array."""
+    return isinstance(value, list | tuple | np.ndarray)
+
+
+def is_numbers(value: object) -> bool:
+    """True for a list whose first entries are numbers; the rest is not looked at."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "iufb"
+    return isinstance(value, list | tuple) and all(
+        entry is None or isinstance(entry, int | float) for entry in value[:4]
+    )
+
+
+def first_list(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first of these columns that holds a list, be it empty; None when none does."""
+    return next((name for name in names if is_list(row.get(name))), None)
+
+
+def first_filled(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first of these columns that holds a list with entries; else the first that holds a list."""
+    names = tuple(names)
+    filled = (name for name in names if is_list(row.get(name)) and len(row[name]))
+    return next(filled, None) or first_list(row, names)
+
+
+def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first of these columns that holds a string, as that string."""
+    return next((row[name] for name in names if isinstance(row.get(name), str)), None)
+
+
+def ids_or_none(value: object, name: str) -> Ids | None:
+    """Token ids `[N]` int32; None for the ways a log says that it has none: null and an empty list."""
+    if value is None or (is_list(value) and not len(value)):  # type: ignore[arg-type]
+        return None
+    return as_ids(value, name)  # type: ignore[arg-type]  # what is no list is refused there, by name
+
+
+def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] | None:
+    """A logprob column as (name, one number a token); None when the row has none.
+
+    An object is OpenAI's (`content` with a `logprob` each, or `token_logprobs`); lists inside the list are
+    SGLang's `[logprob, id, text]` or the k best, sampled token first: both have the value in front.
+    """
+    value = row.get(name) if name is not None else None
+    if name is None or value is None:
+        return None
+    if isinstance(value, Mapping):
+        if is_list(value.get("token_logprobs")):
+            return name, value["token_logprobs"]
+        content = value.get("content")
+        if not isinstance(content, list | tuple) or not all(isinstance(e, Mapping) for e in content):
+            raise RecordError(f"column {name!r} is an object without a `content` list of tokens")
+        return name, [entry.get("logprob") for entry in content]
+    if not is_list(value):
+        raise RecordError(f"column {name!r} is {type(value).__name__}, not a list of logprobs")
+    if len(value) and is_list(value[0]):
+        # A table of numbers may have made arrays of the inner lists; tolist gives back plain numbers.
+        inner = [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in value]
+        return name, [entry[0] if is_list(entry) and len(entry) else None for entry in inner]
+    return name, value
+
+
+def other_columns(row: Mapping[str, Any], taken: Collection[str]) -> dict[str, tuple[Raw, MovePolicy]]:
+    """Every list that may have an entry a token, but those `taken`; lengths decide later what fits.
+
+    An unknown list of numbers as long as the tokens counts as theirs until proven otherwise: it has to
+    move with them.
+    """
+    found: dict[str, tuple[Raw, MovePolicy]] = {}
+    for name, value in row.items():
+        if name in taken or not is_list(value) or len(value) < 2:
+            continue
+        policy = policy_of(name)
+        if policy is not MovePolicy.MOVE or is_numbers(value):
+            found[name] = (value, policy)
+    return found
+
+
+def policy_of(name: str) -> MovePolicy:
+    """What becomes of a column when its tokens change, as its name tells."""
+    if name in _DROP:
+        return MovePolicy.DROP
+    if name == "position_ids":
+        return MovePolicy.COPY
+    return MovePolicy.STALE if name in _STALE else MovePolicy.MOVE
+
+
+def stated_facts(row: Mapping[str, Any]) -> dict[str, object]:
+    """What the row says about itself: `model`, `tokenizer`, `id` if they are texts, and `group`."""
+    stated: dict[str, object] = {
+        name: row[name] for name in ("model", "tokenizer", "id") if isinstance(row.get(name), str)
+    }
+    group = next((row[name] for name in _GROUPS if isinstance(row.get(name), int | str)), None)
+    if group is not None:
+        stated["group"] = group
+    return stated
+
+
+def parsed(row: Mapping[str, Any], name: str) -> Any:
+    """A column's value, read out of a JSON string where a table could only hold it as one."""
+    value = row.get(name)
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value) if value.strip() else None
+    except orjson.JSONDecodeError:
+        return value

@@ -1,0 +1,217 @@
+"""From a logged answer to rollouts: one for each choice, all of them with the request's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._responses_items import message_wire, text_of
+from tito_audit.formats._responses_log import (
+    FLOOR,
+    Generated,
+    choices,
+    exchange,
+    generated,
+    is_numbers,
+    scores_of,
+)
+from tito_audit.record.arrays import Ids, as_ids, empty_ids
+from tito_audit.record.build import call_columns
+from tito_audit.record.column import MovePolicy
+from tito_audit.record.message import Message, as_message, as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["request_facts", "rollouts_of"]
+
+_ID_KEYS = ("token_ids", "output_ids", "prompt_token_ids")
+
+
+def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
+    """One rollout for each choice of each answer in the row, as format `name`."""
+    found = exchange(row)
+    if found is None:
+        raise RecordError("no answer of a server: an object with `choices` or `meta_info` is expected")
+    answers = [
+        (response, choice, number)
+        for response in found.responses
+        for number, choice in enumerate(choices(response))
+    ]
+    base = Rollout(place, name, **_request_fields(found.request))
+    before = _request_messages(found.request)
+    return tuple(
+        _rollout(replace(base, place=replace(place, item=item)), before, found.request, answer, len(answers))
+        for item, answer in enumerate(answers)
+    )
+
+
+def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, object]:
+    """What a request and its answer state about the model and its template."""
+    stated: dict[str, object] = {}
+    model = text_of(response.get("model"), request.get("model"))
+    if model is not None:
+        stated["model"] = model
+    if isinstance(request.get("chat_template"), str):
+        stated["chat_template"] = request["chat_template"]
+    return stated
+
+
+def _request_fields(request: Mapping[str, Any]) -> dict[str, Any]:
+    kwargs = request.get("chat_template_kwargs")
+    return {
+        "tools": as_tools(request.get("tools"), "request.tools"),
+        "template_kwargs": dict(kwargs) if isinstance(kwargs, Mapping) else {},
+    }
+
+
+def _request_messages(request: Mapping[str, Any]) -> tuple[Message, ...]:
+    wires = request.get("messages")
+    if isinstance(wires, list | tuple):
+        wires = [message_wire(wire) if isinstance(wire, Mapping) else wire for wire in wires]
+    return as_messages(wires, "request.messages")
+
+
+def _rollout(
+    base: Rollout,
+    before: tuple[Message, ...],
+    request: Mapping[str, Any],
+    answer: tuple[Mapping[str, Any], Mapping[str, Any], int],
+    siblings: int,
+) -> Rollout:
+    """The rollout of one choice."""
+    response, choice, number = answer
+    tokens = generated(choice)
+    message = _answer(choice)
+    messages = (*before, message) if before and message is not None else ()
+    turn = _turn(tokens, choice, response, message)
+    turn = _with_prompt(turn, request, response, choice, number)
+    turn = replace(turn, message_index=len(before) if messages else None)
+    stated = request_facts(request, response)
+    if siblings > 1 and response.get("id") is not None:
+        stated["group"] = response["id"]
+    if tokens.disagreement is not None:
+        stated["copies_disagree"] = tokens.disagreement
+    turns: tuple[Turn, ...] = (turn,)
+    if turn.prompt_ids is None and tokens.ids is None and tokens.texts is None and not _wants_ids(choice):
+        stated["ids_wanted"] = False
+        turns = ()
+    return replace(base, messages=messages, turns=turns, stated=stated)
+
+
+def _turn(
+    tokens: Generated, choice: Mapping[str, Any], response: Mapping[str, Any], message: Message | None
+) -> Turn:
+    """What was generated; nothing of the prompt yet."""
+    values, columns = call_columns(
+        empty_ids() if tokens.ids is None else tokens.ids,
+        logprobs=None if tokens.ids is None else tokens.logprobs,
+        other=_other_columns(choice),
+        sentinel=None if tokens.from_meta_info else FLOOR,
+    )
+    return Turn(
+        prompt_ids=None,
+        completion_ids=tokens.ids,
+        completion_logprobs=values,
+        completion_text=_text(choice, message),
+        finish_reason=_finish_reason(choice),
+        weight_versions=_weight_versions(choice, response),
+        token_texts=tokens.texts,
+        columns=() if tokens.ids is None else columns,
+    )
+
+
+def _with_prompt(
+    turn: Turn,
+    request: Mapping[str, Any],
+    response: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    number: int,
+) -> Turn:
+    """The turn with its prompt as ids and as text, from wherever the log holds them."""
+    prompt = request.get("prompt")
+    if isinstance(prompt, list) and prompt and not is_numbers(prompt):
+        # A batch of prompts: the choices of the first come first.
+        prompt = prompt[min(number * len(prompt) // len(choices(response)), len(prompt) - 1)]
+    if isinstance(prompt, str):
+        turn = replace(turn, prompt_text=prompt)
+    elif isinstance(response.get("prompt_text"), str):
+        turn = replace(turn, prompt_text=response["prompt_text"])
+    elif "meta_info" not in request and isinstance(request.get("text"), str):
+        turn = replace(turn, prompt_text=request["text"])
+    places = (
+        ("prompt_token_ids", response.get("prompt_token_ids")),
+        ("prompt_token_ids", choice.get("prompt_token_ids")),
+        ("request.prompt_token_ids", request.get("prompt_token_ids")),
+        ("request.input_ids", request.get("input_ids")),
+        ("request.token_ids", request.get("token_ids")),
+        ("request.prompt", prompt if is_numbers(prompt) else None),
+    )
+    for name, values in places:
+        if values is not None:
+            return replace(turn, prompt_ids=as_ids(values, name))
+    return replace(turn, prompt_ids=_scored_prompt(choice))
+
+
+def _scored_prompt(choice: Mapping[str, Any]) -> Ids | None:
+    """The prompt out of SGLang's scores of it; None when it scored only a part."""
+    meta = choice.get("meta_info")
+    scored = scores_of(choice, "input_token_logprobs")
+    if not scored or not isinstance(meta, Mapping):
+        return None
+    counted = meta.get("prompt_tokens")
+    complete = not isinstance(counted, int | float) or counted == len(scored)
+    return as_ids([token for _, token in scored], "meta_info.input_token_logprobs") if complete else None
+
+
+def _answer(choice: Mapping[str, Any]) -> Message | None:
+    """The assistant message of a chat answer; None for a completion."""
+    message = choice.get("message")
+    if not isinstance(message, Mapping):
+        return None
+    return as_message({"role": "assistant", **message_wire(message)}, "choices[].message")
+
+
+def _text(choice: Mapping[str, Any], message: Message | None) -> str | None:
+    """The decoded completion, where the log has it in one piece."""
+    if message is None:
+        return choice["text"] if isinstance(choice.get("text"), str) else None
+    whole = not message.tool_calls and message.reasoning is None
+    return message.text if whole and message.content is not None else None
+
+
+def _finish_reason(choice: Mapping[str, Any]) -> str | None:
+    meta = choice.get("meta_info")
+    reason = choice.get("finish_reason")
+    if reason is None and isinstance(meta, Mapping):
+        reason = meta.get("finish_reason")
+    if isinstance(reason, Mapping):
+        reason = reason.get("type")
+    return reason if isinstance(reason, str) else None
+
+
+def _weight_versions(choice: Mapping[str, Any], response: Mapping[str, Any]) -> tuple[str, ...]:
+    holders = (choice.get("meta_info"), response.get("meta_info"), response.get("metadata"), response)
+    for holder in holders:
+        version = holder.get("weight_version") if isinstance(holder, Mapping) else None
+        if isinstance(version, str | int):
+            return (str(version),)
+    return ()
+
+
+def _other_columns(choice: Mapping[str, Any]) -> dict[str, tuple[Any, MovePolicy]]:
+    """Every other list of a choice that may hold an entry a token."""
+    found: dict[str, tuple[Any, MovePolicy]] = {}
+    for name, value in choice.items():
+        if name == "routed_experts" and isinstance(value, list):
+            found[name] = (value, MovePolicy.DROP)
+        elif name not in _ID_KEYS and isinstance(value, list) and all(type(x) in (int, float) for x in value):
+            found[name] = (value, MovePolicy.MOVE)
+    return found
+
+
+def _wants_ids(choice: Mapping[str, Any]) -> bool:
+    meta = choice.get("meta_info")
+    scores = meta.get("output_token_logprobs") if isinstance(meta, Mapping) else None
+    return scores is not None or any(choice.get(key) is not None for key in _ID_KEYS)

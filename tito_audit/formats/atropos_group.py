@@ -1,0 +1,80 @@
+"""Atropos groups: several completions of one prompt in parallel lists.
+
+NousResearch/atropos `atroposlib/envs/base.py` (`ScoredDataGroup`). Nothing in a group proves that its ids
+were sampled: `tokenize_for_trainer` writes the same columns from text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
+from tito_audit.formats._columns import Raw, is_list, stated_facts
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+
+def _matches(row: Row) -> bool:
+    tokens = row.get("tokens")
+    if not is_list(tokens) or "masks" not in row or "scores" not in row:
+        return False
+    return is_list(tokens[0]) if len(tokens) else is_list(row["scores"])  # type: ignore[index, arg-type]
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    tokens = row["tokens"]
+    if not len(tokens):
+        raise RecordError("the group is empty: `tokens` holds no sample")
+    masks = _per_sample(row, "masks", len(tokens))
+    logprobs = _per_sample(row, "inference_logprobs", len(tokens))
+    messages = row.get("messages")
+    # One conversation for all samples, or a list that does not pair with them, says nothing per sample.
+    paired = is_list(messages) and len(messages) == len(tokens)  # type: ignore[arg-type]
+    return tuple(
+        Rollout(
+            replace(place, item=index),
+            FORMAT.name,
+            messages=sample_messages(messages[index], f"messages[{index}]") if paired else (),  # type: ignore[index]
+            training_row=sample_row(
+                tokens[index],
+                ("masks", masks[index]),
+                ("inference_logprobs", logprobs[index]),
+                sample_columns(row, index),
+                f"tokens[{index}]",
+            ),
+            stated=stated_facts(row),
+        )
+        for index in range(len(tokens))
+    )
+
+
+def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
+    """A column's list for each sample; None where it has none. A lone `[[1]]` stands for no mask at all."""
+    value = row.get(name)
+    if value is None:
+        return [None] * count
+    if not is_list(value) or not all(entry is None or is_list(entry) for entry in value):
+        raise RecordError(f"column {name!r} is not a list with one list a sample")
+    if len(value) == 1 and count > 1 and is_list(value[0]) and list(value[0]) == [1]:
+        return [None] * count
+    if len(value) != count:
+        raise RecordError(
+            f"column {name!r} holds {len(value)} lists for {count} samples: whose they are cannot be told"
+        )
+    return list(value)
+
+
+FORMAT = Format(
+    name="atropos_group",
+    title="Atropos groups (ScoredDataGroup)",
+    signature="`tokens`, `masks`, `scores`, each one list a sample",
+    precedence=100,
+    matches=_matches,
+    read=_read,
+    shows="Each sample's training row, its mask (labels or 0/1) and logprobs; messages when the run included "
+    "them. No calls, so nothing proves what was sampled; no tools, no model name.",
+)

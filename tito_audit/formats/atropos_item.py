@@ -1,0 +1,45 @@
+"""Atropos items: one completion by itself, with the columns of a group one list level up.
+
+NousResearch/atropos `atroposlib/envs/base.py` (`ScoredDataItem`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
+from tito_audit.formats._columns import is_list, stated_facts
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+
+def _matches(row: Row) -> bool:
+    if not {"tokens", "masks", "scores"} <= row.keys() or is_list(row["scores"]):
+        return False
+    tokens = row["tokens"]
+    return tokens is None or (is_list(tokens) and not (len(tokens) and is_list(tokens[0])))
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    trained = sample_row(
+        row["tokens"],
+        ("masks", row["masks"]),
+        ("inference_logprobs", row.get("inference_logprobs")),
+        sample_columns(row, None),
+        "tokens",
+    )
+    messages = sample_messages(row.get("messages"), "messages")
+    return (Rollout(place, FORMAT.name, messages=messages, training_row=trained, stated=stated_facts(row)),)
+
+
+FORMAT = Format(
+    name="atropos_item",
+    title="Atropos items (ScoredDataItem)",
+    signature="`tokens`, `masks` as flat lists, `scores` as a number",
+    precedence=110,
+    matches=_matches,
+    read=_read,
+    shows="One training row with its mask (labels or 0/1) and logprobs; messages when the run included them.",
+)

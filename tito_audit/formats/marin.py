@@ -1,0 +1,48 @@
+"""Marin rollouts: one call, its prompt, its response and a reward a token.
+
+Marin itself writes pickles, which are not read; this is the dataclass written as JSON.
+marin-community/marin `src/marin/rl/types.py` (`Rollout`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._calls import answers, call_turn
+from tito_audit.formats._columns import is_list, parsed, stated_facts
+from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+
+def _matches(row: Row) -> bool:
+    if not {"prompt_tokens", "response_tokens"} <= row.keys():
+        return False
+    # A number is a usage count.
+    return is_list(row["prompt_tokens"]) or ("token_rewards" in row and row["prompt_tokens"] is None)
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    messages = as_messages(parsed(row, "messages"), "messages")
+    (index,) = answers(messages, 1)
+    turn = call_turn({**row, "messages": None}, message_index=index)
+    metadata = row.get("metadata")
+    if isinstance(metadata, Mapping) and metadata.get("weight_step") is not None:
+        turn = replace(turn, weight_versions=(str(metadata["weight_step"]),))
+    tools = as_tools(parsed(row, "tools"), "tools")
+    return (Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row)),)
+
+
+FORMAT = Format(
+    name="marin",
+    title="Marin rollouts, written as JSON",
+    signature="`prompt_tokens` (a list), `response_tokens`, `response_logprobs`, `token_rewards`",
+    precedence=210,
+    matches=_matches,
+    read=_read,
+    shows="One call with its logprobs and rewards. The framework may have looked these ids up from text, so "
+    "they are no proof of what was sampled; no messages are kept.",
+)

@@ -1,0 +1,137 @@
+"""NeMo-RL training dump: one sample a line, every value but `idx` wrapped in a list of one.
+
+NVIDIA-NeMo/RL `nemo_rl/utils/logger.py` (`log_batched_dict_as_jsonl`). The newer data plane names the same
+columns `input_ids`, `token_mask` and `sample_mask`; both are read, wrapped or not. The distillation and
+validation dumps of the same shape hold text only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.record.arrays import as_ids
+from tito_audit.record.build import training_row
+from tito_audit.record.column import MovePolicy
+from tito_audit.record.message import Message, as_messages
+from tito_audit.record.rollout import Place, Rollout, TrainingRow
+
+__all__ = ["FORMAT"]
+
+_IDS = ("token_ids", "input_ids")
+_MASK = ("token_loss_mask", "token_mask")
+_SAMPLE_MASK = ("sample_loss_mask", "sample_mask")
+_LOGPROBS = "generation_logprobs"
+_POLICIES = {
+    "prev_logprobs": MovePolicy.STALE,
+    "reference_policy_logprobs": MovePolicy.STALE,
+    "routed_experts": MovePolicy.DROP,
+}
+
+
+def _matches(row: Row) -> bool:
+    if any(name in row for name in _MASK) and any(name in row for name in _IDS):
+        return any(name in row for name in (*_SAMPLE_MASK, "input_lengths"))
+    # Text only: `idx` is the one value that is not wrapped.
+    wrapped = [value for key, value in row.items() if key != "idx"]
+    return (
+        type(row.get("idx")) is int
+        and "content" in row
+        and ("input_lengths" in row or "rewards" in row)
+        and all(_is_wrapped(value) for value in wrapped)
+    )
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    values = _unwrapped(row)
+    messages, stated = _content(values.get("content"))
+    sample_mask = _first(values, _SAMPLE_MASK)
+    if sample_mask is not None:
+        stated["sample_loss_mask"] = sample_mask
+    name = next((name for name in _IDS if values.get(name) is not None), None)
+    if name is None:
+        stated["ids_wanted"] = False
+        return (Rollout(place, FORMAT.name, messages, stated=stated),)
+    return (Rollout(place, FORMAT.name, messages, training_row=_training_row(values, name), stated=stated),)
+
+
+def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
+    """The columns with the padding on the right taken off."""
+    padded = as_ids(values[name], name)
+    length = _length(values.get("input_lengths"), len(padded))
+    mask = next((key for key in _MASK if values.get(key) is not None), None)
+    # A column of another width than the ids is left whole: cutting it could make it fit by chance.
+    cut = {
+        key: value[:length] if len(value) == len(padded) else value
+        for key, value in values.items()
+        if isinstance(value, list | np.ndarray)
+    }
+    used = (name, mask, _LOGPROBS, "content")
+    other = {
+        key: (value, _POLICIES.get(key, MovePolicy.MOVE)) for key, value in cut.items() if key not in used
+    }
+    return training_row(
+        padded[:length],
+        mask=None if mask is None else (mask, _column(cut, mask)),
+        logprobs=None if values.get(_LOGPROBS) is None else (_LOGPROBS, _column(cut, _LOGPROBS)),
+        other=other,
+        sentinel=0.0,
+    )
+
+
+def _column(cut: Mapping[str, Any], name: str) -> Any:
+    if name not in cut:
+        raise RecordError(f"column {name!r} is not a list of one entry a token")
+    return cut[name]
+
+
+def _length(stated: object, width: int) -> int:
+    """The tokens before the padding; all of them when the row does not say."""
+    if stated is None:
+        return width
+    if not isinstance(stated, int | float | np.integer) or isinstance(stated, bool) or stated % 1 != 0:
+        raise RecordError(f"input_lengths is {stated!r}, not a number of tokens")
+    if not 0 <= stated <= width:
+        raise RecordError(f"input_lengths says {stated} tokens, but the row holds {width}")
+    return int(stated)
+
+
+def _content(value: object) -> tuple[tuple[Message, ...], dict[str, object]]:
+    """Messages where the dump keeps roles (validation); else its texts as a stated fact."""
+    if not isinstance(value, list | tuple) or not value:
+        return (), {} if value is None else {"content": value}
+    if all(isinstance(entry, Mapping) and "role" in entry for entry in value):
+        return as_messages(value, "content"), {}
+    return (), {"content": tuple(value)}
+
+
+def _first(values: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((values[name] for name in names if values.get(name) is not None), None)
+
+
+def _unwrapped(row: Row) -> dict[str, Any]:
+    """The row's values without their lists of one; rows of the data plane have none."""
+    ids = _first(row, _IDS)
+    if ids is not None and not (_is_wrapped(ids) and isinstance(ids[0], list | np.ndarray)):
+        return dict(row)
+    return {key: value[0] if _is_wrapped(value) else value for key, value in row.items()}
+
+
+def _is_wrapped(value: object) -> bool:
+    return isinstance(value, list | np.ndarray) and len(value) == 1
+
+
+FORMAT = Format(
+    name="nemo_rl",
+    title="NeMo-RL training dumps",
+    signature="`token_ids` + `token_loss_mask` + `sample_loss_mask`, each value a list of one",
+    precedence=90,
+    matches=_matches,
+    read=_read,
+    shows="The training row with its mask and logprobs. There are no roles, tools or model, so tokens can be "
+    "checked and templates cannot; distillation and validation dumps hold no ids.",
+)

@@ -1,0 +1,166 @@
+"""NeMo-RL `message_log`: a conversation whose messages carry their own slices of the training row.
+
+NVIDIA-NeMo/RL `nemo_rl/data/llm_message_utils.py`. Its data processors put the *rendered* text into
+`content`, and conversations from NeMo-Gym have none; neither can be handed to a chat template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._responses_items import message_wire
+from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
+from tito_audit.record.build import training_row
+from tito_audit.record.column import Column, ColumnRole, MovePolicy
+from tito_audit.record.message import Message, as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout, TrainingRow
+
+__all__ = ["FORMAT"]
+
+_MASK = "token_loss_mask"
+_LOGPROBS = "generation_logprobs"
+_SENTINEL = 0.0
+"""What NeMo-RL writes for messages that nobody sampled when it flattens a conversation."""
+_OTHER_POLICIES = {"prev_logprobs": MovePolicy.STALE, "routed_experts": MovePolicy.DROP}
+_TOKEN_KEYS = ("token_ids", _MASK, _LOGPROBS)
+_MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<start_of_turn>|\[INST\]")
+"""Turn markers of common templates; a prompt that holds one was rendered before it was logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A per-message column put together for the whole conversation."""
+
+    values: list[Any]
+    fits: bool
+    """Every message had as many entries as tokens."""
+
+
+def _matches(row: Row) -> bool:
+    log = row.get("message_log")
+    if not isinstance(log, Sequence) or isinstance(log, str) or not log:
+        return False
+    return all(isinstance(entry, Mapping) and "role" in entry for entry in _unwrapped(log))
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    log = _unwrapped(row["message_log"])
+    tools = as_tools(row.get("tools"), "tools")
+    messages, stated = _messages(log)
+    if not any(_held(entry, "token_ids") for entry in log):
+        stated["ids_wanted"] = False
+        return (Rollout(place, FORMAT.name, messages, tools, stated=stated),)
+    ids = [
+        as_ids(entry["token_ids"] if _held(entry, "token_ids") else [], f"message_log[{i}].token_ids")
+        for i, entry in enumerate(log)
+    ]
+    trained = _training_row(log, ids)
+    return (Rollout(place, FORMAT.name, messages, tools, training_row=trained, stated=stated),)
+
+
+def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> TrainingRow:
+    """All messages end to end; a column that misfits one message fits nowhere."""
+    token_ids = np.concatenate([empty_ids(), *ids])
+    mask, logprobs = _joined(log, ids, _MASK, 0), _joined(log, ids, _LOGPROBS, _SENTINEL)
+    others = {name: _joined(log, ids, name, None) for name in _other_names(log)}
+    row = training_row(
+        token_ids,
+        mask=(_MASK, mask.values) if mask is not None and mask.fits else None,
+        logprobs=(_LOGPROBS, logprobs.values) if logprobs is not None and logprobs.fits else None,
+        other={
+            name: (column.values, _OTHER_POLICIES.get(name, MovePolicy.MOVE))
+            for name, column in others.items()
+            if column is not None and column.fits
+        },
+        sentinel=_SENTINEL,
+    )
+    if mask is None:
+        # Before NeMo-RL writes masks, what was generated is what it will train.
+        generated = [_is_generated(entry) for entry in log]
+        row = replace(row, loss_mask=np.repeat(generated, [len(own) for own in ids]))
+    misfits = [(ColumnRole.LOSS_MASK, _MASK, mask), (ColumnRole.LOGPROBS, _LOGPROBS, logprobs)]
+    columns = [_misfit(role, name, column) for role, name, column in misfits if column and not column.fits]
+    return replace(row, columns=(*row.columns, *columns))
+
+
+def _joined(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fill: object) -> _Joined | None:
+    """A column for the whole conversation, `fill` for messages without it; None if no message has it."""
+    if not any(_held(entry, name) for entry in log):
+        return None
+    values: list[Any] = []
+    fits = True
+    for number, (entry, own) in enumerate(zip(log, ids, strict=True)):
+        part = entry[name] if _held(entry, name) else [fill] * len(own)
+        if not isinstance(part, list | np.ndarray):
+            raise RecordError(f"message_log[{number}].{name} is not a list of one entry a token")
+        fits = fits and len(part) == len(own)
+        values.extend(part.tolist() if isinstance(part, np.ndarray) else part)
+    return _Joined(values, fits)
+
+
+def _misfit(role: ColumnRole, name: str, column: _Joined) -> Column:
+    sentinel = _SENTINEL if role is ColumnRole.LOGPROBS else None
+    return Column(name, role, as_floats(column.values, name), None, sentinel=sentinel)
+
+
+def _other_names(log: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Further keys that hold a list of numbers, or of lists of numbers, on some message."""
+    names = {name: None for entry in log for name, value in entry.items() if _is_numbers(value)}
+    return [name for name in names if name not in _TOKEN_KEYS]
+
+
+def _is_numbers(value: object) -> bool:
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return _is_numbers(value[0])
+    return isinstance(value, np.ndarray) or (
+        isinstance(value, list) and bool(value) and isinstance(value[0], int | float)
+    )
+
+
+def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], dict[str, object]]:
+    """The messages if they are what a template was given; else none, and their texts as a stated fact."""
+    drop = {*_TOKEN_KEYS, *_other_names(log)}
+    wires = [message_wire(entry, drop) for entry in log]
+    messages = as_messages(wires, "message_log")
+    emptied = any(
+        not message.content and not message.tool_calls and _held(entry, "token_ids")
+        for message, entry in zip(messages, log, strict=True)
+    )
+    rendered = any(_MARKER.search(message.text) for message in messages if message.role != "assistant")
+    if not emptied and not rendered:
+        return messages, {}
+    texts = tuple(message.text for message in messages)
+    return (), {"content": texts} if any(texts) else {}
+
+
+def _is_generated(entry: Mapping[str, Any]) -> bool:
+    return _held(entry, _LOGPROBS) or str(entry.get("role")) == "assistant"
+
+
+def _held(entry: Mapping[str, Any], name: str) -> bool:
+    value = entry.get(name)
+    return value is not None and (not isinstance(value, list | np.ndarray) or len(value) > 0)
+
+
+def _unwrapped(log: Sequence[Any]) -> Sequence[Any]:
+    """The conversation itself where a dump wraps it in a list of one."""
+    return log[0] if len(log) == 1 and isinstance(log[0], list) else log
+
+
+FORMAT = Format(
+    name="nemo_rl_message_log",
+    title="NeMo-RL message logs",
+    signature="`message_log`: messages with `token_ids`, `token_loss_mask`, `generation_logprobs`",
+    precedence=92,
+    matches=_matches,
+    read=_read,
+    shows="The training row put together from its messages, with mask and logprobs. Messages are rendered "
+    "only when their contents are bodies, not text that a template already wrote.",
+)

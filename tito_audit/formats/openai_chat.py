@@ -1,0 +1,108 @@
+"""OpenAI answers as a caller logs them: chat completions, completions and Responses objects.
+
+There are no ids. Where logprobs were asked for there are token strings and bytes, from which ids are looked
+up later; what comes out is a guess and marked as one. openai Python package, response types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._responses_items import (
+    Item,
+    Step,
+    chat_tools,
+    filled_list,
+    input_steps,
+    is_response_object,
+    steps,
+    text_of,
+    unread_types,
+)
+from tito_audit.formats._responses_log import exchange, token_texts
+from tito_audit.formats._responses_read import request_facts, rollouts_of
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
+
+__all__ = ["FORMAT"]
+
+
+def _matches(row: Row) -> bool:
+    return exchange(row) is not None
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    found = exchange(row)
+    if found is None or not all(is_response_object(response) for response in found.responses):
+        return rollouts_of(row, place, FORMAT.name)
+    return tuple(
+        _read_response(found.request, response, replace(place, item=item))
+        for item, response in enumerate(found.responses)
+    )
+
+
+def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], place: Place) -> Rollout:
+    """A Responses object; its calls follow one another where the service ran tools between them."""
+    before = input_steps({"instructions": response.get("instructions"), **request}, "request")
+    found = [*before, *steps(response["output"], "output")]
+    stated = request_facts(request, response)
+    messages = tuple(step.message for step in found)
+    unread = unread_types(response["output"])
+    if unread:
+        stated["items_not_read"] = unread
+    # An instruction alone is no request: what the model was asked is still missing.
+    asked = any(step.items or step.message.role == "user" for step in before)
+    if unread or not asked or text_of(request.get("previous_response_id")):
+        messages = ()
+    turns = tuple(
+        _turn(step, i if messages else None)
+        for i, step in enumerate(found)
+        if i >= len(before) and step.is_call
+    )
+    if not any(turn.token_texts for turn in turns):
+        stated["ids_wanted"] = False
+        turns = ()
+    tools = chat_tools(filled_list(request.get("tools"), response.get("tools")), "request.tools")
+    return Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated)
+
+
+def _turn(step: Step, index: int | None) -> Turn:
+    message: Message = step.message
+    whole = not message.tool_calls and message.reasoning is None
+    incomplete = any(text_of(item.get("status")) == "incomplete" for item in step.items)
+    return Turn(
+        prompt_ids=None,
+        completion_ids=None,
+        message_index=index,
+        completion_text=message.text if whole else None,
+        finish_reason="length" if incomplete else None,
+        # Reasoning and tool calls have no logprobs, so with them the tokens would have gaps.
+        token_texts=_token_texts(step.items) if whole else None,
+    )
+
+
+def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:
+    """The tokens of every content part of a call; None if a part has none."""
+    found: list[TokenText] = []
+    for item in items:
+        for part in filled_list(item.get("content")):
+            texts = token_texts(part.get("logprobs")) if isinstance(part, Mapping) else None
+            if texts is None:
+                return None
+            found.extend(texts)
+    return tuple(found) or None
+
+
+FORMAT = Format(
+    name="openai_chat",
+    title="OpenAI responses",
+    signature="`choices[].message` or `object: response`, without token ids",
+    precedence=250,
+    matches=_matches,
+    read=_read,
+    shows="Token strings with logprobs when they were asked for: ids are looked up from their bytes and "
+    "marked as a guess. Without logprobs there is text only and nothing to audit.",
+)

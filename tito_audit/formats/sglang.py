@@ -1,0 +1,37 @@
+"""SGLang answers as a caller logs them: `/generate` and the chat endpoint with `return_meta_info`.
+
+The ids are there twice, as `output_ids` and inside the `[logprob, id, text]` triples of `meta_info`; where
+the two differ `output_ids` is read and the difference stated. sgl-project/sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._responses_log import exchange, has_meta_info
+from tito_audit.formats._responses_read import rollouts_of
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+
+def _matches(row: Row) -> bool:
+    found = exchange(row)
+    return found is not None and has_meta_info(found)
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return rollouts_of(row, place, FORMAT.name)
+
+
+FORMAT = Format(
+    name="sglang",
+    title="SGLang responses",
+    signature="`meta_info` with `output_token_logprobs`, at the top or on `choices[]`",
+    precedence=230,
+    matches=_matches,
+    read=_read,
+    shows="The call's completion, logprobs and weight version; its prompt only when the request's "
+    "`input_ids` or the prompt's scores were logged. Calls of one conversation are not joined.",
+)

@@ -1,0 +1,46 @@
+"""Calls of a token-in, token-out provider: ids in, ids out.
+
+arb8020/research, the token provider's `GenerationResult`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._calls import answers, call_turn
+from tito_audit.formats._columns import is_list, parsed, stated_facts
+from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+
+def _matches(row: Row) -> bool:
+    if not {"input_ids", "output_ids"} <= row.keys():
+        return False
+    return all(row[name] is None or is_list(row[name]) for name in ("input_ids", "output_ids"))
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    messages = as_messages(parsed(row, "messages"), "messages")
+    # Messages that do not end with an answer are what the call was sent.
+    answered = bool(messages) and messages[-1].role == "assistant"
+    turn = call_turn(
+        {**row, "messages": None},
+        message_index=answers(messages, 1)[0] if answered else None,
+        prompt_messages=None if answered or not messages else messages,
+    )
+    tools = as_tools(parsed(row, "tools"), "tools")
+    return (Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row)),)
+
+
+FORMAT = Format(
+    name="tito_call",
+    title="Token-in, token-out provider, one call",
+    signature="`input_ids`, `output_ids`, `logprobs`, `finish_reason`",
+    precedence=260,
+    matches=_matches,
+    read=_read,
+    shows="One call: its complete prompt, what was sampled, its logprobs. Messages if the caller added them.",
+)

@@ -1,0 +1,77 @@
+"""Samples of a token-in, token-out stack: slime's names with a mask over all tokens.
+
+arb8020/research `rollouts/rollouts/training/types.py` (`Sample`). slime and miles write `response_length`
+and a mask over the response alone; those rows are read as generic columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._calls import is_messages
+from tito_audit.formats._columns import (
+    flat_logprobs,
+    ids_or_none,
+    is_list,
+    other_columns,
+    parsed,
+    stated_facts,
+)
+from tito_audit.record.build import training_row
+from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+_OTHERS = ("rollout_log_probs", "response", "group_index", "status")
+"""Any two of these make the sample; `tokens` and `loss_mask` alone are anybody's columns."""
+
+
+def _matches(row: Row) -> bool:
+    if "response_length" in row or sum(name in row for name in _OTHERS) < 2:
+        return False
+    tokens, mask = row.get("tokens"), row.get("loss_mask")
+    if not is_list(tokens) or "loss_mask" not in row:
+        return False
+    return mask is None or (is_list(mask) and not (len(tokens) and is_list(tokens[0])))  # type: ignore[arg-type, index]
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    ids = ids_or_none(row["tokens"], "tokens")
+    mask = row["loss_mask"]
+    trained = None
+    if ids is not None:
+        trained = training_row(
+            ids,
+            mask=None if mask is None else ("loss_mask", mask),
+            logprobs=flat_logprobs(row, "rollout_log_probs"),
+            other=other_columns(row, {"tokens", "loss_mask", "rollout_log_probs"}),
+            sentinel=0.0,
+        )
+    stated = stated_facts(row)
+    if isinstance(row.get("response"), str):
+        stated["text"] = row["response"]
+    messages = parsed(row, "messages")
+    return (
+        Rollout(
+            place,
+            FORMAT.name,
+            as_messages(messages if is_messages(messages) else None, "messages"),
+            as_tools(parsed(row, "tools"), "tools"),
+            training_row=trained,
+            stated=stated,
+        ),
+    )
+
+
+FORMAT = Format(
+    name="tito_sample",
+    title="Token-in, token-out stack, one sample",
+    signature="`tokens`, `loss_mask` over all of them, `rollout_log_probs`, no `response_length`",
+    precedence=265,
+    matches=_matches,
+    read=_read,
+    shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
+    "prompt and the response are kept as text.",
+)

@@ -1,0 +1,38 @@
+"""vLLM answers as a caller logs them: chat, completions and `/inference/v1/generate`.
+
+The ids are there when the request asked for `return_token_ids`, or are spelled `token_id:N` where it asked
+for `return_tokens_as_token_ids` and logprobs. vllm-project/vllm `vllm/entrypoints/openai/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._responses_log import exchange, has_server_ids
+from tito_audit.formats._responses_read import rollouts_of
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+
+def _matches(row: Row) -> bool:
+    found = exchange(row)
+    return found is not None and has_server_ids(found)
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return rollouts_of(row, place, FORMAT.name)
+
+
+FORMAT = Format(
+    name="vllm",
+    title="vLLM responses",
+    signature="`choices[].token_ids`, `prompt_token_ids`, or token strings `token_id:N`",
+    precedence=240,
+    matches=_matches,
+    read=_read,
+    shows="The call's completion and logprobs, its prompt if the answer or the request holds it; messages "
+    "and tools only when the request was logged too. One rollout a choice; calls of one conversation are "
+    "not joined.",
+)

@@ -1,0 +1,1 @@
+"""The nouns: messages, turns, training rows, findings. No files, no tokenizer."""

@@ -1,0 +1,98 @@
+"""The arrays of the record and how plain values become them.
+
+Axis letters used in names and comments: `T` tokens of a training row, `P` tokens of one prompt,
+`C` tokens of one completion, `B` blocks of an alignment, `V` the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.errors import RecordError
+
+__all__ = ["Ids", "Logprobs", "Mask", "Offsets", "as_floats", "as_ids", "empty_ids"]
+
+Ids: TypeAlias = NDArray[np.int32]
+"""Token ids, `[N]` int32."""
+Mask: TypeAlias = NDArray[np.bool_]
+"""True where a token is trained, `[N]` bool."""
+Logprobs: TypeAlias = NDArray[np.float64]
+"""Natural logarithms of probabilities, `[N]` float64; NaN where nothing was recorded."""
+Offsets: TypeAlias = NDArray[np.int64]
+"""Positions or lengths, `[N]` int64."""
+
+_INT32 = np.iinfo(np.int32)
+
+
+def empty_ids() -> Ids:
+    """No tokens, `[0]` int32."""
+    return np.empty(0, np.int32)
+
+
+def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
+    """Plain integers as `[N]` int32; `name` is the column, for the message.
+
+    Floats, strings, booleans, nested lists and values that fit no 32-bit vocabulary raise RecordError.
+    """
+    if isinstance(values, np.ndarray):
+        array = values
+    else:
+        if not isinstance(values, list | tuple):
+            raise RecordError(f"column {name!r} is {_kind(values)}, not a list of token ids")
+        for position, value in enumerate(values):
+            if type(value) is not int:
+                raise RecordError(
+                    f"column {name!r} holds {_kind(value)} at position {position}, not a token id"
+                )
+        try:
+            array = np.array(values, dtype=np.int64)
+        except OverflowError:
+            raise RecordError(
+                f"column {name!r} holds an id of more than 64 bits, which no vocabulary has"
+            ) from None
+    if array.ndim != 1:
+        raise RecordError(f"column {name!r} has {array.ndim} dimensions, token ids have one")
+    if array.dtype.kind not in "iu":
+        if len(array):
+            raise RecordError(f"column {name!r} holds {array.dtype} values, not token ids")
+        return empty_ids()
+    if array.dtype != np.int32 and len(array):
+        wrong = np.flatnonzero((array > _INT32.max) | (array < _INT32.min))
+        if len(wrong):
+            position = int(wrong[0])
+            raise RecordError(
+                f"column {name!r} holds id {array[position]} at position {position}, "
+                "which no vocabulary has (ids are below 2^31)"
+            )
+    return array.astype(np.int32, copy=False)
+
+
+def as_floats(values: Sequence[Any] | NDArray[Any], name: str) -> NDArray[np.float64]:
+    """Plain numbers as `[N]` float64; None becomes NaN, "not recorded". Others raise RecordError."""
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1 or values.dtype.kind not in "iufb":
+            raise RecordError(f"column {name!r} holds {values.dtype} values of {values.ndim} dimensions")
+        return values.astype(np.float64, copy=False)
+    if not isinstance(values, list | tuple):
+        raise RecordError(f"column {name!r} is {_kind(values)}, not a list of numbers")
+    for position, value in enumerate(values):
+        if value is not None and type(value) not in (float, int, bool):
+            raise RecordError(f"column {name!r} holds {_kind(value)} at position {position}, not a number")
+    try:
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    except OverflowError:
+        raise RecordError(f"column {name!r} holds a number that no float can hold") from None
+
+
+def _kind(value: object) -> str:
+    """The JSON word for a value's type, for messages."""
+    if value is None:
+        return "null"
+    words = {bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
+    if type(value) in words:
+        return words[type(value)]
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a value"

@@ -1,0 +1,123 @@
+"""From raw columns to a Turn's or a TrainingRow's: fitted by length, never dropped, never padded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats
+from tito_audit.record.column import (
+    Alignment,
+    Column,
+    ColumnRole,
+    MovePolicy,
+    alignment_by_length,
+    mask_encoding,
+    spread,
+    trained_of,
+)
+from tito_audit.record.rollout import TrainingRow
+
+__all__ = ["call_columns", "training_row"]
+
+Raw = Sequence[Any] | NDArray[Any]
+
+
+def training_row(
+    token_ids: Ids,
+    *,
+    mask: tuple[str, Raw] | None = None,
+    logprobs: tuple[str, Raw] | None = None,
+    other: Mapping[str, tuple[Raw, MovePolicy]] | None = None,
+    prompt_length: int | None = None,
+    sentinel: float | None = None,
+    absent_mask_trains_response: bool = False,
+) -> TrainingRow:
+    """A training row out of raw columns, each given as (name in the log, values).
+
+    A mask or logprob column whose length or values fit nothing stays in `columns` with alignment None
+    and leaves `loss_mask` or `logprobs` None. `other` holds every other per-token column with its move
+    policy; those whose length fits nothing are left out, since any list may sit in a row.
+    `absent_mask_trains_response` is the slime convention: null means that all after the prompt trains.
+    """
+    full = len(token_ids)
+    columns: list[Column] = []
+    loss_mask: Mask | None = None
+    if mask is not None:
+        column, loss_mask = _mask_column(mask[0], mask[1], token_ids, prompt_length)
+        columns.append(column)
+    elif absent_mask_trains_response and prompt_length is not None:
+        loss_mask = np.arange(full) >= prompt_length
+    trained = int(loss_mask.sum()) if loss_mask is not None else None
+    values: Logprobs | None = None
+    if logprobs is not None:
+        raw = as_floats(logprobs[1], logprobs[0])
+        fit = alignment_by_length(len(raw), full=full, prompt_length=prompt_length, trained=trained)
+        if fit is not None:
+            values = spread(raw, fit, full=full, prompt_length=prompt_length, trained=loss_mask)
+        columns.append(Column(logprobs[0], ColumnRole.LOGPROBS, raw, fit, sentinel=sentinel))
+    for name, (entries, policy) in (other or {}).items():
+        fit = alignment_by_length(len(entries), full=full, prompt_length=prompt_length, trained=trained)
+        if fit is not None and full > 1:
+            columns.append(Column(name, ColumnRole.OTHER, _as_array(entries), fit, policy))
+    return TrainingRow(token_ids, loss_mask, values, prompt_length, sentinel, tuple(columns))
+
+
+def call_columns(
+    completion_ids: Ids,
+    *,
+    logprobs: tuple[str, Raw] | None = None,
+    other: Mapping[str, tuple[Raw, MovePolicy]] | None = None,
+    sentinel: float | None = None,
+) -> tuple[Logprobs | None, tuple[Column, ...]]:
+    """The logprobs `[C]` of one call if they fit its completion, and all its columns as recorded."""
+    columns: list[Column] = []
+    values: Logprobs | None = None
+    if logprobs is not None:
+        raw = as_floats(logprobs[1], logprobs[0])
+        fits = len(raw) == len(completion_ids)
+        values = raw if fits else None
+        fit = Alignment.CALL if fits else None
+        columns.append(Column(logprobs[0], ColumnRole.LOGPROBS, raw, fit, sentinel=sentinel))
+    for name, (entries, policy) in (other or {}).items():
+        if len(entries) == len(completion_ids):
+            columns.append(Column(name, ColumnRole.OTHER, _as_array(entries), Alignment.CALL, policy))
+    return values, tuple(columns)
+
+
+def _mask_column(
+    name: str, entries: Raw, token_ids: Ids, prompt_length: int | None
+) -> tuple[Column, Mask | None]:
+    """The mask as recorded, and as `[T]` if its values and its length say something."""
+    raw = _as_array(entries)
+    encoding = mask_encoding(raw, token_ids)
+    fit = alignment_by_length(len(raw), full=len(token_ids), prompt_length=prompt_length)
+    column = Column(name, ColumnRole.LOSS_MASK, raw, fit, encoding=encoding)
+    if encoding is None or fit is None:
+        return column, None
+    trained = trained_of(raw, encoding)
+    return column, spread(trained, fit, full=len(token_ids), prompt_length=prompt_length, fill=False)
+
+
+def _as_array(entries: Raw) -> NDArray[Any]:
+    """Entries as numbers where they are numbers (None as NaN), else as objects, one a token."""
+    if isinstance(entries, np.ndarray):
+        return entries
+    kinds = {type(entry) for entry in entries}
+    if kinds <= {bool}:
+        return np.array(entries, np.bool_)
+    try:
+        if kinds <= {int}:
+            return np.array(entries, np.int64)
+        if kinds <= {int, float, bool, type(None)}:
+            return as_floats(entries, "")
+    except OverflowError:
+        pass
+    out = np.empty(len(entries), object)
+    out[:] = list(entries)
+    return out
+
+

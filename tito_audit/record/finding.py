@@ -1,0 +1,102 @@
+"""What an audit says: Severity, Hit, Finding, Skip, Result."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"]
+
+
+class Severity(IntEnum):
+    """What happened to training, not how odd the tokens look."""
+
+    NOTE = 0  # true, worth knowing, harmless as logged
+    WARNING = 1  # the log cannot prove otherwise, or off-policy but consistent
+    ERROR = 2  # the trainer would learn from wrong tokens, a wrong mask or wrong logprobs
+
+    @property
+    def word(self) -> str:
+        """`note`, `warning` or `error`, as reports write it."""
+        return self.name.lower()
+
+
+class Where(StrEnum):
+    """The recorded sequence that a token range counts in."""
+
+    PROMPT = "prompt"  # Turn.prompt_ids of the finding's turn
+    COMPLETION = "completion"  # Turn.completion_ids of the finding's turn
+    ROW = "row"  # TrainingRow.token_ids; of REC findings without tokens, the row of the file
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a difference: ids and how each token reads; a piece of undecodable bytes is \\xNN."""
+
+    ids: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a rule yields."""
+
+    where: Where
+    start: int
+    end: int
+    """Half-open token range in that sequence; start == end marks a place between tokens."""
+    message: str
+    """One sentence in a researcher's words: what is wrong here and what it does to training."""
+    turn: int | None = None
+    cause: str = ""
+    """A few words that group findings: `tool call spacing`, `reasoning stripped`, `shifted by +1`."""
+    severity: Severity | None = None
+    """Overrides the rule's own severity for this hit."""
+    recorded: Side = field(default_factory=Side)
+    canonical: Side = field(default_factory=Side)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A hit with its code and place."""
+
+    code: str
+    severity: Severity
+    place: Place
+    hit: Hit
+    repair: str | None = None
+    """Name of the repair that would cure it; None while none claims its code."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Stable when rows before it are added or removed; 16 hexadecimal digits."""
+        hit = self.hit
+        parts = (self.code, self.place.item, hit.turn, hit.where, hit.start, hit.end, hit.cause)
+        text = repr((parts, hit.recorded.ids, hit.canonical.ids, hit.recorded.pieces))
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A rule that could not look at a rollout, and what was missing."""
+
+    code: str
+    because: str
+    """`no messages`, `no logprobs`, `no tokenizer`, …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One rollout (or one unreadable row), done."""
+
+    place: Place
+    rollout: Rollout | None
+    """None for a row that could not be read."""
+    findings: tuple[Finding, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """`turns`, `tokens`, `generated_tokens` of this rollout."""

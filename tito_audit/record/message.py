@@ -1,0 +1,114 @@
+"""Messages in the chat form that templates read, with what was logged kept as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tito_audit.errors import RecordError
+
+__all__ = ["Message", "ToolCall", "ToolSpec", "as_message", "as_messages", "as_tools"]
+
+ToolSpec = Mapping[str, Any]
+"""One tool definition as logged, in OpenAI chat form: `{"type": "function", "function": {...}}`."""
+
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool, with its arguments as the log wrote them."""
+
+    name: str
+    arguments: str | Mapping[str, Any] | None
+    """The raw string as sampled and parsed out, or the object if the log parsed it; None if absent."""
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation.
+
+    `wire` is what a chat template is given: the message as logged, in OpenAI chat form, unknown keys
+    included. The other fields are read out of it for rules and reports.
+    """
+
+    role: str
+    wire: Mapping[str, Any] = field(repr=False)
+    content: str | tuple[Mapping[str, Any], ...] | None = None
+    """Text, content parts, or None where the log has null or nothing (tool calls only)."""
+    reasoning: str | None = None
+    """The reasoning logged apart from the content; None when the log has none."""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The content as one string; parts that are not text are left out."""
+        if isinstance(self.content, str):
+            return self.content
+        parts = self.content or ()
+        return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+def as_message(value: object, where: str) -> Message:
+    """One logged message object as a Message; `where` names it in errors.
+
+    `reasoning` and `thinking` are also offered to the template as `reasoning_content`, the name that
+    chat templates read.
+    """
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise RecordError(f"{where} is not a message: an object with a `role` is expected")
+    content = value.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        if not all(isinstance(part, Mapping) for part in content):
+            raise RecordError(f"{where}.content is a list, but not of content parts (objects)")
+        content = tuple(content)
+    elif content is not None and not isinstance(content, str):
+        raise RecordError(f"{where}.content is neither text nor a list of parts")
+    reasoning = next((value[k] for k in _REASONING_KEYS if isinstance(value.get(k), str)), None)
+    calls = value.get("tool_calls") or ()
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise RecordError(f"{where}.tool_calls is not a list")
+    wire: Mapping[str, Any] = value
+    if reasoning is not None and "reasoning_content" not in value:
+        wire = {**value, "reasoning_content": reasoning}
+    return Message(
+        role=value["role"],
+        wire=wire,
+        content=content,
+        reasoning=reasoning,
+        tool_calls=tuple(_as_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)),
+    )
+
+
+def as_messages(values: object, where: str) -> tuple[Message, ...]:
+    """A logged list of messages; None and absence give ()."""
+    if values is None:
+        return ()
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise RecordError(f"{where} is not a list of messages")
+    return tuple(as_message(value, f"{where}[{i}]") for i, value in enumerate(values))
+
+
+def as_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
+    """A logged list of tool definitions in chat form; None and absence give ()."""
+    if values is None:
+        return ()
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise RecordError(f"{where} is not a list of tools")
+    if not all(isinstance(tool, Mapping) for tool in values):
+        raise RecordError(f"{where} holds something that is not a tool definition (an object)")
+    return tuple(values)
+
+
+def _as_tool_call(value: object, where: str) -> ToolCall:
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RecordError(f"{where} is not a tool call: an object with a `name` is expected")
+    arguments = function.get("arguments")
+    if arguments is not None and not isinstance(arguments, str | Mapping):
+        raise RecordError(f"{where}.arguments is neither a string nor an object")
+    assert isinstance(value, Mapping)
+    identifier = value.get("id")
+    return ToolCall(function["name"], arguments, identifier if isinstance(identifier, str) else None)

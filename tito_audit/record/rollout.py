@@ -1,0 +1,129 @@
+"""Place, Turn, TrainingRow, Rollout: what was sampled and what a trainer will be fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.column import Column
+from tito_audit.record.message import Message, ToolSpec
+
+__all__ = ["IdsFrom", "Place", "Rollout", "TokenText", "TrainingRow", "Turn", "trained_runs"]
+
+
+class IdsFrom(StrEnum):
+    """How the completion ids of a turn are known."""
+
+    LOGGED = "logged"  # the log holds ids
+    RECOVERED = "recovered"  # looked up from token strings or bytes: a guess, and marked as one
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rollout came from."""
+
+    file: str
+    row: int
+    """Counted from 0: the line of a JSONL file, the row of a Parquet file, the element of an array."""
+    item: int = 0
+    """Index inside a row that holds several rollouts (a group)."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.row}" + (f"[{self.item}]" if self.item else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """One generated token as an OpenAI-style log writes it, without its id."""
+
+    text: str
+    data: bytes | None
+    """Its bytes; None when the log has only the string, b"" for a special token."""
+    logprob: float
+    """NaN when the log has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call: what the sampler was given and what it returned."""
+
+    prompt_ids: Ids | None
+    """`[P]` the complete prompt of the call; None when the log does not hold it."""
+    completion_ids: Ids | None
+    """`[C]` what was generated, end token included when it was sampled; None when not logged."""
+    completion_logprobs: Logprobs | None = None
+    """`[C]` NaN = not recorded; None when absent or when its length does not fit (see columns)."""
+    message_index: int | None = None
+    """The assistant message of `Rollout.messages` that it produced; None if the log does not say."""
+    prompt_messages: tuple[Message, ...] | None = None
+    """What this call was sent, when the log says it call by call; None: the messages before
+    `message_index` of the rollout."""
+    prompt_text: str | None = None
+    """The rendered prompt as text when the log has it; special tokens may be missing."""
+    completion_text: str | None = None
+    """The decoded completion as logged; special tokens may be missing."""
+    finish_reason: str | None = None
+    """`stop`, `length`, `tool_calls`, …; None when the log does not say."""
+    weight_versions: tuple[str, ...] = ()
+    """Versions of the weights that sampled it; () when the log does not say."""
+    ids_from: IdsFrom = IdsFrom.LOGGED
+    token_texts: tuple[TokenText, ...] | None = None
+    """Tokens as strings and bytes when the log has no ids; `evidence` recovers ids from them."""
+    columns: tuple[Column, ...] = ()
+    """Every per-token column of the call as recorded, logprobs included, aligned to the completion."""
+
+    @property
+    def seen_ids(self) -> Ids | None:
+        """`[P + C]` prompt and completion: what the next prompt should start with; None if unknown."""
+        if self.prompt_ids is None or self.completion_ids is None:
+            return None
+        return np.concatenate([self.prompt_ids, self.completion_ids])
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """What a trainer reads, one entry a token; padding removed."""
+
+    token_ids: Ids
+    """`[T]`"""
+    loss_mask: Mask | None
+    """`[T]` True where trained; None when the log has no mask or none that fits."""
+    logprobs: Logprobs | None
+    """`[T]` as recorded, sentinels included; NaN where the log says nothing; None when the log has no
+    column or none that fits."""
+    prompt_length: int | None = None
+    """Tokens before the first sampled one, when the log says."""
+    sentinel: float | None = None
+    """What the format writes where no logprob exists (Atropos 1.0, most others 0.0); None: nothing."""
+    columns: tuple[Column, ...] = ()
+    """Every per-token column as recorded: masks, logprobs and all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One recorded episode."""
+
+    place: Place
+    format: str
+    """Name of the format it was read as."""
+    messages: tuple[Message, ...] = ()
+    """() when the log holds tokens only."""
+    tools: tuple[ToolSpec, ...] = ()
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    """Template arguments that the log itself states (`chat_template_kwargs`)."""
+    turns: tuple[Turn, ...] = ()
+    """() when the log holds a training row or text only."""
+    training_row: TrainingRow | None = None
+    stated: Mapping[str, object] = field(default_factory=dict)
+    """Other facts the log states, by these names: `model`, `tokenizer`, `dummy_tokens` (ids are
+    placeholders), `ids_wanted` (False: this format or row never holds ids), `group`."""
+
+
+def trained_runs(loss_mask: Mask) -> list[tuple[int, int]]:
+    """The half-open stretches `[start, end)` where the mask is true, in order."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], loss_mask, [False])).astype(np.int8)))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -1,0 +1,77 @@
+"""How long a template may run and how much it may write."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["Budget", "LimitReached", "TimeUp", "alarm"]
+
+_WORK = 32
+"""A template may build its output up piece by piece; all pieces together may be this many times as large."""
+
+
+class LimitReached(Exception):
+    """A template asked for more than it is given; the message says what of."""
+
+
+class TimeUp(BaseException):
+    """The time is over. Not an Exception: nothing inside Jinja may mistake it for a missing attribute."""
+
+
+class Budget:
+    """What one rendering may still use."""
+
+    def __init__(self, size_limit: int, seconds: float) -> None:
+        self.size_limit = size_limit
+        self._left = size_limit * _WORK
+        self._deadline = time.monotonic() + seconds
+
+    def spend(self, size: int) -> None:
+        """Account for a value of `size` characters or elements that is about to be made."""
+        if size > self.size_limit:
+            raise LimitReached(
+                f"the template makes a value of {size:,} characters or elements, past the limit of "
+                f"{self.size_limit:,}"
+            )
+        self._left -= size
+        if self._left < 0:
+            raise LimitReached(
+                f"the template makes values of more than {self.size_limit * _WORK:,} characters in all"
+            )
+        if time.monotonic() > self._deadline:
+            raise TimeUp
+
+
+@contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    """Raise TimeUp inside the block when the time is over, whatever it is doing.
+
+    That takes a signal, which only the main thread of a Unix process can have; elsewhere the block runs
+    on, and the Budget that every call, operator and piece of output spends from is what ends it. A timer
+    of the caller's own is put back with the time it has left.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    armed = True
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        if armed:
+            raise TimeUp
+
+    began = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, ring)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-6), interval)

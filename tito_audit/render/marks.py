@@ -1,0 +1,185 @@
+"""Private-use characters around what the messages say, to find it again in what the template writes.
+
+Each marked text gets a pair of characters of its own from the two private planes of Unicode, inside
+its outer white space, since templates trim. Marks change what some templates do; what comes of them
+counts only if the text without marks is the very text that was written without them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tito_audit.render.renderer import Chat
+
+__all__ = ["Found", "Marking", "SpanKind", "mark", "unmark"]
+
+_FIRST = 0xF0000
+_PLANE = 0xFFFE  # the last two code points of a plane are no characters
+_MOST = _PLANE  # pairs that both planes hold together
+_MARK = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+_THOUGHT = re.compile(
+    r"(?P<before>.*?<think>)?(?P<thought>.*?)(?P<middle></think>\s*)(?P<rest>.*)", re.DOTALL
+)
+
+
+class SpanKind(StrEnum):
+    """What a stretch of rendered text is."""
+
+    SCAFFOLD = "scaffold"  # written by the template
+    CONTENT = "content"  # the body of a message
+    REASONING = "reasoning"  # the reasoning of an assistant message
+    TOOL_CALL = "tool_call"  # its tool calls, with the text that wraps them
+    GENERATION_PROMPT = "generation_prompt"  # what opens an assistant message
+    TURN_END = "turn_end"  # the control token that closes one
+    UNKNOWN = "unknown"  # the template rewrites too much to tell
+
+
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """Which texts to mark: templates that test a text for its first characters bear fewer marks."""
+
+    assistant_only: bool
+    tool_calls: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A marked text, found in the rendered text."""
+
+    start: int
+    end: int
+    kind: SpanKind
+    message_index: int
+
+
+class _Marker:
+    """Hands out pairs and remembers what each stands for."""
+
+    def __init__(self) -> None:
+        self.owners: list[tuple[int, SpanKind]] = []
+
+    def around(self, text: str, index: int, kind: SpanKind) -> str:
+        """The text with a fresh pair inside its outer white space; blank text stays as it is."""
+        body = text.strip()
+        if not body:
+            return text
+        at = text.index(body)
+        number = len(self.owners)
+        self.owners.append((index, kind))
+        return (
+            f"{text[:at]}{_character(2 * number)}{body}{_character(2 * number + 1)}{text[at + len(body) :]}"
+        )
+
+    def inside(self, value: Any, index: int, kind: SpanKind) -> Any:
+        """A JSON value with every text in it marked; keys are left alone."""
+        if isinstance(value, str):
+            return self.around(value, index, kind)
+        if isinstance(value, dict):
+            return {key: self.inside(item, index, kind) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.inside(item, index, kind) for item in value]
+        return value
+
+
+def mark(chat: Chat, marking: Marking) -> tuple[Chat, list[tuple[int, SpanKind]]]:
+    """The messages with marks, and the message and kind that each pair stands for, by number."""
+    marker = _Marker()
+    out: Chat = []
+    for index, message in enumerate(chat):
+        assistant = message.get("role") == "assistant"
+        out.append(
+            _marked(message, index, marker, marking) if assistant or not marking.assistant_only else message
+        )
+    return out, marker.owners
+
+
+def _marked(message: dict[str, Any], index: int, marker: _Marker, marking: Marking) -> dict[str, Any]:
+    """One message with marks around its reasoning, contents and tool calls, in that order."""
+    out = dict(message)
+    reasoning = message.get("reasoning_content")
+    if isinstance(reasoning, str):
+        # The same reasoning is given under several names; whichever is read, it is the same text.
+        marked = marker.around(reasoning, index, SpanKind.REASONING)
+        out |= {
+            key: marked
+            for key in ("reasoning_content", "thinking", "reasoning")
+            if message.get(key) == reasoning
+        }
+    content = message.get("content")
+    if isinstance(content, str):
+        out["content"] = _marked_content(content, index, marker, message.get("role") == "assistant")
+    elif isinstance(content, list):
+        out["content"] = [_marked_part(part, index, marker) for part in content]
+    if marking.tool_calls and isinstance(message.get("tool_calls"), list):
+        out["tool_calls"] = [_marked_call(call, index, marker) for call in message["tool_calls"]]
+    return out
+
+
+def _marked_content(content: str, index: int, marker: _Marker, assistant: bool) -> str:
+    """Content with one pair, or two where it holds its own reasoning and templates cut between them."""
+    match = _THOUGHT.fullmatch(content) if assistant and "</think>" in content else None
+    if match is None:
+        return marker.around(content, index, SpanKind.CONTENT)
+    before, thought, middle, rest = match.group("before", "thought", "middle", "rest")
+    thought = marker.around(thought, index, SpanKind.REASONING)
+    return f"{before or ''}{thought}{middle}{marker.around(rest, index, SpanKind.CONTENT)}"
+
+
+def _marked_part(part: Any, index: int, marker: _Marker) -> Any:
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return {**part, "text": marker.around(part["text"], index, SpanKind.CONTENT)}
+    return part
+
+
+def _marked_call(call: Any, index: int, marker: _Marker) -> Any:
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _marked_call(call["function"], index, marker)}
+    named = {key: call[key] for key in ("name", "arguments") if key in call}
+    return {**call, **marker.inside(named, index, SpanKind.TOOL_CALL)}
+
+
+def has_marks(text: str) -> bool:
+    """True if a text holds characters that marks are made of."""
+    return _MARK.search(text) is not None
+
+
+def unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, list[Found]] | None:
+    """The text without its marks and what they enclose, in order; None if a pair came apart."""
+    pieces: list[str] = []
+    found: list[Found] = []
+    at = length = 0
+    opened: tuple[int, int] | None = None
+    for position, number in _marks(text):
+        pieces.append(text[at:position])
+        length += position - at
+        at = position + 1
+        if number % 2 == 0 and opened is None:
+            opened = (number, length)
+        elif opened is not None and number == opened[0] + 1:
+            index, kind = owners[number // 2]
+            found.append(Found(opened[1], length, kind, index))
+            opened = None
+        else:
+            return None
+    if opened is not None:
+        return None
+    return "".join([*pieces, text[at:]]), found
+
+
+def _marks(text: str) -> Iterator[tuple[int, int]]:
+    """Where each mark is, and its number."""
+    for match in _MARK.finditer(text):
+        code = ord(match[0]) - _FIRST
+        yield match.start(), code if code < _PLANE else code - 2
+
+
+def _character(number: int) -> str:
+    if number >= 2 * _MOST:
+        raise OverflowError("more texts than there are marks")
+    return chr(_FIRST + number if number < _PLANE else _FIRST + number + 2)

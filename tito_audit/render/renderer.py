@@ -1,0 +1,221 @@
+"""Messages to text, as transformers' `apply_chat_template` writes it.
+
+Logs and templates disagree on two points, and inference servers step in at both. Tool-call arguments
+are logged as the JSON text that was sampled, while most templates expect the object; and an assistant
+message that only calls tools has `content: null`, which transformers takes out of the message while a
+few templates ask for it. The usual form is tried first, the other ones when the template raises.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from tito_audit.errors import RenderError, SetupError
+from tito_audit.record.message import Message, ToolSpec
+from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template, compile_template
+from tito_audit.tokens.tokenizer import Tokenizer
+
+__all__ = ["Chat", "Renderer", "ToolArguments", "make_renderer"]
+
+Chat: TypeAlias = list[dict[str, Any]]
+"""Messages in the very form that a template is given."""
+ToolArguments: TypeAlias = Literal["auto", "object", "string"]
+"""The form of tool-call arguments: parsed, as logged, or parsed and if that raises as logged."""
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    """A tokenizer's chat templates, ready to write."""
+
+    templates: Mapping[str, Template]
+    name: str | None = None
+    """The template to use; None: `tool_use` when there are tools and it exists, else `default`."""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    template_args: Mapping[str, object] = field(default_factory=dict)
+    """Arguments for every rendering; those of a log come on top."""
+    tool_arguments: ToolArguments = "auto"
+    control_texts: tuple[str, ...] = ()
+    """How the tokenizer's special tokens are written, for finding the end of a turn."""
+    end_texts: tuple[str, ...] = ()
+    """Those of them that the tokenizer's files name as end tokens."""
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        """The text of these messages; RenderError when the template cannot write them."""
+        return self.accepted(
+            messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
+        )[1]
+
+    def accepted(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> tuple[Chat, str]:
+        """The form of the messages that the template took, and the text it wrote for it."""
+        first: RenderError | None = None
+        for chat in _forms(messages, self.tool_arguments):
+            try:
+                text = self.write(
+                    chat, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
+                )
+            except RenderError as error:
+                first = first or error
+            else:
+                return chat, text
+        raise first or RenderError("chat template: there are no messages to write")
+
+    def write(
+        self,
+        chat: Chat,
+        tools: Sequence[ToolSpec] = (),
+        *,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        """The text of messages that are in their final form."""
+        arguments = _plain({**self.template_args, **(template_kwargs or {})})
+        given = {
+            "documents": None,
+            **self.special_tokens,
+            **arguments,
+            "messages": chat,
+            "tools": _plain(list(tools)) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self.template(bool(tools)).run(given)
+
+    def template(self, with_tools: bool) -> Template:
+        """The template for a conversation with or without tools."""
+        if self.name is not None:
+            return self.templates[self.name]
+        return self.templates["tool_use" if with_tools and "tool_use" in self.templates else "default"]
+
+
+def make_renderer(
+    tokenizer: Tokenizer,
+    *,
+    chat_template: str | None = None,
+    template_name: str | None = None,
+    template_args: Mapping[str, object] | None = None,
+    tool_arguments: ToolArguments = "auto",
+    time_limit: float = TIME_LIMIT,
+    size_limit: int = SIZE_LIMIT,
+) -> Renderer:
+    """A renderer for a tokenizer; SetupError when there is no template or none of that name.
+
+    `chat_template` is the source of a template to use in place of the tokenizer's own.
+    """
+    sources = {"default": chat_template} if chat_template is not None else dict(tokenizer.chat_templates)
+    if chat_template is not None:
+        template_name = None
+    _check_choice(tokenizer.name, sources, template_name)
+    wanted = {name: text for name, text in sources.items() if name in (template_name, "default", "tool_use")}
+    vocabulary = tokenizer.vocabulary
+    return Renderer(
+        templates={
+            name: compile_template(text, tokenizer.name, time_limit=time_limit, size_limit=size_limit)
+            for name, text in wanted.items()
+        },
+        name=template_name,
+        special_tokens=dict(tokenizer.special_tokens),
+        template_args=dict(template_args or {}),
+        tool_arguments=tool_arguments,
+        control_texts=tuple(vocabulary.piece(i) for i in sorted(vocabulary.special_ids)),
+        end_texts=tuple(vocabulary.piece(i) for i in tokenizer.eos_ids),
+    )
+
+
+def _check_choice(where: str, sources: Mapping[str, str], name: str | None) -> None:
+    """Refuse a tokenizer without template, and a choice among several that is none of them."""
+    if not sources:
+        raise SetupError(
+            f"{where}: no chat template.\n"
+            "Without one the messages cannot be rendered again, so the TPL rules have nothing to compare.\n"
+            "Pass --chat-template FILE, or leave the rules that need one out."
+        )
+    if (name or "default") not in sources:
+        what = (
+            f"no chat template is named {name!r}"
+            if name
+            else "several chat templates and none is the default"
+        )
+        raise SetupError(
+            f"{where}: {what}.\nWhich one wrote the prompts decides what is compared.\n"
+            f"Name one of them: {', '.join(sorted(sources))}."
+        )
+
+
+def _forms(messages: Sequence[Message], tool_arguments: ToolArguments) -> Iterator[Chat]:
+    """The messages in each form a template might take, the usual one first, no form twice."""
+    if not messages:
+        return
+    wires = [_plain(message.wire) for message in messages]
+    seen: list[Chat] = []
+    for null_content in (False, True):
+        for parsed in {"auto": (True, False), "object": (True,), "string": (False,)}[tool_arguments]:
+            chat = [_wire(wire, parsed=parsed, null_content=null_content) for wire in wires]
+            if chat not in seen:
+                seen.append(chat)
+                yield chat
+
+
+def _wire(wire: Mapping[str, Any], *, parsed: bool, null_content: bool) -> dict[str, Any]:
+    """One message for a template; the wire itself is left as it is."""
+    message = {
+        key: value for key, value in wire.items() if value is not None or (null_content and key == "content")
+    }
+    reasoning = next((message[key] for key in _REASONING if key in message), None)
+    if reasoning is not None:
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    if parsed and isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
+    return message
+
+
+def _parsed_call(call: Any) -> Any:
+    """A tool call whose arguments are an object; left alone when they are no JSON."""
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _parsed_call(call["function"])}
+    arguments = call.get("arguments", {})
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {**call, "arguments": {}}
+    if not isinstance(arguments, str):
+        return call
+    try:
+        return {**call, "arguments": json.loads(arguments)}
+    except ValueError:
+        return call
+
+
+def _plain(value: Any) -> Any:
+    """A copy out of plain JSON types; arrays of a Parquet row as lists, anything else as its type's name."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return f"<{type(value).__name__}>"

@@ -1,0 +1,175 @@
+"""The Jinja environment that chat templates expect, with a lid on what they may use.
+
+What it offers is what transformers offers: trimmed blocks, `{% break %}` and `{% continue %}`,
+`{% generation %}`, `tojson` without HTML escapes, `raise_exception`, `strftime_now`. Chat templates come
+from strangers: on top of Jinja's own immutable sandbox, everything that makes a value much larger than
+what it is made from asks the Budget first. This module imports jinja2 and is itself imported late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from types import GeneratorType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from tito_audit.render.costs import FILTER_COSTS, binary_cost, call_cost, length
+from tito_audit.render.limits import Budget, LimitReached
+
+__all__ = ["ChatEnvironment", "Refused"]
+
+
+class Refused(jinja2.TemplateError):
+    """A template called `raise_exception`."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` … `{% endgeneration %}`: writes what it encloses, in a scope of its own."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja reads a plain set
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_write"), [], [], body).set_lineno(line)
+
+    def _write(self, caller: Macro) -> str:
+        return str(caller())
+
+
+class _Generator(CodeGenerator):
+    """Compiles `a ~ b` to a call of the environment, which knows the budget."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.join_texts((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """One environment for one template; `budget` is renewed for each rendering."""
+
+    code_generator_class = _Generator
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, budget: Budget) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+        )
+        self.budget = budget
+        self.filters["tojson"] = _tojson
+        for name, cost in FILTER_COSTS.items():
+            self.filters[name] = self._guarded(self.filters[name], cost)
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+        self.globals["dict"] = _Dict()
+        self.globals["namespace"] = _Namespace
+        del self.globals["lipsum"]
+
+    def _guarded(self, function: Callable[..., Any], cost: Callable[..., int]) -> Callable[..., Any]:
+        """The filter, asking the budget before it runs."""
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            leading = 1 if hasattr(function, "jinja_pass_arg") else 0
+            args = tuple(_held(arg) for arg in args)
+            self.budget.spend(cost(*args[leading:], **kwargs))
+            return function(*args, **kwargs)
+
+        vars(guarded).update(vars(function))
+        return guarded
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call something from a template, within the budget."""
+        if getattr(__obj, "__name__", "") == "join":
+            args = tuple(_held(arg) for arg in args)
+        __self.budget.spend(call_cost(__obj, args, kwargs))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """The result of an operator, within the budget."""
+        self.budget.spend(binary_cost(operator, left, right))
+        return self.binop_table[operator](left, right)
+
+    def join_texts(self, parts: tuple[Any, ...]) -> str:
+        """`a ~ b ~ c` as one text."""
+        texts = [str(part) for part in parts]
+        self.budget.spend(sum(map(len, texts)))
+        return "".join(texts)
+
+    def concat(self, pieces: Any) -> str:
+        """The output of a macro, a `{% set %}` block or a call block as one text."""
+        pieces = list(pieces)
+        self.budget.spend(sum(map(len, pieces)))
+        return "".join(pieces)
+
+
+def _held(value: Any) -> Any:
+    """What a generator yields, as a list: it has to be measured and then used."""
+    return list(value) if isinstance(value, GeneratorType) else value
+
+
+def _raise_exception(message: object) -> None:
+    raise Refused(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as chat templates write it: nothing escaped for HTML, keys in their order."""
+    if (indent if isinstance(indent, int) else length(indent)) > 100:
+        raise LimitReached("the template indents JSON by more than 100 characters")
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class _Dict:
+    """`dict` for templates: makes dicts and is no class whose attributes could be walked."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    """`namespace` for templates: holds no names that start with an underscore."""
+
+    # Positional only, so that a template may have an attribute called `self`.
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        super().__init__(attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(
+            f"a namespace takes no attribute that starts with an underscore: {name!r}"
+        )

@@ -1,0 +1,285 @@
+"""Which text is whose: a rendered conversation cut into scaffold, contents, tool calls, turn ends.
+
+The contents are found by marks (`marks.py`). What opens an assistant message is what the template
+adds when asked for a generation prompt there; what closes it is the first special token behind its
+contents. Where marks change what the template writes, the renderings of the first 1, 2, … messages
+say where each begins, as long as each is a prefix of the whole. Where that fails too nothing is said:
+a span is never wrong, it is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tito_audit.errors import RenderError
+from tito_audit.record.message import Message, ToolSpec
+from tito_audit.render.cut import Cut, Span, common_start, first_of, last_of
+from tito_audit.render.marks import Found, Marking, SpanKind, has_marks, mark, unmark
+from tito_audit.render.renderer import Chat, Renderer
+
+__all__ = ["Rendering", "Span", "SpanKind", "spans"]
+
+_MARKINGS = (
+    Marking(assistant_only=False, tool_calls=True),
+    Marking(assistant_only=False, tool_calls=False),
+    Marking(assistant_only=True, tool_calls=True),
+    Marking(assistant_only=True, tool_calls=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A rendered conversation and whose text is where."""
+
+    text: str
+    spans: tuple[Span, ...]
+    """In order, touching, covering the text; none is empty."""
+    sampled: Mapping[int, tuple[int, int] | None]
+    """For each assistant message the stretch `[start, end)` a model would have generated: all behind the
+    generation prompt, up to and including the turn end. None where that is not known."""
+
+    def __post_init__(self) -> None:
+        at = 0
+        for span in self.spans:
+            if span.start != at or span.end <= at:
+                raise AssertionError(f"spans do not touch at character {at}")
+            at = span.end
+        if at != len(self.text):
+            raise AssertionError(f"spans end at character {at} of {len(self.text)}")
+
+
+def spans(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec] = (),
+    template_kwargs: Mapping[str, object] | None = None,
+    *,
+    add_generation_prompt: bool = False,
+) -> Rendering:
+    """The text of these messages with its spans; RenderError when the template cannot write them."""
+    chat, text = renderer.accepted(
+        messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
+    )
+    job = _Conversation(renderer, chat, text, tuple(tools), template_kwargs or {}, add_generation_prompt)
+    return _by_marks(job) or _by_prefixes(job)
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """Messages in the form the template took, what it wrote, and how to have it write parts of them."""
+
+    renderer: Renderer
+    chat: Chat
+    text: str
+    tools: tuple[ToolSpec, ...]
+    kwargs: Mapping[str, object]
+    opens_answer: bool
+
+    def write(self, chat: Chat, *, opens_answer: bool) -> str:
+        return self.renderer.write(
+            chat, self.tools, add_generation_prompt=opens_answer, template_kwargs=self.kwargs
+        )
+
+    def prefix_length(self, count: int, *, opens_answer: bool) -> int | None:
+        """How much of the text is the rendering of the first `count` messages; None if it is no prefix."""
+        try:
+            text = self.write(self.chat[:count], opens_answer=opens_answer) if count else ""
+        except RenderError:
+            return None
+        return len(text) if self.text.startswith(text) and (count or not opens_answer) else None
+
+    def opener(self, count: int) -> str:
+        """What a generation prompt adds behind the first `count` messages; "" if nothing or unknown."""
+        try:
+            closed = self.write(self.chat[:count], opens_answer=False)
+            opened = self.write(self.chat[:count], opens_answer=True)
+        except RenderError:
+            return ""
+        return opened[len(closed) :] if count and opened.startswith(closed) else ""
+
+    def new_cut(self) -> Cut:
+        return Cut(len(self.text), [message.get("role") for message in self.chat])
+
+
+def _by_marks(job: _Conversation) -> Rendering | None:
+    """The spans as marks show them; None when the template does not bear marks."""
+    if has_marks(job.text):
+        return None
+    for marking in _MARKINGS:
+        try:
+            marked, owners = mark(job.chat, marking)
+            result = unmark(job.write(marked, opens_answer=job.opens_answer), owners)
+        except (RenderError, OverflowError):
+            continue
+        if result is not None and result[0] == job.text:
+            return _assemble(job, result[1], marking)
+    return None
+
+
+def _assemble(job: _Conversation, found: list[Found], marking: Marking) -> Rendering:
+    """Spans out of the marked texts, with the turns of the model found around them."""
+    cut = job.new_cut()
+    for piece in found:
+        cut.put(piece.start, piece.end, piece.kind, piece.message_index)
+    finder = _TurnFinder(job, found, marking)
+    sampled: dict[int, tuple[int, int] | None] = {}
+    behind = 0  # no turn begins before the end of the last marked text or turn in front of it
+    for index, message in enumerate(job.chat):
+        own = finder.of(index)
+        if message.get("role") == "assistant":
+            turn = finder.turn(index, behind)
+            sampled[index] = turn.sampled if turn is not None else None
+            if turn is not None:
+                _cut_turn(cut, job, index, turn, own)
+                behind = turn.end
+        behind = max([behind, *(piece.end for piece in own)])
+    if job.opens_answer:
+        closed = job.prefix_length(len(job.chat), opens_answer=False)
+        if closed is not None and closed >= behind:
+            cut.put(closed, len(job.text), SpanKind.GENERATION_PROMPT, None)
+    nameless = SpanKind.UNKNOWN if marking.assistant_only else SpanKind.SCAFFOLD
+    return Rendering(job.text, cut.spans(nameless), sampled)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Where an assistant message is opened, where the model begins, where its end token is."""
+
+    opened: int
+    start: int
+    closer: int
+    end: int
+
+    @property
+    def sampled(self) -> tuple[int, int]:
+        return self.start, self.end
+
+
+class _TurnFinder:
+    """Finds what a model would have generated, between the marked texts."""
+
+    def __init__(self, job: _Conversation, found: list[Found], marking: Marking) -> None:
+        self._job = job
+        self._text = job.text
+        self._marking = marking
+        self._openers: dict[object, str] = {}
+        self._found: dict[int, list[Found]] = {}
+        for piece in found:
+            self._found.setdefault(piece.message_index, []).append(piece)
+        # Where the first marked text of any later message begins.
+        self._next: list[int] = [len(job.text)] * (len(job.chat) + 1)
+        for index in range(len(job.chat) - 1, -1, -1):
+            starts = [piece.start for piece in self.of(index)]
+            self._next[index] = min([self._next[index + 1], *starts])
+
+    def of(self, index: int) -> list[Found]:
+        """The marked texts of one message."""
+        return self._found.get(index, [])
+
+    def turn(self, index: int, behind: int) -> _Turn | None:
+        """The turn of an assistant message that begins at `behind` or later."""
+        own = self.of(index)
+        calls = bool(self._job.chat[index].get("tool_calls"))
+        if calls and not self._marking.tool_calls:
+            return None
+        opening = self._opening(index, behind, own[0].start if own else None)
+        later = self._next[index + 1]
+        if opening is None or opening[1] > later or any(piece.start < opening[1] for piece in own):
+            return None
+        closer = self._closer(max([opening[1], *(piece.end for piece in own)]), later, calls)
+        return _Turn(*opening, *closer) if closer is not None else None
+
+    def _opening(self, index: int, behind: int, first: int | None) -> tuple[int, int] | None:
+        """Where the generation prompt of a message begins and ends."""
+        opener = self._opener(index)
+        if opener and not self._spelled(opener, index):
+            at = self._text.find(opener, behind, first)
+            if at >= 0:
+                return at, at + len(opener)
+            # A past turn may be opened by less than a new one is, such as without an empty <think> block.
+            head = opener[: opener.find("\n") + 1]
+            at = self._text.find(head, behind, first) if head and first is not None else -1
+            if at >= 0:
+                return at, at + common_start(self._text[at:first], opener)
+        start = self._job.prefix_length(index, opens_answer=True)
+        if start is None or start < behind:
+            return None
+        return (start - len(opener) if self._text.endswith(opener, behind, start) else start), start
+
+    def _opener(self, index: int) -> str:
+        """What a generation prompt adds behind a message of the role that comes before this one."""
+        before = self._job.chat[index - 1].get("role") if index else None
+        if before not in self._openers:
+            self._openers[before] = self._job.opener(index)
+        return self._openers[before]
+
+    def _spelled(self, opener: str, index: int) -> bool:
+        """True if a message without marks spells the opener, so that finding it would prove nothing."""
+        head = opener.strip().split("\n")[0]
+        unmarked = [message for message in self._job.chat[:index] if message.get("role") != "assistant"]
+        return self._marking.assistant_only and any(head in str(list(message.values())) for message in unmarked)
+
+    def _closer(self, start: int, stop: int, calls: bool) -> tuple[int, int] | None:
+        """The first special token in `[start, stop)`; behind tool calls an end token goes first.
+
+        Templates wrap tool calls in special tokens of their own, which end no turn.
+        """
+        renderer = self._job.renderer
+        ends = first_of(renderer.end_texts, self._text, start, stop) if calls else None
+        return ends or first_of(renderer.control_texts, self._text, start, stop)
+
+
+def _cut_turn(cut: Cut, job: _Conversation, index: int, turn: _Turn, own: list[Found]) -> None:
+    """Name what is inside a turn, and what opens and ends it."""
+    cut.put(turn.opened, turn.start, SpanKind.GENERATION_PROMPT, index)
+    cut.put(turn.closer, turn.end, SpanKind.TURN_END, index)
+    said = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
+    calls = [piece.start for piece in own if piece.kind is SpanKind.TOOL_CALL]
+    if calls:
+        # The wrapping of the calls is theirs, but not the end of the reasoning before it.
+        begin = max([turn.start, *said])
+        thought = job.text.rfind("</think>", begin, calls[0])
+        if thought >= 0:
+            begin = thought + len("</think>")
+        cut.put(begin, turn.closer, SpanKind.TOOL_CALL, index)
+    cut.fill(turn.start, turn.closer, SpanKind.SCAFFOLD, index)
+
+
+def _by_prefixes(job: _Conversation) -> Rendering:
+    """The spans as far as shorter renderings are prefixes of the whole."""
+    cut = job.new_cut()
+    count = len(job.chat)
+    bounds: list[int | None] = [job.prefix_length(n, opens_answer=False) for n in range(count)]
+    bounds.append(job.prefix_length(count, opens_answer=False) if job.opens_answer else len(job.text))
+    sampled: dict[int, tuple[int, int] | None] = {}
+    for index, message in enumerate(job.chat):
+        begin, stop = bounds[index], bounds[index + 1]
+        known = begin is not None and stop is not None and begin <= stop
+        if message.get("role") == "assistant":
+            sampled[index] = None
+            if begin is not None and stop is not None and known:
+                sampled[index] = _turn_between(job, cut, index, begin, stop)
+        elif begin is not None and stop is not None and known:
+            cut.put(begin, stop, SpanKind.UNKNOWN, index)
+    if job.opens_answer and bounds[-1] is not None:
+        cut.put(bounds[-1], len(job.text), SpanKind.GENERATION_PROMPT, None)
+    return Rendering(job.text, cut.spans(SpanKind.UNKNOWN), sampled)
+
+
+def _turn_between(job: _Conversation, cut: Cut, index: int, begin: int, stop: int) -> tuple[int, int] | None:
+    """The turn of an assistant message that lies in `[begin, stop)`, by the last special token there."""
+    start = job.prefix_length(index, opens_answer=True)
+    if start is None or not begin <= start <= stop:
+        return None
+    closer = last_of(job.renderer.control_texts, job.text, start, stop)
+    # A token with more than white space behind it is part of what was said.
+    if closer is None or job.text[closer[1] : stop].strip():
+        return None
+    cut.put(begin, start, SpanKind.GENERATION_PROMPT, index)
+    content = job.chat[index].get("content")
+    exact = isinstance(content, str) and job.text[start : closer[0]].strip() == content.strip()
+    cut.put(start, closer[0], SpanKind.CONTENT if exact else SpanKind.UNKNOWN, index)
+    cut.put(*closer, SpanKind.TURN_END, index)
+    cut.put(closer[1], stop, SpanKind.SCAFFOLD, None)
+    return start, closer[1]

@@ -1,0 +1,119 @@
+"""A chat template, compiled once and run within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tito_audit.errors import RenderError, SetupError
+from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from tito_audit.render.sandbox import ChatEnvironment
+
+__all__ = ["SIZE_LIMIT", "TIME_LIMIT", "Template", "compile_template"]
+
+TIME_LIMIT = 10.0
+"""Seconds one rendering may take."""
+SIZE_LIMIT = 64 * 1024 * 1024
+"""Characters one rendering may write."""
+_LONGEST_REASON = 500
+
+
+class Template:
+    """A compiled chat template. Not to be run by two threads at once."""
+
+    def __init__(
+        self,
+        source: str,
+        compiled: jinja2.Template,
+        environment: ChatEnvironment,
+        *,
+        time_limit: float,
+        size_limit: int,
+    ) -> None:
+        self.source = source
+        self._compiled = compiled
+        self._environment = environment
+        self._time_limit = time_limit
+        self._size_limit = size_limit
+
+    def run(self, variables: Mapping[str, Any]) -> str:
+        """What the template writes for these variables; RenderError, in one line, if it writes nothing."""
+        budget = Budget(self._size_limit, self._time_limit)
+        self._environment.budget = budget
+        pieces: list[str] = []
+        written = 0
+        try:
+            with alarm(self._time_limit):
+                for piece in self._compiled.generate(variables):
+                    written += len(piece)
+                    if written > self._size_limit:
+                        raise LimitReached(f"the template writes more than {self._size_limit:,} characters")
+                    budget.spend(len(piece))
+                    pieces.append(piece)
+        except TimeUp:
+            raise RenderError(f"chat template: not finished after {self._time_limit:g} seconds") from None
+        except Exception as error:  # a template can raise whatever Python can
+            raise RenderError(_reason(error)) from error
+        return "".join(pieces)
+
+
+def compile_template(
+    source: str, where: str, *, time_limit: float = TIME_LIMIT, size_limit: int = SIZE_LIMIT
+) -> Template:
+    """A template ready to run; SetupError, naming `where` it came from, when it is no Jinja."""
+    import jinja2
+
+    from tito_audit.render.sandbox import ChatEnvironment
+
+    environment = ChatEnvironment(Budget(size_limit, time_limit))
+    try:
+        with alarm(time_limit):
+            compiled = environment.from_string(source)
+    except TimeUp:
+        reason = f"it was not compiled after {time_limit:g} seconds"
+    except jinja2.TemplateSyntaxError as error:
+        reason = f"line {error.lineno}: {error.message}"
+    except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
+        reason = _one_line(error)
+    else:
+        return Template(source, compiled, environment, time_limit=time_limit, size_limit=size_limit)
+    raise SetupError(
+        f"{where}: the chat template cannot be used ({reason}).\n"
+        "Without it no messages can be rendered again.\n"
+        "Mend the template, or pass another one with --chat-template FILE."
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Why a rendering failed, on one line with the template's line where it is known."""
+    from tito_audit.render.sandbox import Refused
+
+    line = _template_line(error)
+    place = "chat template" if line is None else f"chat template, line {line}"
+    if isinstance(error, Refused | LimitReached):
+        return f"{place}: {_bounded(' '.join(str(error).split()))}"
+    return f"{place}: {_one_line(error)}"
+
+
+def _one_line(error: BaseException) -> str:
+    return _bounded(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+
+
+def _template_line(error: Exception) -> int | None:
+    """The line of the template in the innermost of its frames."""
+    line = None
+    trace = error.__traceback__
+    while trace is not None:
+        # Jinja puts a frame of its own making in place of each frame of compiled template code.
+        if "__jinja_exception__" in trace.tb_frame.f_globals:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line

@@ -1,0 +1,39 @@
+"""The contract of a report: results in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+from tito_audit.record.finding import Result
+
+if TYPE_CHECKING:
+    from tito_audit.summary import Summary
+
+__all__ = ["Report", "ReportOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """What a person may ask of a report."""
+
+    color: bool = False
+    width: int = 100
+    worst: int = 10
+    """Findings shown in full by the text report."""
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """What each rule finds, by code; reports do not know the rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One file of `reports/` defines one of these.
+
+    `write` pulls the results, so a report of a large log needs no list of them; the summary is complete
+    once they are used up.
+    """
+
+    name: str
+    title: str
+    write: Callable[[Iterable[Result], Summary, TextIO, ReportOptions], None]

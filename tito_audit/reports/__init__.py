@@ -1,0 +1,26 @@
+"""Stage 8: results -> text."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tito_audit.errors import SetupError
+from tito_audit.registry import plugins
+from tito_audit.report import Report
+
+__all__ = ["all_reports", "report_named"]
+
+
+@cache
+def all_reports() -> tuple[Report, ...]:
+    """Every report, by name."""
+    return plugins(__name__, Report, lambda report: report.name)
+
+
+def report_named(name: str) -> Report:
+    """The report of that name; SetupError with the names there are."""
+    for report in all_reports():
+        if report.name == name:
+            return report
+    names = ", ".join(report.name for report in all_reports())
+    raise SetupError(f"--report {name}: there is no report of that name.\nReports: {names}")

@@ -1,0 +1,113 @@
+"""The one schema of the machine-readable reports, version 1.
+
+    finding  {"code", "severity", "file", "row", "item", "turn", "where", "start", "end", "cause", "message",
+              "recorded": {"ids", "pieces"}, "canonical": {"ids", "pieces"}, "repair", "fingerprint"}
+    summary  {"schema_version", "rollouts", "turns", "tokens", "generated_tokens", "rows_unreadable",
+              "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens"}},
+              "skipped": {CODE: {"rollouts", "because"}}, "formats": {NAME: rollouts}, "tokenizer", "seconds",
+              "files", "without_ids", "causes": {CODE: {CAUSE: findings}}, "notices"}
+
+A key may be added to either; one that changes its meaning or goes raises the version.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import orjson
+
+from tito_audit.record.finding import Finding, Side
+from tito_audit.reports._visible import escaped_json
+from tito_audit.summary import SCHEMA_VERSION, Skipped, Summary
+
+__all__ = ["as_json", "finding_object", "summary_object"]
+
+
+def finding_object(finding: Finding) -> dict[str, Any]:
+    """One finding as the schema writes it."""
+    hit = finding.hit
+    return {
+        "code": finding.code,
+        "severity": finding.severity.word,
+        "file": finding.place.file,
+        "row": finding.place.row,
+        "item": finding.place.item,
+        "turn": hit.turn,
+        "where": str(hit.where),
+        "start": hit.start,
+        "end": hit.end,
+        "cause": hit.cause,
+        "message": hit.message,
+        "recorded": _side(hit.recorded),
+        "canonical": _side(hit.canonical),
+        "repair": finding.repair,
+        "fingerprint": finding.fingerprint,
+    }
+
+
+def summary_object(summary: Summary) -> dict[str, Any]:
+    """The counts of a scan as the schema writes them; codes in order."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "rollouts": summary.rollouts,
+        "turns": summary.turns,
+        "tokens": summary.tokens,
+        "generated_tokens": summary.generated_tokens,
+        "rows_unreadable": summary.rows_unreadable,
+        "findings": {
+            code: {
+                "error": count.error,
+                "warning": count.warning,
+                "note": count.note,
+                "rollouts": count.rollouts,
+                "tokens": count.tokens,
+            }
+            for code, count in sorted(summary.findings.items())
+        },
+        "skipped": {code: _skipped(skipped) for code, skipped in sorted(summary.skipped.items())},
+        "formats": dict(summary.formats.most_common()),
+        "tokenizer": summary.tokenizer,
+        "seconds": round(summary.seconds, 3),
+        "files": summary.files,
+        "without_ids": summary.without_ids,
+        "causes": {code: _by_count(causes) for code, causes in sorted(summary.causes.items())},
+        "notices": summary.notices,
+    }
+
+
+def as_json(value: Any) -> str:
+    """The value on one line of JSON, safe for a terminal.
+
+    Half of a surrogate pair, which logs hold where a character was cut and UTF-8 cannot write, becomes
+    its escape as text (`\\ud83d`).
+    """
+    try:
+        data = orjson.dumps(value)
+    except TypeError:
+        data = orjson.dumps(_without_surrogates(value))
+    return escaped_json(data.decode())
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {"ids": list(side.ids), "pieces": list(side.pieces)}
+
+
+def _skipped(skipped: Skipped) -> dict[str, Any]:
+    """The most common reason stands for all."""
+    because = min(skipped.because, key=lambda word: (-skipped.because[word], word), default="")
+    return {"rollouts": skipped.rollouts, "because": because}
+
+
+def _by_count(causes: Counter[str]) -> dict[str, int]:
+    return dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    return value

@@ -1,0 +1,58 @@
+"""Logged text made safe to print: the one place where a model's words meet a terminal.
+
+A log may hold anything a model can say: escape sequences that recolour a terminal or rewrite its title,
+newlines that forge a line of the report, characters that turn the reading direction. None of them may
+act, and all of them should be seen, since a difference of tokens is often exactly one of them.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+__all__ = ["escaped_json", "visible"]
+
+_SHOWN = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
+# Letters that print as nothing: combining joiner, fillers of the Korean and Khmer scripts.
+_BLANKS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]")
+# DEL, C1 controls, bidi and zero-width characters, line separators: all legal in JSON, all unwanted in
+# a terminal or in a reader that splits lines by Unicode's rules.
+_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+
+
+def visible(text: str, *, edges: bool = False) -> str:
+    """The text on one line with every character seen and none of them acting.
+
+    A newline becomes ⏎, another control character its picture (ESC is ␛) and everything else that
+    does not print its code, `\\u202e`. With `edges`, for a single token, spaces at both ends become `·`
+    and a token of no characters `∅`.
+    """
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else _mark(char) for char in text)
+    text = _BLANKS.sub(lambda match: _code(match[0]), text)
+    if not edges:
+        return text
+    inner = text.strip(" ")
+    before = len(text) - len(text.lstrip(" "))
+    text = "·" * before + inner + "·" * (len(text) - before - len(inner))
+    if text and unicodedata.category(text[0])[0] == "M":
+        text = "◌" + text  # a combining mark would sit on whatever stands before the token
+    return text or "∅"
+
+
+def escaped_json(text: str) -> str:
+    """JSON with the characters that act on a terminal written as escapes; the value stays the same."""
+    return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _mark(char: str) -> str:
+    if char in _SHOWN:
+        return _SHOWN[char]
+    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else _code(char)
+
+
+def _code(char: str) -> str:
+    number = ord(char)
+    if number <= 0xFF:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"

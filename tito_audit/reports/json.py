@@ -1,0 +1,35 @@
+"""The `json` report: one object with the summary first, then every finding."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from typing import TextIO
+
+from tito_audit.record.finding import Result
+from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._schema import as_json, finding_object, summary_object
+from tito_audit.summary import Summary
+
+__all__ = ["JSON"]
+
+
+def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+    """Write `{"summary": …, "findings": […]}`, one finding a line.
+
+    The summary comes first and is known last, so the findings wait in a temporary file, not in memory.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as waiting:
+        between = "\n"
+        for result in results:
+            for finding in result.findings:
+                waiting.write(between + as_json(finding_object(finding)))
+                between = ",\n"
+        out.write('{"summary":' + as_json(summary_object(summary)) + ',\n"findings":[')
+        waiting.seek(0)
+        shutil.copyfileobj(waiting, out)
+        out.write("\n]}\n")
+
+
+JSON = Report("json", "one object: the summary, then every finding", write)

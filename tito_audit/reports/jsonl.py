@@ -1,0 +1,24 @@
+"""The `jsonl` report: one finding a line as it is found, the summary last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TextIO
+
+from tito_audit.record.finding import Result
+from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._schema import as_json, finding_object, summary_object
+from tito_audit.summary import Summary
+
+__all__ = ["JSONL"]
+
+
+def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+    """Write each finding when it comes, then `{"summary": …}`."""
+    for result in results:
+        for finding in result.findings:
+            out.write(as_json(finding_object(finding)) + "\n")
+    out.write(as_json({"summary": summary_object(summary)}) + "\n")
+
+
+JSONL = Report("jsonl", "one finding a line, the summary on the last", write)

@@ -1,0 +1,216 @@
+"""The `text` report: what a person reads. What was looked at, the verdict, the rules, the worst, the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from io import StringIO
+from itertools import groupby
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._page import STYLES, console_for, finding_lines
+from tito_audit.reports._visible import visible
+from tito_audit.reports._worst import Worst
+from tito_audit.summary import Summary
+
+__all__ = ["TEXT"]
+
+_FILES = 3
+"""Files named in the header."""
+_CAUSES = 3
+"""Causes named of one rule."""
+_NOTICES = 20
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the page needs beyond the summary."""
+
+    worst: Worst = field(default_factory=Worst)
+    findings: Counter[Severity] = field(default_factory=Counter)
+    rollouts: Counter[Severity] = field(default_factory=Counter)
+    """Rollouts (and unreadable rows) with at least one finding of that severity."""
+
+    def add(self, result: Result) -> None:
+        self.worst.add(result)
+        self.findings.update(finding.severity for finding in result.findings)
+        self.rollouts.update({finding.severity for finding in result.findings})
+
+
+def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+    """Read all results, then write one page; of the findings only the worst are held."""
+    seen = _Seen()
+    for result in results:
+        seen.add(result)
+    page = StringIO()
+    console = console_for(page, options)
+    for line in _header(summary):
+        console.print(line)
+    console.print()
+    console.print(_verdict(summary, seen))
+    if summary.findings:
+        console.print()
+        console.print(_table(summary, options))
+    worst = seen.worst.pick(options.worst)
+    _print_worst(console, worst, sum(seen.findings.values()))
+    _print_list(console, "Not looked at", _skip_lines(summary))
+    _print_list(console, "Notices", _notice_lines(summary))
+    _print_list(console, "More", _more_lines(worst))
+    out.writelines(line.rstrip() + "\n" for line in page.getvalue().splitlines())
+
+
+def _header(summary: Summary) -> Iterator[Text]:
+    files = ", ".join(summary.files[:_FILES])
+    if len(summary.files) > _FILES:
+        files += f" and {len(summary.files) - _FILES:,} more files"
+    yield Text("tito-audit ", style="bold").append(visible(files))
+    formats = ", ".join(f"{name} {number:,}" for name, number in summary.formats.most_common())
+    parts = [_many(summary.rollouts, "rollout") + (f" ({formats})" if formats else "")]
+    if summary.rows_unreadable:
+        parts.append(_many(summary.rows_unreadable, "unreadable row"))
+    parts.append(_many(summary.turns, "turn"))
+    parts.append(f"{_many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated")
+    yield Text(visible(" · ".join(parts)))
+    pace = f"{summary.seconds:.1f} s"
+    if summary.seconds > 0 and summary.tokens:
+        pace += f", {summary.tokens / summary.seconds:,.0f} tokens/s"
+    yield Text(visible(f"tokenizer {summary.tokenizer or 'none'} · {pace}"))
+
+
+def _verdict(summary: Summary, seen: _Seen) -> Text:
+    """The one line to remember; a log in which nothing could be looked at is never called clean."""
+    rows = summary.rollouts + summary.rows_unreadable
+    found = [severity for severity in sorted(Severity, reverse=True) if seen.findings[severity]]
+    if found:
+        line = Text()
+        for severity in found:
+            of = f"{rows:,}" if line else _many(rows, "rollout")
+            line.append("; " if line else "")
+            line.append(_many(seen.findings[severity], severity.word), style=STYLES[severity])
+            line.append(f" in {seen.rollouts[severity]:,} of {of}")
+    elif not rows:
+        return Text("nothing to audit: no rollouts", style="bold yellow")
+    elif summary.without_ids == summary.rollouts:
+        words = f"nothing to audit: no token ids in {_many(rows, 'rollout')}"
+        return Text(words, style="bold yellow")
+    else:
+        looked = rows - summary.without_ids
+        line = Text(f"clean: nothing found in {_many(looked, 'rollout')}", style="bold green")
+        if summary.skipped:
+            line.append(", as far as the rules could look (below)", style="not bold default")
+    if summary.without_ids:
+        line.append(f"; nothing to audit in {summary.without_ids:,} without token ids", style="yellow")
+    return line
+
+
+def _table(summary: Summary, options: ReportOptions) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table.add_column("code", no_wrap=True)
+    table.add_column("what", ratio=1, min_width=20)
+    for name in ("errors", "warn", "notes", "rollouts", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for code, count in sorted(summary.findings.items()):
+        worst = max((one for one in Severity if getattr(count, one.word)), default=Severity.NOTE)
+        what = Text(visible(options.titles.get(code, "")))
+        causes = _causes(summary.causes.get(code, Counter()))
+        if causes:
+            what.append(("\n" if what else "") + causes, style="dim")
+        numbers = (count.error, count.warning, count.note, count.rollouts, count.tokens)
+        table.add_row(Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers))
+    return table
+
+
+def _causes(causes: Counter[str]) -> str:
+    named = sorted(((cause, number) for cause, number in causes.items() if cause), key=_rare_last)
+    words = [f"{visible(cause)} ({number:,})" for cause, number in named[:_CAUSES]]
+    if len(named) > _CAUSES:
+        words.append(f"{len(named) - _CAUSES:,} more")
+    return ", ".join(words)
+
+
+def _rare_last(item: tuple[str, int]) -> tuple[int, str]:
+    return (-item[1], item[0])
+
+
+def _print_worst(console: Console, worst: list[Finding], total: int) -> None:
+    if not worst:
+        return
+    console.print()
+    title = "The findings" if len(worst) == total else f"The worst of {total:,} findings"
+    console.print(Text(title, style="bold"))
+    for finding in worst:
+        console.print()
+        for line in finding_lines(finding, console):
+            console.print(line, soft_wrap=True)
+
+
+def _print_list(console: Console, title: str, lines: list[str]) -> None:
+    if not lines:
+        return
+    console.print()
+    console.print(Text(title, style="bold"))
+    for line in lines:
+        wrapped = Text(line).wrap(console, console.width - 4)
+        for index, part in enumerate(wrapped):
+            console.print(Text("  " if index == 0 else "    ").append_text(part), soft_wrap=True)
+
+
+def _skip_lines(summary: Summary) -> list[str]:
+    """`no logprobs: LPR501-LPR506 (40 rollouts)`, the most common reason first."""
+    codes: dict[tuple[str, int], list[str]] = {}
+    for code, skipped in sorted(summary.skipped.items()):
+        for because, number in skipped.because.items():
+            codes.setdefault((because, number), []).append(code)
+    return [
+        f"{visible(because)}: {_ranges(codes[because, number])} ({_many(number, 'rollout')})"
+        for because, number in sorted(codes, key=_rare_last)
+    ]
+
+
+def _ranges(codes: list[str]) -> str:
+    """Sorted codes with neighbours joined: `LPR501-LPR506, TOK101`."""
+    words = []
+    neighbours = groupby(enumerate(codes), key=lambda pair: (pair[1][:3], _number(pair[1]) - pair[0]))
+    for _, pairs in neighbours:
+        run = [code for _, code in pairs]
+        words.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run))
+    return ", ".join(words)
+
+
+def _number(code: str) -> int:
+    digits = "".join(char for char in code if char.isdecimal())
+    return int(digits or 0)
+
+
+def _notice_lines(summary: Summary) -> list[str]:
+    lines = [visible(notice) for notice in summary.notices[:_NOTICES]]
+    if len(summary.notices) > _NOTICES:
+        lines.append(f"… and {len(summary.notices) - _NOTICES:,} more notices")
+    return lines
+
+
+def _more_lines(worst: list[Finding]) -> list[str]:
+    if not worst:
+        return []
+    place = worst[0].place
+    item = f" --item {place.item}" if place.item else ""
+    return [
+        f"tito-audit explain {worst[0].code}   what it means and what cures it",
+        f"tito-audit show {visible(place.file)} --row {place.row}{item}   every token of that rollout",
+        "tito-audit scan … --report json=findings.json   every finding",
+    ]
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+TEXT = Report("text", "a page for people: the verdict, a table by rule, the worst findings", write)

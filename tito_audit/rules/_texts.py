@@ -1,0 +1,204 @@
+"""The text of a completion against the text that its ids decode to."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Turn
+from tito_audit.tokens.vocab import Prefix, Vocabulary
+
+__all__ = [
+    "Agreement",
+    "Reading",
+    "agreement",
+    "answer_of",
+    "contained",
+    "first_difference",
+    "missing_part",
+    "readings",
+]
+
+_BROKEN = "\ufffd"
+_CHARACTERS_MISSED = 4
+"""A shorter gap is a disagreement, not a loss."""
+_STOP_STRING = 32
+_MARKUP_END = re.compile(r"<[^<>\s]+>\s*$")
+_SPACES_CLEANED = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+)
+
+
+class Agreement(StrEnum):
+    """How far the recorded text and the decoded ids agree."""
+
+    SAME = "same"
+    TRIMMED = "white space trimmed"
+    STOP_STRING = "stop string left out"
+    CLEANED = "spaces cleaned up"
+    DIFFERENT = "text and ids disagree"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One way in which servers decode a completion."""
+
+    text: str
+    kept: Offsets
+    """`[K]` positions of the tokens that the text is made of."""
+
+
+def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
+    """The assistant message that a turn produced; None when the log does not say which."""
+    index, messages = turn.message_index, evidence.rollout.messages
+    if index is None or not 0 <= index < len(messages) or messages[index].role != "assistant":
+        return None
+    return messages[index]
+
+
+def readings(evidence: Evidence, ids: Ids, text: str) -> list[Reading]:
+    """The ways to decode a completion that may have given `text`.
+
+    Special tokens are kept, dropped, or only the last one dropped if it is an end; where the text holds
+    broken characters, also as decoders break them that look at less than the whole.
+    """
+    vocabulary = evidence.vocabulary
+    if vocabulary is None:
+        return []
+    every = np.arange(len(ids))
+    special = np.isin(ids, [*vocabulary.special_ids])
+    ends = len(ids) > 0 and (int(ids[-1]) in evidence.end_ids or bool(special[-1]))
+    parts = [every, every[:-1] if ends else every, every[~special]]
+    distinct = {part.tobytes(): part for part in parts}.values()
+    whole = [Reading(vocabulary.text(ids[part]), part) for part in distinct]
+    if _BROKEN not in text:
+        return whole
+    broken = [Reading(one, part) for part in distinct for one in _broken(vocabulary, ids[part])]
+    return whole + broken
+
+
+def agreement(evidence: Evidence, ids: Ids, text: str, finish_reason: str | None) -> Agreement:
+    """How the text of a completion agrees with its ids, at best over all readings. Needs a vocabulary."""
+    vocabulary = evidence.vocabulary
+    assert vocabulary is not None
+    decoded = [_folded(reading.text) for reading in readings(evidence, ids, text)]
+    want = _folded(text)
+    if any(_same(one, want, vocabulary) for one in decoded):
+        return Agreement.SAME
+    if any(_after_markup(one, want) for one in decoded):
+        return Agreement.SAME
+    if any(one.strip() == want.strip() for one in decoded):
+        return Agreement.TRIMMED
+    if finish_reason == "stop" and want and any(_stopped(one, want) for one in decoded):
+        return Agreement.STOP_STRING
+    if any(_cleaned(one).strip() == want.strip() for one in decoded):
+        return Agreement.CLEANED
+    return Agreement.DIFFERENT
+
+
+def contained(evidence: Evidence, ids: Ids, part: str) -> bool:
+    """True when the decoded completion holds this text, white space around it aside."""
+    want = _folded(part).strip()
+    return any(want in _folded(reading.text) for reading in readings(evidence, ids, part))
+
+
+def missing_part(evidence: Evidence, ids: Ids, text: str) -> str | None:
+    """What the text holds and the ids lack, when the ids hold all the rest of it; None otherwise."""
+    want = _folded(text).strip()
+    for reading in readings(evidence, ids, text):
+        have = _folded(reading.text).strip()
+        ahead = _common_prefix(have, want)
+        behind = _common_prefix(have[ahead:][::-1], want[ahead:][::-1])
+        missed = want[ahead : len(want) - behind]
+        if ahead + behind >= len(have) and (len(missed.strip()) >= _CHARACTERS_MISSED or not have):
+            return missed or None
+    return None
+
+
+def first_difference(evidence: Evidence, ids: Ids, text: str) -> tuple[int, str, str]:
+    """The token at which ids and text part, and what each says from there on, in the best reading."""
+    assert evidence.vocabulary is not None
+    best, *others = readings(evidence, ids, text)
+    ahead = _common_prefix(best.text, text)
+    for reading in others:
+        common = _common_prefix(reading.text, text)
+        if common > ahead:
+            best, ahead = reading, common
+    ends = np.cumsum(evidence.vocabulary.byte_lengths(ids[best.kept]))
+    byte = len(text[:ahead].encode("utf-8", "surrogatepass"))
+    number = int(np.searchsorted(ends, byte, side="right"))
+    position = int(best.kept[number]) if number < len(best.kept) else len(ids)
+    return position, best.text[ahead:], text[ahead:]
+
+
+def _folded(text: str) -> str:
+    """Text in NFC, with each run of replacement characters as one: decoders differ in their number."""
+    return re.sub(f"{_BROKEN}+", _BROKEN, unicodedata.normalize("NFC", text))
+
+
+def _same(decoded: str, text: str, vocabulary: Vocabulary) -> bool:
+    if decoded == text:
+        return True
+    # Whether a prepended space is shown depends on what was decoded before.
+    return vocabulary.prefix is not Prefix.NEVER and decoded.removeprefix(" ") == text.removeprefix(" ")
+
+
+def _broken(vocabulary: Vocabulary, ids: Ids) -> Iterator[str]:
+    """The text when each token is decoded on its own, and when a run of partial tokens is lost together."""
+    alone: list[str] = []
+    together: list[str] = []
+    run = b""
+    for data in (vocabulary.token_bytes(int(i)) for i in ids):
+        alone.append(data.decode("utf-8", "replace"))
+        if _BROKEN in alone[-1]:
+            run += data
+        else:
+            together += (_strict(run), alone[-1])
+            run = b""
+    yield "".join(alone)
+    yield "".join((*together, _strict(run)))
+
+
+def _strict(run: bytes) -> str:
+    """A run of partial tokens as byte-fallback decoders write it: all of its characters, or none."""
+    text = run.decode("utf-8", "replace")
+    return _BROKEN if _BROKEN in text else text
+
+
+def _after_markup(decoded: str, text: str) -> bool:
+    """True when the text is the end of what was decoded, behind a tag that closes the reasoning."""
+    want, have = text.strip(), decoded.rstrip()
+    return bool(want) and have.endswith(want) and bool(_MARKUP_END.search(have[: len(have) - len(want)]))
+
+
+def _stopped(decoded: str, text: str) -> bool:
+    return decoded.startswith(text) and len(decoded) - len(text) <= _STOP_STRING
+
+
+def _cleaned(text: str) -> str:
+    """Text with the spaces before punctuation taken out, as decoders of older libraries do."""
+    for spaced, tight in _SPACES_CLEANED:
+        text = text.replace(spaced, tight)
+    return text
+
+
+def _common_prefix(one: str, other: str) -> int:
+    """How many characters two texts share at their start."""
+    short = min(len(one), len(other))
+    if one[:short] == other[:short]:
+        return short
+    low, high = 0, short
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low

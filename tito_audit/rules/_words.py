@@ -1,0 +1,40 @@
+"""How the rules of the record, the mask and the logprobs put numbers, tokens and places into words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Side
+
+__all__ = ["counted", "listed", "places", "quoted", "shown"]
+
+_SHOWN_TOKENS = 16
+_QUOTED_CHARACTERS = 40
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 token`, `2 tokens`; the plural adds an s unless another is given."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
+
+
+def places(offset: int) -> str:
+    """`1 place late` for an offset of +1, `2 places early` for -2."""
+    return f"{counted(abs(offset), 'place')} {'late' if offset > 0 else 'early'}"
+
+
+def quoted(text: str) -> str:
+    """A text in quotes with its control characters visible, cut to what fits a sentence."""
+    whole = len(text) <= _QUOTED_CHARACTERS
+    return repr(text if whole else text[: _QUOTED_CHARACTERS - 1] + "…")
+
+
+def shown(evidence: Evidence, ids: Ids) -> Side:
+    """The first tokens of a range as a side of a finding, at most 16."""
+    return evidence.side(ids[:_SHOWN_TOKENS])

@@ -1,0 +1,108 @@
+"""LPR501: more or fewer logprobs than tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Logprobs
+from tito_audit.record.column import Column, ColumnRole
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.rule import rule
+from tito_audit.rules._logprobs import ROUNDING
+from tito_audit.rules._words import counted
+
+
+@rule("LPR501", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
+def logprob_count(evidence: Evidence) -> Iterator[Hit]:
+    """There are more or fewer logprobs than tokens.
+
+    ## What it finds
+    A logprob column whose length fits nothing that it could describe: not the completion of its call, not
+    the row, its response or its trained tokens. Where the calls and the row can be compared it says whether
+    the extra entry is the first or the last.
+
+    ## Why it matters
+    With one entry too many or too few, code that cuts or pads to fit moves every value to a neighbour. The
+    importance ratios are then noise of the size of whole logprobs, in every token, while the loss still
+    looks like a loss.
+
+    ## Example
+    ```text
+    completion  Hello !  <|im_end|>
+    logprobs    null -0.4 -0.1 -0.02      N+1: the first belongs to the prompt
+    ```
+
+    ## Repair
+    `realign` drops the extra entry where the log proves which it is; `splice` takes the values of the calls.
+    """
+    for number, turn in enumerate(evidence.rollout.turns):
+        if turn.completion_ids is None or not len(turn.completion_ids):
+            continue
+        length = len(turn.completion_ids)
+        for column in turn.columns:
+            if column.role is ColumnRole.LOGPROBS and column.alignment is None:
+                known = _row_values(evidence, number, length)
+                yield _hit(column, Where.COMPLETION, number, {length: "completion token"}, known, length)
+    row = evidence.rollout.training_row
+    for column in row.columns if row is not None else ():
+        if row is not None and column.role is ColumnRole.LOGPROBS and column.alignment is None:
+            full = len(row.token_ids)
+            fits = {full: "token"}
+            if row.prompt_length:
+                fits[full - row.prompt_length] = "response token"
+            if row.loss_mask is not None:
+                fits.setdefault(int(row.loss_mask.sum()), "trained token")
+            yield _hit(column, Where.ROW, None, fits, _expected(evidence), full)
+
+
+def _hit(
+    column: Column, where: Where, turn: int | None, fits: dict[int, str], known: Logprobs | None, end: int
+) -> Hit:
+    """The finding for a column, against the length that is nearest to its own."""
+    count = len(column.values)
+    base = min(fits, key=lambda length: abs(length - count))
+    extra = count - base
+    told = f"`{column.name}` has {counted(count, 'entry', 'entries')} "
+    told += f"for {counted(base, fits[base])}"
+    if abs(extra) == 1:
+        cause = "one too many" if extra > 0 else "one too few"
+        told += f", {cause}"
+    else:
+        cause = "other count"
+    if extra == 1:
+        told += _which(column.values, base, known)
+    return Hit(where, 0, end, f"{told}; no value can be given to its token", turn=turn, cause=cause)
+
+
+def _which(values: Logprobs, base: int, known: Logprobs | None) -> str:
+    """Whether the first or the last entry is the extra one, as far as the log tells."""
+    if known is not None and len(known) == base:
+        said = np.isfinite(known)
+        front, back = (
+            bool(said.any() and (np.abs(part[said] - known[said]) <= ROUNDING).all())
+            for part in (values[1:], values[:-1])
+        )
+        if front != back:
+            return f" (the {'first' if front else 'last'}: without it they are the values recorded elsewhere)"
+    if np.isnan(values[0]) and not np.isnan(values[1:]).any():
+        return " (the first is null, as servers write for a token without context)"
+    return ""
+
+
+def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
+    """`[C]` what the training row holds for the tokens of a turn; None if it does not say."""
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or row.logprobs is None or view is None:
+        return None
+    mine = np.flatnonzero(view.turn == turn)
+    out = np.full(length, np.nan)
+    out[view.turn_offset[mine]] = row.logprobs[mine]
+    return out
+
+
+def _expected(evidence: Evidence) -> Logprobs | None:
+    return evidence.row.expected_logprobs if evidence.row is not None else None

@@ -1,0 +1,65 @@
+"""LPR502: logprobs that lie off their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.rule import rule
+from tito_audit.rules._logprobs import LogprobShift, shifts
+from tito_audit.rules._words import counted, places, shown
+
+
+@rule("LPR502", Severity.ERROR, needs=(Needs.ROW_LOGPROBS,))
+def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
+    """The logprobs of the row belong to other tokens.
+
+    ## What it finds
+    A row whose logprobs are those of its calls, but some places early or late; without calls, a row whose
+    values and sentinels begin and end early or late by the same number of places at every trained run.
+    It also finds values that are none of the calls' at any offset. Values are compared to 0.001, since
+    logs round.
+
+    ## Why it matters
+    The importance ratio of each token is then taken against another token's probability. Most ratios stay
+    near 1 because most logprobs are near 0, so that averages hide it.
+
+    ## Example
+    ```text
+    tokens    assistant  \\n    Hello  !     <|im_end|>
+    mask         0       0      1     1         1
+    logprobs    0.0    -1.3   -0.2  -0.01     0.0       one place early
+    ```
+
+    ## Repair
+    `realign` moves the column back; `splice` takes the values of the calls.
+    """
+    row = evidence.rollout.training_row
+    if row is None:
+        return
+    for shift in shifts(evidence):
+        cause = f"shifted by {shift.offset:+d}" if shift.offset else "other values than the calls recorded"
+        yield Hit(
+            Where.ROW,
+            shift.start,
+            shift.end,
+            _message(shift),
+            turn=shift.turn,
+            cause=cause,
+            recorded=shown(evidence, row.token_ids[shift.start : shift.end]),
+        )
+
+
+def _message(shift: LogprobShift) -> str:
+    if not shift.offset:
+        differ = "differs" if shift.values == 1 else "differ"
+        return (
+            f"{counted(shift.values, 'logprob')} of the row {differ} from what the call recorded for the "
+            "same tokens; the importance ratio is not taken against the sampler"
+        )
+    proof = "provable by the calls" if shift.by_calls else "by the sentinels"
+    return (
+        f"the logprobs lie {places(shift.offset)} ({proof}); each token is weighed by another's probability"
+    )

@@ -1,0 +1,59 @@
+"""LPR503: trained tokens without a finite logprob."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.rollout import trained_runs
+from tito_audit.rule import rule
+from tito_audit.rules._logprobs import sampled_values
+from tito_audit.rules._words import counted, shown
+
+
+@rule("LPR503", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
+def missing_or_infinite_logprobs(evidence: Evidence) -> Iterator[Hit]:
+    """Sampled or trained tokens have no logprob, or an infinite one.
+
+    ## What it finds
+    NaN and null (both read as "not recorded") and infinite values in a completion or under the loss mask of
+    the row.
+
+    ## Why it matters
+    One NaN or infinity makes the loss of the whole batch NaN, or is replaced by 0.0 on the way, which says
+    that the token was certain. Minus infinity is the logprob of a token that could not be sampled: the
+    sampler filtered its distribution after the logprob was taken, or before.
+
+    ## Example
+    ```text
+    completion  Hello  !     <|im_end|>
+    logprobs    -0.4   null  -0.02
+    ```
+
+    ## Repair
+    `splice` takes the values of the calls; `mask` takes the tokens out of the loss.
+    """
+    for values in sampled_values(evidence):
+        if values.shifted:
+            continue
+        for cause, wrong in (
+            ("not recorded", np.isnan(values.logprobs)),
+            ("infinite", np.isinf(values.logprobs)),
+        ):
+            for start, end in trained_runs(wrong & values.trained):
+                has = "has" if end - start == 1 else "have"
+                what = "no logprob (null or NaN)" if cause == "not recorded" else "an infinite logprob"
+                yield Hit(
+                    values.where,
+                    start,
+                    end,
+                    f"{counted(end - start, 'token')} in the loss {has} {what}; a loss over it is NaN, or "
+                    "the gap is filled with a made-up value",
+                    turn=values.turn,
+                    cause=cause,
+                    recorded=shown(evidence, values.ids[start:end]),
+                )

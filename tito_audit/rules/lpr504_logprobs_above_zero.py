@@ -1,0 +1,70 @@
+"""LPR504: logprobs that no probability has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Logprobs
+from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.rollout import trained_runs
+from tito_audit.rule import rule
+from tito_audit.rules._logprobs import SampledValues, placeholders, sampled_values
+from tito_audit.rules._words import counted, shown
+
+_TOLERANCE = 1e-6
+
+
+@rule("LPR504", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
+def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
+    """Logprobs of sampled or trained tokens are above zero.
+
+    ## What it finds
+    Values greater than 0.000001 in a completion or under the loss mask. When every value is, it is one
+    finding that says what the column looks like: probabilities, or logprobs that lost their sign. The
+    sentinel 1.0 is LPR505's.
+
+    ## Why it matters
+    The logarithm of a probability is never above zero, so the column is something else: a probability, a
+    negative log-likelihood, a reward. Exponentials of it give ratios that are wrong everywhere.
+
+    ## Example
+    ```text
+    completion  Hello  !     <|im_end|>
+    logprobs    0.67   0.99  0.98          probabilities
+    ```
+
+    ## Repair
+    None is certain: convert the column where it is written, or `drop` the rollout.
+    """
+    for values in sampled_values(evidence):
+        above = values.trained & (values.logprobs > _TOLERANCE) & np.isfinite(values.logprobs)
+        above &= ~placeholders(values)
+        if not above.any():
+            continue
+        spoken = values.logprobs[values.trained & np.isfinite(values.logprobs)]
+        whole = len(spoken) > 1 and bool((spoken > -_TOLERANCE).all())
+        marked = np.flatnonzero(above)
+        for start, end in [(int(marked[0]), int(marked[-1]) + 1)] if whole else trained_runs(above):
+            yield _hit(evidence, values, start, end, int(above[start:end].sum()), spoken if whole else None)
+
+
+def _hit(
+    evidence: Evidence, values: SampledValues, start: int, end: int, count: int, whole: Logprobs | None
+) -> Hit:
+    highest = float(np.nanmax(values.logprobs[start:end]))
+    verb = "is" if count == 1 else "are"
+    message, cause = f"{counted(count, 'logprob')} {verb} above zero, up to {highest:.4g}", "above zero"
+    if whole is not None and whole.max() <= 1:
+        message += "; every value lies between 0 and 1, so these look like probabilities"
+        cause = "looks like probabilities"
+    elif whole is not None:
+        message += "; none is below zero, so these look like logprobs that lost their sign"
+        cause = "looks like a lost sign"
+    else:
+        message += "; no probability has such a logarithm"
+    recorded = shown(evidence, values.ids[start:end])
+    return Hit(values.where, start, end, message, turn=values.turn, cause=cause, recorded=recorded)

@@ -1,0 +1,62 @@
+"""LPR506: logprobs that are all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Hit, Severity
+from tito_audit.rule import rule
+from tito_audit.rules._logprobs import ROUNDING, SampledValues, constant_stretches, sampled_values
+from tito_audit.rules._words import shown
+
+
+@rule("LPR506", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
+def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
+    """All logprobs of a sampled stretch are equal or zero.
+
+    ## What it finds
+    At least 4 sampled tokens in one stretch, or in the whole row, that share one value (error), or at least
+    8 that are exactly 0.0: a warning, since greedy decoding of certain tokens can do that, and an error
+    when a call recorded other values.
+
+    ## Why it matters
+    A sampler gives every token its own probability. Equal values are a default that was never filled in;
+    zeros say that every token was certain, so that the importance ratio becomes the trainer's own
+    probability and every token is pushed away from.
+
+    ## Example
+    ```text
+    completion  The  answer  is  4  .  It  is  even  <|im_end|>
+    logprobs    0.0   0.0   0.0 0.0 0.0 0.0 0.0 0.0     0.0
+    ```
+
+    ## Repair
+    `splice` takes the values of the calls; `mask` takes the tokens out of the loss.
+    """
+    for values in sampled_values(evidence):
+        for parts in constant_stretches(values):
+            yield _hit(evidence, values, parts)
+
+
+def _hit(evidence: Evidence, values: SampledValues, parts: list[tuple[int, int]]) -> Hit:
+    start, end = parts[0][0], parts[-1][1]
+    count, value = sum(b - a for a, b in parts), values.logprobs[start]
+    severity = Severity.ERROR
+    message = f"all {count} logprobs are {value:.4g}; a sampler gives each token its own"
+    if value == 0:
+        severity = Severity.WARNING
+        message = f"all {count} logprobs are exactly 0; unless decoding was greedy they were never recorded"
+        if values.expected is not None and (values.expected[start:end] < -ROUNDING).any():
+            severity, message = Severity.ERROR, f"all {count} logprobs are 0 where the calls recorded others"
+    return Hit(
+        values.where,
+        start,
+        end,
+        message,
+        turn=values.turn,
+        cause="all zero" if value == 0 else "all equal",
+        severity=severity,
+        recorded=shown(evidence, values.ids[start:end]),
+    )

@@ -1,0 +1,93 @@
+"""MSK401: tokens in the loss that no model call sampled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.rollout import trained_runs
+from tito_audit.rule import rule
+from tito_audit.rules._masks import judged_mask
+from tito_audit.rules._words import counted, listed, places, shown
+
+_PHRASES = {
+    TEMPLATE: "of the template",
+    GENERATION_PROMPT: "of the generation prompt",
+    TURN_END: "that closes a turn",
+    "prefill": "of a prefilled answer",
+    ASSISTANT: "of an answer that no call sampled",
+    UNKNOWN: "of unknown origin",
+}
+_SCAFFOLD = (TEMPLATE, GENERATION_PROMPT, TURN_END)
+
+
+@rule("MSK401", Severity.ERROR, needs=(Needs.MASK, Needs.SAMPLED))
+def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
+    """Tokens are trained that nobody sampled.
+
+    ## What it finds
+    Tokens under the loss mask that belong to the template, to a system, user or tool message, to the
+    generation prompt or to a prefill. When every trained run lies one place before or behind a sampled
+    one, it says that the mask slid. A mask that is wrong as a whole is MSK403's, an appended end token
+    MSK404's, and answer tokens that were tokenized again belong to the TOK and TPL rules.
+
+    ## Why it matters
+    The policy gradient assumes that each trained token was drawn from the policy. Tokens that were given
+    teach the model to write user messages, tool results and role markers, and their logprob is a
+    placeholder, so that their importance ratio means nothing.
+
+    ## Example
+    ```text
+    tokens  <|im_start|> user \\n Hi <|im_end|> … Hello <|im_end|>
+    mask         0        0   0  1     0          1       1
+                                 ^ a user's word, trained
+    ```
+
+    ## Repair
+    `splice` rebuilds the mask from the calls; `mask` takes the tokens out of the loss.
+    """
+    mask = judged_mask(evidence)
+    if mask is None:
+        return
+    for start, end in trained_runs(mask.not_sampled):
+        roles = Counter(_role(mask.view, position) for position in range(start, end))
+        cause = f"slid by {mask.slide:+d}" if mask.slide else _cause(roles)
+        alone = len(roles) == 1
+        told = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
+        slid = f"; every trained run lies {places(mask.slide)}" if mask.slide else ""
+        verb = "was" if end - start == 1 else "were"
+        yield Hit(
+            Where.ROW,
+            start,
+            end,
+            f"{counted(end - start, 'trained token')} {verb} not sampled, {told}{slid}; "
+            "the loss teaches the model to write what it was given",
+            cause=cause,
+            recorded=shown(evidence, mask.ids[start:end]),
+        )
+
+
+def _role(view: RowView, position: int) -> str:
+    """Whose token it is; an answer's token in front of a sampled one was prefilled."""
+    role = view.roles[position]
+    if role != ASSISTANT:
+        return role
+    after = position
+    while after < len(view.roles) and view.roles[after] == ASSISTANT and not view.sampled[after]:
+        after += 1
+    return "prefill" if after < len(view.roles) and view.sampled[after] else ASSISTANT
+
+
+def _cause(roles: Counter[str]) -> str:
+    """What the run is mostly made of; text of a message outweighs the scaffold around it."""
+    spoken = [role for role, _ in roles.most_common() if role not in _SCAFFOLD]
+    role = spoken[0] if spoken else roles.most_common(1)[0][0]
+    return {UNKNOWN: "not sampled", ASSISTANT: "answer of no call"}.get(role, role)
+
+
+def _phrase(role: str) -> str:
+    return _PHRASES.get(role, f"of a {role} message")

@@ -1,0 +1,103 @@
+"""MSK402: sampled tokens that the loss leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.rollout import trained_runs
+from tito_audit.rule import rule
+from tito_audit.rules._masks import JudgedMask, judged_mask, sampled_turns
+from tito_audit.rules._words import counted, places, shown
+
+
+@rule("MSK402", Severity.WARNING, needs=(Needs.MASK, Needs.SAMPLED))
+def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
+    """Sampled tokens are left out of the loss.
+
+    ## What it finds
+    A part of a sampled turn that is not trained (warning), and whole turns that are not: a note, since
+    some trainers leave out all turns but the last, or a turn cut by the length limit; a warning when one
+    turn among trained ones is missing. Tokens next to drifted ones are a note, since a repair may have
+    taken them out. A mask that trains nothing is MSK403's, a turn end alone MSK404's.
+
+    ## Why it matters
+    What is not trained earns no credit. A mask that misses the beginning or the end of each answer tells
+    of an offset in the code that built it, and then other tokens are usually trained in their place.
+
+    ## Example
+    ```text
+    tokens  … assistant \\n The answer is 4 <|im_end|>
+    mask          0      0  0    1    1 1     1
+                            ^ sampled, not trained
+    ```
+
+    ## Repair
+    `splice` rebuilds the mask from the calls.
+    """
+    mask = judged_mask(evidence)
+    if mask is None:
+        return
+    turns = sampled_turns(mask.view)
+    trained = [any(mask.trained[a:b].any() for a, b in spans) for _, spans in turns]
+    for number, (turn, spans) in enumerate(turns):
+        start, end = spans[0][0], spans[-1][1]
+        # A run as short as its slide is off its tokens altogether, and still no choice of the trainer.
+        if trained[number] or mask.slide:
+            for a, b in spans:
+                for s, e in trained_runs(mask.not_trained[a:b]):
+                    yield _part(evidence, mask, a + s, a + e, turn)
+        else:
+            severity, message = _left_out(evidence, turn, number, trained)
+            yield Hit(
+                Where.ROW,
+                start,
+                end,
+                message,
+                turn=turn,
+                cause="turn left out",
+                severity=severity,
+                recorded=shown(evidence, mask.ids[start:end]),
+            )
+
+
+def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int | None) -> Hit:
+    """A stretch of a turn that is otherwise trained."""
+    verb = "is" if end - start == 1 else "are"
+    message = f"{counted(end - start, 'sampled token')} {verb} not trained although the turn is"
+    severity, cause = Severity.WARNING, "part of a turn left out"
+    if mask.slide:
+        message += f"; every trained run lies {places(mask.slide)}"
+        severity, cause = Severity.ERROR, f"slid by {mask.slide:+d}"
+    elif mask.view.drifted[start:end].any():
+        message += "; they touch drifted tokens, which a repair may have taken out of the loss"
+        severity, cause = Severity.NOTE, "left out beside drift"
+    return Hit(
+        Where.ROW,
+        start,
+        end,
+        message,
+        turn=turn,
+        cause=cause,
+        severity=severity,
+        recorded=shown(evidence, mask.ids[start:end]),
+    )
+
+
+def _left_out(evidence: Evidence, turn: int | None, number: int, trained: list[bool]) -> tuple[Severity, str]:
+    """How bad it is that a whole turn is not trained, and the sentence for it."""
+    told = f"turn {number + 1} of {len(trained)} is not trained"
+    calls = evidence.rollout.turns
+    if turn is not None and turn < len(calls) and calls[turn].finish_reason == "length":
+        return (
+            Severity.NOTE,
+            f"{told}; it was cut by the length limit, and some trainers leave such turns out",
+        )
+    only_last = trained[-1] and not np.any(trained[:-1])
+    if trained.count(False) == 1 and not only_last:
+        return Severity.WARNING, f"{told} although every other turn is"
+    return Severity.NOTE, f"{told}; a choice that some trainers make"

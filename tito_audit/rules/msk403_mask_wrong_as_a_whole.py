@@ -1,0 +1,50 @@
+"""MSK403: a loss mask that is inverted, all zeros or all ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.rule import rule
+from tito_audit.rules._masks import WholeMask, whole_mask
+from tito_audit.rules._words import counted
+
+
+@rule("MSK403", Severity.ERROR, needs=(Needs.MASK,))
+def mask_wrong_as_a_whole(evidence: Evidence) -> Iterator[Hit]:
+    """The loss mask is inverted, all zeros or all ones.
+
+    ## What it finds
+    A mask that trains exactly what was given and leaves out what was sampled, one that trains every token
+    although the row opens with a prompt, and one that trains nothing (a warning: some trainers empty the
+    mask of a rollout they want to leave out). MSK401, MSK402 and MSK404 then say nothing about the row.
+
+    ## Why it matters
+    An inverted mask trains the model to imitate its users and tools and never itself. A full mask does so
+    besides learning. An empty one costs a rollout and trains nothing.
+
+    ## Example
+    ```text
+    tokens  <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|>
+    mask         1        1   1  1     1      1       1           1      1   0       0
+    ```
+
+    ## Repair
+    `splice` rebuilds the mask from the calls.
+    """
+    wrong, row = whole_mask(evidence), evidence.rollout.training_row
+    if wrong is None or row is None:
+        return
+    length = len(row.token_ids)
+    message = {
+        WholeMask.NOTHING: f"none of {counted(length, 'token')} is trained; the row costs a forward pass "
+        "and teaches nothing, unless it was emptied on purpose",
+        WholeMask.EVERYTHING: f"all of {counted(length, 'token')} are trained, the prompt included; the loss "
+        "teaches the model to write what it was given",
+        WholeMask.INVERTED: "the mask is inverted: it trains every token that was given and none that was "
+        "sampled",
+    }[wrong]
+    severity = Severity.WARNING if wrong is WholeMask.NOTHING else None
+    yield Hit(Where.ROW, 0, length, message, cause=wrong.value, severity=severity)

@@ -1,0 +1,92 @@
+"""MSK404: a turn end whose place in the loss is not what was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.rule import rule
+from tito_audit.rules._masks import JudgedMask, judged_mask
+from tito_audit.rules._words import shown
+
+
+@rule("MSK404", Severity.WARNING, needs=(Needs.MASK, Needs.SAMPLED))
+def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
+    """A turn end is sampled and not trained, or trained and not sampled.
+
+    ## What it finds
+    The end token of a trained turn that the model sampled and the mask leaves out (warning), and an end
+    token in the loss that the call did not sample, because template or framework appended it, mostly after
+    an answer that the length limit cut (error).
+
+    ## Why it matters
+    A model whose sampled ends are never trained gets no credit for stopping and learns to run on. An
+    appended end in the loss carries no logprob of its own and teaches the model to stop where it did not.
+
+    ## Example
+    ```text
+    sampled    The answer is <length limit>
+    tokens     The answer is <|im_end|>
+    mask        1    1    1      1        trained, never sampled
+    ```
+
+    ## Repair
+    `splice` rebuilds the mask from the calls; `mask` takes an appended end out of the loss.
+    """
+    mask = judged_mask(evidence)
+    if mask is None:
+        return
+    for position in np.flatnonzero(mask.end_not_trained):
+        yield _hit(
+            evidence,
+            mask,
+            int(position),
+            int(position),
+            "the end of a turn was sampled but is not trained; the model gets no credit for stopping",
+            "sampled, not trained",
+            Severity.WARNING,
+        )
+    for position in np.flatnonzero(mask.end_not_sampled):
+        yield _hit(
+            evidence,
+            mask,
+            int(position),
+            int(position) - 1,
+            "the end of a turn is trained but was not sampled" + _cut(evidence, mask, int(position) - 1),
+            "trained, not sampled",
+            Severity.ERROR,
+        )
+
+
+def _hit(
+    evidence: Evidence,
+    mask: JudgedMask,
+    position: int,
+    answer: int,
+    message: str,
+    cause: str,
+    severity: Severity,
+) -> Hit:
+    turn = int(mask.view.turn[answer])
+    return Hit(
+        Where.ROW,
+        position,
+        position + 1,
+        message,
+        turn=turn if turn >= 0 else None,
+        cause=cause,
+        severity=severity,
+        recorded=shown(evidence, mask.ids[position : position + 1]),
+    )
+
+
+def _cut(evidence: Evidence, mask: JudgedMask, answer: int) -> str:
+    """Why the end was not sampled, if the log says it."""
+    turn, calls = int(mask.view.turn[answer]), evidence.rollout.turns
+    if 0 <= turn < len(calls) and calls[turn].finish_reason == "length":
+        return ": the length limit cut the answer and the end was appended"
+    return ": it was appended to the answer and carries no logprob of its own"

@@ -1,0 +1,122 @@
+"""REC002: a loss mask that does not fit its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Ids
+from tito_audit.record.column import Column, ColumnRole, MaskEncoding, spread
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.rollout import TrainingRow, trained_runs
+from tito_audit.rule import rule
+from tito_audit.rules._words import counted, shown
+
+_IGNORED = -100
+
+
+@rule("REC002", Severity.ERROR, needs=(Needs.ROW,))
+def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
+    """Aligned columns differ in length, or a mask is none.
+
+    ## What it finds
+    A mask with another number of entries than the row or its response has tokens, a mask whose values are
+    neither 0 and 1, nor weights from 0 to 1, nor -100 and ids, and a mask of labels whose entries are not
+    the ids of their own tokens: it says if they are those one place further. Logprobs that do not fit are
+    LPR501's.
+
+    ## Why it matters
+    What a trainer does with such a row depends on how it pads and cuts: usually each entry lands on a
+    neighbour's token. Labels that are one place off train every token to predict itself, or skip one.
+
+    ## Example
+    ```text
+    token_ids  11  12  13  14
+    loss_mask   0   0   1         which token is untrained?
+    ```
+
+    ## Repair
+    `splice` rebuilds the mask from the calls, `realign` moves labels back where the shift is provable.
+    """
+    row = evidence.rollout.training_row
+    for column in row.columns if row is not None else ():
+        if row is None or column.role is not ColumnRole.LOSS_MASK:
+            continue
+        if column.alignment is None:
+            yield Hit(Where.ROW, 0, len(row.token_ids), _wrong_length(column, row), cause="mask length")
+        elif column.encoding is None:
+            yield Hit(Where.ROW, 0, len(row.token_ids), _no_mask(column), cause="values are no mask")
+        elif column.encoding is MaskEncoding.LABELS:
+            yield from _wrong_labels(evidence, column, row)
+
+
+def _wrong_length(column: Column, row: TrainingRow) -> str:
+    message = f"`{column.name}` has {counted(len(column.values), 'entry', 'entries')} for "
+    message += counted(len(row.token_ids), "token")
+    if row.prompt_length:
+        message += f" ({len(row.token_ids) - row.prompt_length} after the prompt)"
+    return f"{message}; nothing says which token each entry belongs to"
+
+
+def _no_mask(column: Column) -> str:
+    values = column.values
+    if values.dtype.kind in "iuf" and len(values):
+        told = f"lie between {np.nanmin(values):g} and {np.nanmax(values):g}"
+        if np.isnan(values.astype(np.float64)).all():
+            told = "are all null"
+        elif np.isnan(values.astype(np.float64)).any():
+            told += ", some null"
+    else:
+        told = "are not numbers"
+    return (
+        f"the values of `{column.name}` {told}; they are no mask of 0 and 1, of weights, or of -100 and ids"
+    )
+
+
+def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:
+    """Labels that are not the id of the token they stand at, as one hit if all are a neighbour's."""
+    assert column.alignment is not None
+    labels = spread(
+        column.values.astype(np.int64),
+        column.alignment,
+        full=len(row.token_ids),
+        prompt_length=row.prompt_length,
+        fill=_IGNORED,
+    )
+    where = labels != _IGNORED
+    wrong = where & (labels != row.token_ids)
+    if not wrong.any():
+        return
+    slide = _slide(labels, row.token_ids)
+    marked = np.flatnonzero(where)
+    runs = [(int(marked[0]), int(marked[-1]) + 1)] if slide else trained_runs(wrong)
+    for start, end in runs:
+        count = int(wrong[start:end].sum())
+        message = (
+            f"{counted(count, 'label')} of `{column.name}` {'is' if count == 1 else 'are'} not the id of "
+        )
+        if slide:
+            side = "before" if slide > 0 else "behind"
+            message += (
+                f"the same position but of the token one place {side} it: the labels slid by {slide:+d}"
+            )
+        else:
+            message += "the token at the same position; mask and tokens were made from different sequences"
+        cause = f"labels slid by {slide:+d}" if slide else "labels of other tokens"
+        yield Hit(
+            Where.ROW, start, end, message, cause=cause, recorded=shown(evidence, row.token_ids[start:end])
+        )
+
+
+def _slide(labels: Ids, ids: Ids) -> int:
+    """+1 when every label is the id one place before it, -1 when it is the one behind; else 0."""
+    where = np.flatnonzero(labels != _IGNORED)
+    for slide in (1, -1):
+        source = where - slide
+        inside = (source >= 0) & (source < len(ids))
+        if inside.all() and np.array_equal(labels[where], ids[source]):
+            return slide
+    return 0

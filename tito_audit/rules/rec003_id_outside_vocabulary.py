@@ -1,0 +1,101 @@
+"""REC003: token ids that the vocabulary does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Ids, Mask, empty_ids
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.rollout import trained_runs
+from tito_audit.rule import rule
+from tito_audit.rules._words import counted, listed, shown
+
+_PADDING = 1024
+"""Embeddings are padded to a round number of rows; no model adds more than this."""
+_NAMED = 4
+
+
+@rule("REC003", Severity.ERROR, needs=(Needs.COMPLETIONS | Needs.PROMPTS | Needs.ROW,))
+def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
+    """Token ids lie outside the vocabulary.
+
+    ## What it finds
+    Ids in prompts, completions and the row that no token of the tokenizer has; without a tokenizer, ids
+    below zero. Ids just above the vocabulary, which a padded embedding accepts, are named so. What a later
+    prompt repeats is reported once.
+
+    ## Why it matters
+    Such an id is a padding or image marker that was left in, a label mask in the wrong column, or the id of
+    another tokenizer: then every other id means something else too. On the device it reads outside the
+    embedding, or a row of it that was never trained.
+
+    ## Example
+    ```text
+    vocabulary  151,665 tokens
+    completion  9707  0  151700          a row of the padded embedding
+    ```
+
+    ## Repair
+    None is certain; audit with the tokenizer that sampled, or `drop` the rollout.
+    """
+    seen = empty_ids()
+    for number, turn in enumerate(evidence.rollout.turns):
+        if turn.prompt_ids is not None:
+            yield from _outside(
+                evidence, Where.PROMPT, number, turn.prompt_ids, _shared(seen, turn.prompt_ids)
+            )
+        if turn.completion_ids is not None:
+            yield from _outside(evidence, Where.COMPLETION, number, turn.completion_ids, 0)
+        if turn.seen_ids is not None:
+            seen = turn.seen_ids
+    row = evidence.rollout.training_row
+    if row is not None:
+        yield from _outside(evidence, Where.ROW, None, row.token_ids, 0)
+
+
+def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, known: int) -> Iterator[Hit]:
+    """One hit for each run of ids that are no tokens, behind the first `known`."""
+    unknown = _unknown(evidence, ids)
+    unknown[:known] = False
+    for start, end in trained_runs(unknown):
+        wrong = ids[start:end]
+        named = [str(i) for i in wrong[:_NAMED]] + (["…"] if len(wrong) > _NAMED else [])
+        size = f" of {evidence.vocabulary.size} entries" if evidence.vocabulary is not None else ""
+        verb = "is" if len(wrong) == 1 else "are"
+        yield Hit(
+            where,
+            start,
+            end,
+            f"{counted(len(wrong), 'id')} ({listed(named)}) {verb} outside the vocabulary{size}; no text and "
+            "no trained embedding belongs to it",
+            turn=turn,
+            cause=_cause(evidence, wrong),
+            recorded=shown(evidence, wrong),
+        )
+
+
+def _unknown(evidence: Evidence, ids: Ids) -> Mask:
+    """`[N]` True where the id is no token, as far as can be told."""
+    if evidence.vocabulary is None:
+        return np.asarray(ids < 0)
+    return np.asarray(~evidence.vocabulary.known(ids))
+
+
+def _cause(evidence: Evidence, wrong: Ids) -> str:
+    if (wrong < 0).any():
+        return "below zero"
+    size = evidence.vocabulary.size if evidence.vocabulary is not None else 0
+    if wrong.min() >= size and wrong.max() < size + _PADDING:
+        return "padding of the embedding"
+    return "above the vocabulary" if wrong.min() >= size else "hole in the vocabulary"
+
+
+def _shared(seen: Ids, prompt: Ids) -> int:
+    """How many tokens a prompt shares with what came before it."""
+    short = min(len(seen), len(prompt))
+    different = np.flatnonzero(seen[:short] != prompt[:short])
+    return int(different[0]) if len(different) else short

@@ -1,0 +1,110 @@
+"""REC004: ids that stand in for tokens nobody recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.rollout import Turn
+from tito_audit.rule import rule
+from tito_audit.rules._texts import Agreement, agreement, answer_of, contained
+from tito_audit.rules._words import shown
+
+_CONSTANT = 4
+_COUNTING = 3
+
+
+@rule("REC004", Severity.ERROR, needs=(Needs.COMPLETIONS | Needs.PROMPTS | Needs.ROW,))
+def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
+    """The ids are placeholders, not tokens.
+
+    ## What it finds
+    Ids that the log itself calls dummies, a prompt and a completion of nothing but `[0]`, completions and
+    rows that count 0, 1, 2, … or 1, 2, 3, …, and prompts, completions or rows that repeat one id at least
+    four times and hold nothing else. A completion is real, however dull, when its logprobs differ or when
+    its ids decode to the recorded text.
+
+    ## Why it matters
+    Servers without token ids, and tests, fill them in so that shapes fit. Trained on, they are the policy's
+    output in no context it ever saw.
+
+    ## Example
+    ```text
+    prompt_ids      0
+    completion_ids  0
+    text            The answer is 4.
+    ```
+
+    ## Repair
+    `drop`: nothing in the log says what was sampled.
+    """
+    rollout = evidence.rollout
+    stated = bool(rollout.stated.get("dummy_tokens"))
+    for number, turn in enumerate(rollout.turns):
+        for where, ids, cause in _of_turn(evidence, turn, stated):
+            yield _hit(evidence, where, number, ids, cause)
+    if rollout.training_row is not None:
+        ids = rollout.training_row.token_ids
+        guess = "stated by the log" if stated and len(ids) else _pattern(ids)
+        if guess is not None:
+            yield _hit(evidence, Where.ROW, None, ids, guess)
+
+
+def _of_turn(evidence: Evidence, turn: Turn, stated: bool) -> Iterator[tuple[Where, Ids, str]]:
+    """The sequences of a call that are placeholders, and why they seem so."""
+    prompt, completion = turn.prompt_ids, turn.completion_ids
+    if prompt is not None and len(prompt) >= _CONSTANT and (prompt == prompt[0]).all():
+        yield Where.PROMPT, prompt, "one id repeated"
+    if completion is None or not len(completion):
+        return
+    cause = "stated by the log" if stated else _pattern(completion)
+    if cause is None and prompt is not None and np.array_equal(prompt, [0]) and not completion.any():
+        cause = "nothing but 0"
+    if cause is not None and (stated or not _is_real(evidence, turn, completion)):
+        yield Where.COMPLETION, completion, cause
+
+
+def _pattern(ids: Ids) -> str | None:
+    """What makes a whole sequence look filled in; None when nothing does."""
+    if len(ids) >= _CONSTANT and (ids == ids[0]).all():
+        return "one id repeated"
+    if len(ids) >= _COUNTING and ids[0] in (0, 1) and (np.diff(ids) == 1).all():
+        return "counting up"
+    return None
+
+
+def _is_real(evidence: Evidence, turn: Turn, completion: Ids) -> bool:
+    """True when a sampler gave the ids logprobs of their own, or they decode to the text in the log."""
+    logprobs = turn.completion_logprobs
+    if logprobs is not None and len(np.unique(logprobs)) > 1:
+        return True
+    if evidence.vocabulary is None:
+        return False
+    if turn.completion_text:
+        found = agreement(evidence, completion, turn.completion_text, turn.finish_reason)
+        return found is not Agreement.DIFFERENT
+    answer = answer_of(evidence, turn)
+    return answer is not None and bool(answer.text) and contained(evidence, completion, answer.text)
+
+
+def _hit(evidence: Evidence, where: Where, turn: int | None, ids: Ids, cause: str) -> Hit:
+    told = {
+        "stated by the log": "the log says that these ids are placeholders",
+        "one id repeated": f"all {len(ids)} ids are {ids[0]}",
+        "counting up": f"the ids count from {ids[0]} to {ids[-1]}",
+        "nothing but 0": "prompt and completion hold nothing but the id 0",
+    }[cause]
+    return Hit(
+        where,
+        0,
+        len(ids),
+        f"{told}; they stand in for tokens that were not recorded and must not be trained",
+        turn=turn,
+        cause=cause,
+        recorded=shown(evidence, ids),
+    )

@@ -1,0 +1,115 @@
+"""REC005: a completion whose ids are missing, empty or incomplete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.rollout import Turn
+from tito_audit.rule import rule
+from tito_audit.rules._texts import Agreement, agreement, answer_of, contained, missing_part
+from tito_audit.rules._words import counted, quoted, shown
+
+
+@rule("REC005", Severity.ERROR)
+def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
+    """Completion ids are missing, empty or incomplete while their text is there.
+
+    ## What it finds
+    A call without completion ids although the log holds its text, its tool calls or its logprobs; ids that
+    decode to a part of that text only; a message with a tool call that its ids do not spell; token strings
+    of which no id can be found. Formats that never hold ids are left alone.
+
+    ## Why it matters
+    What is missing cannot be trained as it was sampled: code either skips the turn without a word or
+    encodes the text again, which drifts. Streaming servers are known to drop the tokens of tool calls.
+
+    ## Example
+    ```text
+    text            Let me look. {"name": "search", "arguments": {}}
+    completion_ids  Let  me  look  .
+    ```
+
+    ## Repair
+    None: the ids were not recorded. `mask` takes the turn out of the loss, `drop` the rollout.
+    """
+    if evidence.rollout.stated.get("ids_wanted") is False:
+        return
+    for number, problem in evidence.recovery_problems:
+        message = f"the ids of this completion could not be recovered: {problem}"
+        yield Hit(
+            Where.COMPLETION, 0, 0, message, turn=number, cause="not recoverable", severity=Severity.WARNING
+        )
+    unrecovered = {number for number, _ in evidence.recovery_problems}
+    for number, turn in enumerate(evidence.rollout.turns):
+        if number in unrecovered:
+            continue
+        if turn.completion_ids is None or not len(turn.completion_ids):
+            yield from _without_ids(evidence, number, turn)
+        elif evidence.vocabulary is not None:
+            yield from _incomplete(evidence, number, turn)
+    row = evidence.rollout.training_row
+    if (
+        row is not None
+        and not len(row.token_ids)
+        and any(m.role == "assistant" for m in evidence.rollout.messages)
+    ):
+        message = "the training row holds no tokens although the conversation has an answer"
+        yield Hit(Where.ROW, 0, 0, message, cause="empty row")
+
+
+def _without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
+    """A call without ids, if anything says that it generated something."""
+    if turn.completion_ids is None and turn.token_texts is not None:
+        # Ids can be looked up from the token strings once there is a tokenizer.
+        return
+    answer = answer_of(evidence, turn)
+    text = turn.completion_text or (answer.text if answer is not None else "")
+    columns = [c for c in turn.columns if c.role is ColumnRole.LOGPROBS and len(c.values)]
+    if text:
+        there = f"its text has {counted(len(text), 'character')} ({quoted(text)})"
+    elif answer is not None and answer.tool_calls:
+        there = f"its message calls `{answer.tool_calls[0].name}`"
+    elif answer is not None and answer.reasoning:
+        there = f"its reasoning has {counted(len(answer.reasoning), 'character')}"
+    elif columns:
+        there = f"{counted(len(columns[0].values), 'logprob')} were recorded"
+    else:
+        return
+    cause = "no ids" if turn.completion_ids is None else "empty ids"
+    has = "has no completion ids" if turn.completion_ids is None else "has an empty list of completion ids"
+    message = f"the call {has} while {there}; it can only be trained on tokens that nobody recorded"
+    yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause=cause)
+
+
+def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
+    """Ids that spell a part of what the log says was generated."""
+    ids = turn.completion_ids
+    assert ids is not None
+    answer = answer_of(evidence, turn)
+    missed = None
+    if turn.completion_text is not None:
+        if agreement(evidence, ids, turn.completion_text, turn.finish_reason) is Agreement.DIFFERENT:
+            missed = missing_part(evidence, ids, turn.completion_text)
+    elif answer is not None and not contained(evidence, ids, answer.text):
+        missed = missing_part(evidence, ids, answer.text)
+    told, cause = "", "part of the text"
+    if missed is not None:
+        told = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
+    elif answer is not None:
+        names = [
+            call.name for call in answer.tool_calls if call.name and not contained(evidence, ids, call.name)
+        ]
+        told, cause = (
+            (f"spell no call of `{names[0]}`, which its message makes", "tool call") if names else ("", "")
+        )
+    if told:
+        message = f"the {counted(len(ids), 'completion id')} {told}; the rest was not recorded"
+        side = shown(evidence, ids[np.maximum(len(ids) - 16, 0) :])
+        yield Hit(
+            Where.COMPLETION, 0, len(ids), message, turn=number, cause=f"incomplete: {cause}", recorded=side
+        )

@@ -1,0 +1,118 @@
+"""REC006: a completion whose text is not what its ids say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.rollout import Turn
+from tito_audit.rule import rule
+from tito_audit.rules._texts import (
+    Agreement,
+    agreement,
+    answer_of,
+    contained,
+    first_difference,
+    missing_part,
+)
+from tito_audit.rules._words import quoted, shown
+
+_HARMLESS = {
+    Agreement.TRIMMED: "white space around the text was trimmed; encoding it again gives other tokens",
+    Agreement.STOP_STRING: "the text ends before the ids do, as if a stop string had been left out",
+}
+
+
+@rule("REC006", Severity.ERROR, needs=(Needs.COMPLETIONS,))
+def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
+    """The text of a completion is not what its ids decode to.
+
+    ## What it finds
+    A recorded text that differs from the decoded ids, and two copies of the ids that differ. Texts agree
+    with special tokens kept or dropped, without the end token, without the reasoning in front, with broken
+    characters as U+FFFD, and up to Unicode normalisation. Trimmed white space and a dropped stop string are
+    notes; spaces taken out before punctuation are a warning. A message that the log keeps instead of the
+    text has to be contained in it, else a warning, since messages are often edited. Ids that hold a part
+    of the text are REC005's.
+
+    ## Why it matters
+    Rewards are computed from the text, gradients from the ids. When they differ, an answer is rewarded that
+    was not the one that is trained.
+
+    ## Example
+    ```text
+    completion_ids  The  answer  is  5
+    text            The answer is 4
+    ```
+
+    ## Repair
+    None is certain: the log does not say which is true. `drop` moves the rollout aside.
+    """
+    copies = evidence.rollout.stated.get("copies_disagree")
+    for number, turn in enumerate(evidence.rollout.turns):
+        ids = turn.completion_ids
+        if ids is None or not len(ids):
+            continue
+        if copies and number == 0:
+            message = f"two copies of the completion ids differ: {copies}; only one of them was sampled"
+            yield Hit(Where.COMPLETION, 0, len(ids), message, turn=0, cause="copies of the ids differ")
+        if evidence.vocabulary is None:
+            continue
+        if turn.completion_text is not None:
+            yield from _against_text(evidence, number, turn, ids, turn.completion_text)
+        else:
+            yield from _against_message(evidence, number, turn, ids)
+
+
+def _against_text(evidence: Evidence, number: int, turn: Turn, ids: Ids, text: str) -> Iterator[Hit]:
+    found = agreement(evidence, ids, text, turn.finish_reason)
+    if found is Agreement.SAME:
+        return
+    if found is Agreement.DIFFERENT and missing_part(evidence, ids, text) is not None:
+        return
+    start, decoded, recorded = first_difference(evidence, ids, text)
+    start = min(start, len(ids) - 1)
+    severity = Severity.NOTE
+    if found in _HARMLESS:
+        message = _HARMLESS[found]
+    elif found is Agreement.CLEANED:
+        severity = Severity.WARNING
+        message = "the decoder took spaces out before punctuation, so that the text is not what was sampled"
+    else:
+        severity = Severity.ERROR
+        message = f"the ids decode to {quoted(decoded)} from here on, the text says {quoted(recorded)}"
+    side = shown(evidence, ids[start:])
+    yield Hit(
+        Where.COMPLETION,
+        start,
+        len(ids),
+        message,
+        turn=number,
+        cause=found.value,
+        severity=severity,
+        recorded=side,
+    )
+
+
+def _against_message(evidence: Evidence, number: int, turn: Turn, ids: Ids) -> Iterator[Hit]:
+    """The message that the log keeps for the turn, if its text is nowhere in the decoded ids."""
+    answer = answer_of(evidence, turn)
+    if answer is None:
+        return
+    for part, name in ((answer.text, "content"), (answer.reasoning or "", "reasoning")):
+        if contained(evidence, ids, part) or missing_part(evidence, ids, part) is not None:
+            continue
+        message = f"the {name} of the message ({quoted(part.strip())}) is nowhere in what the ids decode to"
+        yield Hit(
+            Where.COMPLETION,
+            0,
+            len(ids),
+            f"{message}; the message was edited, or belongs to another completion",
+            turn=number,
+            cause=f"{name} is not in the ids",
+            severity=Severity.WARNING,
+            recorded=shown(evidence, ids),
+        )

@@ -1,0 +1,113 @@
+"""JSON documents and arrays of rows, cut at their brackets without holding the whole file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from tito_audit.storage.lines import Gathered, Piece
+from tito_audit.storage.row import RawRow, parse_row, too_long
+
+__all__ = ["cut_values", "rows_of_values"]
+
+_BRACKET = re.compile(rb'["\[\]{}]')
+_BRACKET_OR_COMMA = re.compile(rb'["\[\]{},]')
+_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_QUOTE, _BACKSLASH, _COMMA = b'"\\,'
+
+
+def rows_of_values(blocks: Iterable[bytes], *, array: bool, limit: int) -> Iterator[RawRow]:
+    """One row an element of an array, or one a document when documents follow one another."""
+    for index, piece in enumerate(cut_values(blocks, array=array, limit=limit)):
+        if piece.data is None:
+            yield too_long(index, piece.size, limit)
+        else:
+            yield parse_row(index, piece.data, cut_off=not piece.complete)
+
+
+def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int) -> Iterator[Piece]:
+    """The text of each element of the array that the stream is, or of each document in it.
+
+    Only quotes, brackets and the commas between elements are looked at; whether a piece is JSON is for
+    the parser to say. What follows the end of an array comes as one last incomplete piece.
+    """
+    cutter = _Cutter(array, limit)
+    for block in blocks:
+        yield from cutter.feed(block)
+    yield from cutter.rest()
+
+
+class _Cutter:
+    """How deep the scan is, and the piece it is in."""
+
+    def __init__(self, array: bool, limit: int) -> None:
+        self._array = array
+        self._gathered = Gathered(limit)
+        self._depth = 0
+        self._in_string = False
+        self._closed = False
+        self._carry = b""
+
+    def feed(self, block: bytes) -> Iterator[Piece]:
+        """The pieces that end in this block."""
+        if self._carry:
+            block, self._carry = self._carry + block, b""
+        start = position = 0
+        while not self._closed:
+            if self._in_string:
+                position = self._string_end(block, position)
+                if self._in_string:
+                    break
+            commas = self._array and self._depth == 1
+            found = (_BRACKET_OR_COMMA if commas else _BRACKET).search(block, position)
+            if found is None:
+                break
+            position = found.end()
+            cut = self._step(block[found.start()])
+            if cut is None:
+                continue
+            # A document keeps its last bracket; an element ends before what closes or separates it.
+            self._gathered.add(block[start : found.start() if self._array else position])
+            start = position
+            piece = self._gathered.take()
+            if cut or not _blank(piece):
+                yield piece
+        self._gathered.add(block[start : len(block) - len(self._carry)])
+
+    def rest(self) -> Iterator[Piece]:
+        """What the file ended in, if anything."""
+        piece = self._gathered.take(complete=False)
+        # An array that was never closed was cut off even when its last element is whole.
+        if not _blank(piece) or (self._array and not self._closed):
+            yield piece
+
+    def _string_end(self, block: bytes, position: int) -> int:
+        """The position after the string's closing quote, or the end of what can be used of the block."""
+        match = _IN_STRING.match(block, position)
+        end = match.end() if match else position
+        if end < len(block) and block[end] == _QUOTE:
+            self._in_string = False
+            return end + 1
+        # A backslash that ends the block belongs to the first byte of the next.
+        self._carry = block[end:]
+        return end
+
+    def _step(self, char: int) -> bool | None:
+        """None inside a piece; True where one ends; False where one ends unless it is blank."""
+        if char == _QUOTE:
+            self._in_string = True
+            return None
+        if char == _COMMA:
+            return True
+        if char in b"[{":
+            self._depth += 1
+            return False if self._array and self._depth == 1 else None
+        self._depth = max(self._depth - 1, 0)
+        if self._depth:
+            return None
+        self._closed = self._array
+        return not self._array
+
+
+def _blank(piece: Piece) -> bool:
+    return piece.data is not None and not piece.data.strip()

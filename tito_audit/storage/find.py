@@ -1,0 +1,119 @@
+"""find_logs: from what a person typed to files."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tito_audit.errors import StorageError
+
+__all__ = ["LOG_SUFFIXES", "find_logs"]
+
+LOG_SUFFIXES = (
+    *(f"{base}{packed}" for base in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst")),
+    ".parquet",
+)
+"""How the names of logs end inside a folder; a file that is named itself may be called anything."""
+
+_NOT_LOGS = {
+    "added_tokens.json",
+    "config.json",
+    "dataset_dict.json",
+    "dataset_info.json",
+    "generation_config.json",
+    "package.json",
+    "special_tokens_map.json",
+    "state.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "trainer_state.json",
+    "vocab.json",
+}
+"""What models and data sets keep beside logs."""
+
+_URL = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def find_logs(arguments: Sequence[str]) -> list[Path]:
+    """The files that arguments name, each once, in order: a file, a folder (searched to its end), a glob."""
+    found: dict[Path, None] = {}
+    for argument in arguments:
+        for path in _files(argument):
+            found.setdefault(path)
+    return list(found)
+
+
+def _files(argument: str) -> list[Path]:
+    if _URL.match(argument):
+        raise StorageError(_about_url(argument))
+    path = Path(argument).expanduser()
+    if path.is_dir():
+        return _in_folder(path)
+    if path.exists():
+        return [path]
+    # Asked for second: a name that exists may well hold brackets.
+    if glob.has_magic(argument):
+        matched = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  Path takes no absolute pattern
+        files = [file for match in matched for file in _of_match(Path(match))]
+        if not files:
+            raise StorageError(f"{argument}: no file matches. Quote the pattern, or look where it starts.")
+        return files
+    raise StorageError(f"{argument}: no such file or folder.{_close_names(path)}")
+
+
+def _of_match(path: Path) -> list[Path]:
+    """A file of a glob itself; of a folder, the logs in it, if any."""
+    return sorted(_logs_under(path)) if path.is_dir() else [path]
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    files = sorted(_logs_under(folder))
+    if not files:
+        raise StorageError(
+            f"{folder}: no log in this folder or below. Looked for names that end in "
+            f"{', '.join(LOG_SUFFIXES)}. Name a file itself if it is called otherwise."
+        )
+    return files
+
+
+def _logs_under(folder: Path) -> Iterator[Path]:
+    for root, folders, files in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if not name.startswith(".") and name.endswith(LOG_SUFFIXES) and name not in _NOT_LOGS:
+                yield Path(root) / name
+
+
+def _refuse(error: OSError) -> None:
+    raise StorageError(f"{error.filename}: the folder cannot be read ({error.strerror}).") from error
+
+
+def _close_names(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f" The folder {folder} does not exist either."
+    names = [entry.name for entry in os.scandir(folder)]
+    close = difflib.get_close_matches(path.name, names, n=3)
+    return f" Did you mean {' or '.join(str(folder / name) for name in close)}?" if close else ""
+
+
+def _about_url(argument: str) -> str:
+    if argument.startswith("hf://"):
+        way = "hf download NAME --repo-type dataset --local-dir logs"
+    elif argument.startswith("s3://"):
+        way = f"aws s3 cp --recursive {argument} logs"
+    elif argument.startswith(("gs://", "gcs://")):
+        way = f"gcloud storage cp -r {argument} logs"
+    elif argument.startswith("file://"):
+        way = f"tito-audit scan {argument.removeprefix('file://')}"
+        return f"{argument}: logs are named by path, not by URL.\nPass the path: {way}"
+    else:
+        way = f"curl -LO {argument}"
+    return (
+        f"{argument}: logs are read from disk only, so that a scan gives the same result twice.\n"
+        f"Download it first ({way}) and pass the file."
+    )

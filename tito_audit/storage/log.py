@@ -1,0 +1,184 @@
+"""Log and open_log: one file as rows, whatever it is by its content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from tito_audit.errors import StorageError
+from tito_audit.storage.documents import cut_values, rows_of_values
+from tito_audit.storage.lines import Piece, rows_of_lines
+from tito_audit.storage.parquet import rows_of_parquet
+from tito_audit.storage.row import RawRow, parse_json
+from tito_audit.storage.sniff import PARQUET_MAGIC, refuse_binary, refuse_text
+from tito_audit.storage.streams import ByteStream, Damaged, compression_of
+
+__all__ = ["MAX_ROW_BYTES", "Log", "open_log"]
+
+MAX_ROW_BYTES = 256 * 1024 * 1024
+
+_BOM = b"\xef\xbb\xbf"
+_HEAD = 1 << 16
+
+
+class Log:
+    """The rows of one file, read anew each time it is iterated.
+
+    A row that cannot be read is a RawRow with an error. Where the file itself breaks, the rows before
+    the place are given, then one error row; StorageError when nothing at all can be read.
+    """
+
+    def __init__(self, path: Path, max_row_bytes: int) -> None:
+        self.path = path
+        self.size = path.stat().st_size
+        """Bytes on disk; 0 for a pipe."""
+        self.position = 0
+        """Bytes of them read so far, for progress."""
+        self._limit = max_row_bytes
+
+    def __iter__(self) -> Iterator[RawRow]:
+        last = -1
+        self.position = 0
+        try:
+            with self.path.open("rb") as raw:
+                for row in self._rows(raw):
+                    last = row.index
+                    yield row
+        except Damaged as damage:
+            if last < 0:
+                raise StorageError(
+                    f"{self.path}: {damage}. No row could be read before that place.\n"
+                    "The copy is incomplete or the file was not closed; copy it again, or write it again."
+                ) from None
+            yield RawRow(last + 1, None, f"{damage}; no row after this one could be read")
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
+    def _rows(self, raw: BinaryIO) -> Iterator[RawRow]:
+        head = raw.peek(4)[:4]  # type: ignore[attr-defined]  # a file opened for bytes is buffered
+        if head == PARQUET_MAGIC:
+            for row, share in rows_of_parquet(self.path, self._limit):
+                self.position = int(self.size * share)
+                yield row
+            return
+        stream = ByteStream(raw, compression_of(head))
+        try:
+            for row in self._json_rows(stream):
+                self.position = raw.tell() if raw.seekable() else 0
+                yield row
+        finally:
+            stream.close()
+
+    def _json_rows(self, stream: ByteStream) -> Iterator[RawRow]:
+        if stream.peek(len(_BOM)) == _BOM:
+            stream.skip(len(_BOM))
+        head = stream.peek(_HEAD)
+        refuse_binary(self.path, head)
+        first = head.lstrip()[:1]
+        if first == b"[" and not _lines_of_lists(stream, self._limit):
+            yield from rows_of_values(stream, array=True, limit=self._limit)
+        elif first == b"{" and _is_document(self.path, stream, self._limit):
+            yield from rows_of_values(stream, array=False, limit=self._limit)
+        elif not head or first in b"[{" or _has_object_lines(head):
+            yield from rows_of_lines(stream, self._limit)
+        else:
+            raise refuse_text(self.path, head)
+
+
+def open_log(path: Path, *, max_row_bytes: int = MAX_ROW_BYTES) -> Log:
+    """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, or Parquet.
+
+    What the file is, its content says; StorageError when it is missing, cannot be opened, or is of a
+    kind that is not read. A longer row than `max_row_bytes` becomes an error row and is never held.
+    """
+    if path.is_dir():
+        raise StorageError(f"{path}: this is a folder. Name a file in it, or let find_logs list its logs.")
+    try:
+        log = Log(path, max_row_bytes)
+        if path.is_file():
+            path.open("rb").close()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return log
+
+
+def _unreadable(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path}: the file cannot be read ({error.strerror or error}).")
+
+
+def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
+    """The first `count` lines that are not blank, whole; fewer if the file or the limit ends before."""
+    size = min(_HEAD, limit)
+    while True:
+        head = stream.peek(size)
+        at_end = len(head) < size
+        lines = [
+            line for line in (head if at_end else head[: head.rfind(b"\n") + 1]).split(b"\n") if line.strip()
+        ]
+        if len(lines) >= count or at_end or size >= limit:
+            return lines[:count]
+        size = min(2 * size, limit)
+
+
+def _lines_of_lists(stream: ByteStream, limit: int) -> bool:
+    """True for JSONL whose first line is a list by itself; one array of rows has nothing after it."""
+    lines = _first_lines(stream, 2, min(limit, 16 * _HEAD))
+    return len(lines) == 2 and _parses(lines[0])
+
+
+def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
+    """True when the file's first object spans several lines.
+
+    A first line that parses decides for JSONL. One that does not may also be a line that broke, so the
+    first whole object is cut out and tried, and at last the second line.
+    """
+    first = _first_lines(stream, 1, limit)
+    if not first or _parses(first[0]):
+        return False
+    piece = _first_object(stream, limit)
+    if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and _parses(piece.data):
+        return True
+    lines = _first_lines(stream, 2, limit)
+    if len(lines) == 2 and lines[1].lstrip().startswith(b"{") and _parses(lines[1]):
+        return False
+    if piece is not None and piece.data is None:
+        raise StorageError(
+            f"{path}: this is one JSON document of more than {limit:,} bytes, which has to be held in "
+            "memory while it is read.\nWrite its rollouts as JSONL, one a line, or raise max_row_bytes."
+        )
+    return True
+
+
+def _first_object(stream: ByteStream, limit: int) -> Piece | None:
+    """The first object of the stream as text, which stays unread; its data is None past the limit."""
+    seen: list[bytes] = []
+
+    def watched() -> Iterator[bytes]:
+        size = 0
+        for block in stream:
+            seen.append(block)
+            yield block
+            size += len(block)
+            if size > limit:
+                return
+
+    try:
+        return next(cut_values(watched(), array=False, limit=limit), None)
+    except Damaged:
+        return None
+    finally:
+        stream.unread(seen)
+
+
+def _parses(data: bytes) -> bool:
+    try:
+        parse_json(data)
+    except ValueError:
+        return False
+    return True
+
+
+def _has_object_lines(head: bytes) -> bool:
+    """True when a text that starts otherwise still has lines that look like rows."""
+    return any(line.lstrip().startswith(b"{") for line in head.split(b"\n"))

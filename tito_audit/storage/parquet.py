@@ -1,0 +1,196 @@
+"""Rows of a Parquet file, with lists of numbers as numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import StorageError
+from tito_audit.storage.row import RawRow, too_long
+from tito_audit.storage.streams import Damaged
+
+__all__ = ["plain_values", "rows_of_parquet"]
+
+_BATCH_BYTES = 32 << 20
+_BATCH_ROWS = 4096
+
+
+def rows_of_parquet(path: Path, limit: int) -> Iterator[tuple[RawRow, float]]:
+    """Each row with the share of the file's rows that were read up to it, from 0 to 1."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise StorageError(
+            f"{path}: a Parquet file whose footer cannot be read ({_first_line(error)}).\n"
+            "The copy is incomplete, or the writer was stopped before it closed the file; write it again."
+        ) from None
+    with file:
+        total = max(file.metadata.num_rows, 1)
+        index = 0
+        for group in range(file.num_row_groups):
+            for batch in _batches(file, group):
+                for row in _rows_of_batch(batch, index, limit):
+                    yield row, (row.index + 1) / total
+                index += batch.num_rows
+
+
+def _batches(file: Any, group: int) -> Iterator[Any]:
+    """One row group in batches of about 32 MiB."""
+    import pyarrow as pa
+
+    about = file.metadata.row_group(group)
+    each = about.total_byte_size // max(about.num_rows, 1) + 1
+    rows = min(max(_BATCH_BYTES // each, 1), _BATCH_ROWS)
+    batches = file.iter_batches(batch_size=rows, row_groups=[group])
+    while True:
+        try:
+            batch = next(batches, None)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise Damaged(
+                f"row group {group} of the Parquet file cannot be read ({_first_line(error)})"
+            ) from None
+        if batch is None:
+            return
+        yield batch
+
+
+def _rows_of_batch(batch: Any, first: int, limit: int) -> Iterator[RawRow]:
+    """The rows of one batch, numbered from `first`."""
+    if batch.nbytes <= limit:
+        try:
+            columns = [plain_values(column) for column in batch.columns]
+        except UnicodeDecodeError:
+            pass  # one row is at fault; below they are read one by one
+        else:
+            names = batch.schema.names
+            for offset in range(batch.num_rows):
+                values = {name: column[offset] for name, column in zip(names, columns, strict=True)}
+                yield RawRow(first + offset, values)
+            return
+    for offset in range(batch.num_rows):
+        yield _single_row(batch.slice(offset, 1), first + offset, limit)
+
+
+def _single_row(batch: Any, index: int, limit: int) -> RawRow:
+    if batch.nbytes > limit:
+        return too_long(index, batch.nbytes, limit)
+    values: dict[str, Any] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            values[name] = plain_values(column)[0]
+        except UnicodeDecodeError as error:
+            return RawRow(index, None, f"column {name!r} holds text that is not UTF-8 ({error.reason})")
+    return RawRow(index, values)
+
+
+def plain_values(array: Any) -> Sequence[Any]:
+    """One plain value an entry of an Arrow array.
+
+    A list of numbers becomes a numpy array, a view where it can be; null becomes NaN in a list of
+    floats, while a list of integers or booleans with a null in it stays a Python list, so that formats
+    can say so. In an object, fields that are null are left out: Parquet gives every object of a column
+    the fields of all others, so null there means absent.
+    """
+    import pyarrow as pa
+
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_values(array.storage)
+    if pa.types.is_dictionary(kind):
+        return plain_values(array.dictionary_decode())
+    if pa.types.is_temporal(kind):
+        # As text: Python's datetime holds neither nanoseconds nor every year.
+        return [None if value is None else str(value) for value in _temporal_text(array)]
+    if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
+        return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _lists(array)
+    if pa.types.is_struct(kind):
+        return _objects(array)
+    values: list[Any] = array.to_pylist()
+    return values
+
+
+def _temporal_text(array: Any) -> Sequence[Any]:
+    """Times as text; as their plain count where Arrow cannot write them (a time zone it has no data for)."""
+    import pyarrow as pa
+
+    try:
+        written: list[Any] = array.cast(pa.string()).to_pylist()
+    except pa.ArrowException:
+        written = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64()).to_pylist()
+    return written
+
+
+def _objects(array: Any) -> list[dict[str, Any] | None]:
+    names = [field.name for field in array.type]
+    columns = [plain_values(array.field(i)) for i in range(len(names))]
+    null = array.is_null().to_numpy(zero_copy_only=False)
+    return [
+        None
+        if null[row]
+        else {
+            name: column[row] for name, column in zip(names, columns, strict=True) if column[row] is not None
+        }
+        for row in range(len(array))
+    ]
+
+
+def _lists(array: Any) -> list[Any]:
+    """Lists as slices of their child, which is converted once for the whole array."""
+    import pyarrow as pa
+
+    starts, ends = _bounds(array)
+    low, high = (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)
+    child = array.values.slice(low, high - low)
+    starts, ends = starts - low, ends - low
+    null = array.is_null().to_numpy(zero_copy_only=False)
+    kind = child.type
+    spans = [None if null[i] else (int(starts[i]), int(ends[i])) for i in range(len(array))]
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return _numbers(child, spans)
+    values = plain_values(child)
+    return [None if span is None else [values[j] for j in range(*span)] for span in spans]
+
+
+def _numbers(child: Any, spans: Sequence[tuple[int, int] | None]) -> list[Any]:
+    import pyarrow as pa
+
+    holes = None
+    if child.null_count and not pa.types.is_floating(child.type):
+        holes = child.is_null().to_numpy(zero_copy_only=False)
+        flat = child.fill_null(False if pa.types.is_boolean(child.type) else 0).to_numpy(zero_copy_only=False)
+    else:
+        # Arrow writes null as NaN here, which is what "not recorded" is in a list of floats.
+        flat = child.to_numpy(zero_copy_only=False)
+    lists: list[Any] = []
+    for span in spans:
+        if span is None:
+            lists.append(None)
+        elif holes is not None and holes[slice(*span)].any():
+            lists.append(child.slice(span[0], span[1] - span[0]).to_pylist())
+        else:
+            lists.append(flat[slice(*span)])
+    return lists
+
+
+def _bounds(array: Any) -> tuple[Any, Any]:
+    """Where each list starts and ends in `array.values`, `[N]` int64 each."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(array.type):
+        width = array.type.list_size
+        starts = (np.arange(len(array), dtype=np.int64) + array.offset) * width
+        return starts, starts + width
+    offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    return offsets[:-1], offsets[1:]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,92 @@
+"""RawRow: one row as storage found it, and how bytes become one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from tito_audit.format import Row
+
+__all__ = ["RawRow", "parse_json", "parse_row", "too_long"]
+
+_NEAR = 24
+"""Bytes shown on each side of the place where JSON breaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row of a log, or why it could not be read: exactly one of `value` and `error` is set."""
+
+    index: int
+    """Counted from 0: the line (blank ones counted), the element of an array, the row of a Parquet file."""
+    value: Row | None
+    error: str | None = None
+
+
+def parse_row(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
+    """The JSON object in `data` as a row, or the reason why there is none.
+
+    `cut_off` says that the file ended here without closing the row, so a row that does not parse was
+    most likely being written when the run stopped.
+    """
+    try:
+        value = parse_json(data)
+    except ValueError as error:
+        if cut_off:
+            return RawRow(
+                index,
+                None,
+                f"the file ends in the middle of a row ({len(data):,} bytes of it are there, {error}): "
+                "the writer was stopped, or the copy is incomplete",
+            )
+        return RawRow(index, None, str(error))
+    if isinstance(value, dict):
+        return RawRow(index, value)
+    return RawRow(index, None, _not_an_object(value))
+
+
+def parse_json(data: bytes) -> Any:
+    """The value written in `data`; ValueError, in words for people, when it is not JSON.
+
+    What the fast parser refuses is tried again with the standard library, which takes what Python
+    writes: bare NaN and Infinity, and halves of surrogate pairs.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        near = data[max(0, error.start - _NEAR) : error.start + _NEAR]
+        raise ValueError(f"not UTF-8 at byte {error.start:,}, near {near!r}") from None
+    except json.JSONDecodeError as error:
+        near_text = error.doc[max(0, error.pos - _NEAR) : error.pos + _NEAR]
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos:,}, near {near_text!r}") from None
+    except RecursionError:
+        raise ValueError("JSON nested too deeply to be read") from None
+
+
+def too_long(index: int, size: int, limit: int) -> RawRow:
+    """The error row for a row that was skipped because of its size."""
+    return RawRow(
+        index,
+        None,
+        f"the row is {size:,} bytes long, over the limit of {limit:,}, and was not read; "
+        "raise max_row_bytes to read it",
+    )
+
+
+def _not_an_object(value: object) -> str:
+    if isinstance(value, list):
+        if value and all(isinstance(entry, dict) for entry in value):
+            return (
+                f"the line is a list of {len(value)} objects, not an object; "
+                "write one object a line (jq -c '.[]' LOG > LOG.jsonl)"
+            )
+        return "the row is a list, not an object with named columns"
+    kind = "null" if value is None else type(value).__name__
+    return f"the row is {kind}, not an object with named columns"

@@ -1,0 +1,91 @@
+"""What a file is by its first bytes, and what is said about those that are no logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tito_audit.errors import StorageError
+
+__all__ = ["PARQUET_MAGIC", "refuse_binary", "refuse_text"]
+
+PARQUET_MAGIC = b"PAR1"
+
+_RUNS_CODE = "reading a pickle runs whatever code its writer put in, so no pickle is ever loaded here"
+_EXPORT = (
+    "Where you trust the file, export it once, in the environment that wrote it:\n"
+    '    import json, pickle; rows = pickle.load(open("{name}", "rb")); '
+    'open("log.jsonl", "w").writelines(json.dumps(r, default=lambda a: a.tolist()) + "\\n" for r in rows)\n'
+    "Marin rollouts are dataclasses inside groups: for those use "
+    "rows = [dataclasses.asdict(r) for g in batch.groups for r in g.rollouts]."
+)
+_TORCH = (
+    "Where you trust the file, export it once:\n"
+    '    import json, torch; d = torch.load("{name}", weights_only=False); '
+    'open("log.jsonl", "w").writelines('
+    'json.dumps(s, default=lambda a: a.tolist()) + "\\n" for s in d["samples"])'
+)
+_NPZ = (
+    "Export it once:\n"
+    '    import json, numpy as np; d = np.load("{name}"); '
+    'open("log.jsonl", "w").writelines('
+    'json.dumps({{k: d[k][i].tolist() for k in ("sequences", "loss_mask")}}) + "\\n" '
+    'for i in range(len(d["sequences"])))'
+)
+_SQLITE = (
+    'Export the table that holds the rows once:\n    sqlite3 -json "{name}" "select * from TABLE" > log.json'
+)
+_MSGPACK = (
+    "Export it once:\n"
+    '    import json, msgpack; u = msgpack.Unpacker(open("{name}", "rb")); '
+    'open("log.jsonl", "w").writelines(json.dumps(r) + "\\n" for r in u)'
+)
+_ARROW = 'Export it once:\n    from datasets import Dataset; Dataset.from_file("{name}").to_json("log.jsonl")'
+_UNPACK = "Unpack it first, and pass the files in it."
+
+_BINARY: tuple[tuple[bytes, str, str], ...] = (
+    *((bytes([0x80, version]), f"a Python pickle; {_RUNS_CODE}", _EXPORT) for version in range(2, 6)),
+    (b"SQLite format 3\0", "an SQLite database, whose tables could hold anything", _SQLITE),
+    (b"ARROW1", "an Arrow IPC file, not a Parquet file", _ARROW),
+    (b"\xff\xff\xff\xff", "an Arrow IPC stream, not a Parquet file", _ARROW),
+    (b"\xff\xfe", "UTF-16 text", "Write it as UTF-8: iconv -f UTF-16 -t UTF-8 LOG > LOG.jsonl"),
+    (b"\xfe\xff", "UTF-16 text", "Write it as UTF-8: iconv -f UTF-16 -t UTF-8 LOG > LOG.jsonl"),
+    (b"BZh", "compressed with bzip2, which is not read", "Decompress it first: bunzip2 -k LOG"),
+    (b"\xfd7zXZ", "compressed with xz, which is not read", "Decompress it first: unxz -k LOG"),
+    (b"\x89HDF", "an HDF5 file", "Export its rows to JSONL, one object a line."),
+    (b"\x1f\x8b", "compressed twice", "Decompress it once first: gunzip -k LOG"),
+    (b"\x28\xb5\x2f\xfd", "compressed twice", "Decompress it once first: unzstd LOG"),
+    (PARQUET_MAGIC, "a compressed Parquet file", "Decompress it first; Parquet is compressed inside."),
+)
+
+
+def refuse_binary(path: Path, head: bytes) -> None:
+    """Nothing, if `head` may begin a log; StorageError for kinds of file that are refused."""
+    if head.startswith(b"PK\x03\x04"):
+        # Both are zip archives; torch keeps its pickle in a member called data.pkl.
+        if path.suffix == ".npz" or b".npy" in head[:512]:
+            raise _refusal(path, "a numpy archive, whose arrays have no common rows", _NPZ)
+        if b"data.pkl" in head or path.suffix in {".pt", ".pth", ".ckpt", ".bin"}:
+            raise _refusal(path, f"a torch file, which is a pickle in a zip archive; {_RUNS_CODE}", _TORCH)
+        raise _refusal(path, "a zip archive", _UNPACK)
+    for magic, what, way_out in _BINARY:
+        if head.startswith(magic):
+            raise _refusal(path, what, way_out)
+    if head[257:262] == b"ustar":
+        raise _refusal(path, "a tar archive", _UNPACK)
+
+
+def refuse_text(path: Path, head: bytes) -> StorageError:
+    """The error for a file that holds no JSON; its suffix tells what it might be."""
+    if path.suffix in {".pkl", ".pickle"}:
+        return _refusal(path, f"a Python pickle; {_RUNS_CODE}", _EXPORT)
+    if path.suffix in {".msgpack", ".mpk", ".bin"} or (head and head[0] >= 0x80):
+        return _refusal(path, "binary data, perhaps msgpack, whose fields may have no names", _MSGPACK)
+    return StorageError(
+        f"{path}: neither JSON nor Parquet; it begins with {head[:32]!r}.\n"
+        "A log is one JSON object a line (plain, .gz, .zst), one JSON document, an array of objects, "
+        "or a Parquet file.\nConvert it, or pass the file that holds the rollouts."
+    )
+
+
+def _refusal(path: Path, what: str, way_out: str) -> StorageError:
+    return StorageError(f"{path}: this is {what}.\n{way_out.format(name=path.name)}")

@@ -1,0 +1,98 @@
+"""ByteStream: the bytes of a log, decompressed, in blocks, with a look ahead."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Literal
+
+__all__ = ["ByteStream", "Compression", "Damaged", "compression_of"]
+
+Compression = Literal["gzip", "zstd"] | None
+
+_BLOCK = 1 << 20
+_ZSTD_BLOCK = 1 << 16  # a damaged frame loses what was decompressed of the same read
+_MAGIC: dict[bytes, Compression] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+class Damaged(Exception):
+    """The file cannot be read further; the message says how far it got. Never leaves this folder."""
+
+
+def compression_of(head: bytes) -> Compression:
+    """How a file is compressed, from its first four bytes; None when it is not."""
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+
+
+class ByteStream:
+    """Blocks of decompressed bytes. What was looked at ahead of time is read again afterwards.
+
+    Damage is kept until everything before it has been read, so that a look ahead never raises.
+    """
+
+    def __init__(self, raw: BinaryIO, compression: Compression) -> None:
+        self._compression = compression
+        self._reader, self._size = _reader(raw, compression)
+        self._ahead: list[bytes] = []
+        self._damage: Damaged | None = None
+        self._taken = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The blocks that are left; raises Damaged where the file breaks."""
+        while True:
+            if self._ahead:
+                yield self._ahead.pop(0)
+            elif self._damage is not None:
+                raise self._damage
+            elif block := self._pull():
+                yield block
+            elif self._damage is None:
+                return
+
+    def peek(self, size: int) -> bytes:
+        """The next `size` bytes, fewer only at the end of the file, without reading past them."""
+        have = sum(map(len, self._ahead))
+        while have < size and (block := self._pull()):
+            self._ahead.append(block)
+            have += len(block)
+        self._ahead = [b"".join(self._ahead)] if have else []
+        return self._ahead[0][:size] if have else b""
+
+    def unread(self, blocks: list[bytes]) -> None:
+        """Put blocks back in front, to be read again."""
+        self._ahead[:0] = blocks
+
+    def skip(self, size: int) -> None:
+        """Leave out bytes that `peek` showed."""
+        head = b"".join(self._ahead)[size:]
+        self._ahead = [head] if head else []
+
+    def close(self) -> None:
+        """Let go of the decompressor; the file itself stays open."""
+        if self._compression is not None:
+            self._reader.close()
+
+    def _pull(self) -> bytes:
+        """The next block from the file; b"" at its end and at damage, which is kept."""
+        if self._damage is not None:
+            return b""
+        try:
+            block: bytes = self._reader.read1(self._size)
+        except (OSError, EOFError, zlib.error) as error:
+            what = f"the {self._compression} data" if self._compression else "the file"
+            self._damage = Damaged(f"{what} cannot be read past byte {self._taken:,} ({error})")
+            return b""
+        self._taken += len(block)
+        return block
+
+
+def _reader(raw: BinaryIO, compression: Compression) -> tuple[Any, int]:
+    """An object with `read1`, and how much to ask it for."""
+    if compression == "gzip":
+        return gzip.GzipFile(fileobj=raw), _BLOCK
+    if compression == "zstd":
+        import pyarrow as pa  # heavy: only those who need it pay
+
+        return pa.input_stream(raw, compression="zstd"), _ZSTD_BLOCK
+    return raw, _BLOCK

@@ -1,0 +1,87 @@
+"""Summary: what a whole scan came to, counted result by result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tito_audit.record.finding import Result, Severity
+
+__all__ = ["SCHEMA_VERSION", "RuleCount", "Skipped", "Summary"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(slots=True)
+class RuleCount:
+    """Findings of one code."""
+
+    error: int = 0
+    warning: int = 0
+    note: int = 0
+    rollouts: int = 0
+    """Rollouts with at least one."""
+    tokens: int = 0
+    """Recorded tokens inside its ranges."""
+
+
+@dataclass(slots=True)
+class Skipped:
+    """Rollouts that a rule could not look at."""
+
+    rollouts: int = 0
+    because: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Summary:
+    """Counts of a scan; complete once its results are used up."""
+
+    files: list[str] = field(default_factory=list)
+    rollouts: int = 0
+    turns: int = 0
+    tokens: int = 0
+    generated_tokens: int = 0
+    rows_unreadable: int = 0
+    findings: dict[str, RuleCount] = field(default_factory=dict)
+    skipped: dict[str, Skipped] = field(default_factory=dict)
+    formats: Counter[str] = field(default_factory=Counter)
+    causes: dict[str, Counter[str]] = field(default_factory=dict)
+    """By code: how many findings have each cause."""
+    without_ids: int = 0
+    """Rollouts that hold no token ids at all: nothing was audited in them, which is not clean."""
+    tokenizer: str | None = None
+    notices: list[str] = field(default_factory=list)
+    """Things about the whole run that a reader should know: an empty file, no template, a fallback."""
+    seconds: float = 0.0
+
+    def add(self, result: Result) -> None:
+        """Count one result."""
+        if result.rollout is None:
+            self.rows_unreadable += 1
+        else:
+            self.rollouts += 1
+            self.formats[result.rollout.format] += 1
+        self.turns += result.counts.get("turns", 0)
+        self.tokens += result.counts.get("tokens", 0)
+        self.generated_tokens += result.counts.get("generated_tokens", 0)
+        self.without_ids += result.rollout is not None and not result.counts.get("tokens", 0)
+        for code in {finding.code for finding in result.findings}:
+            self.findings.setdefault(code, RuleCount()).rollouts += 1
+        for finding in result.findings:
+            count = self.findings[finding.code]
+            word = finding.severity.word
+            setattr(count, word, getattr(count, word) + 1)
+            count.tokens += finding.hit.end - finding.hit.start
+            self.causes.setdefault(finding.code, Counter())[finding.hit.cause] += 1
+        for skip in result.skips:
+            skipped = self.skipped.setdefault(skip.code, Skipped())
+            skipped.rollouts += 1
+            skipped.because[skip.because] += 1
+
+    def worst(self) -> Severity | None:
+        """The highest severity found; None when nothing was."""
+        for severity in (Severity.ERROR, Severity.WARNING, Severity.NOTE):
+            if any(getattr(count, severity.word) for count in self.findings.values()):
+                return severity
+        return None

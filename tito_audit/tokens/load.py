@@ -1,0 +1,271 @@
+"""A tokenizer out of a folder or from the hub; the only module that may import transformers.
+
+`tokenizer.json` is taken at its word. transformers 5 builds some tokenizers anew from the name of their
+class and drops parts of the file on the way (SmolLM2 declares `GPT2Tokenizer` and loses its splitting
+of digits); samplers that read the file itself do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from tito_audit.errors import TokenizerError
+from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.tokens.vocab import Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["load_tokenizer"]
+
+_HUB_FILES = [
+    "tokenizer*",
+    "*token*.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "tekken.json",
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+]
+_OTHER_VOCABULARIES = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json")
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of a folder, or of a hub repository when no such folder exists.
+
+    Raises TokenizerError. Code that a folder brings along runs only with `trust_remote_code`, and only
+    when it has no `tokenizer.json`.
+    """
+    path = Path(name_or_dir).expanduser()
+    if path.is_file():
+        raise TokenizerError(
+            f"{name_or_dir}: this is a file, and a tokenizer is a folder (tokenizer.json, "
+            f"tokenizer_config.json).\nPass the folder it lies in: {path.parent}"
+        )
+    if not path.is_dir():
+        path = _downloaded(name_or_dir)
+    if (path / "tokenizer.json").is_file():
+        return _from_files(path, name_or_dir)
+    has_code = _config(path).get("auto_map") is not None
+    if not has_code and not any(next(path.glob(pattern), None) for pattern in _OTHER_VOCABULARIES):
+        raise TokenizerError(
+            f"{name_or_dir}: no tokenizer.json here, nor any other vocabulary.\n"
+            "Without a tokenizer nothing can be encoded again and compared.\n"
+            "Pass the folder that holds the model's tokenizer.json, usually the one with its config.json."
+        )
+    return _from_transformers(path, name_or_dir, trust_remote_code)
+
+
+def _downloaded(name: str) -> Path:
+    """Where the hub client put the tokenizer files of a repository."""
+    if not _HUB_NAME.fullmatch(name):
+        raise TokenizerError(
+            f"{name}: no such folder.\nA tokenizer is needed to encode the messages again.\n"
+            "Pass a folder with a tokenizer.json, or a hub name such as org/model."
+        )
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+    except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise TokenizerError(
+            f"{name}: no such folder, and the hub did not give a repository of that name ({reason}).\n"
+            "A tokenizer is needed to encode the messages again.\n"
+            "Check the spelling and the network, or pass a folder with a tokenizer.json."
+        ) from error
+
+
+def _from_files(path: Path, name: str) -> Tokenizer:
+    """The tokenizer as its JSON files say, without transformers."""
+    import tokenizers
+
+    file = path / "tokenizer.json"
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises plain Exception, whatever is wrong
+        raise TokenizerError(
+            f"{file}: this is not a tokenizer ({error}).\nIt may be cut off, or a pointer that git-lfs left "
+            "in place of the file.\nDownload it again (`git lfs pull` in a clone)."
+        ) from error
+    config = _config(path)
+    special = _special_tokens(config)
+    _add_missing(backend, config, special)
+    return _tokenizer(name, path, backend, special, _templates(path, config))
+
+
+def _tokenizer(
+    name: str,
+    path: Path,
+    backend: tokenizers.Tokenizer,
+    special: Mapping[str, str],
+    templates: Mapping[str, str],
+) -> Tokenizer:
+    backend.no_truncation()
+    backend.no_padding()
+    bos = special.get("bos_token")
+    return Tokenizer(
+        name=name,
+        backend=backend,
+        vocabulary=Vocabulary(backend),
+        special_tokens=special,
+        chat_templates=templates,
+        eos_ids=_end_tokens(path, backend, special),
+        bos_id=backend.token_to_id(bos) if bos is not None else None,
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with what special_tokens_map.json adds to an old one; {} without either."""
+    config = _json_object(path / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config = config | _json_object(path / "special_tokens_map.json")
+    return config
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    """A JSON object out of a file; {} when there is no such file."""
+    try:
+        value = orjson.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise TokenizerError(
+            f"{file}: cannot be read ({error}).\nIt names the special tokens and often holds the chat "
+            "template.\nDownload it again, or mend the JSON."
+        ) from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{file}: holds no JSON object, so it is not a tokenizer's settings.")
+    return value
+
+
+def _content(value: object) -> str | None:
+    """The text of a special token, written as text or as an object; None if it is neither."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The named special tokens that transformers hands to a template.
+
+    Beside the seven names of old, every setting that ends in `_token`, and `extra_special_tokens` when
+    it is an object.
+    """
+    extra = config.get("extra_special_tokens")
+    named = {key: value for key, value in config.items() if key in _NAMED or key.endswith("_token")}
+    if isinstance(extra, Mapping):
+        named |= extra
+    contents = {key: _content(value) for key, value in named.items()}
+    return {key: content for key, content in contents.items() if content is not None}
+
+
+def _add_missing(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]
+) -> None:
+    """Add the tokens that the settings name and tokenizer.json lacks, in the order transformers does."""
+    import tokenizers
+
+    present = {token.content for token in backend.get_added_tokens_decoder().values()}
+    decoder = config.get("added_tokens_decoder")
+    entries = decoder.items() if isinstance(decoder, Mapping) else ()
+    listed = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+    others = listed if isinstance(listed, list) else []
+    wanted: dict[str, tokenizers.AddedToken] = {}
+    for value in (
+        *(value for _, value in sorted(entries, key=lambda entry: entry[0].zfill(12))),
+        *(config.get(key, text) for key, text in special.items()),
+        *others,
+    ):
+        content = _content(value)
+        if content is None or content in present or content in wanted:
+            continue
+        flags = (
+            {key: bool(value[key]) for key in _FLAGS if key in value} if isinstance(value, Mapping) else {}
+        )
+        plain_text = isinstance(value, str)
+        token = tokenizers.AddedToken(content, **({"special": True} if plain_text else flags))
+        if content in special.values():
+            token.special = True
+        wanted[content] = token
+    if wanted:
+        backend.add_tokens(list(wanted.values()))
+
+
+def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name. Files of their own replace whatever the settings hold."""
+    found: dict[str, str] = {}
+    default = path / "chat_template.jinja"
+    try:
+        if default.is_file():
+            found["default"] = default.read_text(encoding="utf-8")
+        for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+            found[file.name.removesuffix(".jinja")] = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(
+            f"{path}: a chat template cannot be read ({error}).\nThe messages are rendered with it."
+        ) from error
+    return found or _named_templates(config.get("chat_template"), path)
+
+
+def _named_templates(value: object, where: Path) -> dict[str, str]:
+    """A `chat_template` setting: one text, a list of {name, template}, or an object by name."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value):
+        value = {entry.get("name"): entry.get("template") for entry in value}
+    if isinstance(value, Mapping):
+        named = {key: text for key, text in value.items() if isinstance(key, str) and isinstance(text, str)}
+        if len(named) == len(value):
+            return named
+    raise TokenizerError(
+        f"{where}: `chat_template` is neither text nor named texts, so no messages can be rendered.\n"
+        "Mend tokenizer_config.json, or pass a template file with --chat-template."
+    )
+
+
+def _end_tokens(path: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
+    """`eos_token`, and the ids that generation_config.json stops at."""
+    eos = special.get("eos_token")
+    ids = [backend.token_to_id(eos)] if eos is not None else []
+    stated = _json_object(path / "generation_config.json").get("eos_token_id")
+    ids += stated if isinstance(stated, list) else [stated]
+    return tuple(dict.fromkeys(i for i in ids if type(i) is int))
+
+
+def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokenizer:
+    """What transformers makes of a folder without tokenizer.json: SentencePiece, or code of its own."""
+    try:
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+    except Exception as error:  # old formats and remote code raise anything
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise TokenizerError(
+            f"{name}: no tokenizer.json, and transformers cannot build one from the other files ({reason}).\n"
+            "Pass a folder with a tokenizer.json; if the repository brings its own code and you trust it, "
+            "allow remote code."
+        ) from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise TokenizerError(
+            f"{name}: {type(loaded).__name__} is written in Python and has no fast form; its tokens cannot "
+            "be compared with recorded ones.\nPass a folder with a tokenizer.json."
+        )
+    special = {key: str(value) for key, value in loaded.special_tokens_map.items() if isinstance(value, str)}
+    return _tokenizer(name, path, backend, special, _named_templates(loaded.chat_template, path))
