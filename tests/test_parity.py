@@ -83,10 +83,8 @@ def with_parsed_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def reference(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, opens_answer: bool, **kwargs: Any):
-    """What transformers writes: with parsed arguments, else with logged ones, else with `content: null` kept.
-
-    None when it refuses all three. The last is what transformers 4 did of itself.
-    """
+    """What transformers writes: with parsed arguments, else with logged ones, else with `content: null` kept,
+    as transformers 4 did, else with an empty content, as servers do; None when it refuses all of them."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     for chat in (with_parsed_arguments(messages), messages):
@@ -106,6 +104,14 @@ def reference(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, opens_
                 add_generation_prompt=opens_answer,
                 **{**tokenizer.special_tokens_map, **kwargs},
             )[0][0]
+        except Exception:
+            continue
+    for chat in (with_parsed_arguments(messages), messages):
+        filled = [m if m.get("content") is not None else {**m, "content": ""} for m in chat]
+        try:
+            return tokenizer.apply_chat_template(
+                filled, tools=tools, add_generation_prompt=opens_answer, tokenize=False, **kwargs
+            )
         except Exception:
             continue
     return None

@@ -121,7 +121,10 @@ def test_arguments_of_the_run_reach_the_template_and_those_of_the_log_come_on_to
 
 
 def test_arguments_are_given_as_objects_then_as_logged():
-    join = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '>' + c.function.arguments }}{% endfor %}{% endfor %}"
+    join = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{{ '>' + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
     kind = "{{ messages[1].tool_calls[0].function.arguments is string }}"
     assert render(join, CALLS) == '>{"q":"x"}>{"q": "y", "n": 3}>'
     assert render(kind, CALLS) == "False"
@@ -138,6 +141,7 @@ def test_arguments_that_are_no_json_stay_as_they_were_logged():
 def test_null_content_is_left_out_unless_the_template_asks_for_it():
     assert render("{{ messages[1].content is defined }}", CALLS) == "False"
     assert render("{% if not messages[1].content is none %}{{ 1 + 'a' }}{% endif %}null", CALLS) == "null"
+    assert render("{{ messages[1].content + messages[0].content }}", CALLS) == "Look it up"
 
 
 def test_the_logged_messages_are_never_changed():
@@ -166,25 +170,31 @@ def test_a_fault_of_a_template_names_its_line():
         render("a\n{{ messages[0].missing.deeper }}")
 
 
+def growing(step: str, start: str = "'xx'") -> str:
+    """A template in which `ns.s` takes the value of `step` ninety-nine times."""
+    loop = "{% for i in range(99) %}{% set ns.s = " + step + " %}{% endfor %}"
+    return "{% set ns = namespace(s=" + start + ") %}" + loop
+
+
 @pytest.mark.parametrize(
     "bomb",
     [
         "{{ 'x' * 10**9 }}",
         "{{ 10**9 * 'x' }}",
         "{{ [0] * 10**9 }}",
-        "{{ 10 ** 10 ** 8 }}",
+        "{{ 10 ** (10 ** 8) }}",
         "{% set ns = namespace(n=3) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
-        "{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-        "{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        growing("ns.s + ns.s"),
+        growing("ns.s ~ ns.s"),
         "{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}"
         "{% set ns.s = t %}{% endfor %}",
-        "{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}",
-        "{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set ns.s = ''.join([ns.s, ns.s]) %}{% endfor %}",
-        "{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set ns.s = ns.s.replace('x', 'xx') %}{% endfor %}",
-        "{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set ns.s = ns.s | replace('x', 'xx') %}{% endfor %}",
-        "{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set ns.s = '%s%s' % (ns.s, ns.s) %}{% endfor %}",
-        "{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set ns.s = '{0}{0}'.format(ns.s) %}{% endfor %}",
-        "{% set ns = namespace(s=[1]) %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        growing("[ns.s, ns.s] | join"),
+        growing("''.join([ns.s, ns.s])"),
+        growing("ns.s.replace('x', 'xx')"),
+        growing("ns.s | replace('x', 'xx')"),
+        growing("'%s%s' % (ns.s, ns.s)"),
+        growing("'{0}{0}'.format(ns.s)"),
+        growing("ns.s + ns.s", start="[1]"),
         "{% macro f(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='xx') %}"
         "{% for i in range(99) %}{% set ns.s = f(ns.s) %}{% endfor %}",
         "{{ 'x'.center(1000000000) }}",
@@ -202,7 +212,7 @@ def test_a_fault_of_a_template_names_its_line():
         "{{ [1] | batch(1000000000, 0) | list }}",
         "{{ lipsum(n=100000) }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'xxxxxxxxxxxxxxxxxxxxxxxxxx' }}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'xxxxxxxxxxxxx' }}{% endfor %}{% endfor %}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     ],
 )

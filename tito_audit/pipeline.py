@@ -2,27 +2,223 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+from tito_audit.check import check
 from tito_audit.config import Settings
-from tito_audit.record.finding import Result
+from tito_audit.errors import RecordError, SetupError
+from tito_audit.evidence.gather import gather
+from tito_audit.format import Format, Row
+from tito_audit.formats import format_named, map_columns, pick_format
+from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.rule import selected
+from tito_audit.rules import all_rules
+from tito_audit.storage import find_logs, open_log
 from tito_audit.summary import Summary
+from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["Scan", "scan_rollouts"]
+__all__ = ["Scan", "load_renderer", "read_rollouts", "scan_rollouts"]
+
+Progress = Callable[[int, int, int], None]
+"""Called with rows read, bytes read and bytes in all, of all logs together."""
 
 
 class Scan:
-    """Results of logs, one rollout after the other; `summary` is complete once they are used up."""
+    """Results of logs, one rollout after the other; `summary` is complete once they are used up.
 
-    def __init__(self, logs: Sequence[str], settings: Settings) -> None:
+    Making one opens nothing; iterating raises SetupError or StorageError when the run cannot be made.
+    """
+
+    def __init__(self, logs: Sequence[str], settings: Settings, progress: Progress | None = None) -> None:
         self.logs = logs
         self.settings = settings
+        self.progress = progress
         self.summary = Summary()
+        self.vocabulary: Vocabulary | None = None
+        """For showing pieces; None without a tokenizer, set once iteration has started."""
 
     def __iter__(self) -> Iterator[Result]:
-        raise NotImplementedError
+        rules = all_rules()
+        codes = _codes(self.settings)
+        files = find_logs(self.logs)
+        tokenizer, renderer = self._load()
+        started = time.perf_counter()
+        for place, item in _read(files, self.settings, self.summary, self.progress):
+            if isinstance(item, str):
+                result = _unreadable(place, item, codes)
+            else:
+                evidence = gather(item, tokenizer, renderer)
+                findings, skips = check(evidence, rules, codes)
+                result = Result(place, evidence.rollout, findings, skips, _counts(evidence.rollout))
+            self.summary.add(result)
+            self.summary.seconds = time.perf_counter() - started
+            yield result
+        self._conclude()
+
+    def _load(self) -> tuple[Tokenizer | None, Renderer | None]:
+        """The tokenizer and the renderer of the run, each None when there is none."""
+        settings, summary = self.settings, self.summary
+        if settings.tokenizer is None:
+            if settings.chat_template:
+                raise SetupError(
+                    "--chat-template was given without a tokenizer.\n"
+                    "The template's text has to be encoded before it can be compared.\n"
+                    "Pass --tokenizer DIR as well."
+                )
+            summary.notices.append(
+                "No tokenizer given: only rules that need none could run. Pass --tokenizer DIR or a hub name."
+            )
+            return None, None
+        tokenizer = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code)
+        self.vocabulary = tokenizer.vocabulary
+        summary.tokenizer = tokenizer.name
+        renderer = None
+        if settings.chat_template or tokenizer.chat_templates:
+            renderer = _renderer(tokenizer, settings)
+        else:
+            summary.notices.append(
+                f"{tokenizer.name} has no chat template, so nothing could be rendered again. "
+                "Pass --chat-template FILE to check prompts against one."
+            )
+        return tokenizer, renderer
+
+    def _conclude(self) -> None:
+        """Say what a reader must not take for a clean log."""
+        summary = self.summary
+        if not summary.rollouts and not summary.rows_unreadable:
+            summary.notices.append("The log holds no rows: nothing was audited.")
+        elif summary.without_ids:
+            summary.notices.append(
+                f"{summary.without_ids} of {summary.rollouts} rollouts hold no token ids: "
+                "nothing was audited in them, which does not mean that they are clean."
+            )
 
 
-def scan_rollouts(logs: Sequence[str], settings: Settings | None = None) -> Scan:
+def scan_rollouts(
+    logs: str | Path | Sequence[str | Path],
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Scan:
     """The audit of logs (files, folders, globs), as results that are computed while they are read."""
-    return Scan(logs, settings or Settings())
+    return Scan(_names(logs), settings or Settings(), progress)
+
+
+def read_rollouts(
+    logs: str | Path | Sequence[str | Path], settings: Settings | None = None
+) -> Iterator[Rollout]:
+    """The rollouts of logs; a row that cannot be read raises RecordError with its place."""
+    for place, item in _read(find_logs(_names(logs)), settings or Settings(), Summary(), None):
+        if isinstance(item, str):
+            raise RecordError(f"{place}: {item}")
+        yield item
+
+
+def load_renderer(tokenizer: str, settings: Settings | None = None) -> Renderer:
+    """The chat template of a tokenizer folder or hub name, ready to render; SetupError without one."""
+    settings = settings or Settings()
+    loaded = load_tokenizer(tokenizer, trust_remote_code=settings.trust_remote_code)
+    return _renderer(loaded, settings)
+
+
+def _names(logs: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(logs)] if isinstance(logs, str | Path) else [str(log) for log in logs]
+
+
+def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
+    source = None
+    if settings.chat_template:
+        path = Path(settings.chat_template)
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SetupError(
+                f"{path}: the chat template cannot be read ({error}).\n"
+                "Pass --chat-template with the path of a Jinja text file."
+            ) from None
+    return make_renderer(
+        tokenizer,
+        chat_template=source,
+        template_name=settings.template_name,
+        template_args=settings.template_args,
+        tool_arguments=settings.tool_arguments,
+    )
+
+
+def _codes(settings: Settings) -> frozenset[str]:
+    """The codes that run; a prefix that fits no rule is a mistake of the user's."""
+    codes = [rule.code for rule in all_rules()]
+    for prefix in (*settings.select, *settings.ignore):
+        if not any(code.startswith(prefix) for code in codes):
+            raise SetupError(
+                f"{prefix!r} is the beginning of no rule's code.\n"
+                "A selection that fits nothing would let every fault pass.\n"
+                "`tito-audit list rules` prints the codes."
+            )
+    return frozenset(code for code in codes if selected(code, settings.select, settings.ignore))
+
+
+def _read(
+    files: Sequence[Path], settings: Settings, summary: Summary, progress: Progress | None
+) -> Iterator[tuple[Place, Rollout | str]]:
+    """Every rollout with its place, or why its row could not be read."""
+    named = format_named("generic") if settings.columns else None
+    if settings.format is not None:
+        named = format_named(settings.format)
+    total = sum(file.stat().st_size for file in files if file.is_file())
+    rows = done = 0
+    for file in files:
+        summary.files.append(str(file))
+        log = open_log(file, max_row_bytes=settings.max_row_bytes)
+        for raw in log:
+            if settings.limit is not None and rows >= settings.limit:
+                summary.notices.append(f"Stopped after {rows} rows, as asked by --limit.")
+                return
+            rows += 1
+            place = Place(str(file), raw.index)
+            if raw.value is None:
+                yield place, raw.error or "the row cannot be read"
+            else:
+                yield from _rollouts(raw.value, place, named, settings)
+            if progress is not None:
+                progress(rows, done + log.position, total)
+        done += log.size
+
+
+def _rollouts(
+    row: Row, place: Place, named: Format | None, settings: Settings
+) -> Iterator[tuple[Place, Rollout | str]]:
+    try:
+        if settings.columns:
+            row = map_columns(row, settings.columns)
+        form = named or pick_format(row)
+        rollouts = form.read(row, place)
+    except RecordError as error:
+        yield place, str(error)
+        return
+    for rollout in rollouts:
+        yield rollout.place, rollout
+
+
+def _unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:
+    """A row that cannot be read, as its finding."""
+    hit = Hit(Where.ROW, 0, 0, error, cause="row cannot be read")
+    finding = Finding("REC001", Severity.ERROR, place, hit)
+    return Result(place, None, (finding,) if "REC001" in codes else ())
+
+
+def _counts(rollout: Rollout) -> dict[str, int]:
+    """Turns, tokens that were audited, and tokens that were generated."""
+    generated = sum(len(t.completion_ids) for t in rollout.turns if t.completion_ids is not None)
+    tokens = generated + sum(len(t.prompt_ids) for t in rollout.turns if t.prompt_ids is not None)
+    row = rollout.training_row
+    if row is not None:
+        tokens += len(row.token_ids)
+        if not rollout.turns and row.loss_mask is not None:
+            generated += int(row.loss_mask.sum())
+    return {"turns": len(rollout.turns), "tokens": tokens, "generated_tokens": generated}

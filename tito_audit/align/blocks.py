@@ -91,9 +91,7 @@ def one_block(kind: BlockKind, recorded: int, canonical: int) -> Blocks:
         kind = BlockKind.MISSING
     elif not canonical:
         kind = BlockKind.EXTRA
-    return Blocks(
-        np.array([recorded], np.int64), np.array([canonical], np.int64), np.array([kind], np.int8)
-    )
+    return Blocks(np.array([recorded], np.int64), np.array([canonical], np.int64), np.array([kind], np.int8))
 
 
 def blocks_of_ends(recorded: Ids, canonical: Ids, recorded_end: Offsets, canonical_end: Offsets) -> Blocks:

@@ -19,8 +19,11 @@ _REFINE_RUN = 12
 """Equal tokens in a row that are worth splitting a drifted stretch for; fewer would pair by chance."""
 
 
-def align(recorded: Pieces, canonical: Pieces) -> Blocks:
+def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blocks:
     """The blocks of two token sequences, a partition of both.
+
+    `open_end` says that the canonical side goes on after what the recorded side holds (a later prompt
+    against what was seen before it), so that a drifted end is not stretched to the end of it.
 
     Identical sequences are one SAME block. Equal bytes are paired by their ends. Otherwise both are cut
     at control tokens, the pieces are paired in order, and in pieces that differ the common start and end
@@ -38,7 +41,11 @@ def align(recorded: Pieces, canonical: Pieces) -> Blocks:
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         a = recorded.part(left[i1][0], left[i2 - 1][1]) if i2 > i1 else recorded.part(0, 0)
         b = canonical.part(right[j1][0], right[j2 - 1][1]) if j2 > j1 else canonical.part(0, 0)
-        parts.append(align_cuts(a, b) if tag == "equal" else _align_trimmed(a, b))
+        if open_end and tag == "replace" and i2 == len(left) and j2 == len(right):
+            head = _head(b, int(a.control.sum()))
+            parts += [_align_trimmed(a, b.part(0, head)), one_block(BlockKind.MISSING, 0, len(b) - head)]
+        else:
+            parts.append(align_cuts(a, b) if tag == "equal" else _align_trimmed(a, b))
     return join_blocks(parts)
 
 
@@ -49,6 +56,14 @@ def common_prefix(a: bytes, b: bytes) -> int:
         return n
     left, right = np.frombuffer(a, np.uint8, n), np.frombuffer(b, np.uint8, n)
     return int(np.argmax(left != right))
+
+
+def _head(pieces: Pieces, controls: int) -> int:
+    """Tokens through the given number of control tokens, or up to the first when it is none."""
+    where = np.flatnonzero(pieces.control)
+    if controls == 0:
+        return int(where[0]) if len(where) else len(pieces)
+    return int(where[controls - 1]) + 1 if len(where) >= controls else len(pieces)
 
 
 def _align_trimmed(a: Pieces, b: Pieces) -> Blocks:

@@ -59,7 +59,8 @@ class Difference:
     """True when the recorded tokens were generated (a completion), not given."""
     message_index: int | None = None
     """The message it lies in, when known."""
-    role: str | None = None
+    later_turn: int | None = None
+    """The turn whose prompt holds the other tokens, when against the next prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,13 @@ from tito_audit.tokens.vocab import Vocabulary
 __all__ = ["Reference"]
 
 _TURN_ENDS = frozenset(
-    "<|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <end_of_turn> <eos> </s> "
-    "<｜end▁of▁sentence｜> <|end|> <|return|> <|call|> <turn|>".split()
+    (
+        *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>"),
+        *("<eos>", "</s>", "<｜end▁of▁sentence｜>", "<|end|>", "<|return|>", "<|call|>", "<turn|>"),
+    )
 )
-"""Control tokens that end a turn in published chat templates; each counts only where a vocabulary has it."""
+"""Control tokens that end a turn in published chat templates; each counts
+only where a vocabulary has it."""
 
 
 @dataclass(frozen=True, slots=True)

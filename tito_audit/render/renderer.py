@@ -2,8 +2,9 @@
 
 Logs and templates disagree on two points, and inference servers step in at both. Tool-call arguments
 are logged as the JSON text that was sampled, while most templates expect the object; and an assistant
-message that only calls tools has `content: null`, which transformers takes out of the message while a
-few templates ask for it. The usual form is tried first, the other ones when the template raises.
+message that only calls tools has `content: null`, which transformers takes out of the message, a few
+templates ask for, and inference servers make an empty text of. The form that transformers gives is tried
+first, the others when the template raises.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ Chat: TypeAlias = list[dict[str, Any]]
 ToolArguments: TypeAlias = Literal["auto", "object", "string"]
 """The form of tool-call arguments: parsed, as logged, or parsed and if that raises as logged."""
 
+_NO_CONTENT = ("absent", "null", "empty")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -167,19 +169,21 @@ def _forms(messages: Sequence[Message], tool_arguments: ToolArguments) -> Iterat
         return
     wires = [_plain(message.wire) for message in messages]
     seen: list[Chat] = []
-    for null_content in (False, True):
+    for no_content in _NO_CONTENT:
         for parsed in {"auto": (True, False), "object": (True,), "string": (False,)}[tool_arguments]:
-            chat = [_wire(wire, parsed=parsed, null_content=null_content) for wire in wires]
+            chat = [_wire(wire, parsed=parsed, no_content=no_content) for wire in wires]
             if chat not in seen:
                 seen.append(chat)
                 yield chat
 
 
-def _wire(wire: Mapping[str, Any], *, parsed: bool, null_content: bool) -> dict[str, Any]:
+def _wire(wire: Mapping[str, Any], *, parsed: bool, no_content: str) -> dict[str, Any]:
     """One message for a template; the wire itself is left as it is."""
-    message = {
-        key: value for key, value in wire.items() if value is not None or (null_content and key == "content")
-    }
+    message = {key: value for key, value in wire.items() if value is not None}
+    if no_content == "null" and "content" in wire:
+        message = {key: value for key, value in wire.items() if value is not None or key == "content"}
+    elif no_content == "empty":
+        message.setdefault("content", "")
     reasoning = next((message[key] for key in _REASONING if key in message), None)
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}

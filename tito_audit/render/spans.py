@@ -218,7 +218,9 @@ class _TurnFinder:
         """True if a message without marks spells the opener, so that finding it would prove nothing."""
         head = opener.strip().split("\n")[0]
         unmarked = [message for message in self._job.chat[:index] if message.get("role") != "assistant"]
-        return self._marking.assistant_only and any(head in str(list(message.values())) for message in unmarked)
+        return self._marking.assistant_only and any(
+            head in str(list(message.values())) for message in unmarked
+        )
 
     def _closer(self, start: int, stop: int, calls: bool) -> tuple[int, int] | None:
         """The first special token in `[start, stop)`; behind tool calls an end token goes first.
@@ -242,6 +244,7 @@ def _cut_turn(cut: Cut, job: _Conversation, index: int, turn: _Turn, own: list[F
         thought = job.text.rfind("</think>", begin, calls[0])
         if thought >= 0:
             begin = thought + len("</think>")
+            begin += len(job.text[begin : calls[0]]) - len(job.text[begin : calls[0]].lstrip())
         cut.put(begin, turn.closer, SpanKind.TOOL_CALL, index)
     cut.fill(turn.start, turn.closer, SpanKind.SCAFFOLD, index)
 

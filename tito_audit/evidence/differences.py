@@ -1,0 +1,105 @@
+"""Differences out of blocks: the two sides with their text around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tito_audit.align.blocks import BlockKind, Blocks
+from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.model import Against, Difference, TextSide
+from tito_audit.record.finding import Severity, Where
+
+__all__ = ["Region", "Stretch", "difference", "region_of", "stretches"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One block that is not SAME, with both sides' tokens and text."""
+
+    kind: BlockKind
+    start: int
+    end: int
+    """Half-open in the recorded pieces."""
+    canonical_start: int
+    canonical_end: int
+    recorded: TextSide
+    canonical: TextSide
+
+    @property
+    def key(self) -> tuple[int, int, bytes]:
+        """Equal for the same finding seen twice in one recorded sequence."""
+        return self.start, self.end, self.canonical.ids.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A completion inside a longer recorded sequence."""
+
+    turn: int
+    start: int
+    end: int
+
+
+def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> list[Stretch]:
+    """Every block that is not SAME, in order."""
+    return [
+        Stretch(
+            kind, start, end, c_start, c_end, _side(recorded, start, end), _side(canonical, c_start, c_end)
+        )
+        for kind, start, end, c_start, c_end in blocks.differing()
+    ]
+
+
+def difference(
+    stretch: Stretch,
+    against: Against,
+    severity: Severity,
+    effect: str,
+    *,
+    regions: tuple[Region, ...],
+    turn: int | None,
+    where: Where = Where.PROMPT,
+    message_indices: tuple[int | None, ...] = (),
+    later_turn: int | None = None,
+) -> Difference:
+    """A stretch as a difference, placed in the completion it lies in, else in `where` of `turn`.
+
+    A stretch that begins before a completion and ends inside it counts as the completion's, from 0 on.
+    """
+    region = region_of(stretch, regions)
+    start, end = stretch.start, stretch.end
+    index = None
+    if region is not None:
+        start, end = max(start - region.start, 0), min(end, region.end) - region.start
+        where, turn = Where.COMPLETION, region.turn
+        index = message_indices[region.turn] if region.turn < len(message_indices) else None
+    return Difference(
+        against,
+        stretch.kind,
+        where,
+        turn,
+        start,
+        end,
+        stretch.recorded,
+        stretch.canonical,
+        severity,
+        effect,
+        sampled=region is not None,
+        message_index=index,
+        later_turn=later_turn,
+    )
+
+
+def region_of(stretch: Stretch, regions: tuple[Region, ...]) -> Region | None:
+    """The completion that a stretch touches; a place between tokens belongs to the one it borders."""
+    for region in regions:
+        if stretch.start < region.end and stretch.end > region.start:
+            return region
+        if stretch.start == stretch.end and region.start <= stretch.start <= region.end:
+            return region
+    return None
+
+
+def _side(pieces: Pieces, start: int, end: int) -> TextSide:
+    before, after = pieces.around(start, end)
+    return TextSide(pieces.ids[start:end], pieces.bytes_of(start, end), before, after)

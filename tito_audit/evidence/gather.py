@@ -1,0 +1,177 @@
+"""From a rollout to its evidence: everything compared once, before any rule looks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tito_audit.evidence.completions import reencoded_differences, tail_and_completion
+from tito_audit.evidence.links import Chains, chain_turns
+from tito_audit.evidence.model import Difference, Evidence, RowView
+from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
+from tito_audit.evidence.recover import recover_ids
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.row import row_against_calls, row_against_itself, row_against_template
+from tito_audit.evidence.written import write_conversation
+from tito_audit.record.arrays import empty_ids
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.rollout import IdsFrom, Rollout, Turn
+from tito_audit.render.renderer import Renderer
+from tito_audit.tokens.tokenizer import Tokenizer
+
+__all__ = ["gather"]
+
+
+def gather(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | None) -> Evidence:
+    """All that can be said of a rollout with what the log holds and what was given to the run.
+
+    Without a tokenizer, ids are compared with ids; without a renderer, or messages, nothing is
+    compared with the template. Never raises for what a log holds.
+    """
+    reference = Reference(tokenizer, renderer) if tokenizer is not None else None
+    rollout, problems = _recovered(rollout, reference)
+    chains = chain_turns(rollout, reference)
+    texts: RenderedTexts = {}
+    errors: tuple[tuple[int | None, str], ...] = ()
+    if reference is not None and renderer is not None:
+        texts, errors = render_texts(rollout, reference)
+    differences = list(chains.differences)
+    if reference is not None:
+        _prefetch(rollout, texts, reference)
+    row, more, row_error = _row(rollout, chains, reference)
+    differences = _without_doubles(differences + more)
+    if reference is not None:
+        for turn in range(len(rollout.turns)):
+            differences += _uncovered(reencoded_differences(rollout, turn, reference), differences)
+        differences += _uncovered(rendered_differences(rollout, chains, texts, reference), differences)
+    rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
+    return Evidence(
+        rollout,
+        reference.vocabulary if reference else None,
+        _present(rollout, reference, row, rendered and renderer is not None),
+        bos_id=tokenizer.bos_id if tokenizer else None,
+        end_ids=reference.end_ids() if reference else frozenset(),
+        differences=tuple(differences),
+        links=chains.links,
+        row=row,
+        rendered_first_prompt=reference.encode(texts[0]) if reference and 0 in texts else empty_ids(),
+        render_errors=errors if row_error is None else (*errors, (None, row_error)),
+        recovery_problems=problems,
+    )
+
+
+def _row(
+    rollout: Rollout, chains: Chains, reference: Reference | None
+) -> tuple[RowView | None, list[Difference], str | None]:
+    """The training row against the best that the log has to compare it with."""
+    if rollout.training_row is None:
+        return None, [], None
+    if any(seen is not None for seen in chains.seen):
+        return (*row_against_calls(rollout, chains, reference), None)
+    if reference is None or not len(rollout.training_row.token_ids):
+        return None, [], None
+    error = None
+    if rollout.messages and reference.renderer is not None:
+        written, error = write_conversation(rollout, reference)
+        if written is not None:
+            return (*row_against_template(rollout, written, reference), None)
+    return (*row_against_itself(rollout, reference), error)
+
+
+def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, tuple[tuple[int, str], ...]]:
+    """The rollout with ids looked up from token strings where the log has only those."""
+    if reference is None or not any(_strings_only(turn) for turn in rollout.turns):
+        return rollout, ()
+    turns, problems = [], []
+    for number, turn in enumerate(rollout.turns):
+        if _strings_only(turn) and turn.token_texts is not None:
+            found = recover_ids(turn.token_texts, reference.vocabulary, reference.end_ids())
+            if found.problem is not None:
+                problems.append((number, found.problem))
+            if found.ids is not None:
+                logprobs = np.array([token.logprob for token in turn.token_texts])
+                turn = replace(
+                    turn,
+                    completion_ids=found.ids,
+                    completion_logprobs=None if np.isnan(logprobs).all() else logprobs,
+                    ids_from=IdsFrom.RECOVERED,
+                )
+        turns.append(turn)
+    return replace(rollout, turns=tuple(turns)), tuple(problems)
+
+
+def _strings_only(turn: Turn) -> bool:
+    return turn.completion_ids is None and bool(turn.token_texts)
+
+
+def _prefetch(rollout: Rollout, texts: RenderedTexts, reference: Reference) -> None:
+    """Encode every text that the comparisons will ask for in one batch."""
+    wanted = list(texts.values())
+    for turn in range(len(rollout.turns)):
+        found = tail_and_completion(rollout, turn, reference)
+        if found is not None:
+            wanted.append(reference.text(found[0]))
+    reference.prefetch(wanted)
+
+
+def _without_doubles(differences: list[Difference]) -> list[Difference]:
+    """Each place said once: what a later prompt and the training row both hold is one difference."""
+    kept: dict[tuple[object, ...], Difference] = {}
+    for one in differences:
+        key = (one.where, one.turn, one.start, one.end, one.canonical.ids.tobytes())
+        if key in kept and one.effect != kept[key].effect:
+            old = kept[key]
+            kept[key] = replace(
+                old, effect=f"{old.effect}; {one.effect}", severity=max(old.severity, one.severity)
+            )
+        else:
+            kept.setdefault(key, one)
+    return list(kept.values())
+
+
+def _uncovered(new: list[Difference], known: list[Difference]) -> list[Difference]:
+    """Those of `new` that no known difference of the same sequence covers already."""
+    return [
+        one
+        for one in new
+        if not any(
+            one.where is old.where
+            and one.turn == old.turn
+            and old.start <= one.start
+            and one.end <= old.end
+            and (one.start < one.end or old.start < one.start < old.end or old.start == old.end)
+            for old in known
+        )
+    ]
+
+
+def _present(rollout: Rollout, reference: Reference | None, row: RowView | None, rendered: bool) -> Needs:
+    """What a rule may count on."""
+    turns, line = rollout.turns, rollout.training_row
+    has = {
+        Needs.MESSAGES: bool(rollout.messages) or any(turn.prompt_messages for turn in turns),
+        Needs.PROMPTS: any(turn.prompt_ids is not None for turn in turns),
+        Needs.COMPLETIONS: any(turn.completion_ids is not None for turn in turns),
+        Needs.COMPLETION_LOGPROBS: any(
+            _has_logprobs(turn.columns) or turn.completion_logprobs is not None for turn in turns
+        ),
+        Needs.SEVERAL_CALLS: len(turns) > 1,
+        Needs.ROW: line is not None and len(line.token_ids) > 0,
+        Needs.MASK: line is not None and line.loss_mask is not None,
+        Needs.ROW_LOGPROBS: line is not None and _has_logprobs(line.columns),
+        Needs.TOKENIZER: reference is not None,
+        Needs.RENDERING: rendered,
+        Needs.SAMPLED: row is not None,
+        Needs.WEIGHT_VERSIONS: any(turn.weight_versions for turn in turns),
+    }
+    present = Needs.NOTHING
+    for need, there in has.items():
+        if there:
+            present |= need
+    return present
+
+
+def _has_logprobs(columns: tuple[object, ...]) -> bool:
+    return any(getattr(column, "role", None) is ColumnRole.LOGPROBS for column in columns)

@@ -1,0 +1,217 @@
+"""Call to call: does each prompt start with everything seen before it, and if not, what broke."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.align.drift import align
+from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
+from tito_audit.evidence.model import Against, Break, Difference, Link
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, token_roles
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Severity
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Rollout, Turn
+
+__all__ = ["Chains", "chain_turns"]
+
+_ANSWER_ROLES = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END))
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The links of a rollout's turns and what follows from them."""
+
+    links: tuple[Link, ...]
+    regions: tuple[tuple[Region, ...], ...]
+    """For turn k, the completions inside its prompt + completion that are known to sit there."""
+    seen: tuple[Ids | None, ...]
+    differences: tuple[Difference, ...]
+    """What later prompts hold in place of what was sampled."""
+
+    def link(self, turn: int) -> Link | None:
+        """The link of a turn; None for the first."""
+        return next((link for link in self.links if link.turn == turn), None)
+
+    def children(self, turn: int) -> tuple[Link, ...]:
+        """Links of the turns that continue or break this one."""
+        return tuple(link for link in self.links if link.parent == turn)
+
+
+def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
+    """Every turn joined to the one it continues or breaks, with the differences of the broken ones."""
+    turns = rollout.turns
+    seen = tuple(turn.seen_ids for turn in turns)
+    indices = tuple(turn.message_index for turn in turns)
+    links: list[Link] = []
+    regions: list[tuple[Region, ...]] = []
+    differences: list[Difference] = []
+    for k, turn in enumerate(turns):
+        found: list[Stretch] = []
+        link = None
+        if turn.prompt_ids is not None and any(s is not None for s in seen[:k]):
+            link, found = _link(turns, k, seen, regions, reference)
+            links.append(link)
+        if link is not None and link.parent is not None:
+            effect = (
+                f"turn {k}'s prompt holds something else in its place, and turn {k} was sampled after that"
+            )
+            differences += [
+                difference(
+                    stretch,
+                    Against.NEXT_PROMPT,
+                    Severity.ERROR,
+                    effect,
+                    regions=regions[link.parent],
+                    turn=link.parent,
+                    message_indices=indices,
+                    later_turn=k,
+                )
+                for stretch in found
+            ]
+        regions.append(_regions(k, turn, link, regions))
+    return Chains(tuple(links), tuple(regions), seen, tuple(differences))
+
+
+def _regions(
+    k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Region, ...]]
+) -> tuple[Region, ...]:
+    """The completions in this turn's prompt, known when it extends its parent, and its own."""
+    inherited = before[link.parent] if link and link.kind is Break.EXTENDS and link.parent is not None else ()
+    if turn.prompt_ids is None or turn.completion_ids is None:
+        return ()
+    start = len(turn.prompt_ids)
+    return (*inherited, Region(k, start, start + len(turn.completion_ids)))
+
+
+def _link(
+    turns: Sequence[Turn],
+    k: int,
+    seen: Sequence[Ids | None],
+    regions: Sequence[tuple[Region, ...]],
+    reference: Reference | None,
+) -> tuple[Link, list[Stretch]]:
+    """How turn k relates to the turns before it; with the stretches that its prompt holds otherwise."""
+    prompt = turns[k].prompt_ids
+    assert prompt is not None
+    earlier = [(j, s) for j in range(k) if (s := seen[j]) is not None]
+    last, last_seen = earlier[-1]
+    if _starts(prompt, last_seen):
+        return Link(k, last, Break.EXTENDS, len(prompt), len(last_seen)), []
+    for j, _ in reversed(earlier):
+        asked = turns[j].prompt_ids
+        if asked is not None and np.array_equal(prompt, asked):
+            return Link(k, j, Break.RETRY, len(prompt), len(prompt), f"the same prompt as turn {j}"), []
+    if reference is None:
+        return _without_text(k, prompt, earlier)
+    data = reference.pieces(prompt)
+    if data.data.startswith(reference.pieces(last_seen).data):
+        return _retokenized(k, last, data, reference.pieces(last_seen))
+    parent, parent_seen = _sibling_or_closest(prompt, earlier)
+    before = turns[last].prompt_ids
+    inside = before is not None and data.data.startswith(reference.pieces(before).data)
+    if parent != last and _starts(prompt, parent_seen) and not inside:
+        detail = f"continues turn {parent} beside turn {last}"
+        return Link(k, parent, Break.RETRY, len(prompt), len(parent_seen), detail), []
+    if inside:
+        parent, parent_seen = last, last_seen
+    return _other_text(turns, k, parent, data, reference.pieces(parent_seen), regions[parent], reference)
+
+
+def _without_text(k: int, prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[Link, list[Stretch]]:
+    """Without a tokenizer: what can be said of ids alone."""
+    parent, parent_seen = _sibling_or_closest(prompt, earlier)
+    at = _common(prompt, parent_seen)
+    if parent != earlier[-1][0] and at == len(parent_seen):
+        detail = f"continues turn {parent} beside turn {earlier[-1][0]}"
+        return Link(k, parent, Break.RETRY, len(prompt), at, detail), []
+    detail = "no tokenizer given: whether the text is the same cannot be told"
+    return Link(k, parent, Break.TEMPLATE, at, at, detail), []
+
+
+def _retokenized(k: int, parent: int, prompt: Pieces, seen: Pieces) -> tuple[Link, list[Stretch]]:
+    at = _common(prompt.ids, seen.ids)
+    return Link(k, parent, Break.RETOKENIZED, at, at), _before_end(seen, prompt)
+
+
+def _other_text(
+    turns: Sequence[Turn],
+    k: int,
+    parent: int,
+    prompt: Pieces,
+    seen: Pieces,
+    regions: tuple[Region, ...],
+    reference: Reference,
+) -> tuple[Link, list[Stretch]]:
+    """The texts differ: written otherwise by the template, rewritten on purpose, or of no chain."""
+    at = _common(prompt.ids, seen.ids)
+    end_ids = reference.end_ids()
+    if at < _first_message(seen, end_ids):
+        return Link(k, None, Break.ORPHAN, at, at, "it shares no first message with any earlier call"), []
+    found = _before_end(seen, prompt)
+    roles = token_roles(seen, end_ids)
+    changed = _messages_changed(turns[parent], turns[k])
+    given = [s for s in found if region_of(s, regions) is None and _is_given(s, roles)]
+    if changed or (changed is None and given):
+        what = given[0] if given else None
+        detail = f"{roles[what.start]} text changed" if what and what.end > what.start else "messages changed"
+        return Link(k, parent, Break.REWRITTEN, at, at, detail), []
+    return Link(k, parent, Break.TEMPLATE, at, at), found
+
+
+def _before_end(seen: Pieces, prompt: Pieces) -> list[Stretch]:
+    """What differs up to the end of what was seen; what the prompt adds after it is new."""
+    blocks = align(seen, prompt, open_end=True)
+    return [s for s in stretches(seen, prompt, blocks) if s.start < len(seen)]
+
+
+def _is_given(stretch: Stretch, roles: list[str]) -> bool:
+    """Whether a stretch changes text that was given to the model, more than in its white space."""
+    recorded = re.sub(rb"\s+", b"", stretch.recorded.data)
+    if recorded == re.sub(rb"\s+", b"", stretch.canonical.data):
+        return False
+    mine = set(roles[stretch.start : stretch.end])
+    return not mine <= _ANSWER_ROLES | {TEMPLATE} or (TEMPLATE in mine and len(mine) > 1)
+
+
+def _messages_changed(parent: Turn, turn: Turn) -> bool | None:
+    """Whether the call was sent other messages than the one before it; None if the log does not say."""
+    if parent.prompt_messages is None or turn.prompt_messages is None:
+        same_list = parent.message_index is not None and turn.message_index is not None
+        return False if same_list and parent.message_index != turn.message_index else None
+    before, after = parent.prompt_messages, turn.prompt_messages
+    return len(after) < len(before) or any(
+        _said(a) != _said(b) for a, b in zip(before, after[: len(before)], strict=True)
+    )
+
+
+def _said(message: Message) -> tuple[object, ...]:
+    return message.role, message.text, message.tool_calls
+
+
+def _first_message(pieces: Pieces, end_ids: frozenset[int]) -> int:
+    """Tokens up to the first turn end: less than that in common is no common history."""
+    ends = np.flatnonzero(np.isin(pieces.ids, np.fromiter(end_ids, np.int64)))
+    return int(ends[0]) if len(ends) else len(pieces) // 4
+
+
+def _sibling_or_closest(prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[int, Ids]:
+    """The earlier call whose history the prompt shares most of; of equals the last."""
+    return max(earlier, key=lambda pair: (_common(prompt, pair[1]), pair[0]))
+
+
+def _starts(ids: Ids, prefix: Ids) -> bool:
+    return len(ids) >= len(prefix) and np.array_equal(ids[: len(prefix)], prefix)
+
+
+def _common(a: Ids, b: Ids) -> int:
+    """How many tokens two sequences start with in common."""
+    n = min(len(a), len(b))
+    unequal = np.flatnonzero(a[:n] != b[:n])
+    return int(unequal[0]) if len(unequal) else n

@@ -1,0 +1,132 @@
+"""Each prompt, and the last answer, against what the template writes for the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tito_audit.align.blocks import BlockKind
+from tito_audit.align.drift import align
+from tito_audit.errors import RenderError
+from tito_audit.evidence.differences import Stretch, difference, region_of, stretches
+from tito_audit.evidence.links import Chains
+from tito_audit.evidence.model import Against, Break, Difference
+from tito_audit.evidence.reference import Reference
+from tito_audit.record.finding import Severity
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Rollout
+
+__all__ = ["RenderedTexts", "render_texts", "rendered_differences"]
+
+KEPT = "harmless as logged: the prompt keeps the tokens that were seen before; the template would write this"
+OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
+_SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
+
+RenderedTexts = dict[int | None, str]
+"""Text by turn: what its prompt should be; under None, the conversation with its last answer."""
+
+
+def prompt_messages(rollout: Rollout, turn: int) -> tuple[Message, ...] | None:
+    """What a call was sent, as far as the log says; None when it does not."""
+    call = rollout.turns[turn]
+    if call.prompt_messages is not None:
+        return call.prompt_messages
+    if call.message_index is None:
+        return None
+    return rollout.messages[: call.message_index]
+
+
+def render_texts(
+    rollout: Rollout, reference: Reference
+) -> tuple[RenderedTexts, tuple[tuple[int | None, str], ...]]:
+    """The text of every prompt that can be rendered, and (turn, message) where the template refuses."""
+    texts: RenderedTexts = {}
+    errors: list[tuple[int | None, str]] = []
+    jobs: list[tuple[int | None, Sequence[Message], bool]] = []
+    for k, call in enumerate(rollout.turns):
+        sent = prompt_messages(rollout, k)
+        if sent and call.prompt_ids is not None:
+            jobs.append((k, sent, True))
+    last = rollout.turns[-1] if rollout.turns else None
+    if last is not None and last.message_index is not None and last.prompt_messages is None:
+        jobs.append((None, rollout.messages[: last.message_index + 1], False))
+    for key, messages, opens in jobs:
+        try:
+            texts[key] = reference.render(
+                messages, rollout.tools, rollout.template_kwargs, opens_answer=opens
+            )
+        except RenderError as error:
+            if not errors or errors[-1][1] != str(error):
+                errors.append((key, str(error)))
+    return texts, tuple(errors)
+
+
+def rendered_differences(
+    rollout: Rollout, chains: Chains, texts: RenderedTexts, reference: Reference
+) -> list[Difference]:
+    """Where prompts, and the last answer, hold other tokens than the template writes, each said once."""
+    out: list[Difference] = []
+    said: dict[int, set[tuple[int, int, bytes]]] = {}
+    indices = tuple(turn.message_index for turn in rollout.turns)
+    for k, turn in enumerate(rollout.turns):
+        link = chains.link(k)
+        parent = link.parent if link and link.kind is Break.EXTENDS else None
+        said[k] = set() if parent is None else said[parent]
+        if turn.prompt_ids is None or k not in texts:
+            continue
+        old = link.at if link else 0
+        regions = chains.regions[parent] if parent is not None else ()
+        if regions:
+            old = regions[-1].end
+        recorded = reference.pieces(turn.prompt_ids)
+        canonical = reference.pieces(reference.encode(texts[k]))
+        for stretch in stretches(recorded, canonical, align(recorded, canonical)):
+            in_answer = region_of(stretch, regions) is not None
+            if stretch.key in said[k] or (in_answer and stretch.kind in _SAME_BYTES):
+                continue
+            said[k].add(stretch.key)
+            kept = stretch.start < old or (in_answer and stretch.start == stretch.end)
+            out.append(
+                difference(
+                    stretch,
+                    Against.TEMPLATE,
+                    Severity.NOTE if kept else Severity.WARNING,
+                    KEPT if kept else OFF_TEMPLATE,
+                    regions=regions,
+                    turn=k,
+                    message_indices=indices,
+                )
+            )
+    return out + _last_answer(rollout, chains, texts, reference, said)
+
+
+def _last_answer(
+    rollout: Rollout,
+    chains: Chains,
+    texts: RenderedTexts,
+    reference: Reference,
+    said: dict[int, set[tuple[int, int, bytes]]],
+) -> list[Difference]:
+    """Where the template would write the last answer otherwise; its missing end is not a difference."""
+    last = len(rollout.turns) - 1
+    seen = chains.seen[last] if last >= 0 else None
+    if seen is None or None not in texts:
+        return []
+    recorded, canonical = reference.pieces(seen), reference.pieces(reference.encode(texts[None]))
+    own = chains.regions[last][-1]
+    return [
+        difference(
+            stretch,
+            Against.TEMPLATE,
+            Severity.NOTE,
+            "harmless as logged: a later prompt would hold what the template writes",
+            regions=(own,),
+            turn=last,
+            message_indices=tuple(turn.message_index for turn in rollout.turns),
+        )
+        for stretch in stretches(recorded, canonical, align(recorded, canonical, open_end=True))
+        if own.start <= stretch.start < len(recorded) and _tells(stretch, said[last])
+    ]
+
+
+def _tells(stretch: Stretch, said: set[tuple[int, int, bytes]]) -> bool:
+    return stretch.kind not in _SAME_BYTES and stretch.key not in said

@@ -1,0 +1,216 @@
+"""The training row against the calls, else against the rendered messages, else against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.align.blocks import Blocks
+from tito_audit.align.drift import align
+from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.differences import Region, difference, region_of, stretches
+from tito_audit.evidence.links import Chains
+from tito_audit.evidence.model import Against, Break, Difference, RowView
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, token_roles
+from tito_audit.evidence.written import Written
+from tito_audit.record.arrays import Ids, Mask
+from tito_audit.record.finding import Severity, Where
+from tito_audit.record.rollout import Rollout, TrainingRow
+
+__all__ = ["row_against_calls", "row_against_itself", "row_against_template"]
+
+Found = tuple[RowView | None, list[Difference]]
+
+
+def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | None) -> Found:
+    """Which row tokens were sampled, by the calls; and where the row holds others than were sampled."""
+    row = rollout.training_row
+    assert row is not None
+    held = _pieces(row.token_ids, reference)
+    view = _Columns(rollout, row, held, reference)
+    out: list[Difference] = []
+    keys: set[tuple[object, ...]] = set()
+    for leaf in _leaves(chains):
+        seen = chains.seen[leaf]
+        assert seen is not None
+        recorded = _pieces(seen, reference)
+        blocks = align(recorded, held)
+        if not view.take(blocks, chains.regions[leaf]):
+            continue  # the row is of another chain and holds little of this one
+        for stretch in stretches(recorded, held, blocks):
+            if stretch.start >= len(recorded):
+                continue
+            region = region_of(stretch, chains.regions[leaf])
+            one = difference(
+                stretch,
+                Against.ROW,
+                _row_severity(row, region, stretch.canonical_start, stretch.canonical_end),
+                "the training row holds something else in its place",
+                regions=chains.regions[leaf],
+                turn=leaf,
+                message_indices=tuple(turn.message_index for turn in rollout.turns),
+            )
+            key = (one.where, one.turn, one.start, one.end, stretch.canonical.ids.tobytes())
+            if key not in keys:
+                keys.add(key)
+                out.append(one)
+    return view.finish(), out
+
+
+def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int) -> Severity:
+    """ERROR where the row trains on what was not sampled; a drifted context is a warning."""
+    if region is None:
+        return Severity.WARNING
+    if row.loss_mask is None or row.loss_mask[start:end].any() or start == end:
+        return Severity.ERROR
+    return Severity.WARNING
+
+
+def _leaves(chains: Chains) -> list[int]:
+    """Turns that no later turn extends: their prompt + completion holds a whole chain."""
+    extended = {link.parent for link in chains.links if link.kind is Break.EXTENDS}
+    return [k for k, seen in enumerate(chains.seen) if seen is not None and k not in extended]
+
+
+def _pieces(ids: Ids, reference: Reference | None) -> Pieces:
+    """Pieces with a tokenizer; without one every id spells itself in four bytes, which compares ids."""
+    if reference is not None:
+        return reference.pieces(ids)
+    plain = np.ascontiguousarray(ids, np.int32)
+    return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
+
+
+class _Columns:
+    """The columns of a RowView while the chains are laid over the row."""
+
+    def __init__(self, rollout: Rollout, row: TrainingRow, held: Pieces, reference: Reference | None) -> None:
+        size = len(row.token_ids)
+        self.turns = rollout.turns
+        self.ids = row.token_ids
+        self.end_ids = reference.end_ids() if reference else frozenset()
+        self.roles = token_roles(held, self.end_ids) if reference else [UNKNOWN] * size
+        self.turn = np.full(size, -1, np.int32)
+        self.offset = np.full(size, -1, np.int32)
+        self.expected = np.full(size, np.nan)
+        self.drifted = np.zeros(size, np.bool_)
+        self.any_logprobs = False
+        self.laid = False
+
+    def take(self, blocks: Blocks, regions: Sequence[Region]) -> bool:
+        """Lay one chain over the row; False, and nothing laid, when less than half of it is there."""
+        recorded, held = blocks.matched()
+        if not regions or len(recorded) * 2 < regions[-1].end:
+            return False
+        self.laid = True
+        for _, start, _, first, last in blocks.differing():
+            if start < regions[-1].end:
+                self.drifted[first:last] = True
+        for region in regions:
+            inside = (recorded >= region.start) & (recorded < region.end)
+            where, offset = held[inside], recorded[inside] - region.start
+            self.turn[where] = region.turn
+            self.offset[where] = offset
+            logprobs = self.turns[region.turn].completion_logprobs
+            if logprobs is not None:
+                self.expected[where] = logprobs[offset]
+                self.any_logprobs = True
+        return True
+
+    def finish(self) -> RowView | None:
+        """The view; None when no chain was found in the row."""
+        if not self.laid:
+            return None
+        sampled = self.turn >= 0
+        for position in np.flatnonzero(sampled):
+            ends = int(self.ids[position]) in self.end_ids
+            self.roles[position] = TURN_END if ends else ASSISTANT
+        expected = self.expected if self.any_logprobs else None
+        return RowView(sampled, True, tuple(self.roles), self.turn, self.offset, expected, self.drifted)
+
+
+def row_against_template(rollout: Rollout, written: Written, reference: Reference) -> Found:
+    """Whose each row token is, by the rendered messages; and where the template writes other tokens."""
+    row = rollout.training_row
+    assert row is not None
+    held = reference.pieces(row.token_ids)
+    blocks = align(held, written.pieces)
+    at = _canonical_bytes(held, written.pieces, blocks)
+    if written.roles is None or written.sampled is None:
+        view = _view_by_roles(held, reference)
+    else:
+        place = np.clip(at, 0, max(len(written.roles) - 1, 0))
+        roles = tuple(written.names[i] for i in written.roles[place]) if len(written.roles) else ()
+        view = _view(written.sampled[place] if len(written.sampled) else np.zeros(0, np.bool_), roles)
+    if view is not None:
+        for _, start, end, _, _ in blocks.differing():
+            view.drifted[start:end] = True
+    out = []
+    for stretch in stretches(held, written.pieces, blocks):
+        if stretch.start >= len(held):
+            continue  # the row ends before the template does
+        mine = view is not None and bool(view.sampled[stretch.start : stretch.end].any())
+        same_bytes = stretch.recorded.data == stretch.canonical.data
+        out.append(
+            difference(
+                stretch,
+                Against.TEMPLATE,
+                Severity.NOTE if mine and same_bytes else Severity.WARNING,
+                "it may be what was sampled; only a log with the calls could prove it"
+                if mine
+                else "the row holds tokens that the template does not write for these messages",
+                regions=(),
+                turn=None,
+                where=Where.ROW,
+            )
+        )
+    return view, out
+
+
+def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
+    """Whose each row token is, by its control tokens; and where the row is not what encoding it gives."""
+    row = rollout.training_row
+    assert row is not None
+    held = reference.pieces(row.token_ids)
+    canonical = reference.pieces(reference.encode(reference.text(row.token_ids)))
+    out = [
+        difference(
+            stretch,
+            Against.REENCODED,
+            Severity.NOTE,
+            "harmless if it was sampled so: it would drift if the text were encoded again",
+            regions=(),
+            turn=None,
+            where=Where.ROW,
+        )
+        for stretch in stretches(held, canonical, align(held, canonical))
+    ]
+    return _view_by_roles(held, reference), out
+
+
+def _view_by_roles(held: Pieces, reference: Reference) -> RowView | None:
+    """What was sampled as the role markers have it; None when there are none."""
+    roles = token_roles(held, reference.end_ids())
+    sampled = np.array([role in (ASSISTANT, TURN_END) for role in roles], np.bool_)
+    return _view(sampled, tuple(roles)) if sampled.any() else None
+
+
+def _view(sampled: Mask, roles: tuple[str, ...]) -> RowView:
+    nobody = np.full(len(sampled), -1, np.int32)
+    return RowView(sampled, False, roles, nobody, nobody.copy(), None, np.zeros(len(sampled), np.bool_))
+
+
+def _canonical_bytes(held: Pieces, canonical: Pieces, blocks: Blocks) -> NDArray[np.int64]:
+    """`[T]` for each row token the byte of the canonical text that it stands at."""
+    starts = np.concatenate((np.zeros(1, np.int64), held.end[:-1])) if len(held) else held.end
+    block_of = np.searchsorted(blocks.recorded_end, np.arange(len(held)), side="right")
+    ends = np.concatenate((np.zeros(1, np.int64), held.end))
+    canonical_ends = np.concatenate((np.zeros(1, np.int64), canonical.end))
+    recorded_first = np.concatenate((np.zeros(1, np.int64), blocks.recorded_end[:-1]))
+    canonical_first = np.concatenate((np.zeros(1, np.int64), blocks.canonical_end[:-1]))
+    base = canonical_ends[canonical_first[block_of]]
+    last = np.maximum(canonical_ends[blocks.canonical_end[block_of]] - 1, 0)
+    within = starts - ends[recorded_first[block_of]]
+    return np.minimum(base + within, last)

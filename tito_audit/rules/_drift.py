@@ -1,0 +1,104 @@
+"""What the rules of the families TOK, TPL and SEQ ask of a difference, and how they put it into words."""
+
+from __future__ import annotations
+
+import re
+
+from tito_audit.align.blocks import BlockKind
+from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
+from tito_audit.record.finding import Where
+from tito_audit.rules._words import counted
+
+__all__ = [
+    "answer_texts",
+    "at_prompt_end",
+    "at_start",
+    "bare",
+    "control_ids",
+    "end_only",
+    "in_answer",
+    "mutually",
+    "pieces",
+    "same_bytes",
+    "sentence",
+]
+
+_SHOWN = 8
+
+
+def same_bytes(difference: Difference) -> bool:
+    """Whether both sides spell the same bytes."""
+    return difference.kind in (BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT)
+
+
+def pieces(side: TextSide, evidence: Evidence) -> str:
+    """The tokens of a side as people read them: `' Skin'+'ny'`, cut after eight; `nothing` for none."""
+    if not len(side.ids):
+        return "nothing"
+    if evidence.vocabulary is None:
+        shown = [str(int(i)) for i in side.ids[:_SHOWN]]
+    else:
+        shown = [repr(evidence.vocabulary.piece(int(i))) for i in side.ids[:_SHOWN]]
+    more = len(side.ids) - len(shown)
+    return "+".join(shown) + (f" and {counted(more, 'more token')}" if more else "")
+
+
+def sentence(difference: Difference, evidence: Evidence, what: str) -> str:
+    """`what`, both sides, and what it did: the message of a finding."""
+    recorded, canonical = pieces(difference.recorded, evidence), pieces(difference.canonical, evidence)
+    other = {
+        Against.REENCODED: "encoding the text again gives",
+        Against.NEXT_PROMPT: f"turn {difference.later_turn}'s prompt has",
+        Against.ROW: "the training row has",
+        Against.TEMPLATE: "the template writes",
+    }[difference.against]
+    return f"{what}: recorded {recorded}, {other} {canonical}; {difference.effect}"
+
+
+def bare(data: bytes) -> bytes:
+    """Bytes without any white space."""
+    return re.sub(rb"\s+", b"", data)
+
+
+def answer_texts(difference: Difference) -> tuple[str, str]:
+    """Recorded and canonical text around the difference, between the control tokens next to it."""
+    return tuple(  # type: ignore[return-value]
+        (side.before + side.data + side.after).decode("utf-8", "replace")
+        for side in (difference.recorded, difference.canonical)
+    )
+
+
+def in_answer(difference: Difference) -> bool:
+    """Whether it lies in something the model said: a completion, or an assistant message of a prompt."""
+    header = difference.recorded.before[:64] + difference.canonical.before[:64]
+    return difference.sampled or bool(re.search(rb"assistant|model|Assistant", header))
+
+
+def control_ids(side: TextSide, evidence: Evidence) -> list[int]:
+    """The control tokens of a side, in order."""
+    special = evidence.vocabulary.special_ids if evidence.vocabulary else frozenset()
+    return [int(i) for i in side.ids if int(i) in special]
+
+
+def end_only(side: TextSide, evidence: Evidence) -> bool:
+    """Whether a side holds tokens that end a turn and nothing else but white space."""
+    rest = [i for i in side.ids if int(i) not in evidence.end_ids]
+    if len(rest) == len(side.ids) or evidence.vocabulary is None:
+        return False
+    return not b"".join(evidence.vocabulary.token_bytes(int(i)) for i in rest).strip()
+
+
+def at_start(difference: Difference) -> bool:
+    """Whether it is the first thing of a prompt or of the training row."""
+    return difference.where is not Where.COMPLETION and difference.start == 0
+
+
+def at_prompt_end(difference: Difference) -> bool:
+    """Whether it is the last thing of a prompt on one side or on both."""
+    ends = not difference.recorded.after or not difference.canonical.after
+    return difference.where is Where.PROMPT and ends
+
+
+def mutually(difference: Difference, mark: bytes) -> tuple[bool, bool]:
+    """Whether the recorded and the canonical side hold a mark."""
+    return mark in difference.recorded.data, mark in difference.canonical.data

@@ -1,0 +1,38 @@
+"""TOK104: the first sampled token merges with the end of the prompt."""
+
+from __future__ import annotations
+
+from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Severity, Where
+from tito_audit.rule import Reason, cause
+from tito_audit.rules._drift import same_bytes, sentence
+
+__all__ = ["merge_across_seam"]
+
+
+@cause("TOK104", Severity.ERROR, precedence=40, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
+def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | None:
+    """The first sampled token merges with the end of the prompt.
+
+    ## What it finds
+    Tokens on both sides of the seam between prompt and completion that the tokenizer writes as other
+    tokens when it sees their text in one piece.
+
+    ## Why it matters
+    The sampler continued after the prompt's last token; an encoder that gets the whole text pulls both into
+    one token. The prompt of every later turn then ends elsewhere and each position after it shifts.
+
+    ## Example
+    The prompt ends in `\\n`, the completion starts with `\\n`; together they are the one token `\\n\\n`.
+
+    ## Repair
+    `splice` puts the sampled ids back where the log proves that the sampler saw them; `fork` is the safe way
+    where a later prompt was sampled after the other tokens; `mask` takes the stretch out of the loss.
+    """
+    length = difference.end - difference.start
+    crosses = difference.where is Where.COMPLETION and difference.start == 0
+    if not (crosses and same_bytes(difference) and len(difference.recorded.ids) > length):
+        return None
+    what = "text on both sides of the seam of prompt and completion is encoded together"
+    return Reason("merge across the seam", sentence(difference, evidence, what))

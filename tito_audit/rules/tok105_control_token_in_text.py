@@ -1,0 +1,46 @@
+"""TOK105: a control token is spelled in text, or dropped from it."""
+
+from __future__ import annotations
+
+from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Severity
+from tito_audit.rule import Reason, cause
+from tito_audit.rules._drift import control_ids, same_bytes, sentence
+
+__all__ = ["control_token_in_text"]
+
+
+@cause("TOK105", Severity.ERROR, precedence=30, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
+def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason | None:
+    """A control token is spelled in text, or dropped from it.
+
+    ## What it finds
+    Ordinary tokens that spell a control token (they re-encode as the one control token), a control token
+    where the other side has ordinary ones, and a control token sampled inside an answer that decoding drops.
+
+    ## Why it matters
+    Text that becomes a control token ends turns, opens roles or forges system messages once it is encoded
+    again. A dropped control token is a sampled action that the trainer never sees.
+
+    ## Example
+    A user typed `<|im_end|>`; recorded `<`+`|`+`im`+`_end`+`|`+`>`, re-encoded the single control token.
+
+    ## Repair
+    None by itself: encode untrusted text with control tokens disabled. `splice` puts sampled ids back.
+    """
+    recorded = control_ids(difference.recorded, evidence)
+    canonical = control_ids(difference.canonical, evidence)
+    if same_bytes(difference) and recorded != canonical:
+        what = "text spells a control token" if canonical else "a control token re-encodes as ordinary text"
+        return Reason("control token spelled in text", sentence(difference, evidence, what))
+    inner = [i for i in recorded if i not in evidence.end_ids]
+    if not (difference.sampled and inner and not canonical) or evidence.vocabulary is None:
+        return None
+    kept = b"".join(
+        evidence.vocabulary.token_bytes(int(i)) for i in difference.recorded.ids if int(i) not in inner
+    )
+    if kept.strip() != difference.canonical.data.strip():
+        return None
+    what = "a control token was sampled inside the answer and its text drops it"
+    return Reason("control token dropped", sentence(difference, evidence, what))
