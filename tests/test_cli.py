@@ -256,9 +256,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         (SetupError("bad\x1b[31m\nsecond line"), 2, "tito-audit: bad␛[31m\nsecond line"),
     ],
 )
-def test_an_expected_end_has_its_exit_code_and_one_message(
-    error: BaseException, code: int, says: str
-) -> None:
+def test_an_expected_end_has_its_exit_code_and_one_message(error: BaseException, code: int, says: str) -> None:
     small = typer.Typer(cls=_Commands)
 
     def fail() -> None:
@@ -302,9 +300,7 @@ def report_of(write: Callable[..., None]) -> Report:
 
 @pytest.mark.parametrize("others", [0, 2])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SetupError("gone"), ZeroDivisionError()])
-def test_a_run_that_fails_leaves_no_file_and_no_thread(
-    tmp_path: Path, error: BaseException, others: int
-) -> None:
+def test_a_run_that_fails_leaves_no_file_and_no_thread(tmp_path: Path, error: BaseException, others: int) -> None:
     names = ["json", "jsonl", "text"][: others + 1]
     wanted = [Wanted(report_named(name), tmp_path / name) for name in names]
     (tmp_path / "json").write_text("the report of an earlier run", encoding="utf-8")

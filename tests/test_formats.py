@@ -270,9 +270,7 @@ def test_group_columns_of_environments_move_and_those_of_other_models_go_stale()
 def test_group_messages_that_are_not_the_conversation_count_as_absent():
     invented = [{"role": "user", "content": "<|im_start|>user…"}]
     for messages in (["2+2?", "4"], [["2+2?"], ["4"]], [invented, invented], [list(ROLES)], None):
-        assert all(
-            not rollout.messages for rollout in pick_format(group()).read(group(messages=messages), PLACE)
-        )
+        assert all(not rollout.messages for rollout in pick_format(group()).read(group(messages=messages), PLACE))
 
 
 def test_group_lists_that_do_not_pair_with_the_samples_are_refused():
@@ -334,9 +332,7 @@ def test_a_marin_rollout_is_one_call_with_its_rewards():
     assert turn.completion_logprobs is not None
     assert turn.completion_logprobs.tolist() == [-0.2, -0.5]
     assert (turn.finish_reason, turn.weight_versions) == ("length", ("3",))
-    assert [(column.name, column.policy) for column in turn.columns][1:] == [
-        ("token_rewards", MovePolicy.MOVE)
-    ]
+    assert [(column.name, column.policy) for column in turn.columns][1:] == [("token_rewards", MovePolicy.MOVE)]
 
 
 def test_a_provider_call_keeps_what_it_was_sent():
@@ -452,9 +448,7 @@ def test_padding_is_taken_off_both_ends_of_every_column():
 
 
 def test_a_slime_sample_without_mask_trains_the_whole_response():
-    row = row_of(
-        {"tokens": [1, 20, 30, 2], "response_length": 2, "loss_mask": None, "rollout_log_probs": None}
-    )
+    row = row_of({"tokens": [1, 20, 30, 2], "response_length": 2, "loss_mask": None, "rollout_log_probs": None})
     assert row.loss_mask is not None
     assert row.loss_mask.tolist() == [False, False, True, True]
 

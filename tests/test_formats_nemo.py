@@ -297,9 +297,7 @@ def test_a_dump_column_of_another_width_fits_nowhere() -> None:
 
 
 def test_numpy_columns_of_a_parquet_dump_are_read_alike() -> None:
-    row = {
-        key: [np.array(v[0])] if key != "idx" and isinstance(v[0], list) else v for key, v in dump().items()
-    }
+    row = {key: [np.array(v[0])] if key != "idx" and isinstance(v[0], list) else v for key, v in dump().items()}
     row["content"] = [["2+2?", "4"]]
     row["input_lengths"] = np.array([5])
     trained = read_one(nemo_rl.FORMAT, row).training_row

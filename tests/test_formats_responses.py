@@ -198,9 +198,7 @@ def test_sglang_has_the_logprob_first_and_its_finish_reason_in_an_object() -> No
 def test_sglang_copies_that_differ_keep_the_output_ids() -> None:
     (rollout,) = read(sglang.FORMAT, generate(output_ids=[30, 9, 2]))
     assert ids_of(rollout) == [30, 9, 2]
-    assert rollout.stated["copies_disagree"] == (
-        "output_ids has 3 ids, meta_info.output_token_logprobs has 2"
-    )
+    assert rollout.stated["copies_disagree"] == ("output_ids has 3 ids, meta_info.output_token_logprobs has 2")
 
 
 def test_sglang_triples_alone_give_the_ids() -> None:

@@ -150,9 +150,7 @@ def test_text_and_ids_of_real_conversations_are_those_of_transformers(name):
 @needs_tokenizers
 @needs_rollouts
 @pytest.mark.shared
-@pytest.mark.parametrize(
-    "name", [name for name in ("gemma-3", "qwen2.5-coder", "smollm2") if name in folders()]
-)
+@pytest.mark.parametrize("name", [name for name in ("gemma-3", "qwen2.5-coder", "smollm2") if name in folders()])
 def test_first_prompts_encode_to_what_the_sampler_was_given(name):
     tokenizer = ours(name)
     renderer = make_renderer(tokenizer)
@@ -332,9 +330,7 @@ def test_named_templates_are_picked_as_transformers_does(tmp_path):
 def test_additional_template_files_are_named_templates(tmp_path):
     folder = variant(tmp_path / "t", "toy_bpe", template="plain\n\n")
     (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "tool_use.jinja").write_bytes(
-        b"with\r\n  tools {{ tools[0].type }}"
-    )
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_bytes(b"with\r\n  tools {{ tools[0].type }}")
     assert assert_same(folder, SIMPLE) == "plain\n"
     assert assert_same(folder, SIMPLE, [WEATHER]) == "with\n  tools function"
 
@@ -353,8 +349,7 @@ def test_additional_template_files_are_named_templates(tmp_path):
         "{{ messages | map(attribute='content') | join(', ') }} {{ ['a', 'b'].__len__ is defined }}",
         "{{ '%s-%03d' % ('a', 7) }} {{ '{:>5}|{}'.format(1, 'x') }} {{ 'ab' * 3 }} "
         "{{ [1] * 2 + [3] }} {{ 2 ** 10 }}",
-        "{% set ns = namespace(a=1, self=2) %}{% set ns.a = ns.a + 1 %}"
-        "{{ ns.a }}{{ ns.self }}{{ dict(a=1) }}",
+        "{% set ns = namespace(a=1, self=2) %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ ns.self }}{{ dict(a=1) }}",
         "{% set t %}\n  block {{ messages[0].role }}\n{% endset %}"
         "{{ t | trim | upper | center(20) | replace('B', 'b') }}",
         "  {% if true %}\n    kept\n  {% endif %}\n{# note #}\nend\n\n",
@@ -382,9 +377,7 @@ def test_what_templates_use_works_as_with_transformers(template, tmp_path):
 def test_what_transformers_refuses_is_refused(template, tmp_path):
     folder = variant(tmp_path / "t", "toy_bpe", template=template)
     with pytest.raises(RenderError):
-        make_renderer(load_tokenizer(str(folder))).render(
-            as_messages(SIMPLE, "m"), add_generation_prompt=False
-        )
+        make_renderer(load_tokenizer(str(folder))).render(as_messages(SIMPLE, "m"), add_generation_prompt=False)
     assert reference_refuses(folder)
 
 

@@ -115,9 +115,7 @@ def test_arguments_of_the_run_reach_the_template_and_those_of_the_log_come_on_to
     renderer = toy(chat_template="{{ a }}{{ b }}{{ eos_token }}", template_args={"a": 1, "b": 2})
     messages = as_messages(CHAT, "m")
     assert renderer.render(messages, add_generation_prompt=False) == "12<|im_end|>"
-    assert (
-        renderer.render(messages, add_generation_prompt=False, template_kwargs={"b": "x"}) == "1x<|im_end|>"
-    )
+    assert renderer.render(messages, add_generation_prompt=False, template_kwargs={"b": "x"}) == "1x<|im_end|>"
 
 
 def test_arguments_are_given_as_objects_then_as_logged():
@@ -289,8 +287,7 @@ def test_the_callers_alarm_is_put_back_after_a_failure():
 def test_spans_name_contents_reasoning_openers_and_turn_ends():
     rendering = cut(toy(), CHAT)
     named = [
-        (span.kind.value, rendering.text[span.start : span.end], span.message_index)
-        for span in rendering.spans
+        (span.kind.value, rendering.text[span.start : span.end], span.message_index) for span in rendering.spans
     ]
     assert named == [
         ("scaffold", "<|im_start|>system\n", None),
@@ -408,9 +405,7 @@ def test_a_template_that_rewrites_contents_is_read_by_its_prefixes():
 
 
 def test_where_nothing_is_known_nothing_is_said():
-    template = (
-        "{{ messages | length }}{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}"
-    )
+    template = "{{ messages | length }}{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}"
     rendering = cut(toy(chat_template=template), CHAT)
     assert {span.kind for span in rendering.spans} == {SpanKind.UNKNOWN}
     assert rendering.sampled == {2: None, 4: None}

@@ -158,9 +158,7 @@ def test_json_and_jsonl_hold_the_same_findings_and_the_documented_keys() -> None
     assert list(whole) == ["summary", "findings"]
     assert whole["findings"] == [json.loads(line) for line in lines]
     assert whole["summary"] == json.loads(last)["summary"]
-    keys = (
-        "code severity file row item turn where start end cause message recorded canonical repair fingerprint"
-    )
+    keys = "code severity file row item turn where start end cause message recorded canonical repair fingerprint"
     assert " ".join(whole["findings"][0]) == keys
     assert whole["summary"]["schema_version"] == 1
     assert whole["summary"]["findings"]["TOK101"]["rollouts"] == 3

@@ -51,9 +51,7 @@ def explained(evidence: Evidence) -> Evidence:
     out = []
     for difference in evidence.differences:
         for rule in owners:
-            reason = (
-                rule.explain(difference, evidence) if rule.explain and not lacks(rule, evidence) else None
-            )
+            reason = rule.explain(difference, evidence) if rule.explain and not lacks(rule, evidence) else None
             if reason is not None:
                 out.append(Explained(difference, rule.code, reason.cause, reason.message))
                 break
@@ -132,9 +130,7 @@ class TestContract:
 
     def test_it_says_nothing_of_a_rollout_that_holds_nothing(self, rule: Rule) -> None:
         bare = Rollout(Place("toy", 0), "toy")
-        hollow = replace(
-            bare, turns=(Turn(None, None), Turn(empty_ids(), empty_ids())), training_row=hollow_row()
-        )
+        hollow = replace(bare, turns=(Turn(None, None), Turn(empty_ids(), empty_ids())), training_row=hollow_row())
         for rollout in (bare, hollow):
             evidence = gather(rollout, None, None)
             assert list(rule.check(evidence)) == [] if rule.check else True
@@ -206,9 +202,7 @@ def without(rollout: Rollout, need: Needs) -> Rollout:
         nothing = {"completion_ids": None, "completion_logprobs": None, "token_texts": None, "columns": ()}
         return replace(rollout, turns=tuple(replace(turn, **nothing) for turn in turns))  # type: ignore[arg-type]
     if need is Needs.COMPLETION_LOGPROBS:
-        return replace(
-            rollout, turns=tuple(replace(turn, completion_logprobs=None, columns=()) for turn in turns)
-        )
+        return replace(rollout, turns=tuple(replace(turn, completion_logprobs=None, columns=()) for turn in turns))
     if need is Needs.WEIGHT_VERSIONS:
         return replace(rollout, turns=tuple(replace(turn, weight_versions=()) for turn in turns))
     if need is Needs.SEVERAL_CALLS:

@@ -51,9 +51,7 @@ class Shape:
         for number, (start, end) in enumerate(self.spans):
             turn[start:end], offset[start:end] = number, np.arange(end - start)
             roles[start:end] = ["assistant"] * (end - start)
-        return RowView(
-            self.sampled(), True, tuple(roles), turn, offset, expected, np.zeros(self.length, np.bool_)
-        )
+        return RowView(self.sampled(), True, tuple(roles), turn, offset, expected, np.zeros(self.length, np.bool_))
 
     def ids(self) -> np.ndarray:
         ids = np.arange(10, 10 + self.length, dtype=np.int32)
@@ -139,9 +137,7 @@ def test_the_mask_rules_cover_every_disagreement_exactly_once(shape: Shape, data
 @given(shapes())
 def test_an_inverted_mask_is_one_finding(shape: Shape) -> None:
     seen = masked(shape, ~shape.sampled())
-    assert [(hit.start, hit.end, hit.cause) for hit in hits("MSK403", seen)] == [
-        (0, shape.length, "inverted")
-    ]
+    assert [(hit.start, hit.end, hit.cause) for hit in hits("MSK403", seen)] == [(0, shape.length, "inverted")]
     assert [hit for code in PARTS for hit in hits(code, seen)] == []
 
 
@@ -156,9 +152,7 @@ def test_a_mask_that_slid_says_how_far(shape: Shape, offset: int) -> None:
 
 
 @given(shapes(), st.integers(0, 99), st.integers(0, 1))
-def test_the_values_of_the_calls_are_never_flagged_however_rounded(
-    shape: Shape, seed: int, rounded: int
-) -> None:
+def test_the_values_of_the_calls_are_never_flagged_however_rounded(shape: Shape, seed: int, rounded: int) -> None:
     expected = values_of(shape, seed)
     written = np.round(expected - 1e-5, 4) if rounded else expected
     assert hits("LPR502", scored(shape, with_zeros(written), expected)) == []
@@ -166,9 +160,7 @@ def test_the_values_of_the_calls_are_never_flagged_however_rounded(
 
 @settings(max_examples=200)
 @given(shapes(least=4), st.integers(0, 99), st.sampled_from((1, 2, -1, -2)))
-def test_a_shift_against_the_calls_is_found_in_every_turn_of_the_row(
-    shape: Shape, seed: int, offset: int
-) -> None:
+def test_a_shift_against_the_calls_is_found_in_every_turn_of_the_row(shape: Shape, seed: int, offset: int) -> None:
     expected = values_of(shape, seed)
     moved = np.zeros(shape.length)
     source = np.arange(shape.length) - offset

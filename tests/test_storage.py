@@ -179,9 +179,7 @@ def test_an_empty_file_is_a_log_without_rows(tmp_path):
 
 
 def test_what_python_writes_beside_json_is_read(tmp_path):
-    (row,) = rows_of(
-        write(tmp_path / "a.jsonl", b'{"x": NaN, "y": [-Infinity], "z": "\\ud800", "n": 1e999}\n')
-    )
+    (row,) = rows_of(write(tmp_path / "a.jsonl", b'{"x": NaN, "y": [-Infinity], "z": "\\ud800", "n": 1e999}\n'))
     assert row.value is not None
     assert np.isnan(row.value["x"])
     assert row.value["y"] == [float("-inf")]

@@ -121,9 +121,7 @@ def test_text_gives_back_any_text_that_was_encoded(name, text):
 
 
 @given(
-    parts=st.lists(
-        st.sampled_from(["<s>", "</s>", " ", "  ", "a", " Skinny", "\n", "é", "[INST] x"]), max_size=8
-    )
+    parts=st.lists(st.sampled_from(["<s>", "</s>", " ", "  ", "a", " Skinny", "\n", "é", "[INST] x"]), max_size=8)
 )
 def test_text_between_control_tokens_loses_exactly_the_spaces_that_were_prepended(parts):
     tokenizer = toy("toy_metaspace")

@@ -102,9 +102,7 @@ def rollout_of(case: Case) -> Rollout:
         index = call.get("message", answers[number] if number < len(answers) else -1)
         turns.append(_turn(call, base, None if index < 0 else index, turns))
     row = _row(case, base, turns) if "row" in case else None
-    return Rollout(
-        base.place, "toy", messages, base.tools, base.template_kwargs, tuple(turns), row, base.stated
-    )
+    return Rollout(base.place, "toy", messages, base.tools, base.template_kwargs, tuple(turns), row, base.stated)
 
 
 def ids_of(tokens: str | Sequence[str | int], base: Rollout, index: int | None, turns: Sequence[Turn]) -> Ids:

@@ -43,10 +43,12 @@ def check(
         if rule.code not in selected:
             continue
         because = missing(rule, evidence.present)
-        if because is not None:
+        hits = _hits(rule, evidence)
+        if because is not None and not hits:
             skips.append(Skip(rule.code, because))
             continue
-        hits = rule.check(evidence) if rule.check is not None else _hits(rule, evidence)
+        if rule.check is not None:
+            hits = list(rule.check(evidence))
         findings += [
             Finding(
                 rule.code,
@@ -60,6 +62,7 @@ def check(
 
 
 def _hits(rule: Rule, evidence: Evidence) -> list[Hit]:
+    """The differences that a rule owns, as hits."""
     return [
         Hit(
             one.difference.where,

@@ -109,9 +109,7 @@ def scan_rollouts(
     return Scan(_names(logs), settings or Settings(), progress)
 
 
-def read_rollouts(
-    logs: str | Path | Sequence[str | Path], settings: Settings | None = None
-) -> Iterator[Rollout]:
+def read_rollouts(logs: str | Path | Sequence[str | Path], settings: Settings | None = None) -> Iterator[Rollout]:
     """The rollouts of logs; a row that cannot be read raises RecordError with its place."""
     for place, item in _read(find_logs(_names(logs)), settings or Settings(), Summary(), None):
         if isinstance(item, str):

@@ -130,6 +130,4 @@ def join_blocks(parts: list[Blocks]) -> Blocks:
     kind = np.concatenate([part.kind for part in parts])
     last_of_run = np.ones(len(kind), np.bool_)
     last_of_run[:-1] = ~((kind[:-1] == BlockKind.SAME) & (kind[1:] == BlockKind.SAME))
-    return Blocks(
-        np.concatenate(recorded)[last_of_run], np.concatenate(canonical)[last_of_run], kind[last_of_run]
-    )
+    return Blocks(np.concatenate(recorded)[last_of_run], np.concatenate(canonical)[last_of_run], kind[last_of_run])

@@ -59,9 +59,7 @@ def wanted_reports(given: Sequence[str], logs: Sequence[str]) -> list[Wanted]:
     return wanted
 
 
-def deliver(
-    results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted], options: ReportOptions
-) -> None:
+def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted], options: ReportOptions) -> None:
     """Write every report out of one pass; no list of results is ever held."""
     with ExitStack() as files:
         outs = [files.enter_context(_opened(one.path)) for one in wanted]
@@ -139,9 +137,7 @@ class _Branch:
             yield result
 
 
-def _tee(
-    results: Iterable[Result], summary: Summary, wanted: list[tuple[Wanted, TextIO, ReportOptions]]
-) -> None:
+def _tee(results: Iterable[Result], summary: Summary, wanted: list[tuple[Wanted, TextIO, ReportOptions]]) -> None:
     branches = [_Branch(summary, *one) for one in wanted]
     failed = True
     try:

@@ -84,9 +84,7 @@ ToolArgumentsOption = Annotated[
 ]
 FormatName = Annotated[
     str | None,
-    typer.Option(
-        "--format", metavar="NAME", help="Format of the log, when detection errs (see list formats)."
-    ),
+    typer.Option("--format", metavar="NAME", help="Format of the log, when detection errs (see list formats)."),
 ]
 Map = Annotated[
     list[str] | None,

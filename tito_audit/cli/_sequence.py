@@ -89,9 +89,7 @@ def _near(count: int, ranges: Sequence[tuple[int, int]], trained: Mask | None, s
     spots += [(end - _EDGE, end + _EDGE) for _, end in ranges]
     runs = trained_runs(trained) if trained is not None else []
     spots += [(edge - _SEAM, edge + _SEAM) for run in runs for edge in run]
-    shown = {
-        position for begin, end in spots for position in range(max(begin, start), min(max(end, 0), count))
-    }
+    shown = {position for begin, end in spots for position in range(max(begin, start), min(max(end, 0), count))}
     for one, other in pairwise(sorted(shown)):
         if other - one <= _GAP:
             shown.update(range(one, other))

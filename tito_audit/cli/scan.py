@@ -44,9 +44,7 @@ def scan(
     ] = None,
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
     trust_remote_code: options.TrustRemoteCode = False,
-    worst: Annotated[
-        int, typer.Option("--worst", min=0, help="Findings shown in full by the text report.")
-    ] = 10,
+    worst: Annotated[int, typer.Option("--worst", min=0, help="Findings shown in full by the text report.")] = 10,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, and no report that --report did not ask for.")
     ] = False,

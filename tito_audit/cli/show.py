@@ -94,9 +94,7 @@ def _result(run: Scan, log: str, row: int, item: int) -> tuple[Result, int]:
     raise SetupError(f"{log}: there is no row {row}; it holds {count} rows, counted from 0.")
 
 
-def _lines(
-    result: Result, piece: _Piece | None, console: Console, turn: int | None, full: bool
-) -> Iterator[Text]:
+def _lines(result: Result, piece: _Piece | None, console: Console, turn: int | None, full: bool) -> Iterator[Text]:
     from rich.text import Text
 
     from tito_audit.record.finding import Where
@@ -112,8 +110,7 @@ def _lines(
     roles = " ".join(message.role for message in rollout.messages)
     yield Text(visible(f"format {rollout.format} · messages: {roles or 'none'}"))
     yield Text(
-        "marks: ^ a finding, = a trained token, # both"
-        + ("" if piece else "; without -t the ids stand alone")
+        "marks: ^ a finding, = a trained token, # both" + ("" if piece else "; without -t the ids stand alone")
     )
     seen: Ids | None = None
     for index, one in enumerate(rollout.turns):

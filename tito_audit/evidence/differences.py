@@ -43,9 +43,7 @@ class Region:
 def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> list[Stretch]:
     """Every block that is not SAME, in order."""
     return [
-        Stretch(
-            kind, start, end, c_start, c_end, _side(recorded, start, end), _side(canonical, c_start, c_end)
-        )
+        Stretch(kind, start, end, c_start, c_end, _side(recorded, start, end), _side(canonical, c_start, c_end))
         for kind, start, end, c_start, c_end in blocks.differing()
     ]
 

@@ -59,9 +59,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
             link, found = _link(turns, k, seen, regions, reference)
             links.append(link)
         if link is not None and link.parent is not None:
-            effect = (
-                f"turn {k}'s prompt holds something else in its place, and turn {k} was sampled after that"
-            )
+            effect = f"turn {k}'s prompt holds something else in its place, and turn {k} was sampled after that"
             differences += [
                 difference(
                     stretch,
@@ -79,9 +77,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     return Chains(tuple(links), tuple(regions), seen, tuple(differences))
 
 
-def _regions(
-    k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Region, ...]]
-) -> tuple[Region, ...]:
+def _regions(k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Region, ...]]) -> tuple[Region, ...]:
     """The completions in this turn's prompt, known when it extends its parent, and its own."""
     inherited = before[link.parent] if link and link.kind is Break.EXTENDS and link.parent is not None else ()
     if turn.prompt_ids is None or turn.completion_ids is None:

@@ -51,9 +51,7 @@ def render_texts(
         jobs.append((None, rollout.messages[: last.message_index + 1], False))
     for key, messages, opens in jobs:
         try:
-            texts[key] = reference.render(
-                messages, rollout.tools, rollout.template_kwargs, opens_answer=opens
-            )
+            texts[key] = reference.render(messages, rollout.tools, rollout.template_kwargs, opens_answer=opens)
         except RenderError as error:
             if not errors or errors[-1][1] != str(error):
                 errors.append((key, str(error)))

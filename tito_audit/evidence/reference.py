@@ -77,6 +77,4 @@ class Reference:
     ) -> str:
         """The text the template writes; RenderError when it cannot. Needs a renderer."""
         assert self.renderer is not None
-        return self.renderer.render(
-            messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs
-        )
+        return self.renderer.render(messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs)

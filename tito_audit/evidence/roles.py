@@ -24,9 +24,7 @@ _SPEAKERS = {
     "<|observation|>": "tool",
     "<｜tool▁outputs▁begin｜>": "tool",
 }
-_ROLE = re.compile(
-    rb"\s*(system|developer|user|assistant|model|tool|ipython|environment|observation|function)\b"
-)
+_ROLE = re.compile(rb"\s*(system|developer|user|assistant|model|tool|ipython|environment|observation|function)\b")
 _WORDS = {"model": ASSISTANT, "developer": "system"} | dict.fromkeys(
     ("ipython", "environment", "observation", "function"), "tool"
 )

@@ -48,7 +48,7 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
                 stretch,
                 Against.ROW,
                 _row_severity(row, region, stretch.canonical_start, stretch.canonical_end),
-                "the training row holds something else in its place",
+                "the trainer would learn from what was not sampled there",
                 regions=chains.regions[leaf],
                 turn=leaf,
                 message_indices=tuple(turn.message_index for turn in rollout.turns),

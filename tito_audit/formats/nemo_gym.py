@@ -85,9 +85,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         # Messages with a gap, or without their request, would be rendered as if nothing were missing.
         messages = ()
         turns = tuple(replace(turn, message_index=None, prompt_messages=None) for turn in turns)
-    tools = chat_tools(
-        filled_list(params.get("tools"), response.get("tools")), "responses_create_params.tools"
-    )
+    tools = chat_tools(filled_list(params.get("tools"), response.get("tools")), "responses_create_params.tools")
     return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
 
 
@@ -105,9 +103,7 @@ def _read_chat(row: Row, place: Place) -> Rollout:
     ]
     stated = _stated(row, row)
     turns = _turns(calls, messages, stated)
-    return Rollout(
-        place, FORMAT.name, messages, as_tools(row.get("tools"), "tools"), turns=turns, stated=stated
-    )
+    return Rollout(place, FORMAT.name, messages, as_tools(row.get("tools"), "tools"), turns=turns, stated=stated)
 
 
 def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[Step]:
@@ -152,9 +148,7 @@ def _opens(messages: Sequence[Message]) -> bool:
     return bool(messages) and messages[0].role not in ("assistant", "tool")
 
 
-def _turns(
-    calls: Sequence[_Call], messages: Sequence[Message], stated: dict[str, object]
-) -> tuple[Turn, ...]:
+def _turns(calls: Sequence[_Call], messages: Sequence[Message], stated: dict[str, object]) -> tuple[Turn, ...]:
     """One turn a call; none, and `ids_wanted` False, when the log holds neither ids nor decoded tokens."""
     bearers = [call.bearer for call in calls if call.bearer is not None]
     if not any(bearer.get(key) is not None for bearer in bearers for key in TOKEN_KEYS):
@@ -248,9 +242,7 @@ def _is_answer(wire: object) -> bool:
 def _bears_any(values: object) -> bool:
     if not isinstance(values, Sequence) or isinstance(values, str):
         return False
-    return any(
-        isinstance(value, Mapping) and value.get("generation_token_ids") is not None for value in values
-    )
+    return any(isinstance(value, Mapping) and value.get("generation_token_ids") is not None for value in values)
 
 
 def _filled(values: object) -> bool:

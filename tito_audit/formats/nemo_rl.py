@@ -71,9 +71,7 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
         if isinstance(value, list | np.ndarray)
     }
     used = (name, mask, _LOGPROBS, "content")
-    other = {
-        key: (value, _POLICIES.get(key, MovePolicy.MOVE)) for key, value in cut.items() if key not in used
-    }
+    other = {key: (value, _POLICIES.get(key, MovePolicy.MOVE)) for key, value in cut.items() if key not in used}
     return training_row(
         padded[:length],
         mask=None if mask is None else (mask, _column(cut, mask)),

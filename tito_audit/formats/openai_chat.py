@@ -58,9 +58,7 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
     if unread or not asked or text_of(request.get("previous_response_id")):
         messages = ()
     turns = tuple(
-        _turn(step, i if messages else None)
-        for i, step in enumerate(found)
-        if i >= len(before) and step.is_call
+        _turn(step, i if messages else None) for i, step in enumerate(found) if i >= len(before) and step.is_call
     )
     if not any(turn.token_texts for turn in turns):
         stated["ids_wanted"] = False

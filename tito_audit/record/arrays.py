@@ -45,9 +45,7 @@ def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
             raise RecordError(f"column {name!r} is {_kind(values)}, not a list of token ids")
         for position, value in enumerate(values):
             if type(value) is not int:
-                raise RecordError(
-                    f"column {name!r} holds {_kind(value)} at position {position}, not a token id"
-                )
+                raise RecordError(f"column {name!r} holds {_kind(value)} at position {position}, not a token id")
         try:
             array = np.array(values, dtype=np.int64)
         except OverflowError:

@@ -88,9 +88,7 @@ def call_columns(
     return values, tuple(columns)
 
 
-def _mask_column(
-    name: str, entries: Raw, token_ids: Ids, prompt_length: int | None
-) -> tuple[Column, Mask | None]:
+def _mask_column(name: str, entries: Raw, token_ids: Ids, prompt_length: int | None) -> tuple[Column, Mask | None]:
     """The mask as recorded, and as `[T]` if its values and its length say something."""
     raw = _as_array(entries)
     encoding = mask_encoding(raw, token_ids)
@@ -119,5 +117,3 @@ def _as_array(entries: Raw) -> NDArray[Any]:
     out = np.empty(len(entries), object)
     out[:] = list(entries)
     return out
-
-

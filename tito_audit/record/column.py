@@ -152,5 +152,3 @@ def trained_of(values: NDArray[Any], encoding: MaskEncoding) -> Mask:
     if encoding is MaskEncoding.LABELS:
         return np.asarray(values != -100)
     return np.asarray(values > 0)
-
-

@@ -127,9 +127,7 @@ def _join(value: Any, d: Any = "", attribute: Any = None) -> int:
     return _joined(str(d), (values,))
 
 
-def _wordwrap(
-    value: Any, width: Any = 79, break_long_words: Any = True, wrapstring: Any = None, *_: Any
-) -> int:
+def _wordwrap(value: Any, width: Any = 79, break_long_words: Any = True, wrapstring: Any = None, *_: Any) -> int:
     return len(str(value)) * (1 + length(wrapstring))
 
 

@@ -59,9 +59,7 @@ class Cut:
             if start < end:
                 message, kind = divmod(int(self._labels[start]), len(_KINDS))
                 index = message - 1 if message else None
-                out.append(
-                    Span(start, end, _KINDS[kind], index, None if index is None else self._roles[index])
-                )
+                out.append(Span(start, end, _KINDS[kind], index, None if index is None else self._roles[index]))
         return tuple(out)
 
 

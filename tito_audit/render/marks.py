@@ -21,9 +21,7 @@ _FIRST = 0xF0000
 _PLANE = 0xFFFE  # the last two code points of a plane are no characters
 _MOST = _PLANE  # pairs that both planes hold together
 _MARK = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
-_THOUGHT = re.compile(
-    r"(?P<before>.*?<think>)?(?P<thought>.*?)(?P<middle></think>\s*)(?P<rest>.*)", re.DOTALL
-)
+_THOUGHT = re.compile(r"(?P<before>.*?<think>)?(?P<thought>.*?)(?P<middle></think>\s*)(?P<rest>.*)", re.DOTALL)
 
 
 class SpanKind(StrEnum):
@@ -70,9 +68,7 @@ class _Marker:
         at = text.index(body)
         number = len(self.owners)
         self.owners.append((index, kind))
-        return (
-            f"{text[:at]}{_character(2 * number)}{body}{_character(2 * number + 1)}{text[at + len(body) :]}"
-        )
+        return f"{text[:at]}{_character(2 * number)}{body}{_character(2 * number + 1)}{text[at + len(body) :]}"
 
     def inside(self, value: Any, index: int, kind: SpanKind) -> Any:
         """A JSON value with every text in it marked; keys are left alone."""
@@ -105,9 +101,7 @@ def _marked(message: dict[str, Any], index: int, marker: _Marker, marking: Marki
         # The same reasoning is given under several names; whichever is read, it is the same text.
         marked = marker.around(reasoning, index, SpanKind.REASONING)
         out |= {
-            key: marked
-            for key in ("reasoning_content", "thinking", "reasoning")
-            if message.get(key) == reasoning
+            key: marked for key in ("reasoning_content", "thinking", "reasoning") if message.get(key) == reasoning
         }
     content = message.get("content")
     if isinstance(content, str):

@@ -152,11 +152,7 @@ def _check_choice(where: str, sources: Mapping[str, str], name: str | None) -> N
             "Pass --chat-template FILE, or leave the rules that need one out."
         )
     if (name or "default") not in sources:
-        what = (
-            f"no chat template is named {name!r}"
-            if name
-            else "several chat templates and none is the default"
-        )
+        what = f"no chat template is named {name!r}" if name else "several chat templates and none is the default"
         raise SetupError(
             f"{where}: {what}.\nWhich one wrote the prompts decides what is compared.\n"
             f"Name one of them: {', '.join(sorted(sources))}."

@@ -138,9 +138,7 @@ def _tojson(
     """JSON as chat templates write it: nothing escaped for HTML, keys in their order."""
     if (indent if isinstance(indent, int) else length(indent)) > 100:
         raise LimitReached("the template indents JSON by more than 100 characters")
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Dict:

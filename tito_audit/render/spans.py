@@ -218,9 +218,7 @@ class _TurnFinder:
         """True if a message without marks spells the opener, so that finding it would prove nothing."""
         head = opener.strip().split("\n")[0]
         unmarked = [message for message in self._job.chat[:index] if message.get("role") != "assistant"]
-        return self._marking.assistant_only and any(
-            head in str(list(message.values())) for message in unmarked
-        )
+        return self._marking.assistant_only and any(head in str(list(message.values())) for message in unmarked)
 
     def _closer(self, start: int, stop: int, calls: bool) -> tuple[int, int] | None:
         """The first special token in `[start, stop)`; behind tool calls an end token goes first.

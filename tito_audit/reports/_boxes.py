@@ -83,9 +83,7 @@ def cells_of(side: Side) -> tuple[Cell, ...]:
         if not ids:
             return tuple(Cell(shortened(piece), "", piece) for piece in side.pieces)
         return tuple(Cell(number, "", number) for number in ids)
-    return tuple(
-        Cell(shortened(piece), number, piece) for piece, number in zip(side.pieces, ids, strict=True)
-    )
+    return tuple(Cell(shortened(piece), number, piece) for piece, number in zip(side.pieces, ids, strict=True))
 
 
 def shortened(piece: str) -> str:

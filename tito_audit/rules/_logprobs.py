@@ -148,9 +148,7 @@ def _trained(row: TrainingRow, view: RowView | None) -> Mask | None:
     return view.sampled if view is not None else None
 
 
-def _against_calls(
-    row: TrainingRow, logprobs: Logprobs, view: RowView, expected: Logprobs
-) -> list[LogprobShift]:
+def _against_calls(row: TrainingRow, logprobs: Logprobs, view: RowView, expected: Logprobs) -> list[LogprobShift]:
     """Turns whose values are not those of their call, with the offset at which they are."""
     known = ~np.isnan(expected) & ~view.drifted
     silent = np.isnan(logprobs) | np.isin(logprobs, _IMPOSSIBLE)

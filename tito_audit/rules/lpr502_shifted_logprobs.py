@@ -60,6 +60,4 @@ def _message(shift: LogprobShift) -> str:
             "same tokens; the importance ratio is not taken against the sampler"
         )
     proof = "provable by the calls" if shift.by_calls else "by the sentinels"
-    return (
-        f"the logprobs lie {places(shift.offset)} ({proof}); each token is weighed by another's probability"
-    )
+    return f"the logprobs lie {places(shift.offset)} ({proof}); each token is weighed by another's probability"

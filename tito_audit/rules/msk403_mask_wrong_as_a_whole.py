@@ -43,8 +43,7 @@ def mask_wrong_as_a_whole(evidence: Evidence) -> Iterator[Hit]:
         "and teaches nothing, unless it was emptied on purpose",
         WholeMask.EVERYTHING: f"all of {counted(length, 'token')} are trained, the prompt included; the loss "
         "teaches the model to write what it was given",
-        WholeMask.INVERTED: "the mask is inverted: it trains every token that was given and none that was "
-        "sampled",
+        WholeMask.INVERTED: "the mask is inverted: it trains every token that was given and none that was sampled",
     }[wrong]
     severity = Severity.WARNING if wrong is WholeMask.NOTHING else None
     yield Hit(Where.ROW, 0, length, message, cause=wrong.value, severity=severity)

@@ -71,9 +71,7 @@ def _no_mask(column: Column) -> str:
             told += ", some null"
     else:
         told = "are not numbers"
-    return (
-        f"the values of `{column.name}` {told}; they are no mask of 0 and 1, of weights, or of -100 and ids"
-    )
+    return f"the values of `{column.name}` {told}; they are no mask of 0 and 1, of weights, or of -100 and ids"
 
 
 def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:
@@ -95,20 +93,14 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
     runs = [(int(marked[0]), int(marked[-1]) + 1)] if slide else trained_runs(wrong)
     for start, end in runs:
         count = int(wrong[start:end].sum())
-        message = (
-            f"{counted(count, 'label')} of `{column.name}` {'is' if count == 1 else 'are'} not the id of "
-        )
+        message = f"{counted(count, 'label')} of `{column.name}` {'is' if count == 1 else 'are'} not the id of "
         if slide:
             side = "before" if slide > 0 else "behind"
-            message += (
-                f"the same position but of the token one place {side} it: the labels slid by {slide:+d}"
-            )
+            message += f"the same position but of the token one place {side} it: the labels slid by {slide:+d}"
         else:
             message += "the token at the same position; mask and tokens were made from different sequences"
         cause = f"labels slid by {slide:+d}" if slide else "labels of other tokens"
-        yield Hit(
-            Where.ROW, start, end, message, cause=cause, recorded=shown(evidence, row.token_ids[start:end])
-        )
+        yield Hit(Where.ROW, start, end, message, cause=cause, recorded=shown(evidence, row.token_ids[start:end]))
 
 
 def _slide(labels: Ids, ids: Ids) -> int:

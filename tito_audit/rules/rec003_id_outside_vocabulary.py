@@ -45,9 +45,7 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     seen = empty_ids()
     for number, turn in enumerate(evidence.rollout.turns):
         if turn.prompt_ids is not None:
-            yield from _outside(
-                evidence, Where.PROMPT, number, turn.prompt_ids, _shared(seen, turn.prompt_ids)
-            )
+            yield from _outside(evidence, Where.PROMPT, number, turn.prompt_ids, _shared(seen, turn.prompt_ids))
         if turn.completion_ids is not None:
             yield from _outside(evidence, Where.COMPLETION, number, turn.completion_ids, 0)
         if turn.seen_ids is not None:

@@ -41,9 +41,7 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
         return
     for number, problem in evidence.recovery_problems:
         message = f"the ids of this completion could not be recovered: {problem}"
-        yield Hit(
-            Where.COMPLETION, 0, 0, message, turn=number, cause="not recoverable", severity=Severity.WARNING
-        )
+        yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause="not recoverable", severity=Severity.WARNING)
     unrecovered = {number for number, _ in evidence.recovery_problems}
     for number, turn in enumerate(evidence.rollout.turns):
         if number in unrecovered:
@@ -101,15 +99,11 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
     if missed is not None:
         told = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
     elif answer is not None:
-        names = [
-            call.name for call in answer.tool_calls if call.name and not contained(evidence, ids, call.name)
-        ]
+        names = [call.name for call in answer.tool_calls if call.name and not contained(evidence, ids, call.name)]
         told, cause = (
             (f"spell no call of `{names[0]}`, which its message makes", "tool call") if names else ("", "")
         )
     if told:
         message = f"the {counted(len(ids), 'completion id')} {told}; the rest was not recorded"
         side = shown(evidence, ids[np.maximum(len(ids) - 16, 0) :])
-        yield Hit(
-            Where.COMPLETION, 0, len(ids), message, turn=number, cause=f"incomplete: {cause}", recorded=side
-        )
+        yield Hit(Where.COMPLETION, 0, len(ids), message, turn=number, cause=f"incomplete: {cause}", recorded=side)

@@ -34,9 +34,7 @@ def broken_character(difference: Difference, evidence: Evidence) -> Reason | Non
         broken = False
     except UnicodeDecodeError:
         broken = True
-    replaced = (
-        b"\xef\xbf\xbd" in difference.canonical.data and b"\xef\xbf\xbd" not in difference.recorded.data
-    )
+    replaced = b"\xef\xbf\xbd" in difference.canonical.data and b"\xef\xbf\xbd" not in difference.recorded.data
     if same_bytes(difference) or not (broken or replaced):
         return None
     what = "bytes that are no whole character cannot be written as text"

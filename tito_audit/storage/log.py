@@ -113,9 +113,7 @@ def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
     while True:
         head = stream.peek(size)
         at_end = len(head) < size
-        lines = [
-            line for line in (head if at_end else head[: head.rfind(b"\n") + 1]).split(b"\n") if line.strip()
-        ]
+        lines = [line for line in (head if at_end else head[: head.rfind(b"\n") + 1]).split(b"\n") if line.strip()]
         if len(lines) >= count or at_end or size >= limit:
             return lines[:count]
         size = min(2 * size, limit)

@@ -52,9 +52,7 @@ def _batches(file: Any, group: int) -> Iterator[Any]:
         try:
             batch = next(batches, None)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise Damaged(
-                f"row group {group} of the Parquet file cannot be read ({_first_line(error)})"
-            ) from None
+            raise Damaged(f"row group {group} of the Parquet file cannot be read ({_first_line(error)})") from None
         if batch is None:
             return
         yield batch
@@ -135,9 +133,7 @@ def _objects(array: Any) -> list[dict[str, Any] | None]:
     return [
         None
         if null[row]
-        else {
-            name: column[row] for name, column in zip(names, columns, strict=True) if column[row] is not None
-        }
+        else {name: column[row] for name, column in zip(names, columns, strict=True) if column[row] is not None}
         for row in range(len(array))
     ]
 

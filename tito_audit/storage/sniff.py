@@ -31,9 +31,7 @@ _NPZ = (
     'json.dumps({{k: d[k][i].tolist() for k in ("sequences", "loss_mask")}}) + "\\n" '
     'for i in range(len(d["sequences"])))'
 )
-_SQLITE = (
-    'Export the table that holds the rows once:\n    sqlite3 -json "{name}" "select * from TABLE" > log.json'
-)
+_SQLITE = 'Export the table that holds the rows once:\n    sqlite3 -json "{name}" "select * from TABLE" > log.json'
 _MSGPACK = (
     "Export it once:\n"
     '    import json, msgpack; u = msgpack.Unpacker(open("{name}", "rb")); '

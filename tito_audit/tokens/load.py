@@ -173,9 +173,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: content for key, content in contents.items() if content is not None}
 
 
-def _add_missing(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]
-) -> None:
+def _add_missing(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
     """Add the tokens that the settings name and tokenizer.json lacks, in the order transformers does."""
     import tokenizers
 
@@ -193,9 +191,7 @@ def _add_missing(
         content = _content(value)
         if content is None or content in present or content in wanted:
             continue
-        flags = (
-            {key: bool(value[key]) for key in _FLAGS if key in value} if isinstance(value, Mapping) else {}
-        )
+        flags = {key: bool(value[key]) for key in _FLAGS if key in value} if isinstance(value, Mapping) else {}
         plain_text = isinstance(value, str)
         token = tokenizers.AddedToken(content, **({"special": True} if plain_text else flags))
         if content in special.values():

@@ -1,0 +1,36 @@
+"""SEQ303: history rewritten, truncated or compacted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tito_audit.evidence.model import Break, Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Hit, Severity
+from tito_audit.rule import rule
+from tito_audit.rules._links import link_hit
+
+__all__ = ["history_rewritten"]
+
+
+@rule("SEQ303", Severity.WARNING, needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS))
+def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
+    """History rewritten, truncated or compacted.
+
+    ## What it finds
+    A prompt whose messages are not those of the call before it: a summary in place of turns, a window that
+    dropped the oldest, an edited message.
+
+    ## Why it matters
+    On purpose or not, the rollout is several training rows from here on. Trained as one it would put a
+    completion after a context that it never had.
+
+    ## Example
+    Turn 7's prompt starts with a summary of turns 0 to 6.
+
+    ## Repair
+    `fork` gives one row per unbroken run of calls.
+    """
+    for link in evidence.links:
+        if link.kind is Break.REWRITTEN:
+            yield link_hit(link, evidence, f"the history itself was changed ({link.detail})", link.detail)

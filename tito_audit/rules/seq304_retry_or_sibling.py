@@ -1,0 +1,35 @@
+"""SEQ304: retry or sibling of the same prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tito_audit.evidence.model import Break, Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Hit, Severity
+from tito_audit.rule import rule
+from tito_audit.rules._links import link_hit
+
+__all__ = ["retry_or_sibling"]
+
+
+@rule("SEQ304", Severity.NOTE, needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS))
+def retry_or_sibling(evidence: Evidence) -> Iterator[Hit]:
+    """Retry or sibling of the same prompt.
+
+    ## What it finds
+    A call with the prompt of an earlier call, or one that continues an earlier call beside another.
+
+    ## Why it matters
+    Harmless where each branch is a row of its own; trained as one sequence, the shared prefix would be trained
+    once for every branch.
+
+    ## Example
+    Turn 2 asks again with turn 1's prompt after a failed parse.
+
+    ## Repair
+    `fork` gives each branch its row and trains a shared turn once.
+    """
+    for link in evidence.links:
+        if link.kind is Break.RETRY:
+            yield link_hit(link, evidence, link.detail, "retry" if "same" in link.detail else "sibling")

@@ -1,0 +1,45 @@
+"""TPL206: system prompt inserted or missing."""
+
+from __future__ import annotations
+
+import re
+
+from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Severity, Where
+from tito_audit.rule import Reason, cause
+from tito_audit.rules._drift import sentence
+
+__all__ = ["system_prompt_inserted_or_missing"]
+
+
+@cause("TPL206", Severity.ERROR, precedence=62, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence) -> Reason | None:
+    """System prompt inserted or missing.
+
+    ## What it finds
+    A system message that only one side has: a default that the template inserts and the prompt lacks, or one
+    in the prompt that the messages do not hold.
+
+    ## Why it matters
+    Sampler and trainer then condition on different instructions; every logprob after it belongs to another
+    context.
+
+    ## Example
+    The template writes `<|im_start|>system\\nYou are a helpful assistant.<|im_end|>`; the recorded prompt begins
+    with the user's turn.
+
+    ## Repair
+    Put the system prompt that was used into the messages, or pass the template that was used.
+    """
+    recorded, canonical = (_holds_system(side) for side in (difference.recorded.data, difference.canonical.data))
+    near_start = difference.where is not Where.COMPLETION and difference.start <= 4
+    if recorded == canonical or not near_start:
+        return None
+    word = "missing" if canonical else "not in the messages"
+    return Reason(f"system prompt {word}", sentence(difference, evidence, f"a system prompt is {word}"))
+
+
+def _holds_system(data: bytes) -> bool:
+    """Whether a system or developer header stands in the text."""
+    return re.search(rb"(^|[>\n|])\s*(system|developer)\b", data) is not None or b"<<SYS>>" in data

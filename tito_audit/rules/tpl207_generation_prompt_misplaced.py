@@ -1,0 +1,48 @@
+"""TPL207: generation prompt or prefill missing, doubled or misplaced."""
+
+from __future__ import annotations
+
+import re
+
+from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Severity
+from tito_audit.rule import Reason, cause
+from tito_audit.rules._drift import at_prompt_end, sentence
+
+__all__ = ["generation_prompt_misplaced"]
+
+
+@cause("TPL207", Severity.ERROR, precedence=63, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> Reason | None:
+    """Generation prompt or prefill missing, doubled or misplaced.
+
+    ## What it finds
+    The opener of the answer (`<|im_start|>assistant`, a `<think>` prefill) at the end of a prompt that only one
+    side has.
+
+    ## Why it matters
+    Without the opener the model first has to sample the header itself; with two it answers after an empty
+    turn. Where the completion begins, and what of it is trained, is then wrong by those tokens.
+
+    ## Example
+    The recorded prompt ends with the user's `<|im_end|>`; the template goes on with `<|im_start|>assistant\\n`.
+
+    ## Repair
+    Render with `add_generation_prompt=True` exactly once, and state a prefill as a template argument.
+    """
+    if not at_prompt_end(difference) or difference.sampled:
+        return None
+    recorded, canonical = (_opens(side) for side in (difference.recorded.data, difference.canonical.data))
+    if recorded == canonical:
+        return None
+    doubled = recorded and _opens(difference.recorded.before)
+    word = "missing" if canonical else "doubled" if doubled else "misplaced or prefilled"
+    return Reason(
+        f"generation prompt {word}", sentence(difference, evidence, f"the opener of the answer is {word}")
+    )
+
+
+def _opens(data: bytes) -> bool:
+    """Whether an answer is opened in the text: an assistant header or a reasoning prefill."""
+    return re.search(rb"assistant|<start_of_turn>model|Assistant|<think>", data) is not None

@@ -1,0 +1,48 @@
+"""TPL208: turn end missing, doubled or another stop token."""
+
+from __future__ import annotations
+
+from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Severity
+from tito_audit.rule import Reason, cause
+from tito_audit.rules._drift import end_only, sentence
+
+__all__ = ["turn_end_differs"]
+
+
+@cause("TPL208", Severity.ERROR, precedence=66, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | None:
+    """Turn end missing, doubled or another stop token.
+
+    ## What it finds
+    A difference that consists of nothing but end tokens and white space around them.
+
+    ## Why it matters
+    Where a turn ends is the first thing a policy learns. A sampled `<|endoftext|>` that comes back as
+    `<|im_end|>` trains a stop that was not sampled; a doubled or missing end shifts all that follows.
+
+    ## Example
+    Sampled `<eos>`; the next prompt closes the turn with `<end_of_turn>`.
+
+    ## Repair
+    `splice` puts the sampled ids back where the log proves that the sampler saw them, `fork` gives one row per
+    unbroken run of calls, `mask` takes the stretch out of the loss.
+    """
+    recorded, canonical = (end_only(side, evidence) for side in (difference.recorded, difference.canonical))
+    if recorded and canonical:
+        return Reason("another stop token", sentence(difference, evidence, "the turn ends on another token"))
+    if recorded and not difference.canonical.data.strip():
+        doubled = _ends(difference.recorded.after, difference, evidence)
+        word = "turn end doubled" if doubled else "turn end dropped"
+        return Reason(word, sentence(difference, evidence, word))
+    if canonical and not difference.recorded.data.strip():
+        return Reason("turn end missing", sentence(difference, evidence, "the end of the turn is missing"))
+    return None
+
+
+def _ends(after: bytes, difference: Difference, evidence: Evidence) -> bool:
+    """Whether another end token follows or precedes the recorded one."""
+    assert evidence.vocabulary is not None
+    ends = tuple(evidence.vocabulary.token_bytes(i) for i in evidence.end_ids)
+    return after.startswith(ends) or difference.recorded.before.endswith(ends)

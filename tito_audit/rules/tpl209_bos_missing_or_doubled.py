@@ -1,0 +1,46 @@
+"""TPL209: BOS missing or doubled."""
+
+from __future__ import annotations
+
+from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Severity
+from tito_audit.rule import Reason, cause
+from tito_audit.rules._drift import at_start, sentence
+
+__all__ = ["bos_missing_or_doubled"]
+
+
+@cause("TPL209", Severity.ERROR, precedence=60, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason | None:
+    """BOS missing or doubled.
+
+    ## What it finds
+    A beginning-of-sequence token that the recorded prompt or row has once more, or not at all, compared with
+    what the template writes.
+
+    ## Why it matters
+    A template that writes BOS, encoded by a tokenizer that adds it too, gives two. The model then runs on an
+    input it was never trained on, and every logprob of the rollout is conditioned on it.
+
+    ## Example
+    Recorded `<s>`+`<s>`+`[INST]`, the template writes `<s>`+`[INST]`.
+
+    ## Repair
+    Encode rendered text with `add_special_tokens=False` and sample again; ids already sampled cannot be cured.
+    """
+    if evidence.bos_id is None or not at_start(difference):
+        return None
+    recorded = difference.recorded.ids.tolist().count(evidence.bos_id)
+    canonical = difference.canonical.ids.tolist().count(evidence.bos_id)
+    if recorded == canonical or max(len(difference.recorded.ids), len(difference.canonical.ids)) > 2:
+        return None
+    word = "missing" if recorded < canonical else "doubled" if _follows(difference, evidence) else "added"
+    return Reason(f"BOS {word}", sentence(difference, evidence, f"the beginning-of-sequence token is {word}"))
+
+
+def _follows(difference: Difference, evidence: Evidence) -> bool:
+    """Whether the recorded side still begins with BOS after the difference."""
+    assert evidence.vocabulary is not None
+    assert evidence.bos_id is not None
+    return difference.recorded.after.startswith(evidence.vocabulary.token_bytes(evidence.bos_id))

@@ -1,0 +1,48 @@
+"""TPL299: other bytes, no cause found."""
+
+from __future__ import annotations
+
+from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Severity
+from tito_audit.rule import Reason, cause
+from tito_audit.rules._drift import same_bytes, sentence
+
+__all__ = ["unexplained_drift"]
+
+
+@cause(
+    "TPL299",
+    Severity.ERROR,
+    precedence=99,
+    needs=(Needs.RENDERING | Needs.SEVERAL_CALLS | Needs.COMPLETIONS,),
+)
+def unexplained_drift(difference: Difference, evidence: Evidence) -> Reason | None:
+    """Other bytes, no cause found.
+
+    ## What it finds
+    Recorded and canonical tokens that spell other text, where no other rule knows why. Without a tokenizer, any
+    ids that differ from the sampled ones.
+
+    ## Why it matters
+    Whatever the reason, tokens stand where others were sampled, or the prompt is not what the template writes.
+
+    ## Example
+    The log's messages hold an answer that was edited after sampling.
+
+    ## Repair
+    `splice` puts the sampled ids back where the log proves that the sampler saw them, `fork` gives one row per
+    unbroken run of calls, `mask` takes the stretch out of the loss.
+    """
+    if evidence.vocabulary is None:
+        return Reason("other ids", sentence(difference, evidence, "other ids than were sampled"))
+    if same_bytes(difference):
+        return None
+    verb = (
+        "text is left out"
+        if not len(difference.canonical.ids)
+        else "text is added"
+        if not len(difference.recorded.ids)
+        else "the text differs"
+    )
+    return Reason("other text", sentence(difference, evidence, verb))
