@@ -12,8 +12,9 @@ import pytest
 import toy
 
 import tito_audit.rules
+from tito_audit.check import check
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.model import Evidence, Explained
+from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.column import ColumnRole
@@ -45,43 +46,10 @@ def every(kind: str) -> list[Any]:
     ]
 
 
-def explained(evidence: Evidence) -> Evidence:
-    """The evidence with every difference given to the rule that owns it, as the pipeline does."""
-    owners = sorted((rule for rule in RULES if rule.explain is not None), key=lambda rule: rule.precedence)
-    out = []
-    for difference in evidence.differences:
-        for rule in owners:
-            reason = rule.explain(difference, evidence) if rule.explain and not lacks(rule, evidence) else None
-            if reason is not None:
-                out.append(Explained(difference, rule.code, reason.cause, reason.message))
-                break
-    return replace(evidence, explained=tuple(out))
-
-
-def lacks(rule: Rule, evidence: Evidence) -> bool:
-    return missing(rule, evidence.present) is not None
-
-
 def hits_of(rule: Rule, evidence: Evidence) -> list[Hit]:
-    """What a rule says of a rollout, once nothing it needs is missing."""
-    if lacks(rule, evidence):
-        return []
-    evidence = explained(evidence)
-    if rule.check is not None:
-        return list(rule.check(evidence))
-    return [
-        Hit(
-            one.difference.where,
-            one.difference.start,
-            one.difference.end,
-            one.message,
-            turn=one.difference.turn,
-            cause=one.cause,
-            severity=min(one.difference.severity, rule.severity),
-        )
-        for one in evidence.explained
-        if one.code == rule.code
-    ]
+    """What a rule says of a rollout, as the pipeline asks it, with the severity it is reported at."""
+    findings, _ = check(evidence, RULES, frozenset((rule.code,)))
+    return [replace(one.hit, severity=one.severity) for one in findings]
 
 
 def place_of(hit: Hit) -> str:
@@ -143,12 +111,13 @@ def hollow_row() -> TrainingRow:
 @pytest.mark.parametrize(("rule", "case"), every("flag"))
 def test_a_flag_case_is_found_where_it_says_and_nowhere_else(rule: Rule, case: dict[str, Any]) -> None:
     evidence = toy.evidence_of(case)
-    assert missing(rule, evidence.present) is None
+    if rule.check is not None:
+        assert missing(rule, evidence.present) is None
     hits = hits_of(rule, evidence)
     assert sorted(map(place_of, hits)) == sorted(case["expect"]), [hit.message for hit in hits]
     for hit in hits:
-        severity = rule.severity if hit.severity is None else hit.severity
-        assert severity.word == case.get("severity", severity.word)
+        assert hit.severity is not None
+        assert hit.severity.word == case.get("severity", hit.severity.word)
         assert hit.cause == case.get("cause", hit.cause)
         assert case.get("message", "") in hit.message
 
@@ -176,7 +145,8 @@ def test_a_rule_that_lacks_a_column_is_skipped(rule: Rule, case: dict[str, Any])
     for need in rule.needs:
         evidence = evidence_without(case, need)
         assert missing(rule, evidence.present) is not None, f"{need} was dropped and not missed"
-        assert hits_of(rule, evidence) == []
+        if rule.check is not None:
+            assert hits_of(rule, evidence) == []
 
 
 def evidence_without(case: dict[str, Any], need: Needs) -> Evidence:
@@ -186,8 +156,8 @@ def evidence_without(case: dict[str, Any], need: Needs) -> Evidence:
         rollout = without(rollout, one)
     no_tokenizer = bool(need & (Needs.TOKENIZER | Needs.SAMPLED)) or not case.get("tokenizer", True)
     no_template = no_tokenizer or bool(need & Needs.RENDERING) or not case.get("template", True)
-    tokenizer = None if no_tokenizer else toy.toy_tokenizer()
-    return gather(rollout, tokenizer, None if no_template else toy.toy_renderer())
+    tokenizer = None if no_tokenizer else toy.tokenizer_of(case)
+    return gather(rollout, tokenizer, None if no_template else toy.renderer_of(case))
 
 
 def without(rollout: Rollout, need: Needs) -> Rollout:

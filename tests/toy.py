@@ -23,6 +23,7 @@ A case is a table; only `name` is required.
     sentinel       what the format writes where no logprob exists
     stated         facts that the log states (`ids_wanted`, `dummy_tokens`, …)
     tokenizer      false: audit without a tokenizer;  template  false: audit without a chat template
+    tokenizer_name a folder of `fixtures/tokenizers`; `toy_bpe` (ChatML, no BOS) when not given
 
 A list of tokens holds, in any order,
 
@@ -45,6 +46,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,26 +64,36 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
-TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
+TOKENIZERS = ROOT / "fixtures" / "tokenizers"
 
 Case = Mapping[str, Any]
 _REFERENCE = re.compile(r"@(prompt|completion|seen)(?: (\d+))?")
 
 
 @cache
-def toy_tokenizer() -> Tokenizer:
-    return load_tokenizer(str(TOKENIZER))
+def toy_tokenizer(name: str = "toy_bpe") -> Tokenizer:
+    return load_tokenizer(str(TOKENIZERS / name))
 
 
 @cache
-def toy_renderer() -> Renderer:
-    return make_renderer(toy_tokenizer())
+def toy_renderer(name: str = "toy_bpe") -> Renderer:
+    return make_renderer(toy_tokenizer(name))
+
+
+def tokenizer_of(case: Case) -> Tokenizer:
+    """The tokenizer that a case is written in."""
+    return toy_tokenizer(case.get("tokenizer_name", "toy_bpe"))
+
+
+def renderer_of(case: Case) -> Renderer:
+    """The renderer that a case is written for."""
+    return toy_renderer(case.get("tokenizer_name", "toy_bpe"))
 
 
 def evidence_of(case: Case) -> Evidence:
     """What the rules see of a case."""
-    tokenizer = toy_tokenizer() if case.get("tokenizer", True) else None
-    renderer = toy_renderer() if tokenizer and case.get("template", True) else None
+    tokenizer = tokenizer_of(case) if case.get("tokenizer", True) else None
+    renderer = renderer_of(case) if tokenizer and case.get("template", True) else None
     return gather(rollout_of(case), tokenizer, renderer)
 
 
@@ -100,52 +112,62 @@ def rollout_of(case: Case) -> Rollout:
     turns: list[Turn] = []
     for number, call in enumerate(case.get("turns", ())):
         index = call.get("message", answers[number] if number < len(answers) else -1)
-        turns.append(_turn(call, base, None if index < 0 else index, turns))
-    row = _row(case, base, turns) if "row" in case else None
+        turns.append(_turn(call, _Book(case, base, turns, None if index < 0 else index)))
+    row = _row(_Book(case, base, turns, None)) if "row" in case else None
     return Rollout(base.place, "toy", messages, base.tools, base.template_kwargs, tuple(turns), row, base.stated)
 
 
-def ids_of(tokens: str | Sequence[str | int], base: Rollout, index: int | None, turns: Sequence[Turn]) -> Ids:
-    """`[N]` the ids of a list of tokens; `index` is the message whose prompt `@prompt` is."""
-    parts = [_part(token, base, index, turns) for token in ([tokens] if isinstance(tokens, str) else tokens)]
-    return np.concatenate(parts).astype(np.int32) if parts else np.empty(0, np.int32)
+@dataclass(frozen=True)
+class _Book:
+    """What the tokens of one call or row may refer to."""
+
+    case: Case
+    base: Rollout
+    turns: Sequence[Turn]
+    index: int | None
+    """The message whose prompt `@prompt` is."""
+
+    def ids(self, tokens: str | Sequence[str | int]) -> Ids:
+        """`[N]` the ids of a list of tokens."""
+        parts = [self.part(token) for token in ([tokens] if isinstance(tokens, str) else tokens)]
+        return np.concatenate(parts).astype(np.int32) if parts else np.empty(0, np.int32)
+
+    def part(self, token: str | int) -> Ids:
+        """The ids of one entry of a list of tokens."""
+        if isinstance(token, int):
+            return np.array([token], np.int32)
+        reference = _REFERENCE.fullmatch(token)
+        if reference:
+            return self._referred(reference[1], reference[2])
+        tokenizer = tokenizer_of(self.case)
+        if token.startswith("= "):
+            return tokenizer.encode(token[2:])
+        found = tokenizer.vocabulary.ids_of_bytes(token.encode())
+        if not found:
+            raise ValueError(f"{token!r} is no token of the toy vocabulary; it has {_pieces(token, tokenizer)}")
+        return np.array(found[:1], np.int32)
+
+    def _referred(self, what: str, number: str | None) -> Ids:
+        """The tokens that an `@` form stands for."""
+        if what == "prompt" and number is None:
+            assert self.index is not None, "@prompt needs a turn with a message"
+            text = renderer_of(self.case).render(
+                self.base.messages[: self.index],
+                self.base.tools,
+                add_generation_prompt=True,
+                template_kwargs=self.base.template_kwargs,
+            )
+            return tokenizer_of(self.case).encode(text)
+        turn = self.turns[int(number) if number else -1]
+        ids = {"prompt": turn.prompt_ids, "completion": turn.completion_ids, "seen": turn.seen_ids}[what]
+        assert ids is not None
+        return ids
 
 
-def _part(token: str | int, base: Rollout, index: int | None, turns: Sequence[Turn]) -> Ids:
-    if isinstance(token, int):
-        return np.array([token], np.int32)
-    reference = _REFERENCE.fullmatch(token)
-    if reference:
-        return _referred(reference[1], reference[2], base, index, turns)
-    if token.startswith("= "):
-        return toy_tokenizer().encode(token[2:])
-    found = toy_tokenizer().vocabulary.ids_of_bytes(token.encode())
-    if not found:
-        raise ValueError(f"{token!r} is no token of the toy vocabulary; it has {_pieces(token)}")
-    return np.array(found[:1], np.int32)
-
-
-def _referred(what: str, number: str | None, base: Rollout, index: int | None, turns: Sequence[Turn]) -> Ids:
-    """The tokens that an `@` form stands for."""
-    if what == "prompt" and number is None:
-        assert index is not None, "@prompt needs a turn with a message"
-        text = toy_renderer().render(
-            base.messages[:index],
-            base.tools,
-            add_generation_prompt=True,
-            template_kwargs=base.template_kwargs,
-        )
-        return toy_tokenizer().encode(text)
-    turn = turns[int(number) if number else -1]
-    ids = {"prompt": turn.prompt_ids, "completion": turn.completion_ids, "seen": turn.seen_ids}[what]
-    assert ids is not None
-    return ids
-
-
-def _turn(call: Case, base: Rollout, index: int | None, before: Sequence[Turn]) -> Turn:
+def _turn(call: Case, book: _Book) -> Turn:
     """One call of a case."""
-    prompt = ids_of(call["prompt"], base, index, before) if "prompt" in call else None
-    completion = ids_of(call["completion"], base, index, before) if "completion" in call else None
+    prompt = book.ids(call["prompt"]) if "prompt" in call else None
+    completion = book.ids(call["completion"]) if "completion" in call else None
     values, columns = call_columns(
         np.empty(0, np.int32) if completion is None else completion,
         logprobs=("logprobs", call["logprobs"]) if "logprobs" in call else None,
@@ -155,7 +177,7 @@ def _turn(call: Case, base: Rollout, index: int | None, before: Sequence[Turn]) 
         prompt_ids=prompt,
         completion_ids=completion,
         completion_logprobs=values,
-        message_index=index,
+        message_index=book.index,
         prompt_messages=as_messages(call["messages"], "messages") if "messages" in call else None,
         completion_text=call.get("text"),
         finish_reason=call.get("finish"),
@@ -165,18 +187,16 @@ def _turn(call: Case, base: Rollout, index: int | None, before: Sequence[Turn]) 
     )
 
 
-def _row(case: Case, base: Rollout, turns: Sequence[Turn]) -> TrainingRow:
+def _row(book: _Book) -> TrainingRow:
     """The training row of a case."""
+    case = book.case
     mask: list[int] | None = None
     if isinstance(case.get("mask"), str):
         mask = [int(digit) for digit in case["mask"]]
     elif "mask" in case:
-        mask = [
-            entry if isinstance(entry, int | float) else int(_part(entry, base, None, turns)[0])
-            for entry in case["mask"]
-        ]
+        mask = [entry if isinstance(entry, int | float) else int(book.part(entry)[0]) for entry in case["mask"]]
     return training_row(
-        ids_of(case["row"], base, None, turns),
+        book.ids(case["row"]),
         mask=None if mask is None else ("loss_mask", mask),
         logprobs=("logprobs", case["logprobs"]) if "logprobs" in case else None,
         prompt_length=case.get("prompt_length"),
@@ -184,6 +204,6 @@ def _row(case: Case, base: Rollout, turns: Sequence[Turn]) -> TrainingRow:
     )
 
 
-def _pieces(text: str) -> list[str]:
-    """How the toy tokenizer cuts a text, for whoever writes a case."""
-    return [toy_tokenizer().vocabulary.piece(int(i)) for i in toy_tokenizer().encode(text)]
+def _pieces(text: str, tokenizer: Tokenizer) -> list[str]:
+    """How a toy tokenizer cuts a text, for whoever writes a case."""
+    return [tokenizer.vocabulary.piece(int(i)) for i in tokenizer.encode(text)]

@@ -108,6 +108,11 @@ def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
     return int(np.searchsorted(a, last, side="right")), int(np.searchsorted(b, last, side="right"))
 
 
+def _gap(a: Pieces, b: Pieces) -> Blocks:
+    """A stretch between two equal runs: by its cuts where the bytes agree, one block elsewhere."""
+    return align_cuts(a, b) if a.data == b.data else one_block(BlockKind.DRIFT, len(a), len(b))
+
+
 def _refine(a: Pieces, b: Pieces) -> Blocks:
     """A drifted stretch, split at long runs of equal tokens when it is small enough to look."""
     if not len(a) or not len(b) or max(len(a), len(b)) > _REFINE_LIMIT:
@@ -117,7 +122,7 @@ def _refine(a: Pieces, b: Pieces) -> Blocks:
     for run in matcher.get_matching_blocks():
         if run.size < _REFINE_RUN and run.size:
             continue
-        parts.append(one_block(BlockKind.DRIFT, run.a - i, run.b - j))
+        parts.append(_gap(a.part(i, run.a), b.part(j, run.b)))
         parts.append(one_block(BlockKind.SAME, run.size, run.size))
         i, j = run.a + run.size, run.b + run.size
     return join_blocks(parts)

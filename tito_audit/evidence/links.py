@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.align.drift import align
+from tito_audit.align.drift import align, common_prefix
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
 from tito_audit.evidence.model import Against, Break, Difference, Link
@@ -59,7 +59,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
             link, found = _link(turns, k, seen, regions, reference)
             links.append(link)
         if link is not None and link.parent is not None:
-            effect = f"turn {k}'s prompt holds something else in its place, and turn {k} was sampled after that"
+            effect = f"turn {k} was sampled after that, not after what turn {link.parent} said"
             differences += [
                 difference(
                     stretch,
@@ -133,7 +133,7 @@ def _without_text(k: int, prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[
 
 def _retokenized(k: int, parent: int, prompt: Pieces, seen: Pieces) -> tuple[Link, list[Stretch]]:
     at = _common(prompt.ids, seen.ids)
-    return Link(k, parent, Break.RETOKENIZED, at, at), _before_end(seen, prompt)
+    return Link(k, parent, Break.RETOKENIZED, at, at), _before_end(seen, prompt, 0, frozenset())
 
 
 def _other_text(
@@ -150,7 +150,7 @@ def _other_text(
     end_ids = reference.end_ids()
     if at < _first_message(seen, end_ids):
         return Link(k, None, Break.ORPHAN, at, at, "it shares no first message with any earlier call"), []
-    found = _before_end(seen, prompt)
+    found = _before_end(seen, prompt, regions[-1].start if regions else 0, end_ids)
     roles = token_roles(seen, end_ids)
     changed = _messages_changed(turns[parent], turns[k])
     given = [s for s in found if region_of(s, regions) is None and _is_given(s, roles)]
@@ -161,8 +161,17 @@ def _other_text(
     return Link(k, parent, Break.TEMPLATE, at, at), found
 
 
-def _before_end(seen: Pieces, prompt: Pieces) -> list[Stretch]:
-    """What differs up to the end of what was seen; what the prompt adds after it is new."""
+def _before_end(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]) -> list[Stretch]:
+    """What differs up to the end of what was seen; what the prompt adds after it is new.
+
+    When the texts part inside the last answer, that answer goes on in the prompt up to the next turn end,
+    and no further: nothing of the messages after it may be paired with it.
+    """
+    parted = common_prefix(seen.data, prompt.data)
+    if answer_start and parted >= int(seen.end[answer_start - 1]):
+        closes = np.flatnonzero(np.isin(prompt.ids, np.fromiter(end_ids, np.int64)) & (prompt.end > parted))
+        if len(closes):
+            prompt = prompt.part(0, int(closes[0]) + 1)
     blocks = align(seen, prompt, open_end=True)
     return [s for s in stretches(seen, prompt, blocks) if s.start < len(seen)]
 
