@@ -215,6 +215,56 @@ def test_what_a_later_prompt_holds_otherwise_is_an_error_and_the_rest_a_note(mod
     assert {f.severity for f in found} == {Severity.NOTE, Severity.ERROR}
 
 
+def with_training_rows(model: str, path: Path, *, encoded_again: bool) -> None:
+    """The calls that kept their tokens, with a training row: as sampled, or decoded and encoded again."""
+    encoder = tokenizers.Tokenizer.from_file(str(SHARED / "tokenizers" / model / "tokenizer.json"))
+    text_of = load_tokenizer(str(SHARED / "tokenizers" / model)).vocabulary.text
+    with path.open("w") as out:
+        for row in rows(model, "tito"):
+            last = row["calls"][-1]
+            ids = last["prompt_token_ids"] + last["generation_token_ids"]
+            if encoded_again:
+                text = text_of(np.array(ids, np.int32))
+                extra: dict[str, Any] = {"token_ids": encoder.encode(text, add_special_tokens=False).ids}
+            else:
+                mask, logprobs = [0] * len(ids), [0.0] * len(ids)
+                for call in row["calls"]:
+                    start, size = len(call["prompt_token_ids"]), len(call["generation_token_ids"])
+                    mask[start : start + size] = [1] * size
+                    logprobs[start : start + size] = call["generation_log_probs"]
+                extra = {"token_ids": ids, "loss_mask": mask, "logprobs": logprobs}
+            out.write(json.dumps({**row, **extra}) + "\n")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_training_row_of_the_sampled_tokens_adds_nothing(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with_training_rows(model, path, encoded_again=False)
+    settings = Settings(tokenizer=str(SHARED / "tokenizers" / model))
+    got = [f for result in scan_rollouts(path, settings) for f in result.findings]
+    assert Counter((f.code, f.severity) for f in got) == Counter(
+        (f.code, f.severity) for f in findings(model, "tito")
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_training_row_that_was_encoded_again_makes_every_note_an_error(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with_training_rows(model, path, encoded_again=True)
+    settings = Settings(tokenizer=str(SHARED / "tokenizers" / model), select=("TOK",))
+    got = {
+        (f.code, f.place.row, f.hit.turn, f.hit.start, f.hit.end)
+        for result in scan_rollouts(path, settings)
+        for f in result.findings
+        if f.code in KINDS and f.severity is Severity.ERROR
+    }
+    assert got == {
+        (f.code, f.place.row, f.hit.turn, f.hit.start, f.hit.end)
+        for f in findings(model, "tito")
+        if f.code in KINDS
+    }
+
+
 def test_the_same_rollouts_as_parquet_have_the_same_findings(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tito_audit.errors import TitoAuditError as TitoAuditError
     from tito_audit.errors import TokenizerError as TokenizerError
     from tito_audit.pipeline import Scan as Scan
+    from tito_audit.pipeline import load_renderer as load_renderer
+    from tito_audit.pipeline import read_rollouts as read_rollouts
     from tito_audit.pipeline import scan_rollouts as scan_rollouts
     from tito_audit.record.finding import Finding as Finding
     from tito_audit.record.finding import Hit as Hit
@@ -46,7 +48,7 @@ _HOMES = {
         "TitoAuditError",
         "TokenizerError",
     ),
-    "pipeline": ("Scan", "scan_rollouts"),
+    "pipeline": ("Scan", "load_renderer", "read_rollouts", "scan_rollouts"),
     "record.finding": ("Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"),
     "record.message": ("Message", "ToolCall"),
     "record.rollout": ("Place", "Rollout", "TrainingRow", "Turn"),

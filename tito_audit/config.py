@@ -24,6 +24,8 @@ class Settings:
     """Which of several named templates to use."""
     template_args: Mapping[str, object] = field(default_factory=dict)
     """Extra arguments for the template, such as enable_thinking=False."""
+    template_seconds: float = 10.0
+    """How long the template may write one prompt; one that takes longer is not run again."""
     tool_arguments: ToolArguments = "auto"
     """How templates get tool-call arguments: parsed, as servers do, or the string as logged."""
     format: str | None = None
@@ -37,6 +39,8 @@ class Settings:
     fail_on: FailOn = "error"
     limit: int | None = None
     """Stop after so many rows of all logs together."""
+    row: int | None = None
+    """Audit this row of each log only, counted from 0."""
     max_row_bytes: int = 256 * 1024 * 1024
     """A longer row is not read: it becomes a REC001 finding."""
     trust_remote_code: bool = False

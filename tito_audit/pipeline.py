@@ -145,6 +145,7 @@ def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
         template_name=settings.template_name,
         template_args=settings.template_args,
         tool_arguments=settings.tool_arguments,
+        time_limit=settings.template_seconds,
     )
 
 
@@ -178,6 +179,10 @@ def _read(
                 summary.notices.append(f"Stopped after {rows} rows, as asked by --limit.")
                 return
             rows += 1
+            if settings.row is not None and raw.index != settings.row:
+                if raw.index > settings.row:
+                    break
+                continue
             place = Place(str(file), raw.index)
             if raw.value is None:
                 yield place, raw.error or "the row cannot be read"

@@ -15,6 +15,7 @@ from tito_audit.errors import SetupError
 
 __all__ = [
     "MAX_ROW_BYTES",
+    "TEMPLATE_SECONDS",
     "ChatTemplate",
     "FailOnWord",
     "FormatName",
@@ -24,6 +25,7 @@ __all__ = [
     "Select",
     "TemplateArgs",
     "TemplateName",
+    "TemplateSeconds",
     "Tokenizer",
     "ToolArgumentsOption",
     "ToolArgumentsWord",
@@ -33,6 +35,7 @@ __all__ = [
 
 
 MAX_ROW_BYTES = Settings().max_row_bytes
+TEMPLATE_SECONDS = Settings().template_seconds
 
 
 class FailOnWord(StrEnum):
@@ -78,6 +81,12 @@ TemplateArgs = Annotated[
         help="An argument for the template, as enable_thinking=false. JSON, else text. Repeatable.",
     ),
 ]
+TemplateSeconds = Annotated[
+    float,
+    typer.Option(
+        "--template-seconds", min=0.01, help="How long the template may write one prompt; then it is given up."
+    ),
+]
 ToolArgumentsOption = Annotated[
     ToolArgumentsWord,
     typer.Option("--tool-arguments", help="How the template gets tool-call arguments."),
@@ -117,6 +126,7 @@ def settings_of(
     chat_template: str | None = None,
     template_name: str | None = None,
     template_args: Sequence[str] | None = None,
+    template_seconds: float = TEMPLATE_SECONDS,
     tool_arguments: str = "auto",
     format: str | None = None,
     columns: Sequence[str] | None = None,
@@ -124,6 +134,7 @@ def settings_of(
     ignore: Sequence[str] | None = None,
     fail_on: str = "error",
     limit: int | None = None,
+    row: int | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
     trust_remote_code: bool = False,
 ) -> Settings:
@@ -135,6 +146,7 @@ def settings_of(
         chat_template=chat_template,
         template_name=template_name,
         template_args={key: _value(text) for key, text in arguments},
+        template_seconds=template_seconds,
         tool_arguments=cast(ToolArguments, str(tool_arguments)),
         format=format,
         columns=mapped,
@@ -142,6 +154,7 @@ def settings_of(
         ignore=_codes(ignore, "--ignore"),
         fail_on=cast(FailOn, str(fail_on)),
         limit=limit,
+        row=row,
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
     )

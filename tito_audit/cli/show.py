@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,6 +37,7 @@ def show(
     chat_template: options.ChatTemplate = None,
     template_name: options.TemplateName = None,
     template_arg: options.TemplateArgs = None,
+    template_seconds: options.TemplateSeconds = options.TEMPLATE_SECONDS,
     tool_arguments: options.ToolArgumentsOption = options.ToolArgumentsWord.AUTO,
     format: options.FormatName = None,
     columns: options.Map = None,
@@ -54,12 +56,13 @@ def show(
         chat_template=chat_template,
         template_name=template_name,
         template_args=template_arg,
+        template_seconds=template_seconds,
         tool_arguments=tool_arguments,
         format=format,
         columns=columns,
         select=select,
         ignore=ignore,
-        limit=row + 1,
+        row=row,
         trust_remote_code=trust_remote_code,
     )
     run = scan_rollouts([log], settings)
@@ -76,14 +79,10 @@ def show(
 def _result(run: Scan, log: str, row: int, item: int) -> tuple[Result, int]:
     """The one result wanted and how many its row holds."""
     from tito_audit.cli._terminal import watched
+    from tito_audit.storage import open_log
 
-    held: list[Result] = []
-    count = 0
     with closing(watched(run, silent=True)) as results:
-        for result in results:
-            count = max(count, result.place.row + 1)
-            if result.place.row == row:
-                held.append(result)
+        held = list(results)
     for result in held:
         if result.place.item == item:
             return result, len(held)
@@ -91,7 +90,10 @@ def _result(run: Scan, log: str, row: int, item: int) -> tuple[Result, int]:
         raise SetupError(
             f"{log}: row {row} holds {len(held)} rollouts, counted from 0; --item {item} is past the end."
         )
-    raise SetupError(f"{log}: there is no row {row}; it holds {count} rows, counted from 0.")
+    rows = max((raw.index + 1 for raw in open_log(Path(log))), default=0)
+    if row < rows:
+        raise SetupError(f"{log}: row {row} is a blank line or holds no rollout.")
+    raise SetupError(f"{log}: there is no row {row}; it holds {rows} rows, counted from 0.")
 
 
 def _lines(result: Result, piece: _Piece | None, console: Console, turn: int | None, full: bool) -> Iterator[Text]:

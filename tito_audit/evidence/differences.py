@@ -89,11 +89,11 @@ def difference(
 
 
 def region_of(stretch: Stretch, regions: tuple[Region, ...]) -> Region | None:
-    """The completion that a stretch touches; a place between tokens belongs to the one it borders."""
+    """The completion that a stretch touches; a place between tokens belongs to the one that goes on there."""
     for region in regions:
         if stretch.start < region.end and stretch.end > region.start:
             return region
-        if stretch.start == stretch.end and region.start <= stretch.start <= region.end:
+        if stretch.start == stretch.end and region.start <= stretch.start < region.end:
             return region
     return None
 

@@ -13,8 +13,9 @@ ASSISTANT, TEMPLATE, UNKNOWN = "assistant", "template", "unknown"
 GENERATION_PROMPT, TURN_END = "generation prompt", "turn end"
 
 _OPENERS = frozenset(("<|im_start|>", "<start_of_turn>", "<|start_header_id|>", "<|start|>", "<|turn>"))
-_HEADER_ENDS = frozenset(("<|end_header_id|>", "<|message|>"))
-_HEADER_GOES_ON = frozenset(("<|channel|>", "<|constrain|>"))
+_HEADER_ENDS = frozenset(("<|end_header_id|>",))
+_SAMPLED_HEADERS = frozenset(("<|channel|>", "<|constrain|>", "<|message|>"))
+"""Header tokens that a model writes itself (the harmony format of gpt-oss)."""
 _SPEAKERS = {
     "<｜User｜>": "user",
     "<|user|>": "user",
@@ -46,8 +47,9 @@ def token_roles(pieces: Pieces, end_ids: frozenset[int]) -> list[str]:
     state = _State()
     for start, end in pieces.units():
         if pieces.control[start] and end == start + 1:
-            _enter(pieces.bytes_of(start, end).decode("utf-8", "replace"), state)
-            roles[start] = _control_role(int(pieces.ids[start]), state, end_ids)
+            literal = pieces.bytes_of(start, end).decode("utf-8", "replace")
+            _enter(literal, state)
+            roles[start] = _control_role(int(pieces.ids[start]), literal, state, end_ids)
         else:
             _text(pieces, start, end, state, roles)
     return roles
@@ -59,18 +61,19 @@ def _enter(literal: str, state: _State) -> None:
         state.role, state.header = UNKNOWN, True
     elif literal in _SPEAKERS:
         state.role, state.header = _SPEAKERS[literal], False
-    elif literal in _HEADER_ENDS:
+    elif literal in _HEADER_ENDS | _SAMPLED_HEADERS:
         state.header = False
-    elif literal in _HEADER_GOES_ON:
-        state.header = True
 
 
-def _control_role(token: int, state: _State, end_ids: frozenset[int]) -> str:
+def _control_role(token: int, literal: str, state: _State, end_ids: frozenset[int]) -> str:
+    """The role of a control token; one inside an answer is the answer's."""
     role = state.role
     if token in end_ids:
         state.role, state.header = TEMPLATE if role != UNKNOWN else UNKNOWN, False
         return TURN_END if role == ASSISTANT else TEMPLATE
-    return GENERATION_PROMPT if role == ASSISTANT else TEMPLATE
+    if role != ASSISTANT:
+        return TEMPLATE
+    return GENERATION_PROMPT if literal in _SPEAKERS or literal in _HEADER_ENDS else ASSISTANT
 
 
 def _text(pieces: Pieces, start: int, end: int, state: _State, roles: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +137,7 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
     row = rollout.training_row
     assert row is not None
     held = reference.pieces(row.token_ids)
-    blocks = align(held, written.pieces)
+    blocks = align(held, written.pieces, open_end=True)
     at = _canonical_bytes(held, written.pieces, blocks)
     if written.roles is None or written.sampled is None:
         view = _view_by_roles(held, reference)
@@ -153,19 +154,18 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
             continue  # the row ends before the template does
         mine = view is not None and bool(view.sampled[stretch.start : stretch.end].any())
         same_bytes = stretch.recorded.data == stretch.canonical.data
-        out.append(
-            difference(
-                stretch,
-                Against.TEMPLATE,
-                Severity.NOTE if mine and same_bytes else Severity.WARNING,
-                "it may be what was sampled; only a log with the calls could prove it"
-                if mine
-                else "the row holds tokens that the template does not write for these messages",
-                regions=(),
-                turn=None,
-                where=Where.ROW,
-            )
+        found = difference(
+            stretch,
+            Against.TEMPLATE,
+            Severity.NOTE if mine and same_bytes else Severity.WARNING,
+            "it may be what was sampled; only a log with the calls could prove it"
+            if mine
+            else "the row holds tokens that the template does not write for these messages",
+            regions=(),
+            turn=None,
+            where=Where.ROW,
         )
+        out.append(replace(found, sampled=mine))
     return view, out
 
 

@@ -39,9 +39,13 @@ class Template:
         self._environment = environment
         self._time_limit = time_limit
         self._size_limit = size_limit
+        self._timed_out = False
 
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes for these variables; RenderError, in one line, if it writes nothing."""
+        if self._timed_out:
+            # A template that loops would otherwise cost the whole limit once a prompt, hours for a log.
+            raise RenderError(self._too_slow())
         budget = Budget(self._size_limit, self._time_limit)
         self._environment.budget = budget
         pieces: list[str] = []
@@ -55,10 +59,14 @@ class Template:
                     budget.spend(len(piece))
                     pieces.append(piece)
         except TimeUp:
-            raise RenderError(f"chat template: not finished after {self._time_limit:g} seconds") from None
+            self._timed_out = True
+            raise RenderError(self._too_slow()) from None
         except Exception as error:  # a template can raise whatever Python can
             raise RenderError(_reason(error)) from error
         return "".join(pieces)
+
+    def _too_slow(self) -> str:
+        return f"chat template: not finished after {self._time_limit:g} seconds; it is not run again"
 
 
 def compile_template(

@@ -40,15 +40,17 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     mask = judged_mask(evidence)
     if mask is None:
         return
+    ends = np.isin(mask.ids, np.fromiter(evidence.end_ids, np.int64)) & mask.view.sampled
+    some_trained = bool((ends & ~mask.end_not_trained).any())
     for position in np.flatnonzero(mask.end_not_trained):
         yield _hit(
             evidence,
             mask,
             int(position),
             int(position),
-            "the end of a turn was sampled but is not trained; the model gets no credit for stopping",
+            _untrained(mask.view.proven),
             "sampled, not trained",
-            Severity.WARNING,
+            Severity.WARNING if mask.view.proven or not some_trained else Severity.NOTE,
         )
     for position in np.flatnonzero(mask.end_not_sampled):
         yield _hit(
@@ -81,6 +83,16 @@ def _hit(
         cause=cause,
         severity=severity,
         recorded=shown(evidence, mask.ids[position : position + 1]),
+    )
+
+
+def _untrained(proven: bool) -> str:
+    """What an untrained turn end means, as far as the log can say that it was sampled."""
+    if proven:
+        return "the end of a turn was sampled but is not trained; the model gets no credit for stopping"
+    return (
+        "the end of a turn is not trained: right if it was appended after a length cut, which only the calls "
+        "could tell; if it was sampled, the model gets no credit for stopping"
     )
 
 

@@ -1,0 +1,284 @@
+"""Alignment against slow loops and against what its docstrings promise."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests import toy
+from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
+from tito_audit.align.boundaries import align_cuts
+from tito_audit.align.drift import align, common_prefix
+from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.reference import Reference
+from tito_audit.tokens.load import load_tokenizer
+
+SAME, MERGE, SPLIT, RESPLIT = BlockKind.SAME, BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT
+DRIFT, EXTRA, MISSING = BlockKind.DRIFT, BlockKind.EXTRA, BlockKind.MISSING
+CONTROL = b"<c>"
+SWAPPED = {MERGE: SPLIT, SPLIT: MERGE, EXTRA: MISSING, MISSING: EXTRA}
+few = settings(max_examples=60, deadline=None, derandomize=True)
+
+Row = tuple[BlockKind, int, int, int, int]
+
+
+@cache
+def id_of(token: bytes, other: bool) -> int:
+    """An id for a spelling; `other` gives a second id that spells the same."""
+    return int.from_bytes(token, "big") * 2 + other if token else 1 + other
+
+
+def pieces(tokens: list[bytes], others: list[bool] | None = None) -> Pieces:
+    """Tokens written as bytes; the control token is CONTROL whole."""
+    others = others or [False] * len(tokens)
+    ids = [id_of(token, other) % (2**31 - 1) for token, other in zip(tokens, others, strict=True)]
+    control = [token == CONTROL and not other for token, other in zip(tokens, others, strict=True)]
+    return Pieces(
+        np.array(ids, np.int32),
+        np.cumsum([len(token) for token in tokens], dtype=np.int64),
+        b"".join(tokens),
+        np.array(control, np.bool_),
+    )
+
+
+def rows(blocks: Blocks) -> list[Row]:
+    """Every block with both its ranges."""
+    r, c = blocks.lengths()
+    return [
+        (BlockKind(int(kind)), int(re - dr), int(re), int(ce - dc), int(ce))
+        for kind, re, ce, dr, dc in zip(
+            blocks.kind, blocks.recorded_end, blocks.canonical_end, r, c, strict=True
+        )
+    ]
+
+
+def slow_cuts(a: Pieces, b: Pieces) -> list[Row]:
+    """The blocks by walking over every byte of the string."""
+    out: list[Row] = []
+    i = j = 0
+    for byte in range(1, len(a.data) + 1):
+        if byte not in a.end or byte not in b.end:
+            continue
+        m, n = sum(end <= byte for end in a.end), sum(end <= byte for end in b.end)
+        if a.ids[i:m].tolist() == b.ids[j:n].tolist():
+            kind = SAME
+        else:
+            kind = {(False, True): MERGE, (True, False): SPLIT}.get((m - i == 1, n - j == 1), RESPLIT)
+        if kind is SAME and out and out[-1][0] is SAME:
+            out[-1] = (SAME, out[-1][1], m, out[-1][3], n)
+        else:
+            out.append((kind, i, m, j, n))
+        i, j = m, n
+    return out
+
+
+def check_partition(blocks: Blocks, a: Pieces, b: Pieces) -> None:
+    i = j = 0
+    for kind, start, end, c_start, c_end in rows(blocks):
+        assert (start, c_start) == (i, j)
+        i, j = end, c_end
+        if kind is SAME:
+            assert a.ids[start:end].tolist() == b.ids[c_start:c_end].tolist()
+        elif kind in (MERGE, SPLIT, RESPLIT):
+            assert a.bytes_of(start, end) == b.bytes_of(c_start, c_end)
+        elif kind is DRIFT:
+            assert a.bytes_of(start, end) != b.bytes_of(c_start, c_end)
+    assert (i, j) == (len(a), len(b))
+    mine, theirs = blocks.matched()
+    wanted = [(p, q) for k, s, e, t, u in rows(blocks) if k is SAME for p, q in zip(range(s, e), range(t, u))]  # noqa: B905
+    assert list(zip(mine.tolist(), theirs.tolist(), strict=True)) == wanted
+    assert [row for row in rows(blocks) if row[0] is not SAME] == blocks.differing()
+    kinds = [row[0] for row in rows(blocks)]
+    assert (SAME, SAME) not in list(zip(kinds, kinds[1:], strict=False))
+
+
+@st.composite
+def cutting(draw: st.DrawFn, data: bytes) -> Pieces:
+    """One way of cutting a string, with tokens of no bytes and second ids now and then."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
+    edges = [0, *cuts, len(data)]
+    tokens = [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    tokens = [token for token in tokens if token or draw(st.booleans())]
+    return pieces(tokens, draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens))))
+
+
+@st.composite
+def two_cuttings(draw: st.DrawFn) -> tuple[Pieces, Pieces]:
+    data = draw(st.binary(max_size=12))
+    return draw(cutting(data)), draw(cutting(data))
+
+
+WORDS = st.sampled_from([CONTROL, CONTROL, b"a", b"b", b"ab", b"ba", b"abab", b"", b" ", b"<", b"c", b">", b"<c"])
+TOKENS = st.lists(WORDS, max_size=14)
+PLAIN = st.lists(st.sampled_from([b"a", b"b", b"ab", b"ba", b" "]), min_size=1, max_size=5)
+
+
+@few
+@given(two_cuttings())
+def test_two_cuttings_of_one_string_pair_as_a_walk_over_its_bytes_pairs_them(pair: tuple[Pieces, Pieces]) -> None:
+    a, b = pair
+    blocks = align_cuts(a, b)
+    check_partition(blocks, a, b)
+    if a.data:
+        assert rows(blocks) == slow_cuts(a, b)
+
+
+@few
+@given(two_cuttings())
+def test_swapping_the_sides_swaps_merge_with_split_and_extra_with_missing(pair: tuple[Pieces, Pieces]) -> None:
+    forth, back = rows(align_cuts(*pair)), rows(align_cuts(pair[1], pair[0]))
+    assert back == [(SWAPPED.get(kind, kind), c, d, a, b) for kind, a, b, c, d in forth]
+
+
+def test_a_token_of_no_bytes_joins_the_block_before_it_and_the_first_one_the_block_after() -> None:
+    recorded, canonical = pieces([b"", b"a", b"b", b""]), pieces([b"a", b"b"])
+    assert rows(align_cuts(recorded, canonical)) == [(MERGE, 0, 2, 0, 1), (MERGE, 2, 4, 1, 2)]
+    assert rows(align_cuts(pieces([b""]), pieces([]))) == [(EXTRA, 0, 1, 0, 0)]
+    assert rows(align_cuts(pieces([]), pieces([b""]))) == [(MISSING, 0, 0, 0, 1)]
+    assert rows(align_cuts(pieces([b""]), pieces([b""]))) == [(SAME, 0, 1, 0, 1)]
+    assert rows(align_cuts(pieces([]), pieces([]))) == []
+
+
+@few
+@given(TOKENS, TOKENS, st.booleans())
+def test_every_alignment_is_a_partition_whose_kinds_say_the_truth(
+    left: list[bytes], right: list[bytes], open_end: bool
+) -> None:
+    a, b = pieces(left), pieces(right)
+    check_partition(align(a, b, open_end=open_end), a, b)
+
+
+@few
+@given(TOKENS, st.booleans())
+def test_equal_sequences_are_one_same_block(tokens: list[bytes], open_end: bool) -> None:
+    one = pieces(tokens)
+    wanted = [(SAME, 0, len(one), 0, len(one))] if tokens else []
+    assert rows(align(one, one, open_end=open_end)) == wanted
+
+
+@few
+@given(TOKENS, PLAIN, PLAIN, TOKENS)
+def test_only_the_changed_text_between_two_control_tokens_differs(
+    before: list[bytes], old: list[bytes], new: list[bytes], after: list[bytes]
+) -> None:
+    head, tail = [*before, CONTROL], [CONTROL, *after]
+    a, b = pieces([*head, *old, *tail]), pieces([*head, *new, *tail])
+    for _, start, end, c_start, c_end in align(a, b).differing():
+        assert len(head) <= start <= end <= len(a) - len(tail)
+        assert len(head) <= c_start <= c_end <= len(b) - len(tail)
+
+
+@few
+@given(two_cuttings(), st.integers(0, 3))
+def test_a_control_token_at_one_place_of_both_sides_stays_itself(pair: tuple[Pieces, Pieces], controls: int) -> None:
+    a, b = ([x.data[p:q] for p, q in zip([0, *x.end], x.end, strict=False)] for x in pair)
+    a, b = ([token for token in side if token] for side in (a, b))
+    left, right = pieces([*a, CONTROL, *b]), pieces([*b, *[CONTROL] * controls, *a])
+    for recorded, canonical in ((left, pieces([*b, CONTROL, *a])), (left, right)):
+        blocks = align(recorded, canonical)
+        check_partition(blocks, recorded, canonical)
+        for kind, start, end, c_start, c_end in blocks.differing():
+            if kind in (MERGE, SPLIT, RESPLIT):
+                both = recorded.control[start:end].any() and canonical.control[c_start:c_end].any()
+                assert not both
+
+
+@few
+@given(st.lists(st.sampled_from([b"x", b"y", b"xy", b" "]), min_size=1, max_size=6), TOKENS)
+def test_with_an_open_end_what_follows_a_drifted_end_is_missing_and_not_part_of_it(
+    answer: list[bytes], more: list[bytes]
+) -> None:
+    head, other = [b"q", CONTROL], [b"z", b"zz"]
+    assume(b"".join(answer) not in b"".join(more))
+    for end in ([CONTROL], []):
+        seen, prompt = pieces([*head, *answer, *end]), pieces([*head, *other, CONTROL, *more])
+        blocks = rows(align(seen, prompt, open_end=True))
+        assert blocks[:2] == [(SAME, 0, 2, 0, 2), (DRIFT, 2, 2 + len(answer), 2, 4)]
+        assert [kind for kind, *_ in blocks[2:]] in ([SAME, MISSING], [SAME], [MISSING])
+
+
+def test_text_of_equal_bytes_between_two_drifted_ends_is_no_drift() -> None:
+    run = [b"%d" % n for n in range(12)]
+    left = [b"p", *run, b"mid", b"dle", *run[::-1], b"q"]
+    right = [b"r", *run, b"middle", *run[::-1], b"s"]
+    blocks = rows(align(pieces(left), pieces(right)))
+    assert [row[0] for row in blocks] == [DRIFT, SAME, MERGE, SAME, DRIFT]
+
+
+@few
+@given(st.lists(two_cuttings(), max_size=4))
+def test_joined_alignments_are_the_alignments_one_after_the_other(pairs: list[tuple[Pieces, Pieces]]) -> None:
+    parts = [align_cuts(a, b) for a, b in pairs]
+    joined = join_blocks(parts)
+    out: list[Row] = []
+    r = c = 0
+    for part, (a, b) in zip(parts, pairs, strict=True):
+        for kind, start, end, c_start, c_end in rows(part):
+            if kind is SAME and out and out[-1][0] is SAME:
+                out[-1] = (SAME, out[-1][1], end + r, out[-1][3], c_end + c)
+            else:
+                out.append((kind, start + r, end + r, c_start + c, c_end + c))
+        r, c = r + len(a), c + len(b)
+    assert rows(joined) == out
+
+
+@few
+@given(st.binary(max_size=9), st.binary(max_size=9))
+def test_the_common_prefix_is_that_of_a_loop(a: bytes, b: bytes) -> None:
+    for left, right in ((a, b), (a, a + b), (a + b, a)):
+        n = 0
+        while n < min(len(left), len(right)) and left[n] == right[n]:
+            n += 1
+        assert common_prefix(left, right) == n
+
+
+def test_blocks_refuse_to_be_empty_on_a_side_that_their_kind_needs() -> None:
+    for kind in BlockKind:
+        for recorded, canonical in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            fits = {EXTRA: (1, 0), MISSING: (0, 1)}.get(kind, (1, 1)) == (recorded, canonical)
+            columns = np.array([recorded]), np.array([canonical]), np.array([kind], np.int8)
+            if fits:
+                Blocks(*columns)
+            else:
+                with pytest.raises(ValueError, match="empty"):
+                    Blocks(*columns)
+    with pytest.raises(ValueError, match="length"):
+        Blocks(np.array([1]), np.array([1, 2]), np.array([0], np.int8))
+    assert rows(one_block(DRIFT, 0, 3)) == [(MISSING, 0, 0, 0, 3)]
+
+
+TEXTS = st.lists(
+    st.sampled_from(["Skinny", " Skinny", " dogs", "\n", "\n\n", " 42", "é", "🙂", " {\"q\":", " 你好", "<|im", "s"]),
+    max_size=8,
+).map("".join)
+
+
+@pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])
+@few
+@given(texts=st.lists(TEXTS, min_size=1, max_size=3), spelled=st.lists(st.booleans(), min_size=60, max_size=60))
+def test_toy_tokens_spelled_byte_by_byte_keep_their_place(name: str, texts: list[str], spelled: list[bool]) -> None:
+    tokenizer = load_tokenizer(str(toy.ROOT / "fixtures" / "tokenizers" / name))
+    reference, vocabulary = Reference(tokenizer, None), tokenizer.vocabulary
+    ends = min(reference.end_ids(), key=lambda i: vocabulary.piece(i) != {"toy_bpe": "<|im_end|>"}.get(name, "</s>"))
+    ids: list[int] = []
+    for text in texts:
+        ids += [*tokenizer.encode(text).tolist(), ends]
+    recorded: list[int] = []
+    wanted: list[tuple[int, int, int]] = []
+    for position, token in enumerate(ids):
+        data = vocabulary.token_bytes(token)
+        parts = [vocabulary.ids_of_bytes(bytes([byte])) for byte in data]
+        if position < len(spelled) and spelled[position] and len(data) > 1 and all(parts):
+            wanted.append((len(recorded), len(recorded) + len(data), position))
+            recorded += [part[0] for part in parts]
+        else:
+            recorded.append(token)
+    a, b = reference.pieces(np.array(recorded, np.int32)), reference.pieces(np.array(ids, np.int32))
+    assume(a.data == b.data)
+    blocks = align(a, b)
+    check_partition(blocks, a, b)
+    assert blocks.differing() == [(MERGE, start, end, at, at + 1) for start, end, at in wanted]
