@@ -6,7 +6,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .PHONY: demo test bench lint
 
@@ -34,12 +34,14 @@ bench: $(VENV)/.installed
 # Each stamp is older than pyproject.toml exactly when the dependencies may have changed.
 $(VENV)/.installed: pyproject.toml
 	@$(MAKE) --no-print-directory venv
-	$(PIP) install -e .
+	@echo "Installing into $(VENV) ..."
+	@$(PIP) install -e .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml
 	@$(MAKE) --no-print-directory venv
-	$(PIP) install -e '.[dev]'
+	@echo "Installing into $(VENV), with what tests need ..."
+	@$(PIP) install -e '.[dev]'
 	@touch $(VENV)/.installed $@
 
 .PHONY: venv

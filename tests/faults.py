@@ -11,6 +11,7 @@ import copy
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
@@ -39,13 +40,13 @@ WORDS = (
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
 
 
-@dataclass
+@dataclass(repr=False)
 class Log:
     """One rollout as its pieces, each of which a fault may change before `rollout` is asked for."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
-    indices: list[int]
+    indices: list[int | None]
     """The message of each turn."""
     gaps: list[list[int]]
     completions: list[list[int]]
@@ -60,9 +61,16 @@ class Log:
     regions: list[tuple[int, int]] = field(default_factory=list)
     """Where each turn stands in the row."""
     has_row: bool = True
+    sent: list[list[dict[str, Any]]] | None = None
+    """What each call was sent, where the log says it."""
 
     def __len__(self) -> int:
         return len(self.gaps)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """How hypothesis shows a log: template text and answer of each turn."""
+        pairs = zip(self.gaps, self.completions, strict=True)
+        printer.text("\n".join(repr(f"{text_of(gap)}|{text_of(said)}") for gap, said in pairs))
 
     def copy(self) -> Log:
         """Another log, to be changed."""
@@ -99,6 +107,7 @@ class Log:
             ids,
             logprobs,
             message_index=self.indices[k],
+            prompt_messages=as_messages(self.sent[k], "messages") if self.sent else None,
             completion_text=self.texts[k],
             finish_reason="stop",
             columns=columns,
@@ -142,15 +151,20 @@ class Log:
 
 
 def carried(said: list[int], heard: list[int], own: list[float]) -> list[float | None]:
-    """The logprobs of the tokens that stayed at both ends, and made-up ones for those between."""
-    if said == heard:
-        return list(own)
-    head = next((i for i, (a, b) in enumerate(zip(said, heard, strict=False)) if a != b), min(len(said), len(heard)))
+    """The logprobs of the tokens that stayed, and made-up ones for the others."""
+    values: list[float | None] = [-7.0 - i / 8 for i in range(len(heard))]
+    head = next(
+        (i for i, (a, b) in enumerate(zip(said, heard, strict=False)) if a != b), min(len(said), len(heard))
+    )
     room = min(len(said), len(heard)) - head
     pairs = zip(said[::-1], heard[::-1], strict=False)
     tail = min(next((i for i, (a, b) in enumerate(pairs) if a != b), room), room)
-    middle = [-7.0 - i / 8 for i in range(len(heard) - head - tail)]
-    return [*own[:head], *middle, *own[len(own) - tail :]]
+    inner = said[head : len(said) - tail], heard[head : len(heard) - tail]
+    for a, b, size in SequenceMatcher(None, *inner, autojunk=False).get_matching_blocks():
+        values[head + b : head + b + size] = own[head + a : head + a + size]
+    values[:head] = own[:head]
+    values[len(heard) - tail :] = own[len(own) - tail :]
+    return values
 
 
 def encode(text: str) -> list[int]:
@@ -193,7 +207,10 @@ def found_in(rollout: Rollout, *, template: bool = True) -> list[Found]:
 def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, opens: bool) -> str:
     """What the template writes."""
     return toy.toy_renderer().render(
-        as_messages(messages, "messages"), as_tools(tools, "tools"), add_generation_prompt=opens, template_kwargs={}
+        as_messages(messages, "messages"),
+        as_tools(tools, "tools"),
+        add_generation_prompt=opens,
+        template_kwargs={},
     )
 
 
@@ -230,8 +247,9 @@ def clean_logs(draw: st.DrawFn, *, turns: int = 2, system: bool | None = None, t
     thinks = called and draw(st.booleans())
     for k in range(count):
         through_tool = called and k and (thinks or draw(st.booleans()))
-        messages.append({"role": "tool" if through_tool else "user", "content": draw(sentences())})
-        answer: dict[str, Any] = {"role": "assistant", "content": draw(sentences())}
+        # Every text says its number: of two equal answers nothing tells which one a later prompt dropped.
+        messages.append({"role": "tool" if through_tool else "user", "content": f"{draw(sentences())} {2 * k}"})
+        answer: dict[str, Any] = {"role": "assistant", "content": f"{draw(sentences())} {2 * k + 1}"}
         if thinks and draw(st.booleans()):
             answer["reasoning_content"] = draw(sentences())
         if called and (k < count - 1):

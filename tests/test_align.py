@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -50,9 +51,7 @@ def rows(blocks: Blocks) -> list[Row]:
     r, c = blocks.lengths()
     return [
         (BlockKind(int(kind)), int(re - dr), int(re), int(ce - dc), int(ce))
-        for kind, re, ce, dr, dc in zip(
-            blocks.kind, blocks.recorded_end, blocks.canonical_end, r, c, strict=True
-        )
+        for kind, re, ce, dr, dc in zip(blocks.kind, blocks.recorded_end, blocks.canonical_end, r, c, strict=True)
     ]
 
 
@@ -93,7 +92,7 @@ def check_partition(blocks: Blocks, a: Pieces, b: Pieces) -> None:
     assert list(zip(mine.tolist(), theirs.tolist(), strict=True)) == wanted
     assert [row for row in rows(blocks) if row[0] is not SAME] == blocks.differing()
     kinds = [row[0] for row in rows(blocks)]
-    assert (SAME, SAME) not in list(zip(kinds, kinds[1:], strict=False))
+    assert (SAME, SAME) not in list(pairwise(kinds))
 
 
 @st.composite
@@ -101,7 +100,7 @@ def cutting(draw: st.DrawFn, data: bytes) -> Pieces:
     """One way of cutting a string, with tokens of no bytes and second ids now and then."""
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
     edges = [0, *cuts, len(data)]
-    tokens = [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    tokens = [data[a:b] for a, b in pairwise(edges)]
     tokens = [token for token in tokens if token or draw(st.booleans())]
     return pieces(tokens, draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens))))
 
@@ -174,7 +173,9 @@ def test_only_the_changed_text_between_two_control_tokens_differs(
 
 @few
 @given(two_cuttings(), st.integers(0, 3))
-def test_a_control_token_at_one_place_of_both_sides_stays_itself(pair: tuple[Pieces, Pieces], controls: int) -> None:
+def test_a_control_token_at_one_place_of_both_sides_stays_itself(
+    pair: tuple[Pieces, Pieces], controls: int
+) -> None:
     a, b = ([x.data[p:q] for p, q in zip([0, *x.end], x.end, strict=False)] for x in pair)
     a, b = ([token for token in side if token] for side in (a, b))
     left, right = pieces([*a, CONTROL, *b]), pieces([*b, *[CONTROL] * controls, *a])
@@ -252,7 +253,9 @@ def test_blocks_refuse_to_be_empty_on_a_side_that_their_kind_needs() -> None:
 
 
 TEXTS = st.lists(
-    st.sampled_from(["Skinny", " Skinny", " dogs", "\n", "\n\n", " 42", "é", "🙂", " {\"q\":", " 你好", "<|im", "s"]),
+    st.sampled_from(
+        ["Skinny", " Skinny", " dogs", "\n", "\n\n", " 42", "é", "🙂", ' {"q":', " 你好", "<|im", "s"]
+    ),
     max_size=8,
 ).map("".join)
 
@@ -260,10 +263,14 @@ TEXTS = st.lists(
 @pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])
 @few
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3), spelled=st.lists(st.booleans(), min_size=60, max_size=60))
-def test_toy_tokens_spelled_byte_by_byte_keep_their_place(name: str, texts: list[str], spelled: list[bool]) -> None:
+def test_toy_tokens_spelled_byte_by_byte_keep_their_place(
+    name: str, texts: list[str], spelled: list[bool]
+) -> None:
     tokenizer = load_tokenizer(str(toy.ROOT / "fixtures" / "tokenizers" / name))
     reference, vocabulary = Reference(tokenizer, None), tokenizer.vocabulary
-    ends = min(reference.end_ids(), key=lambda i: vocabulary.piece(i) != {"toy_bpe": "<|im_end|>"}.get(name, "</s>"))
+    ends = min(
+        reference.end_ids(), key=lambda i: vocabulary.piece(i) != {"toy_bpe": "<|im_end|>"}.get(name, "</s>")
+    )
     ids: list[int] = []
     for text in texts:
         ids += [*tokenizer.encode(text).tolist(), ends]

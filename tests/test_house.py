@@ -150,6 +150,30 @@ def test_the_tables_of_the_readme_are_fresh(kind: str) -> None:
     )
 
 
+SAMPLE = re.compile(r"```console\n\$ tito-audit (scan [^\n]*)\n(.*?)\n```", re.DOTALL)
+PACE = re.compile(r"· [\d.]+ s, [\d,]+ tokens/s")
+
+
+def test_the_sample_of_the_readme_is_what_the_command_prints() -> None:
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    sample = SAMPLE.search(text)
+    assert sample, "README.md shows no run of tito-audit scan"
+    printed = subprocess.run(
+        [sys.executable, "-m", "tito_audit", *sample[1].split()],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=ROOT,
+        env={"PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+    ).stdout.strip()
+    if os.environ.get("UPDATE_GOLDENS"):
+        readme.write_text(text[: sample.start(2)] + printed + text[sample.end(2) :], encoding="utf-8")
+        return
+    assert PACE.sub("", sample[2]) == PACE.sub("", printed), (
+        "README.md is stale; UPDATE_GOLDENS=1 pytest tests/test_house.py renews its sample"
+    )
+
+
 def test_the_public_names_are_what_the_package_exposes() -> None:
     names = [name for name in tito_audit.__all__ if name != "__version__"]
     assert dir(tito_audit) == sorted(tito_audit.__all__)

@@ -33,6 +33,11 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
         return one_block(BlockKind.SAME, len(recorded), len(canonical))
     if recorded.data == canonical.data:
         return align_cuts(recorded, canonical)
+    if open_end and canonical.data.startswith(recorded.data):
+        head = int(np.searchsorted(canonical.end, len(recorded.data), side="right"))
+        if head and canonical.end[head - 1] == len(recorded.data):
+            rest = one_block(BlockKind.MISSING, 0, len(canonical) - head)
+            return join_blocks([align_cuts(recorded, canonical.part(0, head)), rest])
     left, right = recorded.units(), canonical.units()
     keys_left = [(bool(recorded.control[a]), recorded.bytes_of(a, b)) for a, b in left]
     keys_right = [(bool(canonical.control[a]), canonical.bytes_of(a, b)) for a, b in right]
@@ -42,7 +47,7 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
         a = recorded.part(left[i1][0], left[i2 - 1][1]) if i2 > i1 else recorded.part(0, 0)
         b = canonical.part(right[j1][0], right[j2 - 1][1]) if j2 > j1 else canonical.part(0, 0)
         if open_end and tag == "replace" and i2 == len(left) and j2 == len(right):
-            head = _head(b, int(a.control.sum()))
+            head = _head(b, int(a.control.sum())) if canonical.control.any() else min(len(a), len(b))
             parts += [_align_trimmed(a, b.part(0, head)), one_block(BlockKind.MISSING, 0, len(b) - head)]
         else:
             parts.append(align_cuts(a, b) if tag == "equal" else _align_trimmed(a, b))

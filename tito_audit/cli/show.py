@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -79,8 +78,11 @@ def show(
 def _result(run: Scan, log: str, row: int, item: int) -> tuple[Result, int]:
     """The one result wanted and how many its row holds."""
     from tito_audit.cli._terminal import watched
-    from tito_audit.storage import open_log
+    from tito_audit.storage import find_logs, open_log
 
+    files = find_logs([log])
+    if len(files) > 1:
+        raise SetupError(f"{log}: there are {len(files)} logs here; name one of them, such as {files[0]}.")
     with closing(watched(run, silent=True)) as results:
         held = list(results)
     for result in held:
@@ -90,7 +92,7 @@ def _result(run: Scan, log: str, row: int, item: int) -> tuple[Result, int]:
         raise SetupError(
             f"{log}: row {row} holds {len(held)} rollouts, counted from 0; --item {item} is past the end."
         )
-    rows = max((raw.index + 1 for raw in open_log(Path(log))), default=0)
+    rows = max((raw.index + 1 for raw in open_log(files[0])), default=0)
     if row < rows:
         raise SetupError(f"{log}: row {row} is a blank line or holds no rollout.")
     raise SetupError(f"{log}: there is no row {row}; it holds {rows} rows, counted from 0.")

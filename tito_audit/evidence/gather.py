@@ -15,7 +15,6 @@ from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.row import row_against_calls, row_against_itself, row_against_template
 from tito_audit.evidence.written import write_conversation
-from tito_audit.record.arrays import empty_ids
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import IdsFrom, Rollout, Turn
 from tito_audit.render.renderer import Renderer
@@ -56,7 +55,6 @@ def gather(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | N
         differences=tuple(differences),
         links=chains.links,
         row=row,
-        rendered_first_prompt=reference.encode(texts[0]) if reference and 0 in texts else empty_ids(),
         render_errors=errors if row_error is None else (*errors, (None, row_error)),
         recovery_problems=problems,
     )

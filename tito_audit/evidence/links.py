@@ -39,10 +39,6 @@ class Chains:
         """The link of a turn; None for the first."""
         return next((link for link in self.links if link.turn == turn), None)
 
-    def children(self, turn: int) -> tuple[Link, ...]:
-        """Links of the turns that continue or break this one."""
-        return tuple(link for link in self.links if link.parent == turn)
-
 
 def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     """Every turn joined to the one it continues or breaks, with the differences of the broken ones."""
@@ -109,10 +105,13 @@ def _link(
     data = reference.pieces(prompt)
     if data.data.startswith(reference.pieces(last_seen).data):
         return _retokenized(k, last, data, reference.pieces(last_seen))
-    parent, parent_seen = _sibling_or_closest(prompt, earlier)
+    linear = _messages_changed(turns[last], turns[k]) is False
+    parent, parent_seen = _closest(prompt, earlier) if linear else _sibling_or_closest(prompt, earlier)
     before = turns[last].prompt_ids
     inside = before is not None and data.data.startswith(reference.pieces(before).data)
-    if parent != last and _starts(prompt, parent_seen) and not inside:
+    # Longer than what the last call was asked, it holds another answer to that, whole.
+    beside = not inside or (before is not None and len(parent_seen) > len(before))
+    if parent != last and _starts(prompt, parent_seen) and beside:
         detail = f"continues turn {parent} beside turn {last}"
         return Link(k, parent, Break.RETRY, len(prompt), len(parent_seen), detail), []
     if inside:
@@ -207,6 +206,14 @@ def _first_message(pieces: Pieces, end_ids: frozenset[int]) -> int:
 
 
 def _sibling_or_closest(prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[int, Ids]:
+    """The longest earlier history that the prompt holds whole; if none, the closest.
+
+    What two branches share behind their fork (the header of the next message) is not history.
+    """
+    return max(earlier, key=lambda pair: (_starts(prompt, pair[1]), _common(prompt, pair[1]), pair[0]))
+
+
+def _closest(prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[int, Ids]:
     """The earlier call whose history the prompt shares most of; of equals the last."""
     return max(earlier, key=lambda pair: (_common(prompt, pair[1]), pair[0]))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.arrays import Ids, Logprobs, Mask, empty_ids
+from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity, Side, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.tokens.vocab import Vocabulary
@@ -140,8 +140,6 @@ class Evidence:
     """One for every turn after the first whose prompt is known."""
     row: RowView | None = None
     """None without a training row, or when nothing says which tokens were sampled."""
-    rendered_first_prompt: Ids = field(default_factory=empty_ids)
-    """`[P]` what the template writes for the first prompt; empty when not rendered."""
     render_errors: tuple[tuple[int | None, str], ...] = ()
     """(turn or None for the whole conversation, message) where the template failed."""
     recovery_problems: tuple[tuple[int, str], ...] = ()

@@ -34,16 +34,15 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
     view = _Columns(rollout, row, held, reference)
     out: list[Difference] = []
     keys: set[tuple[object, ...]] = set()
-    for leaf in _leaves(chains):
-        seen = chains.seen[leaf]
-        assert seen is not None
-        recorded = _pieces(seen, reference)
-        blocks = align(recorded, held)
+    for leaf, recorded, blocks in _laid_over(chains, held, reference):
+        found = [
+            stretch
+            for stretch in stretches(recorded, held, blocks)
+            if stretch.start < len(recorded) and not view.claimed(stretch.canonical_start, stretch.canonical_end)
+        ]
         if not view.take(blocks, chains.regions[leaf]):
             continue  # the row is of another chain and holds little of this one
-        for stretch in stretches(recorded, held, blocks):
-            if stretch.start >= len(recorded):
-                continue
+        for stretch in found:
             region = region_of(stretch, chains.regions[leaf])
             one = difference(
                 stretch,
@@ -68,6 +67,17 @@ def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int)
     if row.loss_mask is None or row.loss_mask[start:end].any() or start == end:
         return Severity.ERROR
     return Severity.WARNING
+
+
+def _laid_over(chains: Chains, held: Pieces, reference: Reference | None) -> list[tuple[int, Pieces, Blocks]]:
+    """Every leaf aligned with the row, the one that the row holds most of first."""
+    laid = []
+    for leaf in _leaves(chains):
+        seen = chains.seen[leaf]
+        assert seen is not None
+        recorded = _pieces(seen, reference)
+        laid.append((leaf, recorded, align(recorded, held, open_end=True)))
+    return sorted(laid, key=lambda one: -len(one[2].matched()[0]))
 
 
 def _leaves(chains: Chains) -> list[int]:
@@ -107,10 +117,11 @@ class _Columns:
             return False
         self.laid = True
         for _, start, _, first, last in blocks.differing():
-            if start < regions[-1].end:
+            if start < regions[-1].end and not self.claimed(first, last):
                 self.drifted[first:last] = True
+        unclaimed = self.turn[held] < 0
         for region in regions:
-            inside = (recorded >= region.start) & (recorded < region.end)
+            inside = (recorded >= region.start) & (recorded < region.end) & unclaimed
             where, offset = held[inside], recorded[inside] - region.start
             self.turn[where] = region.turn
             self.offset[where] = offset
@@ -119,6 +130,12 @@ class _Columns:
                 self.expected[where] = logprobs[offset]
                 self.any_logprobs = True
         return True
+
+    def claimed(self, start: int, end: int) -> bool:
+        """Whether a call laid before sampled what the row holds there; of a place, on both sides of it."""
+        if start == end:
+            start, end = start - 1, end + 1
+        return start >= 0 and end <= len(self.turn) and bool((self.turn[start:end] >= 0).all())
 
     def finish(self) -> RowView | None:
         """The view; None when no chain was found in the row."""

@@ -25,6 +25,8 @@ __all__ = ["TEXT"]
 
 _FILES = 3
 """Files named in the header."""
+_FORMATS = 4
+"""Formats named in the header."""
 _CAUSES = 3
 """Causes named of one rule."""
 _NOTICES = 20
@@ -72,7 +74,10 @@ def _header(summary: Summary) -> Iterator[Text]:
     if len(summary.files) > _FILES:
         files += f" and {len(summary.files) - _FILES:,} more files"
     yield Text("tito-audit ", style="bold").append(visible(files))
-    formats = ", ".join(f"{name} {number:,}" for name, number in summary.formats.most_common())
+    by_count = summary.formats.most_common()
+    formats = ", ".join(f"{name} {number:,}" for name, number in by_count[:_FORMATS])
+    if len(by_count) > _FORMATS:
+        formats += f" and {len(by_count) - _FORMATS} other formats"
     parts = [_many(summary.rollouts, "rollout") + (f" ({formats})" if formats else "")]
     if summary.rows_unreadable:
         parts.append(_many(summary.rows_unreadable, "unreadable row"))
@@ -132,7 +137,8 @@ def _causes(causes: Counter[str]) -> str:
     named = sorted(((cause, number) for cause, number in causes.items() if cause), key=_rare_last)
     words = [f"{visible(cause)} ({number:,})" for cause, number in named[:_CAUSES]]
     if len(named) > _CAUSES:
-        words.append(f"{len(named) - _CAUSES:,} more")
+        others = len(named) - _CAUSES
+        return f"{', '.join(words)} and {_many(others, 'other cause')}"
     return ", ".join(words)
 
 

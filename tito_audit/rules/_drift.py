@@ -15,6 +15,7 @@ __all__ = [
     "at_start",
     "bare",
     "control_ids",
+    "deviating",
     "end_only",
     "in_answer",
     "mutually",
@@ -53,6 +54,13 @@ def sentence(difference: Difference, evidence: Evidence, what: str) -> str:
         Against.TEMPLATE: "the template writes",
     }[difference.against]
     return f"{what}: recorded {recorded}, {other} {canonical}; {difference.effect}"
+
+
+def deviating(difference: Difference) -> tuple[TextSide, TextSide]:
+    """The side that is in question and the one it should be: of what came later, that; else the recorded."""
+    if difference.against in (Against.ROW, Against.NEXT_PROMPT):
+        return difference.canonical, difference.recorded
+    return difference.recorded, difference.canonical
 
 
 def bare(data: bytes) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tito_audit.evidence.model import Against, Break, Evidence, Explained, Link
 from tito_audit.record.finding import Hit, Where
-from tito_audit.rules._words import counted, listed
+from tito_audit.rules._words import listed
 
 __all__ = ["broken_prefixes", "causes_of", "link_hit"]
 
@@ -34,8 +34,9 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
         if (link.kind is Break.RETOKENIZED or text_kept) is not by_tokenizer:
             continue
         counts = Counter(one.cause for one in causes)
-        what = listed([counted(n, cause, cause) for cause, n in counts.items()]) or link.detail
-        lead = "the same text comes back as other ids" if by_tokenizer else "the history comes back as other text"
+        what = listed([cause if n == 1 else f"{n} × {cause}" for cause, n in counts.items()]) or link.detail
+        same = "the same text" if link.kind is Break.RETOKENIZED else "what decoding made of the history"
+        lead = f"{same} comes back as other ids" if by_tokenizer else "the history comes back as other text"
         yield link_hit(link, evidence, f"{lead} ({what})", "; ".join(sorted(counts)) or "cause unknown")
 
 

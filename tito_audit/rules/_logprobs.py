@@ -150,16 +150,18 @@ def _trained(row: TrainingRow, view: RowView | None) -> Mask | None:
 
 def _against_calls(row: TrainingRow, logprobs: Logprobs, view: RowView, expected: Logprobs) -> list[LogprobShift]:
     """Turns whose values are not those of their call, with the offset at which they are."""
-    known = ~np.isnan(expected) & ~view.drifted
-    silent = np.isnan(logprobs) | np.isin(logprobs, _IMPOSSIBLE)
+    # Infinite values are LPR503's, and nothing can be told from their differences.
+    known = np.isfinite(expected) & ~view.drifted
+    silent = ~np.isfinite(logprobs) | np.isin(logprobs, _IMPOSSIBLE)
     if row.sentinel is not None:
         silent |= logprobs == row.sentinel
+    expected = np.where(known, expected, np.nan)
     wrong = known & ~silent & ~(np.abs(logprobs - expected) <= ROUNDING)
     if row.loss_mask is not None:
         wrong &= row.loss_mask
     turns = [(turn, spans) for turn, spans in sampled_turns(view) if any(wrong[a:b].any() for a, b in spans)]
     spans = [span for _, stretch in turns for span in stretch]
-    offset = _offset(logprobs, np.where(known, expected, np.nan), spans)
+    offset = _offset(logprobs, expected, spans)
     found = []
     for turn, stretch in turns:
         marked = np.concatenate([np.flatnonzero(wrong[a:b]) + a for a, b in stretch])

@@ -54,9 +54,10 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
     slide = mask_slide(trained, view.sampled)
     missing = np.zeros(len(trained), np.bool_)
     added = missing.copy()
+    rewritten = _rewritten(view, trained)
     if not slide:
         missing = _ends_not_trained(row.token_ids, trained, view, evidence.end_ids)
-        added = _ends_not_sampled(row.token_ids, trained, view, evidence.end_ids)
+        added = _ends_not_sampled(row.token_ids, trained, view, evidence.end_ids) & ~rewritten
     return JudgedMask(
         ids=row.token_ids,
         trained=trained,
@@ -64,7 +65,7 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
         slide=slide,
         end_not_trained=missing,
         end_not_sampled=added,
-        not_sampled=trained & ~view.sampled & ~added & ~_rewritten(view, trained),
+        not_sampled=trained & ~view.sampled & ~added & ~rewritten,
         not_trained=view.sampled & ~trained & ~missing,
     )
 
@@ -157,6 +158,9 @@ def _is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> 
 def _rewritten(view: RowView, trained: Mask) -> Mask:
     """Trained answer tokens that drifted: they stand for sampled ones, and TOK and TPL rules own them."""
     out = view.drifted & trained & ~view.sampled
-    for position in np.flatnonzero(out):
-        out[position] = view.roles[position] in (ASSISTANT, UNKNOWN, TURN_END)
+    for start, end in trained_runs(view.drifted & ~view.sampled):
+        # Text of an answer may read as a control token now; its role is then not the answer's any more.
+        inside = start > 0 and end < len(out) and view.turn[start - 1] == view.turn[end] >= 0
+        for position in range(start, end):
+            out[position] &= inside or view.roles[position] in (ASSISTANT, UNKNOWN, TURN_END)
     return out

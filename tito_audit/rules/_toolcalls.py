@@ -18,10 +18,11 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call found in text: its spelling, its value and what stands around it."""
+    """A call found in text: its spelling, its value and whether only Python can read it."""
 
     text: str
     value: dict[str, Any]
+    python: bool = False
 
 
 def compare_calls(recorded: str, canonical: str) -> str | None:
@@ -35,13 +36,9 @@ def compare_calls(recorded: str, canonical: str) -> str | None:
         return None
     if len(left) != len(right):
         return "only one side has it" if not left or not right else "another number of calls"
-    for a, b in zip(left, right, strict=True):
-        how = _difference(a, b)
-        if how is not None:
-            return how
-    if _WRAPPERS.findall(recorded) != _WRAPPERS.findall(canonical):
-        return "wrapped in other markers"
-    return None
+    aspects = ["wrapped in other markers"] if _WRAPPERS.findall(recorded) != _WRAPPERS.findall(canonical) else []
+    aspects += [how for a, b in zip(left, right, strict=True) if (how := _difference(a, b)) is not None]
+    return ", ".join(dict.fromkeys(aspects)) or None
 
 
 def _calls(text: str) -> list[_Call]:
@@ -75,20 +72,28 @@ def _python_call(text: str, at: int) -> _Call | None:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     is_call = isinstance(value, dict) and "name" in value and "arguments" in value
-    return _Call(line[:end], value) if is_call else None
+    return _Call(line[:end], value, python=True) if is_call else None
 
 
 def _difference(a: _Call, b: _Call) -> str | None:
     """How the spelling of one call became that of the other; None when it is the same."""
     if a.text == b.text:
         return None
-    if a.value != b.value:
-        return _other_value(a.value, b.value)
-    if a.text.startswith("{'") != b.text.startswith("{'") or "True" in a.text + b.text:
+    try:
+        return _spelling(a, b) if a.value == b.value else _other_value(a.value, b.value)
+    except RecursionError:
+        return "other keys or values"  # nested deeper than is worth telling apart
+
+
+def _spelling(a: _Call, b: _Call) -> str:
+    """In what two spellings of equal calls differ."""
+    if a.python != b.python:
         return "Python literal instead of JSON"
     if re.sub(r"\s+", "", a.text) == re.sub(r"\s+", "", b.text):
         return "spacing"
-    if json.dumps(a.value) != json.dumps(b.value):
+    if _ordered(a.value) != _ordered(b.value):
+        return "number spelling"  # 1 and 1.0 are equal, and so are 1 and True
+    if str(a.value) != str(b.value):
         return "key order"
     return "escapes" if "\\" in a.text + b.text else "number or string spelling"
 
@@ -96,14 +101,35 @@ def _difference(a: _Call, b: _Call) -> str | None:
 def _other_value(a: dict[str, Any], b: dict[str, Any]) -> str:
     """What differs between two calls that are not equal as values."""
     x, y = (value.get("arguments", value.get("parameters")) for value in (a, b))
-    if isinstance(x, str) != isinstance(y, str) and a.get("name") == b.get("name"):
-        return "arguments as a string instead of an object"
-    if not x and not y:
+    if a.get("name") != b.get("name"):
+        return "another name"
+    if not x and not y and x != y:
         return "empty arguments written otherwise"
-    if a.get("name") == b.get("name") and _text(x).lower() == _text(y).lower():
-        return "booleans or letter case"
-    return "other keys or values"
+    if isinstance(x, str) != isinstance(y, str):
+        return "arguments as a string instead of an object"
+    if x == y:
+        return "`parameters` instead of `arguments`" if _keys(a) == _keys(b) else "fields beside the arguments"
+    if _as_strings(x) == _as_strings(y):
+        return "booleans or numbers as strings"
+    return "letter case" if _ordered(x).lower() == _ordered(y).lower() else "other keys or values"
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str).replace('"', "")
+def _keys(call: dict[str, Any]) -> set[str]:
+    """The fields of a call, however its arguments are called."""
+    return {"arguments" if key == "parameters" else key for key in call}
+
+
+def _as_strings(value: Any) -> str:
+    """A value spelled so that `true`, `"true"` and `"True"` are one."""
+    return (
+        _ordered(value).replace("'", "").replace("True", "true").replace("False", "false").replace("None", "null")
+    )
+
+
+def _ordered(value: Any) -> str:
+    """A value spelled without regard to the order of keys."""
+    if isinstance(value, dict):
+        return "{" + ",".join(sorted(f"{key!r}:{_ordered(each)}" for key, each in value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_ordered, value)) + "]"
+    return repr(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
@@ -34,5 +34,9 @@ def whitespace_only(difference: Difference, evidence: Evidence) -> Reason | None
         return None
     recorded, canonical = (len(side.data) for side in (difference.recorded, difference.canonical))
     place = "in an answer" if in_answer(difference) else "in the scaffold"
-    verb = "trimmed" if recorded > canonical else "added" if recorded < canonical else "changed"
-    return Reason(f"white space {verb} {place}", sentence(difference, evidence, f"white space is {verb} {place}"))
+    # A prompt against the template lacks or has too much; what came after sampling took away or added.
+    given = difference.against is Against.TEMPLATE and not difference.sampled
+    less, more = ("extra", "missing") if given else ("trimmed", "added")
+    verb = less if recorded > canonical else more if recorded < canonical else "changed"
+    what = f"extra white space {place}" if verb == "extra" else f"white space is {verb} {place}"
+    return Reason(f"white space {verb} {place}", sentence(difference, evidence, what))

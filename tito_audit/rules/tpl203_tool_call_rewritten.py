@@ -18,7 +18,8 @@ def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | 
 
     ## What it finds
     A tool call whose text differs between the sampled tokens and the template, a later prompt or the row. The
-    cause says in what: wrapper, spacing, key order, escapes, booleans, string against object, empty arguments.
+    cause says in what: markers around it, spacing, key order, escapes, a Python literal, values as strings,
+    empty arguments, fields beside the arguments, or a call on one side only.
 
     ## Why it matters
     Parsers read a call into an object and templates write it back in their own way. The tokens change although

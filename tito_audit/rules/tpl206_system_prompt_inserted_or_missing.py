@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
@@ -36,7 +36,8 @@ def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence
     near_start = difference.where is not Where.COMPLETION and difference.start <= 4
     if recorded == canonical or not near_start:
         return None
-    word = "missing" if canonical else "not in the messages"
+    later = difference.against in (Against.ROW, Against.NEXT_PROMPT)
+    word = ("inserted" if later else "missing") if canonical else "dropped" if later else "not in the messages"
     return Reason(f"system prompt {word}", sentence(difference, evidence, f"a system prompt is {word}"))
 
 

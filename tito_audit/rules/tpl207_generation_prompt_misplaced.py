@@ -12,6 +12,8 @@ from tito_audit.rules._drift import at_prompt_end, sentence
 
 __all__ = ["generation_prompt_misplaced"]
 
+_HEADER = re.compile(rb"assistant|<start_of_turn>model|Assistant")
+
 
 @cause("TPL207", Severity.ERROR, precedence=63, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -36,8 +38,14 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     recorded, canonical = (_opens(side) for side in (difference.recorded.data, difference.canonical.data))
     if recorded == canonical:
         return None
-    doubled = recorded and _opens(difference.recorded.before)
-    word = "missing" if canonical else "doubled" if doubled else "misplaced or prefilled"
+    own = difference.recorded if recorded else difference.canonical
+    if not _HEADER.search(own.data):
+        word = "added" if recorded else "missing"
+        return Reason(
+            f"reasoning prefill {word}", sentence(difference, evidence, f"a prefill of the answer is {word}")
+        )
+    doubled = recorded and _HEADER.search(difference.recorded.before)
+    word = "missing" if canonical else "doubled" if doubled else "misplaced"
     return Reason(
         f"generation prompt {word}", sentence(difference, evidence, f"the opener of the answer is {word}")
     )
@@ -45,4 +53,4 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
 
 def _opens(data: bytes) -> bool:
     """Whether an answer is opened in the text: an assistant header or a reasoning prefill."""
-    return re.search(rb"assistant|<start_of_turn>model|Assistant|<think>", data) is not None
+    return b"<think>" in data or _HEADER.search(data) is not None

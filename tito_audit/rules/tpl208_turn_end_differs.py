@@ -33,16 +33,24 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
     if recorded and canonical:
         return Reason("another stop token", sentence(difference, evidence, "the turn ends on another token"))
     if recorded and not difference.canonical.data.strip():
-        doubled = _ends(difference.recorded.after, difference, evidence)
-        word = "turn end doubled" if doubled else "turn end dropped"
-        return Reason(word, sentence(difference, evidence, word))
+        cause, what = _left_over(difference, evidence)
+        return Reason(cause, sentence(difference, evidence, what))
     if canonical and not difference.recorded.data.strip():
         return Reason("turn end missing", sentence(difference, evidence, "the end of the turn is missing"))
     return None
 
 
-def _ends(after: bytes, difference: Difference, evidence: Evidence) -> bool:
-    """Whether another end token follows or precedes the recorded one."""
+def _left_over(difference: Difference, evidence: Evidence) -> tuple[str, str]:
+    """Cause and words for an end token that only the recorded side has."""
     assert evidence.vocabulary is not None
-    ends = tuple(evidence.vocabulary.token_bytes(i) for i in evidence.end_ids)
-    return after.startswith(ends) or difference.recorded.before.endswith(ends)
+    own = difference.recorded.data.strip()
+    ends = [evidence.vocabulary.token_bytes(i) for i in evidence.end_ids]
+    after = difference.recorded.after.lstrip()
+    # The text before a difference begins at the control token nearest to it.
+    before = (difference.recorded.before.strip(), difference.canonical.before.strip())
+    beside = [end for end in ends if end and (after.startswith(end) or end in before)]
+    if not beside:
+        return "turn end dropped", "the end of the turn is left out"
+    if own in beside:
+        return "turn end doubled", "the turn ends twice"
+    return "another stop token", f"the turn ends on another token, beside the template's own {beside[0].decode()}"

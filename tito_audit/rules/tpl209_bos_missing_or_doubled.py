@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.model import Difference, Evidence, TextSide
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import at_start, sentence
+from tito_audit.rules._drift import at_start, deviating, sentence
 
 __all__ = ["bos_missing_or_doubled"]
 
@@ -31,16 +31,16 @@ def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason
     """
     if evidence.bos_id is None or not at_start(difference):
         return None
-    recorded = difference.recorded.ids.tolist().count(evidence.bos_id)
-    canonical = difference.canonical.ids.tolist().count(evidence.bos_id)
-    if recorded == canonical or max(len(difference.recorded.ids), len(difference.canonical.ids)) > 2:
+    held, wanted = deviating(difference)
+    more = held.ids.tolist().count(evidence.bos_id) - wanted.ids.tolist().count(evidence.bos_id)
+    if not more or max(len(held.ids), len(wanted.ids)) > 2:
         return None
-    word = "missing" if recorded < canonical else "doubled" if _follows(difference, evidence) else "added"
+    word = "missing" if more < 0 else "doubled" if _follows(held, evidence) else "added"
     return Reason(f"BOS {word}", sentence(difference, evidence, f"the beginning-of-sequence token is {word}"))
 
 
-def _follows(difference: Difference, evidence: Evidence) -> bool:
-    """Whether the recorded side still begins with BOS after the difference."""
+def _follows(side: TextSide, evidence: Evidence) -> bool:
+    """Whether BOS comes again right after the difference."""
     assert evidence.vocabulary is not None
     assert evidence.bos_id is not None
-    return difference.recorded.after.startswith(evidence.vocabulary.token_bytes(evidence.bos_id))
+    return side.after.startswith(evidence.vocabulary.token_bytes(evidence.bos_id))

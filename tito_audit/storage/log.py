@@ -10,7 +10,7 @@ from tito_audit.errors import StorageError
 from tito_audit.storage.documents import cut_values, rows_of_values
 from tito_audit.storage.lines import Piece, rows_of_lines
 from tito_audit.storage.parquet import rows_of_parquet
-from tito_audit.storage.row import RawRow, parse_json
+from tito_audit.storage.row import RawRow, parses
 from tito_audit.storage.sniff import PARQUET_MAGIC, refuse_binary, refuse_text
 from tito_audit.storage.streams import ByteStream, Damaged, compression_of
 
@@ -122,7 +122,7 @@ def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
 def _lines_of_lists(stream: ByteStream, limit: int) -> bool:
     """True for JSONL whose first line is a list by itself; one array of rows has nothing after it."""
     lines = _first_lines(stream, 2, min(limit, 16 * _HEAD))
-    return len(lines) == 2 and _parses(lines[0])
+    return len(lines) == 2 and parses(lines[0])
 
 
 def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
@@ -132,18 +132,18 @@ def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
     first whole object is cut out and tried, and at last the second line.
     """
     first = _first_lines(stream, 1, limit)
-    if not first or _parses(first[0]):
+    if not first or parses(first[0]):
         return False
     piece = _first_object(stream, limit)
-    if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and _parses(piece.data):
+    if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and parses(piece.data):
         return True
     lines = _first_lines(stream, 2, limit)
-    if len(lines) == 2 and lines[1].lstrip().startswith(b"{") and _parses(lines[1]):
+    if len(lines) == 2 and lines[1].lstrip().startswith(b"{") and parses(lines[1]):
         return False
     if piece is not None and piece.data is None:
         raise StorageError(
             f"{path}: this is one JSON document of more than {limit:,} bytes, which has to be held in "
-            "memory while it is read.\nWrite its rollouts as JSONL, one a line, or raise max_row_bytes."
+            "memory while it is read.\nWrite its rollouts as JSONL, one a line, or raise --max-row-bytes."
         )
     return True
 
@@ -167,14 +167,6 @@ def _first_object(stream: ByteStream, limit: int) -> Piece | None:
         return None
     finally:
         stream.unread(seen)
-
-
-def _parses(data: bytes) -> bool:
-    try:
-        parse_json(data)
-    except ValueError:
-        return False
-    return True
 
 
 def _has_object_lines(head: bytes) -> bool:

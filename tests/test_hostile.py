@@ -1,0 +1,340 @@
+"""What a log, a template or a command line must never do: end in a traceback, hang, or pass for clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
+CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
+CALLS = {
+    "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "()"}],
+    "calls": [{"prompt_token_ids": [5, 6], "generation_token_ids": [7, 8]}],
+}
+LOOP = "{% for i in range(90000) %}{% for j in range(90000) %}{% for k in range(90000) %}{% endfor %}" * 2
+LOOP += "{% endfor %}" * 4
+BIG = 200 * 1024 * 1024
+SUMMARY_KEYS = {"schema_version", "rollouts", "findings", "notices"}
+
+
+def tito(*arguments: object, timeout: float = 60, **environment: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command, which may not print a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tito_audit", *map(str, arguments)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=timeout,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **environment},
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def audited(log: Path, *options: object, timeout: float = 60) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
+    """Exit code, findings and summary of a scan; stdout has to hold the report and nothing else."""
+    code, out, err = tito("scan", log, "-t", TOY, "--report", "json", *options, timeout=timeout)
+    assert err == ""
+    report = json.loads(out)
+    assert report["summary"].keys() >= SUMMARY_KEYS
+    return code, report["findings"], report["summary"]
+
+
+def rows(path: Path, *values: object) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def unreadable(findings: list[dict[str, Any]]) -> dict[int, str]:
+    return {one["row"]: one["message"] for one in findings if one["code"] == "REC001"}
+
+
+def test_an_empty_file_is_nothing_to_audit_and_not_clean(tmp_path: Path) -> None:
+    code, out, err = tito("scan", rows(tmp_path / "log.jsonl"), "-t", TOY)
+    assert (code, err) == (0, "")
+    assert "nothing to audit" in out
+    assert "clean" not in out
+
+
+def test_a_truncated_last_line_is_a_finding_and_the_rows_before_it_are_audited(tmp_path: Path) -> None:
+    log = rows(tmp_path / "log.jsonl", CLEAN, CLEAN)
+    log.write_text(log.read_text() + json.dumps(CLEAN)[:30])
+    code, findings, summary = audited(log)
+    assert code == 1
+    assert "the file ends in the middle of a row" in unreadable(findings)[2]
+    assert summary["rollouts"] == 2
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        dict.fromkeys(CLEAN),
+        {**CLEAN, "loss_mask": None},
+        {**CLEAN, "logprobs": None},
+        {**CLEAN, "logprobs": [None, None, -0.5, None]},
+        {"messages": None, "calls": None},
+        {"messages": [], "calls": [None]},
+        {"messages": [], "calls": [{"prompt_token_ids": None, "generation_token_ids": None}]},
+        {"prompt_ids": [1, 2], "completion_ids": None},
+        {**CALLS, "messages": [None, None]},
+        {**CALLS, "messages": [{"role": None, "content": None}]},
+        {**CALLS, "tools": [None]},
+        {},
+    ],
+    ids=lambda row: json.dumps(row)[:60],
+)
+def test_null_columns_are_read_or_are_a_finding(tmp_path: Path, row: dict[str, object]) -> None:
+    code, findings, summary = audited(rows(tmp_path / "log.jsonl", row, CLEAN))
+    assert summary["rollouts"] + summary["rows_unreadable"] == 2
+    assert code == (1 if any(one["severity"] == "error" for one in findings) else 0)
+
+
+@pytest.mark.parametrize(
+    ("token_id", "finding", "says"),
+    [
+        (999_999, "REC003", "outside the vocabulary"),
+        (-100, "REC003", "outside the vocabulary"),
+        (2**40, "REC001", "no vocabulary has"),
+        (2**70, "REC001", "not a token id"),
+        (1.5, "REC001", "not a token id"),
+        ("7", "REC001", "token_ids"),
+    ],
+)
+def test_an_id_that_cannot_be_one_is_an_error_with_its_place(
+    tmp_path: Path, token_id: object, finding: str, says: str
+) -> None:
+    code, findings, _ = audited(rows(tmp_path / "log.jsonl", {**CLEAN, "token_ids": [5, 6, token_id, 8]}))
+    assert code == 1
+    assert says in next(one["message"] for one in findings if one["code"] == finding)
+
+
+def test_formats_may_be_mixed_in_one_file(tmp_path: Path) -> None:
+    fixtures = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[0] for path in fixtures))
+    _, findings, summary = audited(log)
+    assert len(summary["formats"]) == len(fixtures)
+    assert not unreadable(findings)
+
+
+def chat_template(tmp_path: Path, source: str) -> Path:
+    path = tmp_path / "chat.jinja"
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ nothing.of.this }}", "'nothing' is undefined"),
+        ("{{ ''.__class__.__mro__ }}", "TPL211"),
+        ("{{ 'x' * 10**12 }}", "TPL211"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "TPL211"),
+    ],
+)
+def test_a_template_that_fails_is_a_finding_of_every_rollout(tmp_path: Path, source: str, says: str) -> None:
+    log = rows(tmp_path / "log.jsonl", CALLS, CALLS)
+    template = chat_template(tmp_path, source)
+    code, findings, _ = audited(log, "--chat-template", template)
+    found = [one for one in findings if one["code"] == "TPL211"]
+    assert code == 0
+    assert {one["row"] for one in found} == {0, 1}
+    assert says in f"{found[0]['code']} {found[0]['message']}"
+
+
+def test_a_template_that_loops_costs_its_limit_once_however_long_the_log(tmp_path: Path) -> None:
+    log = rows(tmp_path / "log.jsonl", *[CALLS] * 300)
+    template = chat_template(tmp_path, LOOP)
+    started = time.monotonic()
+    _, findings, _ = audited(log, "--chat-template", template, "--template-seconds", 0.5)
+    assert time.monotonic() - started < 15
+    found = [one for one in findings if one["code"] == "TPL211"]
+    assert len(found) == 300
+    assert "not finished after 0.5 seconds" in found[-1]["message"]
+
+
+def test_a_template_that_is_no_jinja_ends_the_run_with_its_line(tmp_path: Path) -> None:
+    template = chat_template(tmp_path, "a\n{% for x in %}")
+    code, out, err = tito("scan", rows(tmp_path / "log.jsonl", CALLS), "-t", TOY, "--chat-template", template)
+    assert (code, out) == (2, "")
+    assert "line 2" in err
+
+
+def test_a_tokenizer_without_a_template_is_said_and_the_rest_is_audited(tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes((TOY / "tokenizer.json").read_bytes())
+    code, out, err = tito("scan", rows(tmp_path / "log.jsonl", CALLS), "-t", folder)
+    assert (code, err) == (0, "")
+    assert "has no chat template" in " ".join(out.split())
+    assert "TOK101" in out
+
+
+def test_a_folder_with_logs_is_its_logs_and_one_without_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    rows(tmp_path / "deep" / "a.jsonl", CLEAN)
+    rows(tmp_path / "b.jsonl", CLEAN)
+    (tmp_path / "notes.md").write_text("no log")
+    assert audited(tmp_path)[2]["rollouts"] == 2
+    (tmp_path / "none").mkdir()
+    code, out, err = tito("scan", tmp_path / "none")
+    assert (code, out) == (2, "")
+    assert "no log in this folder" in err
+
+
+def big_row(log: Path) -> None:
+    with log.open("w") as out:
+        out.write(json.dumps(CLEAN)[:-1] + ', "text": "')
+        out.writelines("x" * 1024 * 1024 for _ in range(BIG // 1024 // 1024))
+        out.write('"}\n' + json.dumps(CLEAN) + "\n")
+
+
+def big_garbage(log: Path) -> None:
+    with log.open("w") as out:
+        out.write('{"token_ids": [5')
+        out.writelines(", 7" * 349_525 for _ in range(BIG // 1024 // 1024))
+        out.write(", oops\n" + json.dumps(CLEAN) + "\n")
+
+
+@pytest.mark.parametrize(("make", "broken"), [(big_row, 0), (big_garbage, 1)])
+def test_a_line_of_200_megabytes_is_read_or_reported_and_the_next_is_audited(
+    tmp_path: Path, make: Callable[[Path], None], broken: int
+) -> None:
+    log = tmp_path / "log.jsonl"
+    make(log)
+    _, findings, summary = audited(log, timeout=180)
+    log.unlink()
+    assert summary["rows_unreadable"] == len(unreadable(findings)) == broken
+    assert summary["rollouts"] == 2 - broken
+
+
+def test_a_line_past_the_limit_is_a_finding_that_names_the_option(tmp_path: Path) -> None:
+    log = rows(tmp_path / "log.jsonl", {**CLEAN, "text": "x" * 100_000}, CLEAN)
+    code, findings, _ = audited(log, "--max-row-bytes", 10_000)
+    assert code == 1
+    assert "--max-row-bytes" in unreadable(findings)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("log.pkl", pickle.dumps([CLEAN]), "no pickle is ever loaded"),
+        ("log.jsonl", pickle.dumps([CLEAN]), "no pickle is ever loaded"),
+        ("log.jsonl", bytes(range(128, 256)) * 100, "binary"),
+        ("log.jsonl", b"\x7fELF" + bytes(1000), "neither JSON nor Parquet"),
+        ("log.parquet", b"PAR1" + bytes(100), "footer cannot be read"),
+        ("log.jsonl", b"\x1f\x8b\x08" + bytes(20), "gzip"),
+    ],
+)
+def test_a_file_of_another_kind_is_a_mistake_with_a_way_out(
+    tmp_path: Path, name: str, data: bytes, says: str
+) -> None:
+    log = tmp_path / name
+    log.write_bytes(data)
+    code, out, err = tito("scan", log)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_a_parquet_file_cut_in_the_middle_is_a_mistake(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    log = tmp_path / "log.parquet"
+    pq.write_table(pa.Table.from_pylist([CLEAN] * 2000), log, row_group_size=100)
+    assert audited(log)[2]["rollouts"] == 2000
+    data = log.read_bytes()
+    log.write_bytes(data[: len(data) // 2])
+    code, out, err = tito("scan", log)
+    assert (code, out) == (2, "")
+    assert "The copy is incomplete" in err
+
+
+def test_bytes_that_are_not_utf8_spoil_their_own_row_only(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    latin = json.dumps({**CLEAN, "text": "é"}, ensure_ascii=False).encode("latin-1")
+    log.write_bytes(latin + b"\n" + json.dumps(CLEAN).encode() + b"\n")
+    code, findings, summary = audited(log)
+    assert code == 1
+    assert "not UTF-8 at byte" in unreadable(findings)[0]
+    assert summary["rollouts"] == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read_is_a_mistake(tmp_path: Path) -> None:
+    log = rows(tmp_path / "log.jsonl", CLEAN)
+    log.chmod(0)
+    code, out, err = tito("scan", log)
+    assert (code, out) == (2, "")
+    assert "cannot be read" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["-t", "no/such/folder"], "no/such/folder: no such folder"),
+        (["-t", "nobody/no-such-model"], "nobody/no-such-model"),
+        (["--map", "token_ids"], "--map token_ids=tokens"),
+        (["--map", "ids=token_ids"], "--map ids="),
+        (["--select", "QQQ"], "tito-audit list rules"),
+        (["--format", "vlm"], "Did you mean vllm?"),
+        (["--report", "html"], "json, jsonl, text"),
+        (["--template-name", "nope", "-t", str(TOY)], "no chat template is named 'nope'"),
+        (["--limit", "0"], "--limit"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_on_the_command_line_is_one_message_and_exit_2(
+    tmp_path: Path, options: list[str], says: str
+) -> None:
+    code, out, err = tito("scan", rows(tmp_path / "log.jsonl", CLEAN), *options, HF_HUB_OFFLINE="1")
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_a_column_that_map_names_and_no_row_has_is_a_finding_that_lists_the_columns(tmp_path: Path) -> None:
+    log = rows(tmp_path / "log.jsonl", {"Toks": [5, 6]})
+    code, findings, _ = audited(log, "--map", "token_ids=toks")
+    assert code == 1
+    assert "no column 'toks'" in unreadable(findings)[0]
+    assert "Toks" in unreadable(findings)[0]
+
+
+def test_odd_column_names_of_a_parquet_file_are_mapped(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    row = {"Toks": CLEAN["token_ids"], "in loss?": CLEAN["loss_mask"], "extra": {"lp": CLEAN["logprobs"]}}
+    log = tmp_path / "log.parquet"
+    pq.write_table(pa.Table.from_pylist([row] * 3), log)
+    options = ("--map", "token_ids=Toks", "--map", "loss_mask=in loss?", "--map", "logprobs=extra.lp")
+    code, findings, summary = audited(log, *options)
+    assert (code, summary["tokens"], summary["generated_tokens"]) == (0, 12, 6)
+    assert {one["severity"] for one in findings} == {"note"}
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly(tmp_path: Path) -> None:
+    log = rows(tmp_path / "log.jsonl", *[{**CLEAN, "logprobs": [0.0, 0.0, 0.5, 0.5]}] * 3000)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "tito_audit", "scan", str(log), "--report", "jsonl"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert run.stdout is not None
+    assert run.stderr is not None
+    with run.stdout, run.stderr:
+        assert run.stdout.readline().startswith(b"{")
+        run.stdout.close()
+        assert run.stderr.read() == b""
+    assert run.wait(timeout=30) == 141
