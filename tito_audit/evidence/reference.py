@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -40,19 +41,18 @@ class Reference:
 
     def end_ids(self) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's own end tokens and those of published templates."""
-        named = {i for i in self.vocabulary.special_ids if self.vocabulary.piece(i) in _TURN_ENDS}
-        return frozenset(named) | frozenset(self.tokenizer.eos_ids)
+        return _named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
 
     def pieces(self, ids: Ids) -> Pieces:
         """Token ids with their bytes; ids outside the vocabulary have none."""
         vocabulary = self.vocabulary
-        control = np.isin(ids, np.fromiter(vocabulary.special_ids, np.int64))
+        control = vocabulary.control(ids)
         end = np.cumsum(vocabulary.byte_lengths(ids))
         return Pieces(ids, end, vocabulary.data(ids), control)
 
     def tail_start(self, prompt: Ids) -> int:
         """Where the last control token of a prompt sits: what follows it can mix with a completion."""
-        control = np.flatnonzero(np.isin(prompt, np.fromiter(self.vocabulary.special_ids, np.int64)))
+        control = np.flatnonzero(self.vocabulary.control(prompt))
         return int(control[-1]) if len(control) else 0
 
     def text(self, ids: Ids) -> str:
@@ -78,3 +78,9 @@ class Reference:
         """The text the template writes; RenderError when it cannot. Needs a renderer."""
         assert self.renderer is not None
         return self.renderer.render(messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs)
+
+
+@lru_cache(maxsize=8)
+def _named_ends(vocabulary: Vocabulary) -> frozenset[int]:
+    """The control tokens of a vocabulary that end a turn in published templates."""
+    return frozenset(i for i in vocabulary.special_ids if vocabulary.piece(i) in _TURN_ENDS)

@@ -13,7 +13,7 @@ vocabulary of 260,000 entries costs most of a second, a log uses a tenth of them
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,6 +81,20 @@ class Vocabulary:
         """True where the id is in the vocabulary, `[N]` bool."""
         slots = self._slots(ids)
         return self._lengths[slots] >= 0
+
+    def control(self, ids: Ids) -> Mask:
+        """`[N]` True for control tokens, the added tokens that are marked special."""
+        table = self._control_table
+        inside = (ids >= 0) & (ids < len(table))
+        return np.asarray(inside & table[np.where(inside, ids, 0)])
+
+    @cached_property
+    def _control_table(self) -> Mask:
+        """`[largest control id + 2]` so that it is never empty."""
+        special = np.fromiter(self.special_ids, np.int64)
+        table = np.zeros(int(special.max(initial=-1)) + 2, np.bool_)
+        table[special] = True
+        return table
 
     def piece(self, token_id: int) -> str:
         """How a token reads for people: its text, bytes that are no text as \\xNN."""
