@@ -212,3 +212,24 @@ def test_a_row_encoded_again_is_an_error_at_exactly_the_answers_that_changed() -
     assert np.flatnonzero(view.drifted).tolist() == wanted
     tokens = [one for one in found_in(log.rollout()) if one[0] == "TOK101"]
     assert tokens == [("TOK101", "error", "completion", turn, start, end) for turn, start, end in places]
+
+
+def test_an_answer_that_the_history_dropped_on_purpose_is_no_drift_of_the_row() -> None:
+    """Turn 2 was asked without the first exchange, and the row is turn 2's own prompt and completion."""
+    system, user = "<|im_start|>system\nBe brief.<|im_end|>\n", "<|im_start|>user\n"
+    opener = "<|im_end|>\n<|im_start|>assistant\n"
+    answer = "Four is what two and two make, as everyone who counts on fingers knows by heart."
+    exchange = f"{user}And what do two plus two make, if you count them?{opener}"
+    last = f"<|im_end|>\n{user}Thanks.{opener}"
+    evidence = toy.evidence_of(
+        {
+            "turns": [
+                {"prompt": [f"= {system}{user}One?{opener}"], "completion": ["= Yes.", "<|im_end|>"]},
+                {"prompt": ["@seen", f"= \n{exchange}"], "completion": [f"= {answer}", "<|im_end|>"]},
+                {"prompt": [f"= {system}{exchange}{answer}{last}"], "completion": ["= Bye.", "<|im_end|>"]},
+            ],
+            "row": ["@seen"],
+        }
+    )
+    assert [link.kind for link in evidence.links] == [Break.EXTENDS, Break.REWRITTEN]
+    assert [d for d in evidence.differences if d.against is Against.ROW and d.sampled] == []

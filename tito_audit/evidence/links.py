@@ -13,7 +13,7 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
 from tito_audit.evidence.model import Against, Break, Difference, Link
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, token_roles
+from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, token_roles
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
@@ -152,7 +152,7 @@ def _other_text(
     found = _before_end(seen, prompt, regions[-1].start if regions else 0, end_ids)
     roles = token_roles(seen, end_ids)
     changed = _messages_changed(turns[parent], turns[k])
-    given = [s for s in found if region_of(s, regions) is None and _is_given(s, roles)]
+    given = [s for s in found if _is_given(s, roles, regions)]
     if changed or (changed is None and given):
         what = given[0] if given else None
         detail = f"{roles[what.start]} text changed" if what and what.end > what.start else "messages changed"
@@ -175,8 +175,13 @@ def _before_end(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozen
     return [s for s in stretches(seen, prompt, blocks) if s.start < len(seen)]
 
 
-def _is_given(stretch: Stretch, roles: list[str]) -> bool:
+def _is_given(stretch: Stretch, roles: list[str], regions: tuple[Region, ...]) -> bool:
     """Whether a stretch changes text that was given to the model, more than in its white space."""
+    if region_of(stretch, regions) is not None:
+        given = set(range(stretch.start, stretch.end))
+        for region in regions:
+            given.difference_update(range(region.start, region.end))
+        return any(roles[position] not in _ANSWER_ROLES | {TEMPLATE, UNKNOWN} for position in given)
     recorded = re.sub(rb"\s+", b"", stretch.recorded.data)
     if recorded == re.sub(rb"\s+", b"", stretch.canonical.data):
         return False

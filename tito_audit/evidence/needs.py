@@ -33,7 +33,7 @@ _WORDS = {
     Needs.SEVERAL_CALLS: "one call only",
     Needs.ROW: "no training row",
     Needs.MASK: "no loss mask",
-    Needs.ROW_LOGPROBS: "no logprobs",
+    Needs.ROW_LOGPROBS: "no logprobs in a training row",
     Needs.TOKENIZER: "no tokenizer",
     Needs.RENDERING: "no rendered prompt (messages, template or ids missing)",
     Needs.SAMPLED: "nothing says which tokens were sampled (calls or messages missing)",
