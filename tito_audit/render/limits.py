@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 __all__ = ["Budget", "LimitReached", "TimeUp", "alarm"]
@@ -23,13 +23,18 @@ class TimeUp(BaseException):
     """The time is over. Not an Exception: nothing inside Jinja may mistake it for a missing attribute."""
 
 
+_GRACE = 0.5
+"""Seconds that the Budget's clock waits longer than the alarm. Were both to raise TimeUp at one moment, the second
+would come while the first is on its way out, and the caller's timer would not be put back."""
+
+
 class Budget:
     """What one rendering may still use."""
 
     def __init__(self, size_limit: int, seconds: float) -> None:
         self.size_limit = size_limit
         self._left = size_limit * _WORK
-        self._deadline = time.monotonic() + seconds
+        self._deadline = time.monotonic() + seconds + _GRACE
 
     def spend(self, size: int) -> None:
         """Account for a value of `size` characters or elements that is about to be made."""
@@ -70,6 +75,8 @@ def alarm(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
+        with suppress(TimeUp):  # one that rings on this very line; it cannot ring again after the next
+            armed = False
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
