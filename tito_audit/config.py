@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["FailOn", "Settings", "ToolArguments"]
+__all__ = ["FailOn", "RepairChoices", "RepairSettings", "Settings", "ToolArguments"]
 
 FailOn = Literal["error", "warning", "note", "never"]
 ToolArguments = Literal["auto", "object", "string"]
@@ -45,3 +45,34 @@ class Settings:
     """A longer row is not read: it becomes a REC001 finding."""
     trust_remote_code: bool = False
     """Allow a tokenizer's own Python code to run (transformers fallback only)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairChoices:
+    """What a user chose of what repairs can be asked for."""
+
+    mask_by: Literal["span", "turn", "first-divergence"] = "span"
+    """How much `mask` takes out of the loss."""
+    sentinel: float | Literal["null"] | None = None
+    """What `normalize` writes where no logprob exists; "null": null; None: as it is."""
+    mask_style: Literal["labels", "binary", "float", "bool"] | None = None
+    """How `normalize` writes masks; None: as they are."""
+    padding: Literal["none", "left", "right"] | None = None
+    """Where `normalize` puts padding; None: as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairSettings:
+    """What a repair run was asked to do, beside the Settings of its audit."""
+
+    strategies: tuple[str, ...] = ()
+    """Names of repairs in the order in which they are tried (`--with`); () is every safe one."""
+    unsafe: bool = False
+    """Let unsafe repairs run."""
+    quarantine: str | None = None
+    """A file for the rows that no repair cured, with the reason; None: they stay as they were."""
+    force: bool = False
+    """Replace files that exist at the target."""
+    provenance: bool = True
+    """Write a `tito_audit` column that says what was cured by what."""
+    choices: RepairChoices = field(default_factory=RepairChoices)

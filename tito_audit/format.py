@@ -1,4 +1,4 @@
-"""The contract of a log format: how its rows are told apart and read."""
+"""The contract of a log format: how its rows are told apart, read and written again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["Format", "Row"]
@@ -31,5 +32,9 @@ class Format:
     read: Callable[[Row, Place], Sequence[Rollout]]
     """RecordError if the shape fits and the sense does not. Several rollouts when a row holds a group;
     their `place.item` counts from 0."""
+    update: Callable[[Row, Sequence[Mended]], Sequence[Row]]
+    """The row, or several where a repair forked a rollout, with what the rollouts say in every copy that the
+    row holds of it. Parts that no rollout changed are the same objects, and a row in which nothing changed
+    is the row itself. RecordError when this shape cannot hold what the rollouts say."""
     shows: str = ""
     """What can be audited in it and what cannot, for the README's table."""

@@ -12,7 +12,7 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import Column
 from tito_audit.record.message import Message, ToolSpec
 
-__all__ = ["IdsFrom", "Place", "Rollout", "TokenText", "TrainingRow", "Turn", "trained_runs"]
+__all__ = ["IdsFrom", "Padding", "Place", "Rollout", "TokenText", "TrainingRow", "Turn", "trained_runs"]
 
 
 class IdsFrom(StrEnum):
@@ -85,6 +85,14 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Padding:
+    """Entries that stand for no token, at the two ends of every column as long as the ids."""
+
+    left: int = 0
+    right: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingRow:
     """What a trainer reads, one entry a token; padding removed."""
 
@@ -101,6 +109,8 @@ class TrainingRow:
     """What the format writes where no logprob exists (Atropos 1.0, most others 0.0); None: nothing."""
     columns: tuple[Column, ...] = ()
     """Every per-token column as recorded: masks, logprobs and all others."""
+    padding: Padding = Padding()
+    """What the log had around the row; only formats that write a row again look at it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,95 @@
+"""Edits: where an updated row differs from the row it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["ABSENT", "Edit", "Path", "edits_between", "with_edits"]
+
+Path = tuple[str | int, ...]
+"""Keys and positions that lead to a value, from the outside in."""
+
+
+class _Absent:
+    """No value: the key is not there any more."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = _Absent()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One value put in place of another."""
+
+    path: Path
+    value: Any
+    """A plain JSON value or a numpy array; ABSENT removes the key."""
+
+
+def edits_between(old: Any, new: Any, path: Path = ()) -> Iterator[Edit]:
+    """The smallest edits that turn `old` into `new`; parts that are the same object are not looked into.
+
+    Objects are compared key by key. Lists of one length that hold objects or lists are compared entry by
+    entry; any other list is one value.
+    """
+    if old is new:
+        return
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in old:
+            yield from edits_between(old[key], new.get(key, ABSENT), (*path, key))
+        for key in new:
+            if key not in old:
+                yield Edit((*path, key), new[key])
+    elif _nested(old) and _nested(new) and len(old) == len(new):
+        for index, (a, b) in enumerate(zip(old, new, strict=True)):
+            yield from edits_between(a, b, (*path, index))
+    elif not _same(old, new):
+        yield Edit(path, new)
+
+
+def with_edits(value: Any, edits: Sequence[Edit]) -> Any:
+    """A value with edits made to it; what they do not touch is shared, not copied."""
+    for edit in edits:
+        value = _edited(value, edit.path, edit.value)
+    return value
+
+
+def _edited(value: Any, path: Path, new: Any) -> Any:
+    if not path:
+        return new
+    head, rest = path[0], path[1:]
+    if isinstance(value, Mapping):
+        copy = dict(value)
+        if new is ABSENT and not rest:
+            copy.pop(head, None)
+        else:
+            copy[head] = _edited(value.get(head), rest, new)
+        return copy
+    entries = list(value)
+    entries[int(head)] = _edited(entries[int(head)], rest, new)
+    return entries
+
+
+def _nested(value: Any) -> bool:
+    """A list whose entries are worth looking into one by one."""
+    return isinstance(value, list | tuple) and any(
+        isinstance(entry, Mapping | list | tuple | np.ndarray) for entry in value
+    )
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Equal in value and in kind: 1, 1.0 and True are three things, and so are a list and an array."""
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, np.ndarray):
+        return old.dtype == new.dtype and np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
+    if isinstance(old, list | tuple):
+        return len(old) == len(new) and all(_same(a, b) for a, b in zip(old, new, strict=True))
+    return bool(old == new) or (isinstance(old, float) and old != old and new != new)

@@ -1,0 +1,105 @@
+"""The contract of a repair: evidence and findings in, mended rollouts out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tito_audit.config import RepairChoices
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.finding import Finding
+from tito_audit.record.mended import Mended
+
+__all__ = ["Mend", "Repair", "Safety", "repair"]
+
+
+class Safety(StrEnum):
+    """Whether a repair may run without being asked for by `--unsafe`."""
+
+    SAFE = "safe"
+    UNSAFE = "unsafe"
+    DEPENDS = "safe or unsafe"  # each Mend says which, by what the log proves
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """What a repair proposes for one rollout; kept only if the audit of the written row proves it."""
+
+    rollouts: tuple[Mended, ...]
+    """In place of the rollout: one, several for a fork, none to leave it out. All have its place."""
+    safety: Safety = Safety.SAFE
+    reason: str = ""
+    """Why it is unsafe here, as a sentence without its full stop; "" when it is safe."""
+    notes: tuple[str, ...] = ()
+    """For the reader: what it costs, what was marked. Short sentences without a full stop."""
+    stale: tuple[str, ...] = ()
+    """Columns whose values a trainer computed from the old ids; null from the first change on."""
+    dropped: tuple[str, ...] = ()
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """Column to entries for which nothing was recorded."""
+    adds: frozenset[str] = frozenset()
+    """Codes that the repair may bring about by what it does on purpose (untrained tokens: MSK402)."""
+
+
+Mender = Callable[[Evidence, tuple[Finding, ...], RepairChoices], Mend | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One file of `repairs/` defines one of these with @repair; the docstring is its manual."""
+
+    name: str
+    safety: Safety
+    cures: tuple[str, ...]
+    """Prefixes of the codes that it claims; () for one that is asked for and cures nothing by itself."""
+    precedence: int
+    """The order in which repairs are tried when the user names none: the lowest first."""
+    doc: str
+    mend: Mender
+    """None when it can do nothing for these findings of this rollout. RecordError, with the reason, when
+    it should and cannot. A pure function: it reads no file and encodes nothing."""
+    fits: Callable[[Evidence, Finding], bool]
+    """Whether it would take this finding on, by what the evidence shows; cheap, for reports."""
+    chosen: Callable[[RepairChoices], bool]
+    """Whether the user's choices ask for it even on rows without findings."""
+
+    @property
+    def title(self) -> str:
+        """The first line of the docstring, without its full stop."""
+        return self.doc.splitlines()[0].rstrip(".")
+
+    def claims(self, code: str) -> bool:
+        """Whether a code is one that it cures."""
+        return code.startswith(self.cures) if self.cures else False
+
+
+def repair(
+    name: str,
+    *,
+    cures: tuple[str, ...],
+    safety: Safety,
+    precedence: int,
+    fits: Callable[[Evidence, Finding], bool] | None = None,
+    chosen: Callable[[RepairChoices], bool] | None = None,
+) -> Callable[[Mender], Repair]:
+    """A decorator that makes a repair of a function.
+
+    The docstring's first line says what it does; then come the headings `## What it does`, `## When it is
+    safe`, `## What it costs` and `## Example`.
+    """
+
+    def decorate(mend: Mender) -> Repair:
+        return Repair(
+            name,
+            safety,
+            cures,
+            precedence,
+            inspect.getdoc(mend) or "",
+            mend,
+            fits or (lambda _evidence, _finding: True),
+            chosen or (lambda _choices: False),
+        )
+
+    return decorate
