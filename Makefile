@@ -1,4 +1,4 @@
-# make demo    install into .venv and scan the example logs
+# make demo    install into .venv, scan the example logs, repair them and scan them again
 # make test    everything a change has to pass
 # make bench   how fast a scan is
 # make lint    style and types only
@@ -8,13 +8,29 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
+TOY := fixtures/tokenizers/toy_bpe
+shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
+
 .PHONY: demo test bench lint
 
 demo: $(VENV)/.installed
 	@echo "Example logs of every format, made by hand, with faults planted in them:"
 	@echo "a finding below is the tool at work, not something broken here."
 	@echo
-	@$(BIN)/tito-audit scan fixtures/formats --tokenizer fixtures/tokenizers/toy_bpe --fail-on never
+	@$(call shown,scan fixtures/formats -t $(TOY) --worst 3 --fail-on never)
+	@echo
+	@echo "Repaired, every row proven by a second scan before it is written. What no repair can prove stays,"
+	@echo "so the command ends with exit code 1:"
+	@echo
+	@$(call shown,repair fixtures/formats -o build/demo --force -t $(TOY)) || test $$? -eq 1
+	@echo
+	@echo "One row of it, token by token:"
+	@echo
+	@$(call shown,repair fixtures/formats/nemo_gym.jsonl --with splice --unsafe --diff --worst 1 -t $(TOY) --quiet) \
+		|| test $$? -eq 1
+	@echo "And scanned again as they were written:"
+	@echo
+	@$(call shown,scan build/demo -t $(TOY) --worst 0 --fail-on never)
 
 test: lint
 	@for kind in rollouts recorded; do \

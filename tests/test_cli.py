@@ -195,16 +195,12 @@ def test_explain_of_an_unknown_code_names_the_nearest(log: Path) -> None:
     assert "Nearest: LPR50" in err
 
 
-@pytest.mark.parametrize("kind", ["formats", "rules", "reports"])
+@pytest.mark.parametrize("kind", ["formats", "rules", "repairs", "reports"])
 def test_list_prints_a_table_and_markdown_a_table_of_pipes(kind: str) -> None:
     assert run("list", kind)[0] == 0
     lines = run("list", kind, "--markdown")[1].splitlines()
     assert set(lines[1]) <= set("| -")
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
-
-
-def test_list_says_plainly_that_there_are_no_repairs() -> None:
-    assert "no repairs yet" in run("list", "repairs")[1]
 
 
 def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ import pytest
 
 import tito_audit
 from tito_audit.formats import all_formats
+from tito_audit.repairs import all_repairs
 from tito_audit.reports import all_reports
 from tito_audit.rules import FAMILIES, all_rules
 
@@ -25,23 +26,26 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
+    ("rewrite",),
     ("pipeline",),
     ("storage", "formats", "rules", "repairs", "reports"),
+    ("cure",),
     ("check", "format", "rule", "repair", "report", "registry"),
     ("evidence",),
     ("render",),
-    ("tokens", "align"),
+    ("tokens", "align", "mend"),
     ("record", "config", "summary"),
-    ("errors",),
+    ("errors", "version"),
 )
 """From the top down: a module imports only from lines below its own, and from its own room."""
 LAYER_OF = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-WITHIN_LAYER = {("summary", "record"), ("check", "rule")}
+WITHIN_LAYER = {("summary", "record"), ("check", "rule"), ("check", "repair")}
 """Pairs of one layer that may import each other in this direction."""
 PLUGIN_FOLDERS = ("formats", "rules", "repairs", "reports")
 STAGES = {"storage": 1, "formats": 2, "render": 3, "tokens": 4, "align": 5, "evidence": 6, "rules": 7}
-STAGES["reports"] = 8
+STAGES |= {"reports": 8, "repairs": 9}
 HEADINGS = ("## What it finds", "## Why it matters", "## Example", "## Repair")
+REPAIR_HEADINGS = ("## What it does", "## When it is safe", "## What it costs", "## Example")
 
 
 def name_of(path: Path) -> str:
@@ -111,6 +115,15 @@ def test_a_rule_has_its_manual_and_its_cases(rule: object) -> None:
     assert (PACKAGE / "rules" / module).is_file(), f"{code} belongs into rules/{module}"
 
 
+@pytest.mark.parametrize("repair", all_repairs(), ids=lambda repair: repair.name)
+def test_a_repair_has_its_manual_and_its_cases(repair: object) -> None:
+    name, doc = repair.name, repair.doc  # type: ignore[attr-defined]
+    assert [line for line in doc.splitlines() if line.startswith("## ")] == list(REPAIR_HEADINGS)
+    assert doc.splitlines()[0].endswith("."), "the first line is a sentence: it is the repair's title"
+    assert (ROOT / "fixtures" / "repairs" / f"{name}.toml").is_file(), f"fixtures/repairs/{name}.toml is missing"
+    assert (PACKAGE / "repairs" / f"{name}.py").is_file(), f"{name} belongs into repairs/{name}.py"
+
+
 @pytest.mark.parametrize("format", all_formats(), ids=lambda format: format.name)
 def test_a_format_has_its_example_log(format: object) -> None:
     name = format.name  # type: ignore[attr-defined]
@@ -127,7 +140,7 @@ def test_a_report_has_its_golden(report: object) -> None:
 TABLES = re.compile(r"<!-- tito-audit (list \w+ --markdown) -->\n(.*?)\n<!-- end -->", re.DOTALL)
 
 
-@pytest.mark.parametrize("kind", ["formats", "rules"])
+@pytest.mark.parametrize("kind", ["formats", "rules", "repairs"])
 def test_the_tables_of_the_readme_are_fresh(kind: str) -> None:
     command = f"list {kind} --markdown"
     readme = ROOT / "README.md"
@@ -150,20 +163,22 @@ def test_the_tables_of_the_readme_are_fresh(kind: str) -> None:
     )
 
 
-SAMPLE = re.compile(r"```console\n\$ tito-audit (scan [^\n]*)\n(.*?)\n```", re.DOTALL)
-PACE = re.compile(r"· [\d.]+ s, [\d,]+ tokens/s")
+SAMPLE = "```console\n\\$ tito-audit (COMMAND [^\n]*)\n(.*?)\n```"
+PACE = re.compile(r"· [\d.]+ s(, [\d,]+ tokens/s)?")
 
 
-def test_the_sample_of_the_readme_is_what_the_command_prints() -> None:
+@pytest.mark.parametrize("command", ["scan", "repair"])
+def test_the_samples_of_the_readme_are_what_the_commands_print(command: str, tmp_path: Path) -> None:
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    sample = SAMPLE.search(text)
-    assert sample, "README.md shows no run of tito-audit scan"
+    sample = re.search(SAMPLE.replace("COMMAND", command), text, re.DOTALL)
+    assert sample, f"README.md shows no run of tito-audit {command}"
+    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
     printed = subprocess.run(
         [sys.executable, "-m", "tito_audit", *sample[1].split()],
         capture_output=True,
         encoding="utf-8",
-        cwd=ROOT,
+        cwd=tmp_path,
         env={"PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
     ).stdout.strip()
     if os.environ.get("UPDATE_GOLDENS"):

@@ -9,14 +9,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from tito_audit.version import VERSION
+
 if TYPE_CHECKING:
+    from tito_audit.config import RepairChoices as RepairChoices
+    from tito_audit.config import RepairSettings as RepairSettings
     from tito_audit.config import Settings as Settings
     from tito_audit.errors import RecordError as RecordError
     from tito_audit.errors import RenderError as RenderError
     from tito_audit.errors import SetupError as SetupError
+    from tito_audit.errors import SpliceError as SpliceError
     from tito_audit.errors import StorageError as StorageError
     from tito_audit.errors import TitoAuditError as TitoAuditError
     from tito_audit.errors import TokenizerError as TokenizerError
+    from tito_audit.mend.drift import mask_drift as mask_drift
+    from tito_audit.mend.fork import ForkedRow as ForkedRow
+    from tito_audit.mend.fork import fork_rows as fork_rows
+    from tito_audit.mend.splice import splice_prefix as splice_prefix
     from tito_audit.pipeline import Scan as Scan
     from tito_audit.pipeline import load_renderer as load_renderer
     from tito_audit.pipeline import read_rollouts as read_rollouts
@@ -30,28 +39,37 @@ if TYPE_CHECKING:
     from tito_audit.record.finding import Where as Where
     from tito_audit.record.message import Message as Message
     from tito_audit.record.message import ToolCall as ToolCall
+    from tito_audit.record.outcome import Outcome as Outcome
     from tito_audit.record.rollout import Place as Place
     from tito_audit.record.rollout import Rollout as Rollout
     from tito_audit.record.rollout import TrainingRow as TrainingRow
     from tito_audit.record.rollout import Turn as Turn
+    from tito_audit.rewrite import Repairs as Repairs
+    from tito_audit.rewrite import repair_rollouts as repair_rollouts
     from tito_audit.summary import Summary as Summary
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
-    "config": ("Settings",),
+    "config": ("RepairChoices", "RepairSettings", "Settings"),
     "errors": (
         "RecordError",
         "RenderError",
         "SetupError",
+        "SpliceError",
         "StorageError",
         "TitoAuditError",
         "TokenizerError",
     ),
+    "mend.drift": ("mask_drift",),
+    "mend.fork": ("ForkedRow", "fork_rows"),
+    "mend.splice": ("splice_prefix",),
     "pipeline": ("Scan", "load_renderer", "read_rollouts", "scan_rollouts"),
     "record.finding": ("Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"),
     "record.message": ("Message", "ToolCall"),
+    "record.outcome": ("Outcome",),
     "record.rollout": ("Place", "Rollout", "TrainingRow", "Turn"),
+    "rewrite": ("Repairs", "repair_rollouts"),
     "summary": ("Summary",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

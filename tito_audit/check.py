@@ -8,6 +8,7 @@ from dataclasses import replace
 from tito_audit.evidence.model import Difference, Evidence, Explained
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Hit, Severity, Side, Skip
+from tito_audit.repair import Repair, Safety
 from tito_audit.rule import Rule, missing
 
 __all__ = ["check", "explain"]
@@ -33,9 +34,12 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
 
 
 def check(
-    evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str]
+    evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str], repairs: Sequence[Repair] = ()
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
-    """Findings of the selected codes, in the order of codes, and what those rules could not look at."""
+    """Findings of the selected codes, in the order of codes, and what those rules could not look at.
+
+    With `repairs`, each finding that is no note names the first that would take it on.
+    """
     evidence = explain(evidence, rules)
     findings: list[Finding] = []
     skips: list[Skip] = []
@@ -58,7 +62,17 @@ def check(
             )
             for hit in hits
         ]
-    return tuple(findings), tuple(skips)
+    return tuple(_with_repair(finding, evidence, repairs) for finding in findings), tuple(skips)
+
+
+def _with_repair(finding: Finding, evidence: Evidence, repairs: Sequence[Repair]) -> Finding:
+    """The finding with the name of the repair that it calls for; a note calls for none."""
+    if finding.severity is Severity.NOTE:
+        return finding
+    for repair in repairs:
+        if repair.safety is not Safety.UNSAFE and repair.claims(finding.code) and repair.fits(evidence, finding):
+            return replace(finding, repair=repair.name)
+    return finding
 
 
 def _hits(rule: Rule, evidence: Evidence) -> list[Hit]:

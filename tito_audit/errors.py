@@ -5,10 +5,12 @@
     │   └── TokenizerError   a tokenizer folder or name that cannot be used
     ├── StorageError    a file that cannot be opened or is not what its content says (exit 2)
     ├── RecordError     one row whose shape fits no format, or fits one and makes no sense (REC001)
-    └── RenderError     a chat template that cannot write the messages (TPL211)
+    ├── RenderError     a chat template that cannot write the messages (TPL211)
+    └── SpliceError     a prompt with no place to put sampled tokens into; a ValueError too
 
 `SetupError` and `StorageError` end a run. `RecordError` and `RenderError` never do: the pipeline turns
-them into findings with their place. A message says where, what, why it matters and what to do.
+them into findings with their place. `SpliceError` comes from `splice_prefix` alone, for its caller to
+catch. A message says where, what, why it matters and what to do.
 To add one: subclass the branch whose exit it shares, and say here what it means.
 """
 
@@ -18,6 +20,7 @@ __all__ = [
     "RecordError",
     "RenderError",
     "SetupError",
+    "SpliceError",
     "StorageError",
     "TitoAuditError",
     "TokenizerError",
@@ -46,3 +49,7 @@ class RecordError(TitoAuditError):
 
 class RenderError(TitoAuditError):
     """A chat template that cannot write these messages; becomes finding TPL211."""
+
+
+class SpliceError(TitoAuditError, ValueError):
+    """Sampled tokens that cannot be put into a prompt: their last turn is not found in it."""

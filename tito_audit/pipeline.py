@@ -15,6 +15,7 @@ from tito_audit.formats import format_named, map_columns, pick_format
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.repairs import all_repairs
 from tito_audit.rule import selected
 from tito_audit.rules import all_rules
 from tito_audit.storage import find_logs, open_log
@@ -23,7 +24,19 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["Scan", "load_renderer", "read_rollouts", "scan_rollouts"]
+__all__ = [
+    "Progress",
+    "Scan",
+    "conclude",
+    "counts_of",
+    "load_renderer",
+    "load_run",
+    "names_of",
+    "read_rollouts",
+    "scan_rollouts",
+    "selected_codes",
+    "unreadable",
+]
 
 Progress = Callable[[int, int, int], None]
 """Called with rows read, bytes read and bytes in all, of all logs together."""
@@ -44,60 +57,60 @@ class Scan:
         """For showing pieces; None without a tokenizer, set once iteration has started."""
 
     def __iter__(self) -> Iterator[Result]:
-        rules = all_rules()
-        codes = _codes(self.settings)
+        rules, repairs = all_rules(), all_repairs()
+        codes = selected_codes(self.settings)
         files = find_logs(self.logs)
-        tokenizer, renderer = self._load()
+        tokenizer, renderer = load_run(self.settings, self.summary)
+        self.vocabulary = tokenizer.vocabulary if tokenizer is not None else None
         started = time.perf_counter()
         for place, item in _read(files, self.settings, self.summary, self.progress):
             if isinstance(item, str):
-                result = _unreadable(place, item, codes)
+                result = unreadable(place, item, codes)
             else:
                 evidence = gather(item, tokenizer, renderer)
-                findings, skips = check(evidence, rules, codes)
-                result = Result(place, evidence.rollout, findings, skips, _counts(evidence.rollout))
+                findings, skips = check(evidence, rules, codes, repairs)
+                result = Result(place, evidence.rollout, findings, skips, counts_of(evidence.rollout))
             self.summary.add(result)
             self.summary.seconds = time.perf_counter() - started
             yield result
-        self._conclude()
+        conclude(self.summary)
 
-    def _load(self) -> tuple[Tokenizer | None, Renderer | None]:
-        """The tokenizer and the renderer of the run, each None when there is none."""
-        settings, summary = self.settings, self.summary
-        if settings.tokenizer is None:
-            if settings.chat_template:
-                raise SetupError(
-                    "--chat-template was given without a tokenizer.\n"
-                    "The template's text has to be encoded before it can be compared.\n"
-                    "Pass --tokenizer DIR as well."
-                )
-            summary.notices.append(
-                "No tokenizer given: only rules that need none could run. Pass --tokenizer DIR or a hub name."
-            )
-            return None, None
-        tokenizer = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code)
-        self.vocabulary = tokenizer.vocabulary
-        summary.tokenizer = tokenizer.name
-        renderer = None
-        if settings.chat_template or tokenizer.chat_templates:
-            renderer = _renderer(tokenizer, settings)
-        else:
-            summary.notices.append(
-                f"{tokenizer.name} has no chat template, so nothing could be rendered again. "
-                "Pass --chat-template FILE to check prompts against one."
-            )
-        return tokenizer, renderer
 
-    def _conclude(self) -> None:
-        """Say what a reader must not take for a clean log."""
-        summary = self.summary
-        if not summary.rollouts and not summary.rows_unreadable:
-            summary.notices.append("The log holds no rows: nothing was audited.")
-        elif summary.without_ids:
-            summary.notices.append(
-                f"{summary.without_ids} of {summary.rollouts} rollouts hold no token ids: "
-                "nothing was audited in them, which does not mean that they are clean."
+def load_run(settings: Settings, summary: Summary) -> tuple[Tokenizer | None, Renderer | None]:
+    """The tokenizer and the renderer of a run, each None when there is none; the summary says so."""
+    if settings.tokenizer is None:
+        if settings.chat_template:
+            raise SetupError(
+                "--chat-template was given without a tokenizer.\n"
+                "The template's text has to be encoded before it can be compared.\n"
+                "Pass --tokenizer DIR as well."
             )
+        summary.notices.append(
+            "No tokenizer given: only rules that need none could run. Pass --tokenizer DIR or a hub name."
+        )
+        return None, None
+    tokenizer = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code)
+    summary.tokenizer = tokenizer.name
+    renderer = None
+    if settings.chat_template or tokenizer.chat_templates:
+        renderer = _renderer(tokenizer, settings)
+    else:
+        summary.notices.append(
+            f"{tokenizer.name} has no chat template, so nothing could be rendered again. "
+            "Pass --chat-template FILE to check prompts against one."
+        )
+    return tokenizer, renderer
+
+
+def conclude(summary: Summary) -> None:
+    """Say what a reader must not take for a clean log."""
+    if not summary.rollouts and not summary.rows_unreadable:
+        summary.notices.append("The log holds no rows: nothing was audited.")
+    elif summary.without_ids:
+        summary.notices.append(
+            f"{summary.without_ids} of {summary.rollouts} rollouts hold no token ids: "
+            "nothing was audited in them, which does not mean that they are clean."
+        )
 
 
 def scan_rollouts(
@@ -106,12 +119,12 @@ def scan_rollouts(
     progress: Progress | None = None,
 ) -> Scan:
     """The audit of logs (files, folders, globs), as results that are computed while they are read."""
-    return Scan(_names(logs), settings or Settings(), progress)
+    return Scan(names_of(logs), settings or Settings(), progress)
 
 
 def read_rollouts(logs: str | Path | Sequence[str | Path], settings: Settings | None = None) -> Iterator[Rollout]:
     """The rollouts of logs; a row that cannot be read raises RecordError with its place."""
-    for place, item in _read(find_logs(_names(logs)), settings or Settings(), Summary(), None):
+    for place, item in _read(find_logs(names_of(logs)), settings or Settings(), Summary(), None):
         if isinstance(item, str):
             raise RecordError(f"{place}: {item}")
         yield item
@@ -124,7 +137,8 @@ def load_renderer(tokenizer: str, settings: Settings | None = None) -> Renderer:
     return _renderer(loaded, settings)
 
 
-def _names(logs: str | Path | Sequence[str | Path]) -> list[str]:
+def names_of(logs: str | Path | Sequence[str | Path]) -> list[str]:
+    """The logs of a call as text, one or several."""
     return [str(logs)] if isinstance(logs, str | Path) else [str(log) for log in logs]
 
 
@@ -149,7 +163,7 @@ def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
     )
 
 
-def _codes(settings: Settings) -> frozenset[str]:
+def selected_codes(settings: Settings) -> frozenset[str]:
     """The codes that run; a prefix that fits no rule is a mistake of the user's."""
     codes = [rule.code for rule in all_rules()]
     for prefix in (*settings.select, *settings.ignore):
@@ -208,14 +222,14 @@ def _rollouts(
         yield rollout.place, rollout
 
 
-def _unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:
+def unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:
     """A row that cannot be read, as its finding."""
     hit = Hit(Where.ROW, 0, 0, error, cause="row cannot be read")
     finding = Finding("REC001", Severity.ERROR, place, hit)
     return Result(place, None, (finding,) if "REC001" in codes else ())
 
 
-def _counts(rollout: Rollout) -> dict[str, int]:
+def counts_of(rollout: Rollout) -> dict[str, int]:
     """Turns, tokens that were audited, and tokens that were generated."""
     generated = sum(len(t.completion_ids) for t in rollout.turns if t.completion_ids is not None)
     tokens = generated + sum(len(t.prompt_ids) for t in rollout.turns if t.prompt_ids is not None)

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from tito_audit import __version__
-from tito_audit.cli import explain, scan, show
+from tito_audit.cli import explain, repair, scan, show
 from tito_audit.cli import list as list_command
 from tito_audit.errors import TitoAuditError
 
@@ -59,6 +59,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("scan")(scan.scan)
+app.command("repair")(repair.repair)
 app.command("show")(show.show)
 app.command("explain")(explain.explain)
 app.command("list")(list_command.list_plugins)
@@ -76,7 +77,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Find every break of token-in-token-out in reinforcement-learning rollout logs."""
+    """Find every break of token-in-token-out in reinforcement-learning rollout logs, and repair it."""
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tito_audit.report import Report, ReportOptions
     from tito_audit.summary import Summary
 
-__all__ = ["Wanted", "deliver", "wanted_reports"]
+__all__ = ["Wanted", "deliver", "named_places", "opened", "wanted_reports"]
 
 _WAITING = 32
 """Results that a slow report may lag behind."""
@@ -39,11 +39,18 @@ def wanted_reports(given: Sequence[str], logs: Sequence[str]) -> list[Wanted]:
     """`NAME` and `NAME=FILE` as reports; SetupError when two would write to one place or onto a log."""
     from tito_audit.reports import report_named
 
-    wanted = []
+    return [Wanted(report_named(name), path) for name, path in named_places(given, logs)]
+
+
+def named_places(
+    given: Sequence[str], logs: Sequence[str], written: Sequence[str] = ()
+) -> list[tuple[str, Path | None]]:
+    """`NAME` and `NAME=FILE` as names and places, None for stdout; SetupError for a place that cannot be."""
+    named: list[tuple[str, Path | None]] = []
     for text in given:
         name, _, file = text.partition("=")
-        wanted.append(Wanted(report_named(name.strip()), Path(file) if file and file != "-" else None))
-    places = [one.path and one.path.resolve() for one in wanted]
+        named.append((name.strip(), Path(file) if file and file != "-" else None))
+    places = [path and path.resolve() for _, path in named]
     for place in places:
         if places.count(place) > 1:
             where = f"the file {place}" if place else "stdout"
@@ -52,17 +59,19 @@ def wanted_reports(given: Sequence[str], logs: Sequence[str]) -> list[Wanted]:
             )
         if place and any(Path(log).exists() and place == Path(log).resolve() for log in logs):
             raise SetupError(f"--report: {place} is one of the logs, and a log is never written.")
+        if place and any(place == Path(other).resolve() for other in written):
+            raise SetupError(f"--report: {place} is written by this run already; name another file.")
         if place and not place.parent.is_dir():
             raise SetupError(f"--report: there is no folder {place.parent} to write {place.name} to.")
         if place and place.is_dir():
             raise SetupError(f"--report: {place} is a folder, not a file.")
-    return wanted
+    return named
 
 
 def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted], options: ReportOptions) -> None:
     """Write every report out of one pass; no list of results is ever held."""
     with ExitStack() as files:
-        outs = [files.enter_context(_opened(one.path)) for one in wanted]
+        outs = [files.enter_context(opened(one.path)) for one in wanted]
         choices = [options if one.path is None else replace(options, color=False) for one in wanted]
         if not wanted:
             for _ in results:
@@ -75,7 +84,7 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted
 
 
 @contextmanager
-def _opened(path: Path | None) -> Iterator[TextIO]:
+def opened(path: Path | None) -> Iterator[TextIO]:
     """Stdout, or a new file beside `path` that takes its name once the report is whole."""
     if path is None:
         yield sys.stdout

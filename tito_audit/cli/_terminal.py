@@ -7,14 +7,12 @@ import shutil
 import sys
 import time
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from tito_audit.record.finding import Result
+from typing import TextIO, TypeVar
 
 __all__ = ["colors", "page_width", "watched"]
 
 _EVERY = 0.1
+_Item = TypeVar("_Item")
 
 
 def colors(stream: TextIO) -> bool:
@@ -27,7 +25,9 @@ def page_width() -> int:
     return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 160)
 
 
-def watched(results: Iterable[Result], *, silent: bool = False) -> Generator[Result, None, None]:
+def watched(
+    results: Iterable[_Item], *, silent: bool = False, counted: str = "rollouts"
+) -> Generator[_Item, None, None]:
     """The results, with a line on stderr that counts them while they pass, on a terminal only."""
     if silent or not sys.stderr.isatty():
         yield from results
@@ -35,7 +35,7 @@ def watched(results: Iterable[Result], *, silent: bool = False) -> Generator[Res
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    line = "{task.completed:,.0f} rollouts · {task.fields[pace]:,.0f}/s"
+    line = f"{{task.completed:,.0f}} {counted} · {{task.fields[pace]:,.0f}}/s"
     columns = (SpinnerColumn(), TextColumn(line), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None, pace=0.0)

@@ -1,37 +1,64 @@
-"""`tito-audit explain`: the manual of a rule, which is its docstring."""
+"""`tito-audit explain`: the manual of a rule or of a repair, which is its docstring."""
 
 from __future__ import annotations
 
 import difflib
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tito_audit.errors import SetupError
 
+if TYPE_CHECKING:
+    from tito_audit.repair import Repair
+    from tito_audit.rule import Rule
+
 __all__ = ["explain"]
 
 
 def explain(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="A rule's code or name, such as TOK101.")],
+    name: Annotated[
+        str, typer.Argument(metavar="CODE|REPAIR", help="A rule's code or name (TOK101), or a repair's (splice).")
+    ],
 ) -> None:
-    """Print what a rule finds, why it matters, an example and the repair."""
+    """Print the manual of a rule (what it finds, why it matters, the repair) or of a repair."""
+    from tito_audit.repairs import all_repairs
     from tito_audit.rules import all_rules
 
-    wanted = code.strip()
-    rules = all_rules()
+    wanted = name.strip()
+    rules, repairs = all_rules(), all_repairs()
     for rule in rules:
         if wanted.upper() == rule.code or wanted.lower() == rule.name:
-            needs = ", ".join(str(need.name).lower().replace("|", " or ") for need in rule.needs if need)
-            head = f"# {rule.code} {rule.name}\n\nSeverity: {rule.severity.word} at most. "
-            head += f"Needs: {needs.replace('_', ' ')}.\n\n" if needs else "Needs nothing but the row.\n\n"
-            return _print(head + rule.doc)
+            return _print(_rule_head(rule, [one.name for one in repairs if one.claims(rule.code)]) + rule.doc)
+    for repair in repairs:
+        if wanted.lower() == repair.name:
+            return _print(_repair_head(repair) + repair.doc)
     names = [rule.code for rule in rules] + [rule.name for rule in rules]
+    names += [one.name for one in repairs]
     close = difflib.get_close_matches(wanted.upper(), names, n=3, cutoff=0.4)
     close += difflib.get_close_matches(wanted.lower(), names, n=3, cutoff=0.5)
     hint = f"Nearest: {', '.join(dict.fromkeys(close))}. " if close else ""
-    raise SetupError(f"explain {code}: no rule has this code.\n{hint}See tito-audit list rules.")
+    raise SetupError(
+        f"explain {name}: no rule has this code, and no repair this name.\n"
+        f"{hint}See tito-audit list rules and tito-audit list repairs."
+    )
+
+
+def _rule_head(rule: Rule, claimed_by: list[str]) -> str:
+    """Title, severity, needs, and the repairs that claim its findings."""
+    needs = ", ".join(str(need.name).lower().replace("|", " or ") for need in rule.needs if need)
+    head = f"# {rule.code} {rule.name}\n\nSeverity: {rule.severity.word} at most. "
+    head += f"Needs: {needs.replace('_', ' ')}. " if needs else "Needs nothing but the row. "
+    return head + (f"Repairs: {', '.join(claimed_by)}.\n\n" if claimed_by else "No repair claims it.\n\n")
+
+
+def _repair_head(repair: Repair) -> str:
+    """Title, safety, and what it claims."""
+    cures = (
+        f"Cures: {', '.join(repair.cures)}." if repair.cures else "Cures nothing by itself; it runs when asked."
+    )
+    return f"# {repair.name}\n\nSafety: {repair.safety}. {cures}\n\n"
 
 
 def _print(manual: str) -> None:

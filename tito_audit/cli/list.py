@@ -25,9 +25,6 @@ def list_plugins(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
     """Print the formats, rules, repairs or reports there are."""
-    if kind is Kind.REPAIRS:
-        print("There are no repairs yet: this version finds and explains, and writes no log.")
-        return
     head, rows = _TABLES[kind]()
     if markdown:
         print(_markdown(head, rows))
@@ -53,6 +50,15 @@ def _rules() -> tuple[tuple[str, ...], _Rows]:
     return ("code", "severity", "finds"), [(one.code, one.severity.word, one.title) for one in all_rules()]
 
 
+def _repairs() -> tuple[tuple[str, ...], _Rows]:
+    from tito_audit.repairs import all_repairs
+
+    head = ("repair", "safety", "cures", "does")
+    return head, [
+        (one.name, str(one.safety), ", ".join(one.cures) or "what you ask for", one.title) for one in all_repairs()
+    ]
+
+
 def _reports() -> tuple[tuple[str, ...], _Rows]:
     from tito_audit.reports import all_reports
 
@@ -62,6 +68,7 @@ def _reports() -> tuple[tuple[str, ...], _Rows]:
 _TABLES: dict[Kind, Callable[[], tuple[tuple[str, ...], _Rows]]] = {
     Kind.FORMATS: _formats,
     Kind.RULES: _rules,
+    Kind.REPAIRS: _repairs,
     Kind.REPORTS: _reports,
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import (
+    FLAT_IDS,
     first_filled,
     first_text,
     flat_logprobs,
@@ -14,8 +17,11 @@ from tito_audit.formats._columns import (
     is_list,
     other_columns,
 )
+from tito_audit.formats._copies import Copy, call_counts, with_copies, with_counts
+from tito_audit.formats._update import as_logged, logprobs_as_logged, with_values
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
+from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Turn
 
@@ -27,6 +33,7 @@ __all__ = [
     "call_turn",
     "finish_reason",
     "is_messages",
+    "updated_call",
     "weight_versions",
 ]
 
@@ -62,6 +69,7 @@ CALL_LOGPROBS = (
 _TEXT = ("completion_text", "text", "response_text", "output_text", "completion", "response", "output")
 _ENTRY_PROMPT = (*PROMPT_IDS, "input_ids")
 _ENTRY_COMPLETION = (*COMPLETION_IDS, "token_ids")
+_ID_NAMES = {*PROMPT_IDS, *COMPLETION_IDS, *FLAT_IDS}
 
 
 def call_turn(
@@ -113,6 +121,25 @@ def call_turn(
     )
 
 
+def updated_call(
+    entry: Mapping[str, Any], before: Turn, after: Turn, *, skip: Collection[str] = ()
+) -> Mapping[str, Any]:
+    """The object that holds a call, with its prompt and columns as they are from now on.
+
+    Columns of `skip` belong to something else. RecordError when the object has no column for a prompt.
+    """
+    now = {column.name: column.values for column in after.columns}
+    columns: dict[str, Any] = {}
+    for old in before.columns:
+        original, values = entry[old.name], now.get(old.name)
+        nested = isinstance(original, Mapping) or (len(original) > 0 and is_list(original[0]))
+        if values is not None and old.role is ColumnRole.LOGPROBS and nested:
+            columns[old.name] = logprobs_as_logged(values, original)
+        else:
+            columns[old.name] = as_logged(values, original)
+    return _with_prompt(with_values(entry, columns), before, after, skip)
+
+
 def answers(messages: Sequence[Message], calls: int) -> list[int | None]:
     """The message that each of `calls` calls wrote, in order; None where the log does not tell."""
     indices = [i for i, message in enumerate(messages) if message.role == "assistant"]
@@ -149,6 +176,23 @@ def is_messages(value: object) -> bool:
         and len(value) > 0
         and all(isinstance(entry, Mapping) and "role" in entry for entry in value)
     )
+
+
+def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Collection[str]) -> Mapping[str, Any]:
+    """The call with its prompt in every copy that it holds, and the counts of it."""
+    old, new = before.prompt_ids, after.prompt_ids
+    if old is new or (old is not None and new is not None and np.array_equal(old, new)):
+        return entry
+    names = [name for name in _ENTRY_PROMPT if name not in skip]
+    name = first_filled(entry, names)
+    if name is None or new is None:
+        raise RecordError("the call has no column for the ids of its prompt")
+    copies = [] if old is None else [Copy(old, new, {*names, *_ID_NAMES} - {*skip})]
+    if before.seen_ids is not None and after.seen_ids is not None:
+        copies.append(Copy(before.seen_ids, after.seen_ids, _ID_NAMES - {*skip}))
+    copied: Mapping[str, Any] = with_copies(entry, copies, skip)
+    written = with_values(copied, {name: as_logged(new, entry[name])})
+    return with_counts(written, call_counts(before, after))
 
 
 def _without_answer(messages: tuple[Message, ...] | None, text: str | None) -> tuple[Message, ...] | None:

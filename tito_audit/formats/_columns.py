@@ -14,6 +14,7 @@ from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.column import MovePolicy
 
 __all__ = [
+    "FLAT_IDS",
     "Raw",
     "first_filled",
     "first_list",
@@ -29,6 +30,9 @@ __all__ = [
 ]
 
 Raw: TypeAlias = Sequence[Any] | NDArray[Any]
+
+FLAT_IDS = ("token_ids", "tokens", "input_ids")
+"""Names under which a whole sequence of ids stands in a row."""
 
 _STALE = {
     # Computed from the old ids by a trainer, a critic, a reference model or a teacher.
@@ -153,7 +157,7 @@ def policy_of(name: str) -> MovePolicy:
     """What becomes of a column when its tokens change, as its name tells."""
     if name in _DROP:
         return MovePolicy.DROP
-    if name == "position_ids":
+    if name in ("position_ids", "attention_mask"):
         return MovePolicy.COPY
     return MovePolicy.STALE if name in _STALE else MovePolicy.MOVE
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import (
+    FLAT_IDS,
     Raw,
     first_filled,
     first_list,
@@ -19,14 +22,15 @@ from tito_audit.formats._columns import (
     is_list,
     other_columns,
 )
+from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
+from tito_audit.formats._update import as_logged, column_as_logged, updated_columns, with_values
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import training_row
-from tito_audit.record.column import ColumnRole
-from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
+from tito_audit.record.rollout import Padding, TrainingRow
 
-__all__ = ["FLAT_IDS", "flat_row", "split_row"]
+__all__ = ["flat_row", "split_row", "updated_flat"]
 
-FLAT_IDS = ("token_ids", "tokens", "input_ids")
 _MASKS = (
     "loss_mask",
     "loss_masks",
@@ -55,6 +59,8 @@ _ROW_LOGPROBS = (
     "old_log_probs",
 )
 
+_PROMPT_LENGTHS = ("prompt_length", "prompt_len")
+
 
 def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
     """The training row of a flat list of ids; None when the list is empty.
@@ -63,7 +69,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
     the row: `has_calls` says so.
     """
     name = first_filled(row, FLAT_IDS)
-    row = _without_padding(row, name)
+    row, padding = _without_padding(row, name)
     ids = ids_or_none(row.get(name or ""), name or "")
     if ids is None:
         return None
@@ -79,7 +85,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         # slime and miles, which are the ones to write this length: no mask means all of the response.
         absent_mask_trains_response=stated and mask is None,
     )
-    return _with_sentinel(trained)
+    return replace(_with_sentinel(trained), padding=padding)
 
 
 def split_row(row: Row) -> TrainingRow | None:
@@ -108,6 +114,134 @@ def split_row(row: Row) -> TrainingRow | None:
         prompt_length=len(prompt),
     )
     return _with_sentinel(trained)
+
+
+def updated_flat(
+    row: Row, before: TrainingRow, after: TrainingRow, *, skip: Collection[str] = (), has_turn: bool = False
+) -> Row:
+    """A flat or split row with its columns, copies and counts as they are from now on.
+
+    What stands under a name of `skip` is not the row's own; with `has_turn`, neither are the columns of
+    a prompt and a completion, which say what a call was given and wrote.
+    """
+    name = first_filled(row, FLAT_IDS)
+    name = name if name is not None and len(row[name]) else None
+    if after.padding != Padding() and (name is None or not is_list(row.get("attention_mask"))):
+        raise RecordError("the row has no attention_mask over its ids: nothing would tell padding from tokens")
+    values = updated_columns(row, before, after, name)
+    values.update(_other_masks(row, before, after))
+    if name is None:
+        values.update(_split_ids(row, before, after))
+    copies: list[Copy] = []
+    if not np.array_equal(before.token_ids, after.token_ids):
+        names = {*FLAT_IDS, *(() if has_turn else (*PROMPT_IDS, *COMPLETION_IDS))}
+        copies.append(Copy(before.token_ids, after.token_ids, names))
+        if name is not None:
+            copies.append(Copy(row[name], values[name], names))
+        if not has_turn:
+            copies.extend(_part_copies(row, before, after))
+    skip = {*skip, *PROMPT_IDS, *COMPLETION_IDS} if has_turn else skip
+    new = with_values(with_copies(row, copies, skip), values)
+    new = with_values(new, _padded_lengths(row, before, after))
+    return with_counts(new, row_counts(before, after))
+
+
+def _split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
+    """The columns of prompt ids and of response ids."""
+    prompt, response = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)
+    mask = first_list(row, _RESPONSE_MASKS)
+    start = after.prompt_length or 0
+    if response is None or mask is None or (prompt is None and start):
+        raise RecordError("the row has no columns for the ids of a prompt and of a response")
+    if start == len(after.token_ids):
+        raise RecordError("nothing would be left of the response")
+    if after.loss_mask is not None and not after.loss_mask[:start].any() and after.loss_mask[start:].all():
+        raise RecordError(
+            f"column {mask!r} would train all of the response, and a row of these columns whose mask does that "
+            "says that one call sampled it"
+        )
+    values = {response: as_logged(after.token_ids[start:], row[response])}
+    return values if prompt is None else {**values, prompt: as_logged(after.token_ids[:start], row[prompt])}
+
+
+def _part_copies(row: Row, before: TrainingRow, after: TrainingRow) -> Iterator[Copy]:
+    """The beginning and the end of the row as other columns repeat them.
+
+    RecordError when it cannot be told where such a part ends from now on.
+    """
+    full = len(before.token_ids)
+    ends = [] if before.prompt_length is None else [(before.prompt_length, "")]
+    for name in (*PROMPT_IDS, *COMPLETION_IDS):
+        value = row.get(name)
+        if is_list(value) and 0 < len(value) < full:  # type: ignore[arg-type]
+            at = len(value) if name in PROMPT_IDS else full - len(value)  # type: ignore[arg-type]
+            part = before.token_ids[:at] if name in PROMPT_IDS else before.token_ids[at:]
+            if np.array_equal(part, value):  # type: ignore[arg-type]
+                ends.append((at, name))
+    for at, name in ends:
+        to = _boundary(before, after, at)
+        if to is None:
+            raise RecordError(
+                f"column {name!r} repeats a part of the ids, and where that part ends now cannot be told"
+            )
+        yield Copy(before.token_ids[:at], after.token_ids[:to], PROMPT_IDS)
+        yield Copy(before.token_ids[at:], after.token_ids[to:], COMPLETION_IDS)
+
+
+def _boundary(before: TrainingRow, after: TrainingRow, at: int) -> int | None:
+    """Where a boundary between two tokens went: with the prompt's end, or with the unchanged side of it."""
+    if at == before.prompt_length and after.prompt_length is not None:
+        return after.prompt_length
+    if np.array_equal(before.token_ids[:at], after.token_ids[:at]):
+        return at
+    rest = len(before.token_ids) - at
+    to = len(after.token_ids) - rest
+    return to if to >= 0 and np.array_equal(before.token_ids[at:], after.token_ids[to:]) else None
+
+
+def _padded_lengths(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
+    """Lengths of the prompt that count the padding on the left, which `flat_row` leaves unread."""
+    left = before.padding.left
+    values: dict[str, Any] = {}
+    for name in _PROMPT_LENGTHS if left else ():
+        length = row.get(name)
+        if type(length) is not int or not left <= length <= left + len(before.token_ids):
+            continue
+        to = _boundary(before, after, length - left)
+        if to is None:
+            raise RecordError(f"{name} counts the padding, and where the prompt ends now cannot be told")
+        if after.padding.left + to != length:
+            values[name] = after.padding.left + to
+    return values
+
+
+def _other_masks(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
+    """Further masks that say what the loss mask says (`labels` beside `loss_mask`), from the mask as it is now."""
+    if before.loss_mask is None or after.loss_mask is None:
+        return {}
+    values: dict[str, Any] = {}
+    for old in before.columns:
+        if old.role is not ColumnRole.OTHER or old.name not in _MASKS or old.alignment is not Alignment.FULL:
+            continue
+        encoding = mask_encoding(old.values, before.token_ids)
+        if encoding is None or not np.array_equal(trained_of(old.values, encoding), before.loss_mask):
+            continue
+        new = replace(old, role=ColumnRole.LOSS_MASK, values=_mask_values(after, encoding), encoding=encoding)
+        same = replace(old, role=ColumnRole.LOSS_MASK, encoding=encoding)
+        values[old.name] = column_as_logged(row[old.name], same, new, before, after)
+    return values
+
+
+def _mask_values(after: TrainingRow, encoding: MaskEncoding) -> NDArray[Any]:
+    mask = after.loss_mask
+    assert mask is not None
+    if encoding is MaskEncoding.LABELS:
+        return np.where(mask, after.token_ids, -100)
+    return (
+        mask
+        if encoding is MaskEncoding.BOOL
+        else mask.astype(np.float64 if encoding is MaskEncoding.FLOAT else np.int64)
+    )
 
 
 def _with_sentinel(row: TrainingRow) -> TrainingRow:
@@ -149,7 +283,7 @@ def _prompt_length(row: Row, full: int) -> tuple[int | None, bool]:
     response = row.get("response_length")
     if type(response) is int and 0 <= response <= full:
         return full - response, True
-    for name in ("prompt_length", "prompt_len"):
+    for name in _PROMPT_LENGTHS:
         length = row.get(name)
         if type(length) is int and 0 <= length <= full:
             return length, False
@@ -164,18 +298,19 @@ def _starts_with(row: Row, prompt: Sequence[Any]) -> bool:
     return name is not None and list(row[name][: len(prompt)]) == list(prompt)
 
 
-def _without_padding(row: Row, name: str | None) -> Row:
+def _without_padding(row: Row, name: str | None) -> tuple[Row, Padding]:
     """The row with every column as long as the ids cut to what the attention mask leaves visible."""
     mask = row.get("attention_mask")
     if name is None or not is_list(mask) or len(mask) != len(row[name]):  # type: ignore[arg-type]
-        return row
+        return row, Padding()
     seen = np.flatnonzero(np.asarray(mask) == 1)
     if not len(seen) or len(seen) == len(row[name]):
-        return row
+        return row, Padding()
     start, end = int(seen[0]), int(seen[-1]) + 1
     cut: Mapping[str, Any] = {
         column: value[start:end] if is_list(value) and len(value) == len(row[name]) else value
         for column, value in row.items()
     }
+    padding = Padding(start, len(row[name]) - end)
     # Lengths that count the padding on the left say nothing about what is left.
-    return {k: v for k, v in cut.items() if k not in ("prompt_length", "prompt_len")} if start else cut
+    return ({k: v for k, v in cut.items() if k not in _PROMPT_LENGTHS} if start else cut), padding

@@ -1,4 +1,4 @@
-"""map_columns: a user's own column names turned into ours, for `--map token_ids=tokens`."""
+"""A user's own column names turned into ours and back, for `--map token_ids=tokens`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Row
+from tito_audit.formats._columns import is_list
+from tito_audit.formats._values import equal_values
 
-__all__ = ["CANONICAL_COLUMNS", "map_columns"]
+__all__ = ["CANONICAL_COLUMNS", "map_columns", "unmap_columns"]
 
 CANONICAL_COLUMNS = (
     "token_ids",
@@ -61,3 +63,38 @@ def _value_at(row: Row, path: str) -> Any:
             )
         value = value[name]
     return value
+
+
+def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]) -> Row:
+    """The log's row with what changed in the row that `map_columns` made of it; itself when nothing did.
+
+    Mapped columns go back to the log's names, dotted ones into their objects; unchanged objects are
+    shared. RecordError when two of our names lead to one column and say different things of it.
+    """
+    before = map_columns(original_row, mapping)
+    row: Row = original_row
+    for name, value in mapped_row.items():
+        if name not in mapping and value is not before.get(name, mapped_row):
+            row = {**row, name: value}
+    written: dict[str, Any] = {}
+    for ours, path in mapping.items():
+        value = mapped_row.get(ours)
+        if value is before[ours]:
+            continue
+        if path in written and not _agree(written[path], value):
+            raise RecordError(f"--map leads two columns to {path!r}, and they differ after the repair")
+        written[path] = value
+        row = _with_value_at(row, path, value)
+    return row
+
+
+def _agree(one: Any, other: Any) -> bool:
+    return one is other or (is_list(one) and is_list(other) and equal_values(one, other))
+
+
+def _with_value_at(row: Mapping[str, Any], path: str, value: Any) -> Mapping[str, Any]:
+    """The row with a value at a path that exists in it; objects beside the path are shared."""
+    if path in row or "." not in path:
+        return {**row, path: value}
+    name, rest = path.split(".", 1)
+    return {**row, name: _with_value_at(row[name], rest, value)}

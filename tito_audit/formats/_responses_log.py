@@ -7,7 +7,7 @@ token ids. A row is an answer, an answer and its request under two keys, or both
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,21 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._responses_items import is_response_object
 from tito_audit.record.arrays import Ids, as_ids
+from tito_audit.record.edits import Path
 from tito_audit.record.rollout import TokenText
 
 __all__ = [
     "FLOOR",
     "Exchange",
     "Generated",
+    "answers",
     "choices",
     "exchange",
     "generated",
     "has_meta_info",
     "has_server_ids",
     "is_numbers",
+    "logged_tokens",
     "scores_of",
     "token_texts",
 ]
@@ -50,6 +53,10 @@ class Exchange:
     request: Mapping[str, Any]
     """Empty when the log holds answers only."""
     responses: tuple[Mapping[str, Any], ...]
+    request_paths: tuple[Path, ...] = ()
+    """The objects of the row that hold the request's fields, the one that counts first."""
+    response_paths: tuple[Path, ...] = ()
+    """Where in the row each answer is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +77,28 @@ class Generated:
 def exchange(row: Row) -> Exchange | None:
     """The answer and the request of a row; None if the row is none of the shapes."""
     if _is_response(row):
-        nested = next((row[key] for key in _REQUEST_KEYS if _is_request(row.get(key))), row)
-        return Exchange(_request(nested), (row,))
+        asked = next((key for key in _REQUEST_KEYS if _is_request(row.get(key))), None)
+        return _exchange(row, asked, {(): row})
     for key in _RESPONSE_KEYS:
-        found = _responses(row.get(key))
+        found = _responses(row.get(key), key)
         if found:
-            request = next((row[k] for k in (*_REQUEST_KEYS, "body") if _is_request(row.get(k))), row)
-            return Exchange(_request(request), found)
-    found = _responses(row.get("body"))
-    return Exchange(_request(row), found) if found else None
+            asked = next((k for k in (*_REQUEST_KEYS, "body") if _is_request(row.get(k))), None)
+            return _exchange(row, asked, found)
+    found = _responses(row.get("body"), "body")
+    return _exchange(row, None, found) if found else None
+
+
+def _exchange(row: Row, asked: str | None, found: Mapping[Path, Mapping[str, Any]]) -> Exchange:
+    """The answers with the request under the key `asked`; None: its fields are the row's own."""
+    request, paths = _request(row if asked is None else row[asked], () if asked is None else (asked,))
+    return Exchange(request, tuple(found.values()), paths, tuple(found))
+
+
+def answers(found: Exchange) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], int, Path]]:
+    """Each answer with each of its choices, the choice's number, and where in the row the choice is."""
+    for response, path in zip(found.responses, found.response_paths, strict=True):
+        for number, choice in enumerate(choices(response)):
+            yield response, choice, number, path if choice is response else (*path, "choices", number)
 
 
 def choices(response: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -117,7 +137,7 @@ def has_server_ids(found: Exchange) -> bool:
 
 def generated(choice: Mapping[str, Any]) -> Generated:
     """The tokens of a choice: from its ids, else `token_id:N` strings, else SGLang's triples."""
-    name, strings, values = _logged_tokens(choice)
+    name, strings, values = logged_tokens(choice)
     scores = scores_of(choice, "output_token_logprobs")
     copies: dict[str, Ids] = {}
     for key in ("token_ids", "output_ids"):
@@ -160,7 +180,7 @@ def is_numbers(value: object) -> bool:
     return isinstance(value, list) and bool(value) and type(value[0]) is int
 
 
-def _logged_tokens(choice: Mapping[str, Any]) -> tuple[str, list[str], list[Any] | None]:
+def logged_tokens(choice: Mapping[str, Any]) -> tuple[str, list[str], list[Any] | None]:
     """Where the logprobs are, the token strings beside them, and the values; None without any."""
     logged = choice.get("logprobs")
     if not isinstance(logged, Mapping):
@@ -231,16 +251,17 @@ def _disagreement(copies: Mapping[str, Ids]) -> str | None:
     return None
 
 
-def _responses(value: object) -> tuple[Mapping[str, Any], ...]:
-    """The answers under a key: an object, one wrapped with its HTTP status, or a list of them."""
+def _responses(value: object, key: str) -> dict[Path, Mapping[str, Any]]:
+    """The answers under a key and where they are: an object, one wrapped with its HTTP status, or a list."""
     if isinstance(value, Mapping):
         if _is_response(value):
-            return (value,)
+            return {(key,): value}
         body = value.get("body")
-        return (body,) if isinstance(body, Mapping) and _is_response(body) else ()
+        return {(key, "body"): body} if isinstance(body, Mapping) and _is_response(body) else {}
     listed = value if isinstance(value, list | tuple) else ()
-    answers = tuple(entry for entry in listed if isinstance(entry, Mapping) and _is_response(entry))
-    return answers if len(answers) == len(listed) else ()
+    if not all(isinstance(entry, Mapping) and _is_response(entry) for entry in listed):
+        return {}
+    return {(key, number): entry for number, entry in enumerate(listed)}
 
 
 def _is_response(value: Mapping[str, Any]) -> bool:
@@ -261,12 +282,15 @@ def _is_request(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
-def _request(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _request(value: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], tuple[Path, ...]]:
     """The request's fields, out of an HTTP wrapper and with what clients send as `extra_body`."""
     body = value.get("body")
-    fields = body if isinstance(body, Mapping) and not _is_response(body) else value
-    extra = fields.get("extra_body")
-    return {**extra, **fields} if isinstance(extra, Mapping) else fields
+    if isinstance(body, Mapping) and not _is_response(body):
+        value, path = body, (*path, "body")
+    extra = value.get("extra_body")
+    if isinstance(extra, Mapping):
+        return {**extra, **value}, (path, (*path, "extra_body"))
+    return value, (path,)
 
 
 def _first_choices(found: Exchange) -> list[Mapping[str, Any]]:

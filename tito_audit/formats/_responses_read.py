@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._responses_items import message_wire, text_of
 from tito_audit.formats._responses_log import (
     FLOOR,
     Generated,
+    answers,
     choices,
     exchange,
     generated,
@@ -34,16 +37,12 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
     found = exchange(row)
     if found is None:
         raise RecordError("no answer of a server: an object with `choices` or `meta_info` is expected")
-    answers = [
-        (response, choice, number)
-        for response in found.responses
-        for number, choice in enumerate(choices(response))
-    ]
+    listed = [(response, choice, number) for response, choice, number, _ in answers(found)]
     base = Rollout(place, name, **_request_fields(found.request))
     before = _request_messages(found.request)
     return tuple(
-        _rollout(replace(base, place=replace(place, item=item)), before, found.request, answer, len(answers))
-        for item, answer in enumerate(answers)
+        _rollout(replace(base, place=replace(place, item=item)), before, found.request, answer, len(listed))
+        for item, answer in enumerate(listed)
     )
 
 
@@ -206,9 +205,15 @@ def _other_columns(choice: Mapping[str, Any]) -> dict[str, tuple[Any, MovePolicy
     for name, value in choice.items():
         if name == "routed_experts" and isinstance(value, list):
             found[name] = (value, MovePolicy.DROP)
-        elif name not in _ID_KEYS and isinstance(value, list) and all(type(x) in (int, float) for x in value):
+        elif name not in _ID_KEYS and _may_be_column(value):
             found[name] = (value, MovePolicy.MOVE)
     return found
+
+
+def _may_be_column(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in "iuf"
+    return isinstance(value, list) and all(type(x) in (int, float) for x in value)
 
 
 def _wants_ids(choice: Mapping[str, Any]) -> bool:

@@ -10,10 +10,28 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._columns import FLAT_IDS, is_list
+from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
+from tito_audit.formats._values import as_logged, equal_values, logprobs_as_logged
+from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow
 
-__all__ = ["as_logged", "at_most_one_each", "changed_columns", "padded", "with_values"]
+__all__ = [
+    "as_logged",
+    "as_padded",
+    "at_most_one_each",
+    "changed_columns",
+    "column_as_logged",
+    "logprobs_as_logged",
+    "padded",
+    "updated_columns",
+    "updated_row",
+    "with_values",
+]
+
+_STYLES = {MaskEncoding.BOOL: "b", MaskEncoding.FLOAT: "f", MaskEncoding.BINARY: "iu", MaskEncoding.LABELS: "iu"}
+"""The kinds of numpy numbers that a mask of this encoding can be told by."""
 
 
 def with_values(row: Row, values: Mapping[str, Any]) -> Row:
@@ -21,34 +39,6 @@ def with_values(row: Row, values: Mapping[str, Any]) -> Row:
     if all(name in row and row[name] is value for name, value in values.items()):
         return row
     return {**row, **values}
-
-
-def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any:
-    """One value a token in the form in which the log had the column; `original` itself when they are equal.
-
-    A numpy array stays one, of its type, unless a value is unknown and the type cannot say so. In a list,
-    whole numbers stay whole numbers where the log had only such, and NaN is written as null unless the
-    column itself holds NaN.
-    """
-    if values is None:
-        return None
-    new = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    old = original.tolist() if isinstance(original, np.ndarray) else original
-    if isinstance(old, list | tuple) and _equal(new, list(old)):
-        return original
-    if isinstance(original, np.ndarray) and original.dtype.kind in "iufb":
-        if original.dtype.kind == "f" or not any(_unknown(value) for value in new):
-            return np.array([np.nan if value is None else value for value in new], original.dtype)
-        return [None if _unknown(value) else _whole(value) for value in new]
-    kinds = {type(value) for value in old or ()} - {type(None)}
-    if any(isinstance(value, float) and np.isnan(value) for value in old or ()):
-        return new
-    plain = [None if _unknown(value) else value for value in new]
-    if kinds == {int}:
-        plain = [_whole(value) for value in plain]
-    elif kinds == {bool}:
-        plain = [value if value is None else bool(value) for value in plain]
-    return plain
 
 
 def padded(values: Any, padding: Padding, fill: Any) -> Any:
@@ -61,17 +51,89 @@ def padded(values: Any, padding: Padding, fill: Any) -> Any:
     return [fill] * padding.left + list(values) + [fill] * padding.right
 
 
+def as_padded(
+    values: NDArray[Any] | Sequence[Any], original: Any, before: TrainingRow, after: TrainingRow, fill: Any = None
+) -> Any:
+    """One value a token in the log's form, with what the log had around it; `original` itself when equal.
+
+    Padding that grows repeats the outermost value it had; `fill` is for a column that had none.
+    RecordError when it grows and no value is known.
+    """
+    inner = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    left, right = before.padding.left, before.padding.right
+    old: list[Any] = original.tolist() if isinstance(original, np.ndarray) else list(original or ())
+    if len(old) != left + len(before.token_ids) + right:
+        # The column did not fit, so what stood around its tokens cannot be told.
+        old, left, right = [], 0, 0
+    known = old[-1:] if right else old[:1] if left else [] if fill is None else [fill]
+    ahead = _side(old[:left], after.padding.left, known, outer_first=True)
+    behind = _side(old[len(old) - right :], after.padding.right, known, outer_first=False)
+    return as_logged([*ahead, *inner, *behind], original)
+
+
 def changed_columns(before: TrainingRow, after: TrainingRow) -> dict[str, NDArray[Any] | None]:
-    """The columns whose values changed, by name; None for one that a repair dropped."""
-    now = {column.name: column.values for column in after.columns}
+    """The columns whose values or mask style changed, by name; None for one that a repair dropped."""
+    now = {column.name: column for column in after.columns}
     changed: dict[str, NDArray[Any] | None] = {}
     for column in before.columns:
-        values = now.get(column.name)
-        if values is None:
+        new = now.get(column.name)
+        if new is None:
             changed[column.name] = None
-        elif values is not column.values and not _equal(values.tolist(), column.values.tolist()):
-            changed[column.name] = values
+        elif not equal_values(new.values, column.values) or new.encoding is not column.encoding:
+            changed[column.name] = new.values
     return changed
+
+
+def column_as_logged(
+    original: Any, old: Column, new: Column | None, before: TrainingRow, after: TrainingRow
+) -> Any:
+    """A column of a training row as the log writes it, padding included; None when it was dropped."""
+    if new is None:
+        return None
+    if new.role is ColumnRole.LOGPROBS and _is_nested(original):
+        return logprobs_as_logged(new.values, original)
+    blank = _blank(new)
+    if new.encoding is not old.encoding and new.encoding is not None:
+        whole = new.values.tolist()
+        if new.alignment is Alignment.FULL:
+            whole = padded(whole, after.padding, blank)
+        return _restyled(whole, new, original)
+    if new.alignment is Alignment.FULL:
+        return as_padded(new.values, original, before, after, blank)
+    return as_logged(new.values, original)
+
+
+def updated_columns(row: Row, before: TrainingRow, after: TrainingRow, ids: str | None) -> dict[str, Any]:
+    """The values of a flat training row's columns from now on, by name; unchanged ones are the row's own.
+
+    `ids` is the column of token ids; None when they are written elsewhere.
+    """
+    values: dict[str, Any] = {}
+    if ids is not None:
+        values[ids] = as_padded(after.token_ids, row[ids], before, after)
+    changed = changed_columns(before, after)
+    now = {column.name: column for column in after.columns}
+    for old in before.columns:
+        if old.name in changed or before.padding != after.padding:
+            original = row.get(old.name)
+            values[old.name] = column_as_logged(original, old, now.get(old.name), before, after)
+    values.update(_attention(row, before, after))
+    return values
+
+
+def updated_row(
+    row: Row, before: TrainingRow | None, after: TrainingRow | None, ids: str, *, can_pad: bool = False
+) -> Row:
+    """A row whose columns are one flat training row, with its counts; itself when nothing changed."""
+    if before is None or after is None:
+        if before is not after:
+            raise RecordError("a training row can neither be added to this format's row nor be taken away")
+        return row
+    if not can_pad and after.padding != Padding():
+        raise RecordError("this format has no padding: nothing in its rows would tell padding from tokens")
+    values = updated_columns(row, before, after, ids)
+    copies = [Copy(row[ids], values[ids], FLAT_IDS)] if values[ids] is not row[ids] else []
+    return with_counts(with_values(with_copies(row, copies), values), row_counts(before, after))
 
 
 def at_most_one_each(row_rollouts: Sequence[Rollout], mended: Sequence[Mended]) -> list[Mended]:
@@ -84,16 +146,51 @@ def at_most_one_each(row_rollouts: Sequence[Rollout], mended: Sequence[Mended]) 
     return [by_item[rollout.place.item][0] for rollout in row_rollouts]
 
 
-def _equal(new: list[Any], old: list[Any]) -> bool:
-    """Equal values, where NaN and null are both "unknown"."""
-    return len(new) == len(old) and all(
-        a == b or (_unknown(a) and _unknown(b)) for a, b in zip(new, old, strict=True)
+def _side(old: list[Any], size: int, known: list[Any], *, outer_first: bool) -> list[Any]:
+    """Padding of a new size on one side: the outermost part of the old, or the old and more of the same."""
+    if size <= len(old):
+        return old[:size] if outer_first else old[len(old) - size :]
+    if not known:
+        raise RecordError("the row would be padded, and nothing in it says with what")
+    more = known * (size - len(old))
+    return more + old if outer_first else old + more
+
+
+def _attention(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
+    """`attention_mask` for the new length and padding, where the row has one over its ids."""
+    original = row.get("attention_mask")
+    left, full, right = before.padding.left, len(before.token_ids), before.padding.right
+    if not is_list(original) or len(original) != left + full + right:  # type: ignore[arg-type]
+        return {}
+    if before.padding == after.padding and full == len(after.token_ids):
+        return {"attention_mask": original}
+    seen = np.asarray(original) == 1
+    if not seen[left : left + full].all():
+        raise RecordError("attention_mask hides tokens among others, and where they went cannot be told")
+    return {"attention_mask": as_logged(padded([1] * len(after.token_ids), after.padding, 0), original)}
+
+
+def _blank(column: Column) -> Any:
+    """What a column says of an entry that is no token; None when nothing says so."""
+    if column.role is ColumnRole.LOSS_MASK:
+        return -100 if column.encoding is MaskEncoding.LABELS else 0
+    return column.sentinel
+
+
+def _restyled(values: list[Any], column: Column, original: Any) -> Any:
+    """A mask written in another style than the log had it; RecordError where a table's type forbids it."""
+    encoding = column.encoding or MaskEncoding.BINARY
+    kind = {MaskEncoding.BOOL: bool, MaskEncoding.FLOAT: float}.get(encoding, int)
+    plain = [kind(value) for value in values]
+    if not isinstance(original, np.ndarray):
+        return plain
+    if original.dtype.kind not in _STYLES.get(encoding, ""):
+        raise RecordError(f"column {column.name!r} is {original.dtype} in this table and holds no {encoding} mask")
+    return as_logged(plain, original)
+
+
+def _is_nested(original: object) -> bool:
+    """Logprobs that stand beside other facts: an object, or a list a token."""
+    return isinstance(original, Mapping) or (
+        isinstance(original, list | tuple) and len(original) > 0 and is_list(original[0])
     )
-
-
-def _unknown(value: object) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
 from tito_audit.formats._columns import Raw, is_list, stated_facts
+from tito_audit.formats._update import at_most_one_each, updated_row, with_values
+from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -52,6 +57,24 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    before = _read(row, mended[0].rollout.place)
+    changed: dict[str, list[Any]] = {}
+    for index, (old, one) in enumerate(zip(before, at_most_one_each(before, mended), strict=True)):
+        sample = {name: value[index] for name, value in row.items() if is_list(value) and index < len(value)}
+        new = updated_row(sample, old.training_row, one.rollout.training_row, "tokens")
+        for name in sample:
+            if new[name] is not sample[name]:
+                changed.setdefault(name, list(row[name]))[index] = new[name]
+    return (with_values(row, {name: _as_column(values, row[name]) for name, values in changed.items()}),)
+
+
+def _as_column(values: list[Any], original: Any) -> Any:
+    return np.array(values, original.dtype) if isinstance(original, np.ndarray) else values
+
+
 def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
     """A column's list for each sample; None where it has none. A lone `[[1]]` stands for no mask at all."""
     value = row.get(name)
@@ -75,6 +98,7 @@ FORMAT = Format(
     precedence=100,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="Each sample's training row, its mask (labels or 0/1) and logprobs; messages when the run included "
     "them. No calls, so nothing proves what was sampled; no tools, no model name.",
 )

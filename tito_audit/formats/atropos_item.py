@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
 from tito_audit.formats._columns import is_list, stated_facts
+from tito_audit.formats._update import at_most_one_each, updated_row
+from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -34,6 +36,14 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, messages=messages, training_row=trained, stated=stated_facts(row)),)
 
 
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    before = _read(row, mended[0].rollout.place)
+    (after,) = at_most_one_each(before, mended)
+    return (updated_row(row, before[0].training_row, after.rollout.training_row, "tokens"),)
+
+
 FORMAT = Format(
     name="atropos_item",
     title="Atropos items (ScoredDataItem)",
@@ -41,5 +51,6 @@ FORMAT = Format(
     precedence=110,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="One training row with its mask (labels or 0/1) and logprobs; messages when the run included them.",
 )

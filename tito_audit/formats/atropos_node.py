@@ -8,20 +8,25 @@ itself is read too. NousResearch/atropos `atroposlib/envs/server_handling/manage
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
 from tito_audit.formats._calls import finish_reason
-from tito_audit.formats._columns import other_columns, stated_facts
+from tito_audit.formats._columns import is_list, other_columns, stated_facts
+from tito_audit.formats._copies import with_list
+from tito_audit.formats._update import at_most_one_each, updated_row, with_values
+from tito_audit.formats._values import equal_values
+from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.rollout import Place, Rollout, TrainingRow
 
 __all__ = ["FORMAT"]
 
-_KEYS = {"full_text", "tokens", "masked_tokens", "logprobs"}
+_COLUMNS = ("tokens", "masked_tokens", "logprobs")
+_KEYS = {"full_text", *_COLUMNS}
 
 
 def _matches(row: Row) -> bool:
@@ -61,6 +66,70 @@ def _rollout(row: Row, node: Mapping[str, Any], place: Place) -> Rollout:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What becomes of one node."""
+
+    node: Mapping[str, Any]
+    key: object
+    """Its key in the container that was read: a number in a list, its text in a tree."""
+    before: TrainingRow
+    after: TrainingRow
+
+    def is_of(self, node: object) -> bool:
+        """Whether another container repeats the node as this one."""
+        return (
+            isinstance(node, Mapping)
+            and node.get("full_text") == self.node.get("full_text")
+            and all(
+                is_list(node.get(name)) and equal_values(node[name], self.node[name])
+                for name in _COLUMNS
+                if is_list(self.node.get(name))
+            )
+        )
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    rollouts = _read(row, mended[0].rollout.place)
+    after = [one.rollout.training_row for one in at_most_one_each(rollouts, mended)]
+    if _is_node(row):
+        return (updated_row(row, rollouts[0].training_row, after[0], "tokens"),)
+    source, *_ = _held(row)
+    held = row[source]
+    keys = range(len(held)) if source == "nodes" else list(held)
+    changes: list[_Change] = []
+    for key, old, new in zip(keys, rollouts, after, strict=True):
+        if updated_row(held[key], old.training_row, new, "tokens") is not held[key]:
+            assert old.training_row is not None
+            assert new is not None
+            changes.append(_Change(held[key], key, old.training_row, new))
+    return (with_values(row, {name: _container(row[name], name == source, changes) for name in _held(row)}),)
+
+
+def _container(held: Any, is_source: bool, changes: Sequence[_Change]) -> Any:
+    """One of the places that hold nodes, with every changed node as it is from now on."""
+    if not isinstance(held, Mapping):
+        return with_list(held, [_node(node, i, is_source, changes) for i, node in enumerate(held)])
+    new = {key: _node(node, key, is_source, changes) for key, node in held.items()}
+    return held if all(new[key] is held[key] for key in held) else new
+
+
+def _node(node: Any, key: object, is_source: bool, changes: Sequence[_Change]) -> Any:
+    """A node, or what became of it; RecordError if two changed nodes are equal and this repeats one of them."""
+    mine = [change for change in changes if (change.key == key if is_source else change.is_of(node))]
+    made = [updated_row(node, change.before, change.after, "tokens") for change in mine]
+    if any(
+        not equal_values(made[0][name], other[name])
+        for other in made[1:]
+        for name in _COLUMNS
+        if is_list(node.get(name))
+    ):
+        raise RecordError("two equal nodes were mended apart, and which of them the copy repeats cannot be told")
+    return made[0] if made else node
+
+
 def _stated(row: Row, node: Mapping[str, Any]) -> dict[str, object]:
     stated = {**stated_facts(row), **stated_facts(node)}
     metadata = node.get("metadata")
@@ -78,13 +147,17 @@ def _stated(row: Row, node: Mapping[str, Any]) -> dict[str, object]:
 
 def _nodes(row: Row) -> Sequence[Any]:
     """The nodes of a saved state, in order; [] when it is none."""
-    nodes = row.get("nodes")
-    if isinstance(nodes, list | tuple):
-        return nodes
-    for name in ("sequences", "tree"):
-        if isinstance(row.get(name), Mapping):
-            return list(row[name].values())
-    return []
+    held = _held(row)
+    if not held:
+        return []
+    first = row[held[0]]
+    return list(first.values()) if isinstance(first, Mapping) else first
+
+
+def _held(row: Row) -> list[str]:
+    """The keys under which a state holds nodes; the first is the one that is read, others repeat it."""
+    lists = ["nodes"] if isinstance(row.get("nodes"), list | tuple) else []
+    return lists + [name for name in ("sequences", "tree") if isinstance(row.get(name), Mapping)]
 
 
 def _is_node(value: object) -> bool:
@@ -98,6 +171,7 @@ FORMAT = Format(
     precedence=80,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="The sampled ids of each sequence with labels and logprobs. Neither messages nor tools, so no "
     "template can be applied; placeholder ids are told by `metadata.dummy_tokens`.",
 )

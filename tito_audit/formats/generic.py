@@ -13,15 +13,19 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import COMPLETION_IDS, PROMPT_IDS, answers, call_turn, is_messages
-from tito_audit.formats._columns import is_list, is_numbers, parsed, stated_facts
-from tito_audit.formats._flat import FLAT_IDS, flat_row, split_row
+from tito_audit.formats._calls import COMPLETION_IDS, PROMPT_IDS, answers, call_turn, is_messages, updated_call
+from tito_audit.formats._columns import FLAT_IDS, is_list, is_numbers, parsed, stated_facts
+from tito_audit.formats._copies import with_counts, with_list
+from tito_audit.formats._flat import flat_row, split_row, updated_flat
+from tito_audit.formats._update import with_values
+from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
 __all__ = ["FORMAT"]
 
 _CALLS = ("calls", "turns", "steps", "trajectory")
+_CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
 
@@ -49,7 +53,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     trained: TrainingRow | None = None
     calls = _calls_name(row)
     if calls is not None:
-        turns = _call_turns(row[calls], calls, conversation.messages)
+        turns = _call_turns(parsed(row, calls), calls, conversation.messages)
     elif any(name in row for name in COMPLETION_IDS):
         trained = split_row(row)
         turns = () if trained is not None else (_single_turn(row, conversation),)
@@ -71,6 +75,91 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
             stated=stated,
         ),
     )
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    (before,) = _read(row, mended[0].rollout.place)
+    return tuple(_updated(row, before, one) for one in mended)
+
+
+def _updated(row: Row, before: Rollout, one: Mended) -> Row:
+    """The row as one mended rollout has it; a fork calls this once a part."""
+    calls = _calls_name(row)
+    if calls is not None:
+        new = _with_calls(row, calls, before, one)
+    elif one.turns_from != tuple(range(len(before.turns))):
+        raise RecordError("the row is one call and cannot be left without it")
+    else:
+        new = row
+        for old_turn, turn in zip(before.turns, one.rollout.turns, strict=True):
+            new = updated_call(new, old_turn, turn, skip=("messages", *FLAT_IDS))
+    old, trained = before.training_row, one.rollout.training_row
+    if old is None or trained is None:
+        if old is not trained:
+            raise RecordError("a training row can neither be added to these columns nor be taken away")
+        return new
+    has_turn = calls is None and bool(before.turns)
+    return updated_flat(new, old, trained, skip=(*_CALLS, "messages", "tools"), has_turn=has_turn)
+
+
+def _with_calls(row: Row, name: str, before: Rollout, one: Mended) -> Row:
+    """The row with the calls that are left, their prompts and columns, and the messages up to the last."""
+    entries = parsed(row, name)
+    kept = one.turns_from
+    if not kept:
+        raise RecordError("no call would be left in the row")
+    new = with_list(
+        entries,
+        [
+            updated_call(entries[number], before.turns[number], turn)
+            for number, turn in zip(kept, one.rollout.turns, strict=True)
+        ],
+    )
+    if new is entries:
+        return row
+    counts = {count: [(len(entries), len(kept))] for count in _CALL_COUNTS}
+    row = with_counts(with_values(row, {name: _written(row[name], entries, new)}), counts)
+    return row if len(kept) == len(entries) else _with_messages_of(row, before, kept)
+
+
+def _with_messages_of(row: Row, before: Rollout, kept: Sequence[int]) -> Row:
+    """The row with its messages cut after the answer of the last call that is left.
+
+    RecordError when reading the row again would say that a call wrote another answer than it did.
+    """
+    wanted = [before.turns[number].message_index for number in kept]
+    last = wanted[-1]
+    if last is not None and kept[-1] != len(before.turns) - 1:
+        row = _with_messages(row, last + 1)
+    if answers(_conversation(row).messages, len(kept)) != wanted:
+        raise RecordError(
+            "which messages the calls that are left belong to cannot be told: calls are paired with answers "
+            "from the last one back"
+        )
+    return row
+
+
+def _with_messages(row: Row, count: int) -> Row:
+    """The row with its first `count` messages, which may be spread over a prompt and a completion."""
+    ahead = 0
+    for name in ("messages",) if parsed(row, "messages") is not None else ("prompt", "completion"):
+        messages = parsed(row, name)
+        left = max(count - ahead, 0)
+        ahead += len(messages)
+        if left < len(messages):
+            row = with_values(row, {name: _written(row[name], messages, messages[:left])})
+    return row
+
+
+def _written(original: Any, old: Any, new: Any) -> Any:
+    """A value in place of another; inside a JSON string where a table holds it as one."""
+    if not isinstance(original, str):
+        return new
+    from tito_audit.record.json_text import rewritten_string
+
+    return rewritten_string(original, old, new)
 
 
 def _conversation(row: Row) -> _Conversation:
@@ -109,7 +198,7 @@ def _call_turns(entries: Sequence[Any], name: str, messages: Sequence[Message]) 
 def _calls_name(row: Row) -> str | None:
     """The column that lists the row's calls: objects of which one of the first has a column of ids."""
     for name in _CALLS:
-        entries = row.get(name)
+        entries = parsed(row, name)
         if isinstance(entries, list | tuple) and any(
             isinstance(entry, Mapping) and _CALL_KEYS & entry.keys() for entry in entries[:8]
         ):
@@ -138,6 +227,7 @@ FORMAT = Format(
     precedence=270,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools. Other names are "
     "given with `--map OURS=THEIRS`.",
 )

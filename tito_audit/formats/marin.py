@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import answers, call_turn
+from tito_audit.formats._calls import answers, call_turn, updated_call
 from tito_audit.formats._columns import is_list, parsed, stated_facts
+from tito_audit.formats._update import at_most_one_each
+from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 
@@ -36,6 +39,16 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row)),)
 
 
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    before = _read(row, mended[0].rollout.place)
+    (after,) = at_most_one_each(before, mended)
+    if after.turns_from != (0,):
+        raise RecordError("the row is one call and cannot be left without it")
+    return (updated_call(row, before[0].turns[0], after.rollout.turns[0], skip=("messages",)),)
+
+
 FORMAT = Format(
     name="marin",
     title="Marin rollouts, written as JSON",
@@ -43,6 +56,7 @@ FORMAT = Format(
     precedence=210,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="One call with its logprobs and rewards. The framework may have looked these ids up from text, so "
     "they are no proof of what was sampled; no messages are kept.",
 )

@@ -8,46 +8,33 @@ NVIDIA-NeMo/Gym `nemo_gym/rollout_collection.py`, `openai_utils.py`, `responses_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._gym_calls import Call, cut_by_length, is_chat, layout_of, opens, request_of
+from tito_audit.formats._gym_write import updated_rows
 from tito_audit.formats._responses_items import (
-    TEXT_KEYS,
     TOKEN_KEYS,
     Item,
-    Step,
     chat_tools,
     filled_list,
-    input_steps,
     is_response_object,
-    message_wire,
-    steps,
     text_of,
     unread_types,
 )
 from tito_audit.record.arrays import as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.message import Message, as_message, as_tools
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import Message, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
 
-_ROW_KEYS = (*TOKEN_KEYS, *TEXT_KEYS, "routed_experts")
 _NO_MODEL = ("", "model", "policy_model")
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One model call: what it was sent, what it wrote, and the object that holds its tokens."""
-
-    prompt: tuple[Message, ...]
-    answer: Message
-    bearer: Item | None
 
 
 def _matches(row: Row) -> bool:
@@ -60,28 +47,22 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    if "responses_create_params" not in row and "output" not in row:
-        return (_read_chat(row, place),)
-    response = row["response"] if "responses_create_params" in row else row
-    params = row.get("responses_create_params", row)
-    if not isinstance(params, Mapping):
-        raise RecordError("responses_create_params is not an object, so the request is unknown")
+    layout = layout_of(row)
+    messages = layout.messages
+    if is_chat(row):
+        stated = _stated(row, row)
+        turns = _turns(layout.calls, messages, stated)
+        tools = as_tools(row.get("tools"), "tools")
+        return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
+    params, response = request_of(row)
     stated = _stated(row, response)
-    before = _before(params, response)
-    output = response["output"]
-    if len(output) and isinstance(output[0], list | tuple):
-        messages, calls = _transitions(before, output)
-        unread = tuple(sorted({kind for inner in output for kind in unread_types(inner)}))
-    else:
-        found = [*before, *steps(output, "response.output")]
-        messages, calls = _conversation(found, len(before))
-        unread = unread_types(output)
-    turns = _turns(calls, messages, stated)
-    if turns and _cut_by_length(response):
+    turns = _turns(layout.calls, messages, stated)
+    if turns and cut_by_length(response):
         turns = (*turns[:-1], replace(turns[-1], finish_reason="length"))
+    unread = _unread(response["output"])
     if unread:
         stated["items_not_read"] = unread
-    if unread or (before == [] and not _opens(messages)):
+    if unread or not (layout.asked or opens(messages)):
         # Messages with a gap, or without their request, would be rendered as if nothing were missing.
         messages = ()
         turns = tuple(replace(turn, message_index=None, prompt_messages=None) for turn in turns)
@@ -89,66 +70,11 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
 
 
-def _read_chat(row: Row, place: Place) -> Rollout:
-    """The chat form: the tokens sit on assistant messages."""
-    wires = row["messages"]
-    messages = tuple(
-        as_message(message_wire(wire, _ROW_KEYS) if isinstance(wire, Mapping) else wire, f"messages[{i}]")
-        for i, wire in enumerate(wires)
-    )
-    calls = [
-        _Call(messages[:i], messages[i], wire)
-        for i, wire in enumerate(wires)
-        if _is_answer(wire) and any(wire.get(key) is not None for key in _ROW_KEYS)
-    ]
-    stated = _stated(row, row)
-    turns = _turns(calls, messages, stated)
-    return Rollout(place, FORMAT.name, messages, as_tools(row.get("tools"), "tools"), turns=turns, stated=stated)
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return updated_rows(row, mended, _read)
 
 
-def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[Step]:
-    """What stood before the output: the request's input, or what the agent says it made of it."""
-    agent_input = response.get("agent_input")
-    if isinstance(agent_input, list):
-        return input_steps({**params, "input": agent_input}, "response.agent_input")
-    found = input_steps(params, "responses_create_params")
-    found.extend(steps(filled_list(response.get("seed_obs")), "response.seed_obs"))
-    return found
-
-
-def _conversation(found: Sequence[Step], first: int) -> tuple[tuple[Message, ...], list[_Call]]:
-    """All messages, and the calls from step `first` on: those before are history that others wrote."""
-    messages = tuple(step.message for step in found)
-    calls = [
-        _Call(messages[:i], step.message, step.bearer)
-        for i, step in enumerate(found)
-        if i >= first and step.is_call
-    ]
-    return messages, calls
-
-
-def _transitions(
-    before: Sequence[Step], output: Sequence[Sequence[Item]]
-) -> tuple[tuple[Message, ...], list[_Call]]:
-    """Output as a list of lists, each repeating the history of one call: its last."""
-    messages: tuple[Message, ...] = ()
-    calls: list[_Call] = []
-    for number, inner in enumerate(output):
-        found = steps(inner, f"response.output[{number}]")
-        system = [step for step in before if not step.items and step.message.role == "system"]
-        # A history that opens with what no model wrote holds the request already, but not its instructions.
-        found = [*(system if _opens([step.message for step in found]) else before), *found]
-        messages, own = _conversation(found, 0)
-        calls.extend(own[-1:])
-    return messages, calls
-
-
-def _opens(messages: Sequence[Message]) -> bool:
-    """True if these begin a conversation: with a message that is neither an answer nor a tool's."""
-    return bool(messages) and messages[0].role not in ("assistant", "tool")
-
-
-def _turns(calls: Sequence[_Call], messages: Sequence[Message], stated: dict[str, object]) -> tuple[Turn, ...]:
+def _turns(calls: Sequence[Call], messages: Sequence[Message], stated: dict[str, object]) -> tuple[Turn, ...]:
     """One turn a call; none, and `ids_wanted` False, when the log holds neither ids nor decoded tokens."""
     bearers = [call.bearer for call in calls if call.bearer is not None]
     if not any(bearer.get(key) is not None for bearer in bearers for key in TOKEN_KEYS):
@@ -158,7 +84,7 @@ def _turns(calls: Sequence[_Call], messages: Sequence[Message], stated: dict[str
     return tuple(_turn(call, messages) for call in calls)
 
 
-def _turn(call: _Call, messages: Sequence[Message]) -> Turn:
+def _turn(call: Call, messages: Sequence[Message]) -> Turn:
     bearer = call.bearer or {}
     index = len(call.prompt)
     in_place = index < len(messages) and _same(messages[: index + 1], (*call.prompt, call.answer))
@@ -221,11 +147,6 @@ def _stated(row: Row, response: Mapping[str, Any]) -> dict[str, object]:
     return stated
 
 
-def _cut_by_length(response: Mapping[str, Any]) -> bool:
-    details = response.get("incomplete_details")
-    return isinstance(details, Mapping) and text_of(details.get("reason")) == "max_output_tokens"
-
-
 def _same(left: Sequence[Message], right: Sequence[Message]) -> bool:
     """True if these are the same messages; only what rules and templates read is compared."""
     pairs = zip(left, right, strict=False)
@@ -235,8 +156,9 @@ def _same(left: Sequence[Message], right: Sequence[Message]) -> bool:
     )
 
 
-def _is_answer(wire: object) -> bool:
-    return isinstance(wire, Mapping) and text_of(wire.get("role")) == "assistant"
+def _unread(output: Sequence[Any]) -> tuple[str, ...]:
+    inner = output if len(output) and isinstance(output[0], list | tuple) else [output]
+    return tuple(sorted({kind for items in inner for kind in unread_types(items)}))
 
 
 def _bears_any(values: object) -> bool:
@@ -256,6 +178,7 @@ FORMAT = Format(
     precedence=50,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="Messages, tools and every call: its complete prompt, what was sampled, its logprobs. No tokenizer "
     "is named and no loss mask is written: what was generated is trained.",
 )

@@ -8,17 +8,21 @@ validation dumps of the same shape hold text only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._columns import policy_of
+from tito_audit.formats._update import at_most_one_each, updated_row, with_values
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
+from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages
-from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 
 __all__ = ["FORMAT"]
 
@@ -71,14 +75,41 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
         if isinstance(value, list | np.ndarray)
     }
     used = (name, mask, _LOGPROBS, "content")
-    other = {key: (value, _POLICIES.get(key, MovePolicy.MOVE)) for key, value in cut.items() if key not in used}
-    return training_row(
+    other = {key: (value, _POLICIES.get(key, policy_of(key))) for key, value in cut.items() if key not in used}
+    row = training_row(
         padded[:length],
         mask=None if mask is None else (mask, _column(cut, mask)),
         logprobs=None if values.get(_LOGPROBS) is None else (_LOGPROBS, _column(cut, _LOGPROBS)),
         other=other,
         sentinel=0.0,
     )
+    return replace(row, padding=Padding(right=len(padded) - length))
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    before = _read(row, mended[0].rollout.place)
+    (one,) = at_most_one_each(before, mended)
+    old, new = before[0].training_row, one.rollout.training_row
+    values = _unwrapped(row)
+    if new is not None and new.padding.left:
+        raise RecordError(
+            "input_lengths counts from the first token, so the row can hold padding on the right only"
+        )
+    if new is not None and new.padding.right and values.get("input_lengths") is None:
+        raise RecordError("the row has no input_lengths: nothing would tell padding from tokens")
+    name = next((name for name in _IDS if values.get(name) is not None), "")
+    updated = updated_row(values, old, new, name, can_pad=True)
+    changed = {key: updated[key] for key in values if updated[key] is not values[key]}
+    return (with_values(row, {key: _wrapped(value, row[key], values[key]) for key, value in changed.items()}),)
+
+
+def _wrapped(value: Any, original: Any, unwrapped: Any) -> Any:
+    """A value in a list of one where the log had it in one."""
+    if original is unwrapped:
+        return value
+    return np.array([value], original.dtype) if isinstance(original, np.ndarray) else [value]
 
 
 def _column(cut: Mapping[str, Any], name: str) -> Any:
@@ -130,6 +161,7 @@ FORMAT = Format(
     precedence=90,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="The training row with its mask and logprobs. There are no roles, tools or model, so tokens can be "
     "checked and templates cannot; distillation and validation dumps hold no ids.",
 )

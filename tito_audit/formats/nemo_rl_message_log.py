@@ -15,12 +15,16 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._boundaries import moved_boundaries
+from tito_audit.formats._copies import row_counts, with_counts, with_list
 from tito_audit.formats._responses_items import message_wire
+from tito_audit.formats._update import as_logged, at_most_one_each, changed_columns, with_values
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
+from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages, as_tools
-from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 
 __all__ = ["FORMAT"]
 
@@ -88,6 +92,63 @@ def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> Train
     misfits = [(ColumnRole.LOSS_MASK, _MASK, mask), (ColumnRole.LOGPROBS, _LOGPROBS, logprobs)]
     columns = [_misfit(role, name, column) for role, name, column in misfits if column and not column.fits]
     return replace(row, columns=(*row.columns, *columns))
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    before = _read(row, mended[0].rollout.place)
+    (one,) = at_most_one_each(before, mended)
+    old, new = before[0].training_row, one.rollout.training_row
+    if old is None or new is None:
+        if old is not new:
+            raise RecordError("a training row can neither be added to a conversation nor be taken away")
+        return (row,)
+    if new.padding != Padding():
+        raise RecordError("messages have no padding: nothing in them would tell padding from tokens")
+    log = _unwrapped(row["message_log"])
+    written = with_list(log, _updated_log(log, old, new))
+    if written is log:
+        return (row,)
+    outer = row["message_log"]
+    counts = row_counts(old, new)
+    return (with_counts(with_values(row, {"message_log": written if outer is log else [written]}), counts),)
+
+
+def _updated_log(log: Sequence[Mapping[str, Any]], old: TrainingRow, new: TrainingRow) -> list[Any]:
+    """The messages with their slices of the row as it is from now on."""
+    lengths = [len(entry["token_ids"]) if _held(entry, "token_ids") else 0 for entry in log]
+    generated = [_is_generated(entry) for entry in log]
+    ends = [0, *np.cumsum(lengths).tolist()]
+    cuts = moved_boundaries(old, new, ends, generated)
+    if not any(column.role is ColumnRole.LOSS_MASK for column in old.columns) and new.loss_mask is not None:
+        implied = np.repeat(generated, np.diff(cuts))
+        if not np.array_equal(implied, new.loss_mask):
+            raise RecordError(f"the messages have no {_MASK}, so what is trained cannot be written")
+    changed = changed_columns(old, new)
+    fills = {_MASK: 0, _LOGPROBS: _SENTINEL}
+    entries = list(log)
+    for number, (entry, start, end) in enumerate(zip(log, cuts[:-1], cuts[1:], strict=True)):
+        values = {"token_ids": _slice(entry, "token_ids", new.token_ids[start:end], None, number)}
+        for name, column in changed.items():
+            part = None if column is None else column[start:end]
+            values[name] = _slice(entry, name, part, fills.get(name), number)
+        entries[number] = with_values(entry, {name: value for name, value in values.items() if name in entry})
+    return entries
+
+
+def _slice(entry: Mapping[str, Any], name: str, part: Any, fill: object, number: int) -> Any:
+    """A message's part of a column; RecordError when there is something to write and no place for it."""
+    if _held(entry, name) or (isinstance(entry.get(name), list | np.ndarray) and part is not None and len(part)):
+        return as_logged(part, entry[name])
+    if part is not None and any(not _says_nothing(value, fill) for value in part.tolist()):
+        raise RecordError(f"message_log[{number}] has no {name}, and the repair puts some there")
+    return entry.get(name)
+
+
+def _says_nothing(value: object, fill: object) -> bool:
+    """What stands for a message without the column when the conversation is put together."""
+    return value is None or value == fill or value != value
 
 
 def _joined(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fill: object) -> _Joined | None:
@@ -161,6 +222,7 @@ FORMAT = Format(
     precedence=92,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="The training row put together from its messages, with mask and logprobs. Messages are rendered "
     "only when their contents are bodies, not text that a template already wrote.",
 )

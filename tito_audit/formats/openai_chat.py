@@ -6,10 +6,11 @@ up later; what comes out is a guess and marked as one. openai Python package, re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._responses_items import (
     Item,
@@ -24,6 +25,10 @@ from tito_audit.formats._responses_items import (
 )
 from tito_audit.formats._responses_log import exchange, token_texts
 from tito_audit.formats._responses_read import request_facts, rollouts_of
+from tito_audit.formats._responses_write import entry_edits, updated_choices, updated_with
+from tito_audit.formats._turn_change import Change
+from tito_audit.record.edits import Edit, Path
+from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
 
@@ -94,6 +99,36 @@ def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:
     return tuple(found) or None
 
 
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    found = exchange(row)
+    if found is None or not all(is_response_object(response) for response in found.responses):
+        return (updated_choices(row, mended, _read),)
+
+    def edits(item: int, changes: Mapping[int, Change]) -> Iterator[Edit]:
+        path, output = found.response_paths[item], found.responses[item]["output"]
+        calls = [step for step in steps(output, "output") if step.is_call]
+        for number, change in changes.items():
+            yield from _call_edits(output, (*path, "output"), calls[number], change)
+
+    return (updated_with(row, mended, _read, edits),)
+
+
+def _call_edits(output: Sequence[Item], path: Path, call: Step, change: Change) -> Iterator[Edit]:
+    """A call's logprobs over its content parts, in order."""
+    old, new = change.recorded_logprobs, change.logprobs
+    if old is None or new is None or len(old) != len(new):
+        raise RecordError("the tokens of this answer are known from their logprobs alone, which cannot go")
+    start = 0
+    for number, item in enumerate(output):
+        if not any(item is own for own in call.items):
+            continue
+        for place, part in enumerate(filled_list(item.get("content"))):
+            end = start + len(part["logprobs"])
+            where = (*path, number, "content", place, "logprobs")
+            yield from entry_edits(part["logprobs"], where, old[start:end], new[start:end])
+            start = end
+
+
 FORMAT = Format(
     name="openai_chat",
     title="OpenAI responses",
@@ -101,6 +136,7 @@ FORMAT = Format(
     precedence=250,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="Token strings with logprobs when they were asked for: ids are looked up from their bytes and "
     "marked as a guess. Without logprobs there is text only and nothing to audit.",
 )

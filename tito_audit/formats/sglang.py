@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from tito_audit.format import Format, Row
 from tito_audit.formats._responses_log import exchange, has_meta_info
 from tito_audit.formats._responses_read import rollouts_of
+from tito_audit.formats._responses_write import updated_choices
+from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -25,6 +27,10 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return rollouts_of(row, place, FORMAT.name)
 
 
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return (updated_choices(row, mended, _read),)
+
+
 FORMAT = Format(
     name="sglang",
     title="SGLang responses",
@@ -32,6 +38,7 @@ FORMAT = Format(
     precedence=230,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="The call's completion, logprobs and weight version; its prompt only when the request's "
     "`input_ids` or the prompt's scores were logged. Calls of one conversation are not joined.",
 )

@@ -18,7 +18,9 @@ from tito_audit.formats._columns import (
     parsed,
     stated_facts,
 )
+from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.build import training_row
+from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 
@@ -65,6 +67,14 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    before = _read(row, mended[0].rollout.place)
+    (after,) = at_most_one_each(before, mended)
+    return (updated_row(row, before[0].training_row, after.rollout.training_row, "tokens"),)
+
+
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",
@@ -72,6 +82,7 @@ FORMAT = Format(
     precedence=265,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",
 )

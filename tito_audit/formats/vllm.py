@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from tito_audit.format import Format, Row
 from tito_audit.formats._responses_log import exchange, has_server_ids
 from tito_audit.formats._responses_read import rollouts_of
+from tito_audit.formats._responses_write import updated_choices
+from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -25,6 +27,10 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return rollouts_of(row, place, FORMAT.name)
 
 
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return (updated_choices(row, mended, _read),)
+
+
 FORMAT = Format(
     name="vllm",
     title="vLLM responses",
@@ -32,6 +38,7 @@ FORMAT = Format(
     precedence=240,
     matches=_matches,
     read=_read,
+    update=_update,
     shows="The call's completion and logprobs, its prompt if the answer or the request holds it; messages "
     "and tools only when the request was logged too. One rollout a choice; calls of one conversation are "
     "not joined.",

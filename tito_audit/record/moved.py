@@ -118,9 +118,8 @@ class _Mover:
                 return column
             self.dropped.append(column.name)
             return None
-        if column.policy is MovePolicy.COPY and self._counts(column):
-            start = int(column.values[0]) if len(column.values) else 0
-            return replace(column, values=np.arange(start, start + len(self.ids), dtype=column.values.dtype))
+        if column.policy is MovePolicy.COPY and (copied := self._copied(column)) is not None:
+            return replace(column, values=copied)
         return self._other(column)
 
     def _loss_mask(self, column: Column) -> Column:
@@ -147,7 +146,11 @@ class _Mover:
             return column
         values = self.logprobs
         if column.sentinel is not None:
-            values = np.where(np.isnan(values), column.sentinel, values)
+            lost = np.isnan(values)
+            if column.alignment is not None:
+                # What the log itself has as null stays null.
+                lost &= (self.source < 0) | ~np.isnan(self._full(column, np.nan)[self.source])
+            values = np.where(lost, column.sentinel, values)
         return self._cut(column, values, alignment=self._alignment(column))
 
     def _other(self, column: Column) -> Column:
@@ -204,12 +207,16 @@ class _Mover:
             raise RecordError(f"column {column.name!r} is {alignment} and cannot be moved")
         return replace(column, values=values, alignment=alignment)
 
-    def _counts(self, column: Column) -> bool:
-        """Whether a column that repeats the ids is a plain count of them."""
+    def _copied(self, column: Column) -> NDArray[Any] | None:
+        """A column that counts the tokens or says the same of each, for the new ones; None for any other."""
         values = column.values
-        return (
-            column.alignment is Alignment.FULL and values.dtype.kind in "iu" and bool((np.diff(values) == 1).all())
-        )
+        if column.alignment is not Alignment.FULL or values.dtype.kind not in "iub" or not len(values):
+            return None
+        if (values == values[0]).all() and len(values) > 1:
+            return np.full(len(self.ids), values[0], values.dtype)
+        if values.dtype.kind == "b" or not (np.diff(values) == 1).all():
+            return None
+        return np.arange(values[0], int(values[0]) + len(self.ids), dtype=values.dtype)
 
 
 def _first_change(old: Ids, new: Ids) -> int:

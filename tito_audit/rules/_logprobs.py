@@ -1,4 +1,4 @@
-"""Recorded logprobs, one stretch of sampled tokens after the other, and how far they lie off them."""
+"""Recorded logprobs, one stretch of sampled tokens after the other."""
 
 from __future__ import annotations
 
@@ -7,30 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tito_audit.evidence.logprobs import IMPOSSIBLE, ROUNDING, shifts
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Mask
-from tito_audit.record.column import Alignment, ColumnRole
+from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import TrainingRow, trained_runs
-from tito_audit.rules._masks import mask_slide, sampled_turns
 
 __all__ = [
-    "ROUNDING",
-    "LogprobShift",
     "SampledValues",
     "constant_stretches",
     "placeholders",
     "sampled_values",
-    "shifts",
     "zeros",
 ]
 
-ROUNDING = 1e-3
-"""Values this close are the same number: logs round, some to four decimals."""
 _EQUAL = 4
 _EQUAL_ZERO = 8
-_FARTHEST_SHIFT = 4
-_IMPOSSIBLE = (1.0, -9999.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +45,6 @@ class SampledValues:
     """`[N]` what the calls recorded, for a row whose calls are known; NaN where they say nothing."""
     shifted: bool
     """True when the column lies off its tokens: then only LPR502 speaks."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobShift:
-    """A stretch of the row whose logprobs lie off their tokens or are others than the calls recorded."""
-
-    start: int
-    end: int
-    turn: int | None
-    offset: int
-    """Places late (+) or early (-); 0 when no offset makes them the calls' values."""
-    by_calls: bool
-    values: int
-    """Values that are not their token's."""
 
 
 def sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
@@ -98,7 +77,7 @@ def placeholders(values: SampledValues) -> Mask:
     1.0 does not count where most values are above zero, since then it is no sentinel but a value of the
     wrong unit or sign. Never true for 0.0, which a certain token reaches.
     """
-    marks = [*_IMPOSSIBLE]
+    marks = [*IMPOSSIBLE]
     if values.sentinel is not None and (values.sentinel > 0 or values.sentinel <= -1000):
         marks.append(values.sentinel)
     spoken = values.logprobs[values.trained & np.isfinite(values.logprobs) & (values.logprobs != 1.0)]
@@ -120,16 +99,6 @@ def constant_stretches(values: SampledValues) -> list[list[tuple[int, int]]]:
     return [[run] for run in runs if _constant(values, [run])]
 
 
-def shifts(evidence: Evidence) -> list[LogprobShift]:
-    """Stretches of the row whose logprobs provably belong to other tokens; [] when none do."""
-    row, view = evidence.rollout.training_row, evidence.row
-    if row is None or row.logprobs is None:
-        return []
-    if view is not None and view.expected_logprobs is not None:
-        return _against_calls(row, row.logprobs, view, view.expected_logprobs)
-    return _against_sentinels(row, row.logprobs, view)
-
-
 def _constant(values: SampledValues, parts: list[tuple[int, int]]) -> bool:
     """True when the values of these stretches are one value, often enough to mean something."""
     where = np.concatenate([np.arange(start, end) for start, end in parts])
@@ -146,88 +115,3 @@ def _trained(row: TrainingRow, view: RowView | None) -> Mask | None:
     if row.loss_mask is not None:
         return row.loss_mask
     return view.sampled if view is not None else None
-
-
-def _against_calls(row: TrainingRow, logprobs: Logprobs, view: RowView, expected: Logprobs) -> list[LogprobShift]:
-    """Turns whose values are not those of their call, with the offset at which they are."""
-    # Infinite values are LPR503's, and nothing can be told from their differences.
-    known = np.isfinite(expected) & ~view.drifted
-    silent = ~np.isfinite(logprobs) | np.isin(logprobs, _IMPOSSIBLE)
-    if row.sentinel is not None:
-        silent |= logprobs == row.sentinel
-    expected = np.where(known, expected, np.nan)
-    wrong = known & ~silent & ~(np.abs(logprobs - expected) <= ROUNDING)
-    if row.loss_mask is not None:
-        wrong &= row.loss_mask
-    turns = [(turn, spans) for turn, spans in sampled_turns(view) if any(wrong[a:b].any() for a, b in spans)]
-    spans = [span for _, stretch in turns for span in stretch]
-    offset = _offset(logprobs, expected, spans)
-    found = []
-    for turn, stretch in turns:
-        marked = np.concatenate([np.flatnonzero(wrong[a:b]) + a for a, b in stretch])
-        start, end = (stretch[0][0], stretch[-1][1]) if offset else (int(marked[0]), int(marked[-1]) + 1)
-        found.append(LogprobShift(start, end, turn, offset, True, len(marked)))
-    return found
-
-
-def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]) -> int:
-    """The offset at which all values inside the spans are the expected ones; 0 when there is none.
-
-    At least two values must be wrong where they stand and right at the offset, so that a row of values
-    close to zero proves nothing.
-    """
-    for far in range(1, _FARTHEST_SHIFT + 1):
-        for offset in (far, -far):
-            cured = 0
-            for start, end in spans:
-                here = np.arange(max(start, start - offset), min(end, end - offset))
-                here = here[~np.isnan(expected[here])]
-                moved = np.abs(logprobs[here + offset] - expected[here]) <= ROUNDING
-                if not moved.all():
-                    break
-                cured += int((~(np.abs(logprobs[here] - expected[here]) <= ROUNDING)).sum())
-            else:
-                if cured >= 2:
-                    return offset
-    return 0
-
-
-def _against_sentinels(row: TrainingRow, logprobs: Logprobs, view: RowView | None) -> list[LogprobShift]:
-    """The whole trained part when values and sentinels begin and end early or late by the same places."""
-    mask = row.loss_mask
-    if mask is None or not mask.any() or mask.all():
-        return []
-    if view is not None and mask_slide(mask, view.sampled):
-        # The mask is what slid; the logprobs lie where they should.
-        return []
-    column = next((c for c in row.columns if c.role is ColumnRole.LOGPROBS), None)
-    if column is not None and column.alignment is not Alignment.FULL:
-        covered = (row.prompt_length or 0) if column.alignment is Alignment.RESPONSE else 1
-    else:
-        covered = 0
-    real = ~np.isnan(logprobs)
-    if row.sentinel is not None:
-        real &= logprobs != row.sentinel
-    spans = trained_runs(mask)
-    for far in range(1, _FARTHEST_SHIFT + 1):
-        for offset in (far, -far):
-            if _explains(real, spans, offset, covered):
-                lost = int((mask & ~real).sum())
-                return [LogprobShift(spans[0][0], spans[-1][1], None, offset, False, lost)]
-    return []
-
-
-def _explains(real: Mask, spans: list[tuple[int, int]], offset: int, covered: int) -> bool:
-    """True when moving the spans by the offset, and only that, accounts for every value and sentinel.
-
-    A sentinel inside the moved spans is let go: 0.0 is also the value of a certain token.
-    """
-    moved = np.zeros(len(real), np.bool_)
-    trained = moved.copy()
-    for start, end in spans:
-        trained[start:end] = True
-        moved[max(start + offset, covered) : max(end + offset, covered)] = True
-    gained, lost = moved & ~trained, trained & ~moved
-    if not gained.any() or not lost.any() or (real & ~moved).any():
-        return False
-    return bool(real[gained].all() and not real[lost].any())

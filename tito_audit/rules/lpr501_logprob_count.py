@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import ROUNDING
 from tito_audit.rules._words import counted
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs, Mask
@@ -13,7 +14,6 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.rollout import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import (
-    ROUNDING,
     SampledValues,
     constant_stretches,
     placeholders,

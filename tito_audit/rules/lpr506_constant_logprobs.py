@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import ROUNDING, SampledValues, constant_stretches, sampled_values
+from tito_audit.rules._logprobs import SampledValues, constant_stretches, sampled_values
 from tito_audit.rules._words import shown
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tito_audit.evidence.masks import sampled_turns
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._masks import JudgedMask, judged_mask, sampled_turns
+from tito_audit.rules._masks import JudgedMask, judged_mask
 from tito_audit.rules._words import counted, places, shown
 
 

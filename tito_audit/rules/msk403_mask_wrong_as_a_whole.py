@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
-from tito_audit.rules._masks import WholeMask, whole_mask
 from tito_audit.rules._words import counted
 
 

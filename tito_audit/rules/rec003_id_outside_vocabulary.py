@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from tito_audit.rules._words import counted, listed, shown
 _PADDING = 1024
 """Embeddings are padded to a round number of rows; no model adds more than this."""
 _NAMED = 4
+_PADDED = "padding of the embedding"
 
 
 @rule("REC003", Severity.ERROR, needs=(Needs.COMPLETIONS | Needs.PROMPTS | Needs.ROW,))
@@ -25,8 +27,8 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     Ids in prompts, completions and the row that no token of the tokenizer has; without a tokenizer, ids
-    below zero. Ids just above the vocabulary, which a padded embedding accepts, are named so. What a later
-    prompt repeats is reported once.
+    below zero. Ids just above the vocabulary, which a padded embedding accepts, are named so; in the row
+    they are a warning where they are not trained. What a later prompt repeats is reported once.
 
     ## Why it matters
     Such an id is a padding or image marker that was left in, a label mask in the wrong column, or the id of
@@ -40,7 +42,8 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     ```
 
     ## Repair
-    None is certain; audit with the tokenizer that sampled, or `drop` the rollout.
+    None is certain; audit with the tokenizer that sampled, or `drop` the rollout. `mask` takes ids of the padded
+    embedding out of the loss.
     """
     seen = empty_ids()
     for number, turn in enumerate(evidence.rollout.turns):
@@ -52,7 +55,11 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
             seen = turn.seen_ids
     row = evidence.rollout.training_row
     if row is not None:
-        yield from _outside(evidence, Where.ROW, None, row.token_ids, 0)
+        for hit in _outside(evidence, Where.ROW, None, row.token_ids, 0):
+            harmless = (
+                hit.cause == _PADDED and row.loss_mask is not None and not row.loss_mask[hit.start : hit.end].any()
+            )
+            yield replace(hit, severity=Severity.WARNING) if harmless else hit
 
 
 def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, known: int) -> Iterator[Hit]:
@@ -88,7 +95,7 @@ def _cause(evidence: Evidence, wrong: Ids) -> str:
         return "below zero"
     size = evidence.vocabulary.size if evidence.vocabulary is not None else 0
     if wrong.min() >= size and wrong.max() < size + _PADDING:
-        return "padding of the embedding"
+        return _PADDED
     return "above the vocabulary" if wrong.min() >= size else "hole in the vocabulary"
 
 

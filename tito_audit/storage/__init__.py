@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from tito_audit.storage.find import LOG_SUFFIXES, find_logs
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
+from tito_audit.storage.output import Output, open_output
+from tito_audit.storage.quarantine import Quarantine
 from tito_audit.storage.row import RawRow
+from tito_audit.storage.targets import target_paths
 
-__all__ = ["LOG_SUFFIXES", "MAX_ROW_BYTES", "Log", "RawRow", "find_logs", "open_log"]
+__all__ = [
+    "LOG_SUFFIXES",
+    "MAX_ROW_BYTES",
+    "Log",
+    "Output",
+    "Quarantine",
+    "RawRow",
+    "find_logs",
+    "open_log",
+    "open_output",
+    "target_paths",
+]

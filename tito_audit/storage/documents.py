@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from tito_audit.storage.lines import Gathered, Piece
+from tito_audit.storage.lines import Between, Gathered, Piece
 from tito_audit.storage.row import RawRow, parse_row, too_long
 
 __all__ = ["cut_values", "rows_of_values"]
@@ -16,25 +17,39 @@ _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
 
 
-def rows_of_values(blocks: Iterable[bytes], *, array: bool, limit: int) -> Iterator[RawRow]:
-    """One row an element of an array, or one a document when documents follow one another."""
-    for index, piece in enumerate(cut_values(blocks, array=array, limit=limit)):
-        if piece.data is None:
-            yield too_long(index, piece.size, limit)
-        else:
-            yield parse_row(index, piece.data, cut_off=not piece.complete)
+def rows_of_values(
+    blocks: Iterable[bytes], *, array: bool, limit: int, between: Between | None = None
+) -> Iterator[RawRow]:
+    """One row an element of an array, or one a document when documents follow one another.
+
+    With `between` rows keep their text, and what is left in it at the end follows the last row.
+    """
+    index = 0
+    for piece in cut_values(blocks, array=array, limit=limit, gaps=between is not None):
+        if not piece.gap:
+            if piece.data is None:
+                row = too_long(index, piece.size, limit)
+            else:
+                row = parse_row(index, piece.data, cut_off=not piece.complete)
+            yield row if between is None else between.with_text(row, piece.data)
+            index += 1
+        elif between is not None:
+            between.skip(piece.data)
+        if between is not None:
+            between.skip(piece.mark)
 
 
-def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int) -> Iterator[Piece]:
+def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool = False) -> Iterator[Piece]:
     """The text of each element of the array that the stream is, or of each document in it.
 
     Only quotes, brackets and the commas between elements are looked at; whether a piece is JSON is for
-    the parser to say. What follows the end of an array comes as one last incomplete piece.
+    the parser to say. What follows the end of an array comes as one last incomplete piece. With `gaps`
+    white space that is no element comes too, so that all pieces and marks together are the stream.
     """
     cutter = _Cutter(array, limit)
     for block in blocks:
-        yield from cutter.feed(block)
-    yield from cutter.rest()
+        yield from (piece for piece in cutter.feed(block) if gaps or not piece.gap)
+    yield from (piece for piece in cutter.rest() if gaps or not piece.gap)
 
 
 class _Cutter:
@@ -67,19 +82,20 @@ class _Cutter:
             if cut is None:
                 continue
             # A document keeps its last bracket; an element ends before what closes or separates it.
-            self._gathered.add(block[start : found.start() if self._array else position])
+            end = found.start() if self._array else position
+            self._gathered.add(block[start:end])
+            piece = self._gathered.take(mark=block[end:position])
             start = position
-            piece = self._gathered.take()
-            if cut or not _blank(piece):
-                yield piece
+            yield piece if cut or not _blank(piece) else replace(piece, gap=True)
         self._gathered.add(block[start : len(block) - len(self._carry)])
 
     def rest(self) -> Iterator[Piece]:
-        """What the file ended in, if anything."""
+        """What the file ended in; a gap if nothing is left."""
+        self._gathered.add(self._carry)
         piece = self._gathered.take(complete=False)
         # An array that was never closed was cut off even when its last element is whole.
-        if not _blank(piece) or (self._array and not self._closed):
-            yield piece
+        unclosed = self._array and not self._closed
+        yield piece if unclosed or not _blank(piece) else replace(piece, gap=True)
 
     def _string_end(self, block: bytes, position: int) -> int:
         """The position after the string's closing quote, or the end of what can be used of the block."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tito_audit.storage.row import RawRow, parse_row, too_long
 
-__all__ = ["Gathered", "Piece", "rows_of_lines"]
+__all__ = ["Between", "Gathered", "Piece", "rows_of_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,39 @@ class Piece:
     size: int
     complete: bool = True
     """False for what the file ended in."""
+    mark: bytes = b""
+    """The byte behind it that separates elements of an array or encloses them."""
+    gap: bool = False
+    """True for white space that is no element."""
+
+
+class Between:
+    """The bytes between rows, gathered until the next row takes them as its lead."""
+
+    def __init__(self, start: bytes = b"") -> None:
+        self._parts = [start]
+
+    def skip(self, part: bytes | None) -> None:
+        """Bytes that belong to no row."""
+        if part:
+            self._parts.append(part)
+
+    def with_text(self, row: RawRow, data: bytes | None) -> RawRow:
+        """The row that was read from `data`, with its text and its lead; white space around goes to leads."""
+        if data is None:
+            return replace(row, lead=self.rest())
+        text = data.lstrip()
+        self.skip(data[: len(data) - len(text)])
+        lead = self.rest()
+        inner = text.rstrip()
+        self.skip(text[len(inner) :])
+        return replace(row, text=inner, lead=lead)
+
+    def rest(self) -> bytes:
+        """What no row has taken yet, once."""
+        joined = b"".join(self._parts)
+        self._parts.clear()
+        return joined
 
 
 class Gathered:
@@ -37,22 +70,35 @@ class Gathered:
         else:
             self._parts.clear()
 
-    def take(self, *, complete: bool = True) -> Piece:
+    def take(self, *, complete: bool = True, mark: bytes = b"") -> Piece:
         """All parts as one piece, and an empty start for the next."""
         data = b"".join(self._parts) if self.size <= self._limit else None
-        piece = Piece(data, self.size, complete)
+        piece = Piece(data, self.size, complete, mark)
         self._parts.clear()
         self.size = 0
         return piece
 
 
-def rows_of_lines(blocks: Iterable[bytes], limit: int) -> Iterator[RawRow]:
-    """One row a line that is not blank; its index is the number of the line, from 0."""
+def rows_of_lines(blocks: Iterable[bytes], limit: int, between: Between | None = None) -> Iterator[RawRow]:
+    """One row a line that is not blank; its index is the number of the line, from 0.
+
+    With `between` rows keep their text, and what is left in it at the end follows the last row.
+    """
     for index, line in enumerate(_lines(blocks, limit)):
+        row = None
         if line.data is None:
-            yield too_long(index, line.size, limit)
+            row = too_long(index, line.size, limit)
         elif line.data and not line.data.isspace():
-            yield parse_row(index, line.data, cut_off=not line.complete)
+            row = parse_row(index, line.data, cut_off=not line.complete)
+        if between is None:
+            if row is not None:
+                yield row
+            continue
+        if row is not None:
+            yield between.with_text(row, line.data)
+        else:
+            between.skip(line.data)
+        between.skip(b"\n" if line.complete else b"")
 
 
 def _lines(blocks: Iterable[bytes], limit: int) -> Iterator[Piece]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.documents import cut_values, rows_of_values
-from tito_audit.storage.lines import Piece, rows_of_lines
+from tito_audit.storage.lines import Between, Piece, rows_of_lines
 from tito_audit.storage.parquet import rows_of_parquet
 from tito_audit.storage.row import RawRow, parses
 from tito_audit.storage.sniff import PARQUET_MAGIC, refuse_binary, refuse_text
-from tito_audit.storage.streams import ByteStream, Damaged, compression_of
+from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
 
-__all__ = ["MAX_ROW_BYTES", "Log", "open_log"]
+__all__ = ["MAX_ROW_BYTES", "Kind", "Log", "open_log"]
+
+Kind = Literal["lines", "values", "array", "parquet"]
+"""JSONL; JSON documents, one or several after one another; one JSON array of rows; Parquet."""
 
 MAX_ROW_BYTES = 256 * 1024 * 1024
 
@@ -29,13 +32,38 @@ class Log:
     the place are given, then one error row; StorageError when nothing at all can be read.
     """
 
-    def __init__(self, path: Path, max_row_bytes: int) -> None:
+    def __init__(self, path: Path, max_row_bytes: int, keep_text: bool = False) -> None:
         self.path = path
         self.size = path.stat().st_size
         """Bytes on disk; 0 for a pipe."""
         self.position = 0
         """Bytes of them read so far, for progress."""
+        self.tail = b""
+        """What followed the last row, once all were read, if the log keeps text."""
+        self.keep_text = keep_text
+        """Whether rows of JSON hold their bytes."""
         self._limit = max_row_bytes
+        self._kind: Kind | None = None
+        self._compression: Compression = None
+
+    @property
+    def kind(self) -> Kind:
+        """What the file is by its content, which may have to be looked at; never ask it of an unread pipe."""
+        if self._kind is None:
+            try:
+                with self.path.open("rb") as raw:
+                    kind, stream, _ = self._look(raw)
+                    if stream is not None:
+                        stream.close()
+                    return kind
+            except OSError as error:
+                raise _unreadable(self.path, error) from error
+        return self._kind
+
+    @property
+    def compression(self) -> Compression:
+        """How the file as a whole is compressed; None for Parquet, whose pages are."""
+        return self._compression if self.kind != "parquet" else None
 
     def __iter__(self) -> Iterator[RawRow]:
         last = -1
@@ -51,51 +79,71 @@ class Log:
                     f"{self.path}: {damage}. No row could be read before that place.\n"
                     "The copy is incomplete or the file was not closed; copy it again, or write it again."
                 ) from None
-            yield RawRow(last + 1, None, f"{damage}; no row after this one could be read")
+            yield RawRow(last + 1, None, f"{damage}; no row after this one could be read", lost=True)
         except OSError as error:
             raise _unreadable(self.path, error) from error
 
     def _rows(self, raw: BinaryIO) -> Iterator[RawRow]:
-        head = raw.peek(4)[:4]  # type: ignore[attr-defined]  # a file opened for bytes is buffered
-        if head == PARQUET_MAGIC:
+        kind, stream, between = self._look(raw)
+        if stream is None:
             for row, share in rows_of_parquet(self.path, self._limit):
                 self.position = int(self.size * share)
                 yield row
             return
-        stream = ByteStream(raw, compression_of(head))
+        kept = between if self.keep_text else None
+        if kind == "lines":
+            rows = rows_of_lines(stream, self._limit, kept)
+        else:
+            rows = rows_of_values(stream, array=kind == "array", limit=self._limit, between=kept)
         try:
-            for row in self._json_rows(stream):
+            for row in rows:
                 self.position = raw.tell() if raw.seekable() else 0
                 yield row
         finally:
             stream.close()
+        self.tail = between.rest() if self.keep_text else b""
 
-    def _json_rows(self, stream: ByteStream) -> Iterator[RawRow]:
-        if stream.peek(len(_BOM)) == _BOM:
-            stream.skip(len(_BOM))
+    def _look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
+        """The kind of the file; unless it is Parquet, its bytes from the first row on, and what came before."""
+        head = raw.peek(4)[:4]  # type: ignore[attr-defined]  # a file opened for bytes is buffered
+        if head == PARQUET_MAGIC:
+            self._kind = "parquet"
+            return self._kind, None, Between()
+        self._compression = compression_of(head)
+        stream = ByteStream(raw, self._compression)
+        before = _BOM if stream.peek(len(_BOM)) == _BOM else b""
+        stream.skip(len(before))
+        try:
+            self._kind = self._json_kind(stream)
+        except StorageError:
+            stream.close()
+            raise
+        return self._kind, stream, Between(before)
+
+    def _json_kind(self, stream: ByteStream) -> Kind:
         head = stream.peek(_HEAD)
         refuse_binary(self.path, head)
         first = head.lstrip()[:1]
         if first == b"[" and not _lines_of_lists(stream, self._limit):
-            yield from rows_of_values(stream, array=True, limit=self._limit)
-        elif first == b"{" and _is_document(self.path, stream, self._limit):
-            yield from rows_of_values(stream, array=False, limit=self._limit)
-        elif not head or first in b"[{" or _has_object_lines(head):
-            yield from rows_of_lines(stream, self._limit)
-        else:
-            raise refuse_text(self.path, head)
+            return "array"
+        if first == b"{" and _is_document(self.path, stream, self._limit):
+            return "values"
+        if not head or first in b"[{" or _has_object_lines(head):
+            return "lines"
+        raise refuse_text(self.path, head)
 
 
-def open_log(path: Path, *, max_row_bytes: int = MAX_ROW_BYTES) -> Log:
+def open_log(path: Path, *, max_row_bytes: int = MAX_ROW_BYTES, keep_text: bool = False) -> Log:
     """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, or Parquet.
 
     What the file is, its content says; StorageError when it is missing, cannot be opened, or is of a
     kind that is not read. A longer row than `max_row_bytes` becomes an error row and is never held.
+    With `keep_text` rows of JSON hold their bytes, so that all leads and texts and the tail are the file.
     """
     if path.is_dir():
         raise StorageError(f"{path}: this is a folder. Name a file in it, or let find_logs list its logs.")
     try:
-        log = Log(path, max_row_bytes)
+        log = Log(path, max_row_bytes, keep_text)
         if path.is_file():
             path.open("rb").close()
     except OSError as error:

@@ -26,6 +26,13 @@ class RawRow:
     """Counted from 0: the line (blank ones counted), the element of an array, the row of a Parquet file."""
     value: Row | None
     error: str | None = None
+    text: bytes | None = None
+    """Its bytes as the decompressed file has them, without white space around, if the log keeps text; None
+    also for a row that is too long and for a row of Parquet."""
+    lead: bytes = b""
+    """Everything between the end of the row before and the start of this one, if the log keeps text."""
+    lost: bool = False
+    """True for the error row of a place past which the file cannot be read."""
 
 
 def parse_row(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:

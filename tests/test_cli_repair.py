@@ -1,0 +1,384 @@
+"""`tito-audit repair`: exit codes, what is written and what is not, its page, its diff and its JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tito_audit.cli import app
+from tito_audit.cli._compare import REPORTS, Repaired
+from tito_audit.cli._diff import diff_lines
+from tito_audit.cli._regions import Beside, changed_regions
+from tito_audit.cli._tally import Sayings, Tally
+from tito_audit.config import RepairSettings, Settings
+from tito_audit.record.build import training_row
+from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
+from tito_audit.record.outcome import Outcome
+from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.repairs import all_repairs
+from tito_audit.report import ReportOptions
+from tito_audit.summary import Summary
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
+CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
+BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
+"""A trained token has a logprob above zero; `mask` takes it out of the loss."""
+PLACE = Place("run.jsonl", 3)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Ten rows; row 3 has a logprob above zero where it trains."""
+    return written(tmp_path / "run.jsonl", [BROKEN if row == 3 else CLEAN for row in range(10)])
+
+
+def written(path: Path, rows: Sequence[object]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_log_that_is_cured_is_written_and_exits_0(log: Path, tmp_path: Path) -> None:
+    before = log.read_bytes()
+    out = tmp_path / "cured.jsonl"
+    code, page, err = run("repair", log, "-o", out)
+    assert (code, err) == (0, "")
+    assert "10 rows · 1 repaired · 9 as they were" in page
+    assert "1 → 0" in page
+    assert log.read_bytes() == before
+    assert run("scan", out)[0] == 0
+    lines, old = out.read_bytes().splitlines(), before.splitlines()
+    assert [n for n in range(10) if lines[n] != old[n]] == [3]
+    assert json.loads(lines[3])["tito_audit"]["cured"] == {"mask": ["LPR504"]}
+
+
+def test_without_provenance_no_row_says_that_it_was_repaired(log: Path, tmp_path: Path) -> None:
+    assert run("repair", log, "-o", tmp_path / "cured.jsonl", "--no-provenance")[0] == 0
+    assert "tito_audit" not in (tmp_path / "cured.jsonl").read_text(encoding="utf-8")
+
+
+def test_what_no_repair_cures_exits_1_and_the_page_says_what_would_help(tmp_path: Path) -> None:
+    log = tmp_path / "torn.jsonl"
+    log.write_text(json.dumps(BROKEN) + '\n{"token_ids": [1,\n' + json.dumps(CLEAN) + "\n", encoding="utf-8")
+    code, page, err = run("repair", log, "-o", tmp_path / "cured.jsonl")
+    assert (code, err) == (1, "")
+    assert "not all cured" in page
+    assert "--quarantine FILE" in page
+    assert f"tito-audit show {log} --row 1" in " ".join(page.split())
+    assert run("repair", log, "-o", tmp_path / "cured.jsonl", "--force", "--fail-on", "never")[0] == 0
+
+
+def test_a_quarantine_takes_what_no_repair_cures_and_the_run_exits_0(tmp_path: Path) -> None:
+    log = tmp_path / "torn.jsonl"
+    log.write_text(json.dumps(CLEAN) + '\n{"token_ids": [1,\n', encoding="utf-8")
+    bad = tmp_path / "bad.jsonl"
+    code, page, _ = run("repair", log, "-o", tmp_path / "cured.jsonl", "--quarantine", bad)
+    assert code == 0
+    assert "1 in quarantine" in page
+    assert "In quarantine" in page
+    assert len((tmp_path / "cured.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    assert json.loads(bad.read_text(encoding="utf-8"))["tito_audit"]["row"] == 1
+
+
+@pytest.mark.parametrize("arguments", [["--dry-run"], ["--diff"], ["--dry-run", "--diff", "-o", "cured.jsonl"]])
+def test_a_dry_run_writes_nothing_and_says_so(log: Path, tmp_path: Path, arguments: list[str]) -> None:
+    before = names(tmp_path)
+    places = [str(tmp_path / one) if one.endswith("jsonl") else one for one in arguments]
+    code, page, _ = run("repair", log, *places, "--quarantine", tmp_path / "bad.jsonl")
+    assert code == 0
+    assert "a dry run, nothing is written" in " ".join(page.split())
+    assert "1 → 0" in page
+    assert names(tmp_path) == before
+
+
+def test_a_diff_shows_the_changed_tokens_with_mask_and_logprob(log: Path, tmp_path: Path) -> None:
+    code, page, _ = run("repair", log, "--diff", "-o", tmp_path / "cured.jsonl", "-t", TOKENIZER, "--with", "mask")
+    assert code == 0
+    assert f"{log}:3 repaired by mask (LPR504)" in page
+    old, new = (
+        next(line.split() for line in page.splitlines() if line.startswith(f"    {sign} ")) for sign in "-+"
+    )
+    assert old[1] == new[1] == "2"
+    assert old[2] == new[2]
+    assert old[3:] == ["7", "1", "0.5000"]
+    assert new[3:5] == ["7", "0"]
+    assert (tmp_path / "cured.jsonl").is_file()
+
+
+def test_a_diff_is_bounded_and_counts_the_rest(tmp_path: Path) -> None:
+    log = written(tmp_path / "many.jsonl", [BROKEN] * 30)
+    page = run("repair", log, "--diff")[1]
+    assert page.count("repaired by") == 20
+    assert "and 10 more changed rows; --worst 30" in page
+    assert run("repair", log, "--diff", "--worst", 2)[1].count("repaired by") == 2
+    assert "no row changed" in run("repair", written(tmp_path / "clean.jsonl", [CLEAN]), "--diff")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["LOG"], "Pass -o OUT, or --dry-run"),
+        (["no-such-file.jsonl", "--dry-run"], "no-such-file.jsonl"),
+        (["LOG", "-o", "LOG"], "one of the logs"),
+        (["LOG", "--dry-run", "--with", "splyce"], "splice"),
+        (["LOG", "--dry-run", "--with", "mask,canonical"], "Add --unsafe"),
+        (["LOG", "--dry-run", "--with", "drop", "--unsafe"], "Add --quarantine FILE"),
+        (["LOG", "--dry-run", "--sentinel", "nothing"], "--sentinel 0.0 or null"),
+        (["LOG", "--dry-run", "--sentinel", "nan"], "--sentinel 0.0 or null"),
+        (["LOG", "--dry-run", "--with", "mask", "--padding", "left"], "--with mask,normalize"),
+        (["LOG", "--dry-run", "--mask-by", "word"], "word"),
+        (["LOG", "--dry-run", "--report", "jsonl"], "text, json"),
+        (["LOG", "--diff", "--report", "json"], "--report json=FILE"),
+        (["LOG", "-o", "OUT", "--report", "json=OUT"], "is written by this run"),
+        (["LOG", "--dry-run", "--tokenizer", "no-such-folder/x"], "no-such-folder"),
+        (["LOG", "--dry-run", "--select", "LRP501"], "LPR501"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_bad_setting_is_one_message_and_exit_2(
+    log: Path, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    before = names(tmp_path)
+    out = str(tmp_path / "out.jsonl")
+    code, page, err = run("repair", *(one.replace("LOG", str(log)).replace("OUT", out) for one in arguments))
+    assert code == 2
+    assert says in err
+    assert page == ""
+    assert "Traceback" not in err
+    assert names(tmp_path) == before
+
+
+def test_a_file_that_is_there_is_replaced_only_when_asked(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cured.jsonl"
+    out.write_text("of an earlier run", encoding="utf-8")
+    code, page, err = run("repair", log, "-o", out)
+    assert (code, page) == (2, "")
+    assert "--force" in err
+    assert out.read_text(encoding="utf-8") == "of an earlier run"
+    assert run("repair", log, "-o", out, "--force")[0] == 0
+
+
+def test_several_logs_go_into_a_folder_and_all_are_named(log: Path, tmp_path: Path) -> None:
+    other = written(tmp_path / "other.jsonl", [CLEAN])
+    code, page, _ = run("repair", log, other, "-o", tmp_path / "cured")
+    assert code == 0
+    assert names(tmp_path / "cured") == ["other.jsonl", "run.jsonl"]
+    assert "and 1 more file →" in " ".join(page.split())
+    assert page.count("in place of") == 2
+
+
+def test_the_json_report_holds_both_summaries_and_the_rows(log: Path, tmp_path: Path) -> None:
+    out, report = tmp_path / "cured.jsonl", tmp_path / "report.json"
+    code, page, _ = run("repair", log, "-o", out, "--report", f"json={report}", "--report", "text")
+    whole = json.loads(report.read_text(encoding="utf-8"))
+    assert code == 0
+    assert "1 repaired" in page
+    assert whole["before"]["findings"]["LPR504"]["error"] == 1
+    assert whole["after"]["findings"].get("LPR504", {"error": 0})["error"] == 0
+    assert whole["rows"] == {
+        "read": 10,
+        "written": 10,
+        "repaired": 1,
+        "forked": 0,
+        "forked_into": 0,
+        "as_they_were": 9,
+        "standing": 0,
+        "quarantined": 0,
+    }
+    assert whole["repairs"] == {"mask": {"rows": 1, "cured": {"LPR504": 1}}}
+    assert whole["files"] == [{"log": str(log), "written": str(out)}]
+    assert whole["dry_run"] is False
+
+
+def test_quiet_prints_nothing_and_still_writes(log: Path, tmp_path: Path) -> None:
+    assert run("repair", log, "-o", tmp_path / "cured.jsonl", "--quiet") == (0, "", "")
+    assert (tmp_path / "cured.jsonl").is_file()
+
+
+def test_an_empty_log_exits_0_and_says_that_there_was_nothing(tmp_path: Path) -> None:
+    code, page, _ = run("repair", written(tmp_path / "empty.jsonl", []), "--dry-run")
+    assert code == 0
+    assert "nothing to repair: no rollouts" in page
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_page_keeps_to_the_width_of_the_terminal(
+    log: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(log.parent)
+    monkeypatch.setenv("COLUMNS", str(width))
+    page = run("repair", "run.jsonl", "--diff")[1]
+    assert max(len(line) for line in page.splitlines()) <= width
+
+
+@pytest.mark.parametrize("repair", all_repairs(), ids=lambda repair: repair.name)
+def test_explain_prints_the_manual_of_every_repair(repair: object) -> None:
+    code, page, _ = run("explain", repair.name)  # type: ignore[attr-defined]
+    assert code == 0
+    assert f"Safety: {repair.safety}" in page  # type: ignore[attr-defined]
+    assert repair.doc in page  # type: ignore[attr-defined]
+
+
+def test_explain_of_a_repair_misspelt_names_the_nearest_and_of_a_rule_its_repairs() -> None:
+    code, page, err = run("explain", "splise")
+    assert (code, page) == (2, "")
+    assert "splice" in err
+    claims = [repair.name for repair in all_repairs() if repair.claims("TOK101")]
+    assert f"Repairs: {', '.join(claims)}." in run("explain", "TOK101")[1]
+
+
+def test_list_repairs_says_what_is_safe() -> None:
+    page = run("list", "repairs")[1]
+    assert all(repair.name in page and str(repair.safety).split()[0] in page for repair in all_repairs())
+
+
+# The page and the diff by themselves
+
+
+def rollout(ids: Sequence[int], mask: Sequence[int], logprobs: Sequence[float], **more: Any) -> Rollout:
+    row = training_row(np.array(ids, np.int32), mask=("mask", list(mask)), logprobs=("logprobs", list(logprobs)))
+    return Rollout(PLACE, "toy", training_row=row, **more)
+
+
+def outcome(old: Sequence[Rollout], new: Sequence[Rollout], **more: Any) -> Outcome:
+    more = {"cured": {"splice": ("TOK101",)}, "rows": len(new), **more}
+    return Outcome(
+        PLACE, tuple(Result(PLACE, one) for one in old), tuple(Result(PLACE, one) for one in new), **more
+    )
+
+
+def diff(one: Outcome, piece: Any = None) -> list[str]:
+    return [line.plain for line in diff_lines(one, piece)]
+
+
+def test_a_diff_shows_old_over_new_with_three_tokens_around() -> None:
+    old = rollout([*range(20)], [0] * 10 + [1] * 10, [0.0] * 10 + [-0.5] * 10)
+    ids = [*range(12), 90, 91, *range(13, 20)]
+    new = rollout(ids, [0] * 10 + [1] * 11, [0.0] * 10 + [-0.5] * 2 + [-1.0, np.nan] + [-0.5] * 7)
+    assert diff(outcome([old], [new])) == [
+        "run.jsonl:3 repaired by splice (TOK101)",
+        "  training row · 20 tokens, 10 trained → 21 tokens, 11 trained",
+        "      at  id  mask  logprob",
+        "       9   9     0   0.0000",
+        "      10  10     1  -0.5000",
+        "      11  11     1  -0.5000",
+        "    - 12  12     1  -0.5000",
+        "    + 12  90     1  -1.0000",
+        "    + 13  91     1     null",
+        "      14  13     1  -0.5000",
+        "      15  14     1  -0.5000",
+        "      16  15     1  -0.5000",
+    ]
+
+
+def test_a_diff_of_a_long_run_leaves_out_its_middle_and_counts_it() -> None:
+    old, new = (rollout([*range(100)], [flag] * 100, [-0.5] * 100) for flag in (1, 0))
+    lines = diff(outcome([old], [new]))
+    assert [line for line in lines if "more" in line] == ["    - … 93 more", "    + … 93 more"]
+    assert len(lines) == 3 + 2 * 8
+
+
+def test_a_change_that_later_prompts_repeat_is_shown_once() -> None:
+    def calls(history: list[int]) -> tuple[Turn, ...]:
+        prompts = [[1, 2], [1, 2, *history, 5], [1, 2, *history, 5, 30, 6]]
+        said = [[3, 4], [30], [31]]
+        return tuple(
+            Turn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in zip(prompts, said, strict=True)
+        )
+
+    old, new = (Rollout(PLACE, "toy", turns=calls(history)) for history in ([34], [3, 4]))
+    lines = diff(outcome([old], [new]))
+    assert sum(line.startswith("    -") for line in lines) == 1
+    assert lines[-1] == "  turn 2 prompt · 6 tokens → 7 tokens · 1 change as above"
+
+
+def test_a_diff_of_a_fork_names_each_part_and_the_turns_it_trains() -> None:
+    turns = tuple(
+        Turn(np.array([1] * n, np.int32), np.array([n], np.int32), np.array([-0.5], np.float32)) for n in (2, 5)
+    )
+    old = rollout([1, 1, 2, 1, 1, 5], [0, 0, 1, 0, 0, 1], [0.0] * 6, turns=turns)
+    new = [
+        rollout([1, 1, 2], [0, 0, 1], [0.0] * 3, turns=turns[:1]),
+        rollout([1, 1, 1, 1, 1, 5], [0, 0, 0, 0, 0, 1], [0.0] * 6, turns=turns[1:]),
+    ]
+    assert diff(outcome([old], new))[1:] == [
+        "  row 1 of 2 · 3 tokens, 1 trained · trains turn 0",
+        "  row 2 of 2 · 6 tokens, 1 trained · trains turn 1",
+    ]
+
+
+def test_nothing_that_a_log_says_acts_on_the_terminal() -> None:
+    evil = Place("a\x1b]0;title\x07.jsonl\nforged: 0 errors", 3)
+    old, new = (replace(rollout([5, number], [0, 1], [0.0, -0.5]), place=evil) for number in (6, 7))
+    one = replace(
+        outcome([old], [new], notes=("column x\x1b[31m is\nstale",), declined={"fork": "no \u202eplace"}),
+        place=evil,
+    )
+    finding = Finding("LPR504", Severity.ERROR, evil, Hit(Where.ROW, 0, 1, "m\x1b[2J"), None)
+    left = Result(evil, new, (finding,))
+    one = replace(one, after=(left,))
+    text = "\n".join(diff(one, lambda token: f"\x1b[{token}m\n"))
+    tally, summary = Tally(Severity.ERROR), Summary(files=[evil.file], notices=["n\x1b[1m"], tokenizer="t\x07")
+    tally.add(one)
+    summary.add(left)
+    files = [(Path(evil.file), Path("cured\x1b[1m.jsonl"))]
+    over = Repaired(tally, summary, summary, files, Settings(), RepairSettings(), "o\x1b[1m")
+    for write in REPORTS.values():
+        page = StringIO()
+        write(over, page, ReportOptions())
+        text += page.getvalue()
+    assert "forged" in text
+    assert not any(line.startswith("forged") for line in text.splitlines())
+    assert not [char for char in text if not char.isprintable() and char != "\n"]
+
+
+def test_sentences_that_differ_in_numbers_only_are_counted_as_one() -> None:
+    sayings = Sayings()
+    for row in range(5):
+        sayings.add(f"{row + 1} of 7 tokens left in turns {', '.join('123'[: row % 3 + 1])}", Place("a", row))
+    sayings.add("advantages are stale", Place("a", 9))
+    (_, most), (_, least) = sayings
+    assert (most.text, most.rows, most.alike) == ("1 of 7 tokens left in turns 1", 5, False)
+    assert (least.rows, least.alike, least.place.row) == (1, True, 9)
+
+
+sequences = st.lists(
+    st.tuples(st.integers(0, 3), st.booleans(), st.sampled_from([-1.0, 0.0, np.nan])), max_size=30
+)
+
+
+@given(sequences, sequences)
+def test_regions_put_in_their_places_make_the_new_sequence_of_the_old(
+    one: list[tuple[int, bool, float]], other: list[tuple[int, bool, float]]
+) -> None:
+    old, new = (Beside(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (one, other))
+    at, made = 0, []
+    for region in changed_regions(old, new):
+        assert region.old_start >= at
+        assert region.old_end > region.old_start or region.new_end > region.new_start
+        made += one[at : region.old_start]
+        assert len(made) == region.new_start
+        made += other[region.new_start : region.new_end]
+        at = region.old_end
+    assert repr(made + one[at:]) == repr(other)

@@ -1,0 +1,321 @@
+"""The reports of `tito-audit repair`: what was done, and the log before and after it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TextIO
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tito_audit.cli._tally import NEEDS_UNSAFE, Said, Sayings, Tally
+from tito_audit.config import RepairSettings, Settings
+from tito_audit.record.finding import Severity
+from tito_audit.report import ReportOptions
+from tito_audit.reports._page import STYLES, console_for
+from tito_audit.reports._schema import as_json, summary_object
+from tito_audit.reports._visible import visible
+from tito_audit.summary import RuleCount, Summary
+
+__all__ = ["REPORTS", "Repaired"]
+
+_DIGITS = re.compile(r"[0-9]+")
+_SHOWN = 12
+"""Notes and reasons named."""
+_FILES = 5
+"""Files named; the JSON report names all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A repair run that is over."""
+
+    tally: Tally
+    before: Summary
+    after: Summary
+    written: list[tuple[Path, Path]]
+    settings: Settings
+    repairs: RepairSettings
+    out: str | None
+    """None: a dry run."""
+
+
+def write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
+    """Write one object: both summaries, the rows, what each repair did, the files."""
+    value = {
+        "before": summary_object(run.before),
+        "after": summary_object(run.after),
+        **run.tally.as_object(),
+        "files": [{"log": str(log), "written": str(target)} for log, target in run.written],
+        "dry_run": run.out is None,
+    }
+    out.write(as_json(value) + "\n")
+
+
+def write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
+    """Write one page: what was done, the verdict, before beside after, what stands and what helps."""
+    page = StringIO()
+    console = console_for(page, options)
+    for line in _header(run):
+        console.print(line, soft_wrap=False)
+    if run.tally.done:
+        console.print()
+        console.print(_done_table(run.tally))
+    console.print()
+    console.print(_verdict(run))
+    if run.before.findings or run.after.findings:
+        console.print()
+        console.print(_table(run, options))
+        for line in _sizes(run):
+            console.print(line)
+    _print_list(console, "Notes", list(_sayings(run.tally.notes)))
+    _print_list(console, "Not repaired", [*_sayings(run.tally.declined), *_unclaimed(run.tally)])
+    _print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
+    _print_list(console, "Written", list(_files(run)))
+    _print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
+    _print_list(console, "Next", list(_next(run)))
+    out.writelines(line.rstrip() + "\n" for line in page.getvalue().splitlines())
+
+
+REPORTS: dict[str, Callable[[Repaired, TextIO, ReportOptions], None]] = {"text": write_text, "json": write_json}
+
+
+def _header(run: Repaired) -> Iterator[Text]:
+    tally, files = run.tally, run.before.files
+    named = files[0] if files else ""
+    if len(files) > 1:
+        named += f" and {_many(len(files) - 1, 'more file')}"
+    to = "a dry run, nothing is written" if run.out is None else run.out
+    yield Text("tito-audit repair ", style="bold").append(visible(f"{named} → {to}"))
+    parts = [_many(tally.rows, "row"), f"{tally.repaired:,} repaired"]
+    if tally.forked:
+        forked = "all" if tally.forked == tally.repaired else f"{tally.forked:,}"
+        parts[-1] += f" ({forked} forked, into {tally.forked_into:,})"
+    parts.append(f"{tally.as_they_were:,} as they were")
+    if tally.quarantined:
+        parts.append(f"{tally.quarantined:,} in quarantine")
+    if tally.standing:
+        word = "error" if tally.threshold is Severity.ERROR else "finding"
+        parts.append(f"{tally.standing:,} still with {word}s")
+    yield Text(" · ".join(parts))
+    yield Text(visible(f"tokenizer {run.before.tokenizer or 'none'} · {run.before.seconds:.1f} s"))
+
+
+def _done_table(tally: Tally) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table.add_column("repair", no_wrap=True, style="bold")
+    table.add_column("rows", justify="right", no_wrap=True)
+    table.add_column("cured in them")
+    for name in sorted(tally.done, key=_turn_of):
+        done = tally.done[name]
+        codes = ", ".join(f"{code} ({rows:,})" for code, rows in sorted(done.codes.items()))
+        table.add_row(visible(name), f"{done.rows:,}", codes or "rewritten as asked")
+    return table
+
+
+def _turn_of(name: str) -> int:
+    """When a repair is tried, of those there are."""
+    from tito_audit.repairs import all_repairs
+
+    return next((at for at, repair in enumerate(all_repairs()) if repair.name == name), -1)
+
+
+def _verdict(run: Repaired) -> Text:
+    """The one line to remember; a log in which nothing could be looked at is never called clean."""
+    before, after = _totals(run.before), _totals(run.after)
+    rows = run.before.rollouts + run.before.rows_unreadable
+    if not rows:
+        return Text("nothing to repair: no rollouts", style="bold yellow")
+    if run.before.without_ids == run.before.rollouts and not any(before.values()):
+        return Text(f"nothing to repair: no token ids in {_many(rows, 'rollout')}", style="bold yellow")
+    bad = [(counts[Severity.ERROR], counts[Severity.WARNING]) for counts in (before, after)]
+    if not any(bad[0] + bad[1]):
+        words, style = "nothing to repair", "bold green"
+    elif not any(bad[1]):
+        words, style = "cured", "bold green"
+    elif bad[0] == bad[1]:
+        words, style = "nothing cured", "bold red" if bad[1][0] else "bold yellow"
+    elif bad[1][0]:
+        words, style = "not all cured", "bold red"
+    else:
+        words, style = "no error left" if bad[0][0] else "not all cured", "bold yellow"
+    counts = [
+        f"{_many(before[severity], severity.word)} → {after[severity]:,}"
+        for severity in sorted(Severity, reverse=True)
+        if before[severity] or after[severity]
+    ]
+    line = Text(words, style=style)
+    line.append(f": {', '.join(counts)}" if counts else f": nothing found in {_many(rows, 'rollout')}")
+    if run.after.skipped and not any(after.values()):
+        line.append(", as far as the rules could look")
+    if run.after.without_ids:
+        line.append(f"; nothing to audit in {run.after.without_ids:,} without token ids", style="yellow")
+    return line
+
+
+def _totals(summary: Summary) -> Counter[Severity]:
+    totals: Counter[Severity] = Counter()
+    for count in summary.findings.values():
+        for severity in Severity:
+            totals[severity] += getattr(count, severity.word)
+    return totals
+
+
+def _table(run: Repaired, options: ReportOptions) -> Table:
+    """Codes with errors, warnings and notes, each before → after, and what is counted below them."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table.add_column("code", no_wrap=True)
+    table.add_column("what", ratio=1, min_width=12)
+    for severity in sorted(Severity, reverse=True):
+        table.add_column(f"{severity.word}s", justify="right", no_wrap=True)
+    codes = sorted({*run.before.findings, *run.after.findings})
+    none = RuleCount()
+    counts = [(run.before.findings.get(code, none), run.after.findings.get(code, none)) for code in codes]
+    rows = [[_numbers(one, other) for one, other in counts]]
+    cells = _cells([[_numbers(*pair) for pair in counts], [_summed(run)]])
+    for code, (_, after), numbers in zip(codes, counts, cells, strict=False):
+        worst = max((one for one in Severity if getattr(after, one.word)), default=None)
+        style = STYLES[worst] if worst is not None else "green"
+        table.add_row(Text(code, style=style), visible(options.titles.get(code, "")), *numbers)
+    table.add_section()
+    table.add_row("", "all", *cells[len(rows[0])])
+    return table
+
+
+def _sizes(run: Repaired) -> Iterator[Text]:
+    """What the log grew or shrank by; nothing when it did not."""
+    sizes = [(one.rollouts, one.tokens) for one in (run.before, run.after)]
+    triples = zip(("rollouts", "tokens"), *sizes, strict=True)
+    words = [f"{name} {one:,} → {other:,}" for name, one, other in triples if one != other]
+    if words:
+        yield Text()
+        yield Text(", ".join(words))
+
+
+_Pairs = list[tuple[int, int]]
+
+
+def _numbers(before: RuleCount, after: RuleCount) -> _Pairs:
+    return [(before.error, after.error), (before.warning, after.warning), (before.note, after.note)]
+
+
+def _summed(run: Repaired) -> _Pairs:
+    before, after = _totals(run.before), _totals(run.after)
+    return [(before[severity], after[severity]) for severity in sorted(Severity, reverse=True)]
+
+
+def _cells(groups: list[list[_Pairs]]) -> list[list[Text]]:
+    """`12 → 0` for every pair, arrows below each other; blank where there is nothing on both sides."""
+    lines = [pairs for group in groups for pairs in group]
+    wide = [max(cell_len(f"{pairs[n][1]:,}") for pairs in lines) for n in range(3)]
+    out = []
+    for pairs in lines:
+        cells = []
+        for (one, other), width in zip(pairs, wide, strict=True):
+            style = "" if one != other else "dim"
+            cells.append(Text(f"{one:,} → {other:>{width},}" if one or other else "", style=style))
+        out.append(cells)
+    return out
+
+
+def _sayings(sayings: Sayings) -> Iterator[str]:
+    said = list(sayings)
+    for by, one in said[:_SHOWN]:
+        yield (visible(f"{by}: ") if by else "") + visible(one.text) + f" ({_where(one)})"
+    if len(said) > _SHOWN or sayings.others:
+        yield f"… and {len(said) - _SHOWN + sayings.others:,} more of other kinds"
+
+
+def _unclaimed(tally: Tally) -> Iterator[str]:
+    """What no repair takes on."""
+    left = {code: claims[None] for code, claims in sorted(tally.left.items()) if claims[None]}
+    if left:
+        yield f"no repair fits {_listed(list(left))} here ({_many(sum(left.values()), 'finding')})"
+
+
+def _where(said: Said) -> str:
+    """`FILE:3`, `12 rows, such as FILE:3`; `FILE:3, and 11 rows like it` where the numbers differ."""
+    place = visible(str(said.place))
+    if said.rows == 1:
+        return place
+    if said.alike:
+        return f"{_many(said.rows, 'row')}, such as {place}"
+    return f"{place}, and {_many(said.rows - 1, 'row')} like it"
+
+
+def _files(run: Repaired) -> Iterator[str]:
+    for log, target in run.written[:_FILES]:
+        yield visible(f"{target} in place of {log}")
+    if len(run.written) > _FILES:
+        yield f"… and {_many(len(run.written) - _FILES, 'more file')}"
+    if run.out is not None and run.repairs.quarantine is not None and run.tally.quarantined:
+        yield visible(f"{run.repairs.quarantine}: {_many(run.tally.quarantined, 'row')} with the reason")
+
+
+def _notices(run: Repaired) -> list[str]:
+    """What a reader of either scan should know, said once."""
+    return list({_DIGITS.sub("#", text): text for text in (*run.before.notices, *run.after.notices)}.values())
+
+
+def _next(run: Repaired) -> Iterator[str]:
+    """What would help with what still stands."""
+    tally = run.tally
+    if tally.left and run.settings.tokenizer is None:
+        yield "--tokenizer DIR   shows repairs and rules what the tokens say; without one some cannot run"
+    kept_back, unnamed = _kept_back(run)
+    if kept_back:
+        yield f"--unsafe   lets {_listed(kept_back)} run; tito-audit explain {kept_back[0]} says at what cost"
+    if unnamed:
+        yield f"--with {','.join((*run.repairs.strategies, *unnamed))}   also tries {_listed(unnamed)}"
+    if tally.milder and not run.repairs.strategies:
+        yield f"--fail-on warning   also acts on {_many(tally.milder, 'warning')} that a repair claims"
+    if tally.left and run.repairs.quarantine is None:
+        codes = _listed(sorted(tally.left))
+        yield f"--quarantine FILE   moves the {_many(tally.standing, 'row')} with {codes} there, with the reason"
+    if tally.first_left is not None:
+        place = tally.first_left.place
+        item = f" --item {place.item}" if place.item else ""
+        yield f"tito-audit explain {tally.first_left.code}   what it means and what cures it"
+        yield f"tito-audit show {visible(place.file)} --row {place.row}{item}   every token of that rollout"
+    if run.out is None and tally.repaired:
+        yield "-o OUT   writes the repaired log; --diff shows every change"
+
+
+def _kept_back(run: Repaired) -> tuple[list[str], list[str]]:
+    """Repairs that might help and were not allowed to, and safe ones that --with did not name."""
+    from tito_audit.repair import Safety
+    from tito_audit.repairs import all_repairs
+
+    named = run.repairs.strategies
+    claiming = [one for one in all_repairs() if any(one.claims(code) for code in run.tally.left)]
+    unsafe = [by for by, said in run.tally.declined if NEEDS_UNSAFE in said.text]
+    unsafe += [one.name for one in claiming if one.safety is Safety.UNSAFE and one.name != "drop" and not named]
+    unnamed = [one.name for one in claiming if one.safety is not Safety.UNSAFE and one.name not in named]
+    return ([] if run.repairs.unsafe else list(dict.fromkeys(unsafe))), (unnamed if named else [])
+
+
+def _listed(words: list[str]) -> str:
+    return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else words[0]
+
+
+def _print_list(console: Console, title: str, lines: list[str]) -> None:
+    if not lines:
+        return
+    console.print()
+    console.print(Text(title, style="bold"))
+    for line in lines:
+        wrapped = Text(line).wrap(console, console.width - 4)
+        for index, part in enumerate(wrapped):
+            console.print(Text("  " if index == 0 else "    ").append_text(part), soft_wrap=True)
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,157 @@
+"""`tito-audit repair --diff`: the changed places of one row, old tokens over new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from rich.text import Text
+
+from tito_audit.cli._changes import Changes, extent
+from tito_audit.cli._regions import Beside
+from tito_audit.record.arrays import Ids
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.finding import Result
+from tito_audit.record.outcome import Outcome
+from tito_audit.record.rollout import Rollout, TrainingRow, Turn
+from tito_audit.reports._visible import visible
+
+__all__ = ["diff_lines"]
+
+
+def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator[Text]:
+    """The lines of one row: who repaired it of what, and every changed place. `piece` says how an id reads."""
+    yield _header(outcome)
+    if outcome.quarantined is not None:
+        return
+    for note in outcome.notes:
+        yield Text("  " + visible(note))
+    changes = Changes(piece)
+    changed = False
+    for old, parts in _pairs(outcome.before, outcome.after):
+        lines = list(_rollout(old, parts, changes))
+        changed = changed or bool(lines)
+        if lines and len(outcome.before) > 1:
+            yield Text(f"  rollout {old.place.item} of the row", style="bold")
+        yield from lines
+    if not changed:
+        yield Text("  no token, mask or logprob changed: only how the row writes them")
+
+
+def _header(outcome: Outcome) -> Text:
+    line = Text(visible(str(outcome.place)), style="bold")
+    if outcome.quarantined is not None:
+        return line.append(visible(f" moved to the quarantine: {outcome.quarantined}"), style="not bold")
+    by = [f"{name} ({', '.join(codes)})" if codes else name for name, codes in outcome.cured.items()]
+    return line.append(visible(f" repaired by {', '.join(by)}"), style="not bold")
+
+
+def _pairs(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[Rollout, list[Rollout]]]:
+    """Each rollout as read with what was written in its place: nothing, itself or the parts of a fork."""
+    old = [result.rollout for result in before if result.rollout is not None]
+    new = [result.rollout for result in after if result.rollout is not None]
+    if len(old) == len(new):
+        yield from ((one, [other]) for one, other in zip(old, new, strict=True))
+        return
+    for number, one in enumerate(old, 1):
+        others = (n for n, other in enumerate(new) if not _akin(one, other))
+        end = len(new) if number == len(old) else next(others, len(new))
+        yield one, new[:end]
+        new = new[end:]
+
+
+def _akin(old: Rollout, new: Rollout) -> bool:
+    """Whether one may stand in place of the other: they share an answer, or have none and begin alike."""
+    if old.turns or new.turns:
+        return any(_equal(a.completion_ids, b.completion_ids) for a in old.turns for b in new.turns)
+    a, b = old.training_row, new.training_row
+    return a is not None and b is not None and _equal(a.token_ids[:8], b.token_ids[:8])
+
+
+def _rollout(old: Rollout, parts: list[Rollout], changes: Changes) -> Iterator[Text]:
+    """What became of one rollout; nothing when nothing a log can show changed."""
+    if len(parts) != 1:
+        if not parts:
+            yield Text("  left out")
+        yield from _forked(old, parts)
+        return
+    (new,) = parts
+    numbers = _numbers(old.turns, new.turns)
+    gone = [str(n) for n in range(len(old.turns)) if n not in numbers]
+    if gone:
+        yield Text(f"  turn{'s' if len(gone) > 1 else ''} {', '.join(gone)} left out")
+    for turn, number in zip(new.turns, numbers, strict=True):
+        if number is not None:
+            yield from _turn(old.turns[number], turn, number, changes)
+    if old.training_row is not None and new.training_row is not None:
+        yield from _row(old.training_row, new.training_row, changes)
+
+
+def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
+    """Each part of a fork: how long it is, which turns it holds and which of them it trains."""
+    for number, part in enumerate(parts, 1):
+        row = part.training_row
+        seen = part.turns[-1].seen_ids if part.turns else None
+        words = [f"  row {number} of {len(parts)}"]
+        if row is not None:
+            words.append(extent(Beside(row.token_ids, row.loss_mask)))
+        elif seen is not None:
+            words.append(extent(Beside(seen)))
+        turns = [n for n in _numbers(old.turns, part.turns) if n is not None]
+        if turns:
+            words.append(f"trains turn{'s' if len(turns) > 1 else ''} {', '.join(map(str, turns))}")
+        yield Text(" · ".join(words))
+
+
+def _numbers(old: Sequence[Turn], new: Sequence[Turn]) -> list[int | None]:
+    """For each new turn the old one that it is: the next that said the same."""
+    numbers: list[int | None] = []
+    at = 0
+    for turn in new:
+        same = (n for n in range(at, len(old)) if _equal(old[n].completion_ids, turn.completion_ids))
+        number = next(same, None)
+        numbers.append(number)
+        if number is not None:
+            at = number + 1
+    return numbers
+
+
+def _equal(one: Ids | None, other: Ids | None) -> bool:
+    return one is other or (one is not None and other is not None and np.array_equal(one, other))
+
+
+def _turn(old: Turn, new: Turn, number: int, changes: Changes) -> Iterator[Text]:
+    """The prompt and the completion of one call, each only if it changed."""
+    if old.prompt_ids is not None and new.prompt_ids is not None:
+        yield from changes.lines(f"turn {number} prompt", Beside(old.prompt_ids), Beside(new.prompt_ids))
+    if old.completion_ids is not None and new.completion_ids is not None:
+        one = Beside(old.completion_ids, None, old.completion_logprobs)
+        other = Beside(new.completion_ids, None, new.completion_logprobs)
+        yield from changes.lines(f"turn {number} completion", one, other)
+
+
+def _row(old: TrainingRow, new: TrainingRow, changes: Changes) -> Iterator[Text]:
+    """The training row: how it is written, and its tokens."""
+    facts = [f"{what} {one} → {other}" for what, one, other in _facts(old, new) if one != other]
+    if facts:
+        yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
+    sides = [Beside(row.token_ids, row.loss_mask, row.logprobs) for row in (old, new)]
+    yield from changes.lines("training row", *sides)
+
+
+def _facts(old: TrainingRow, new: TrainingRow) -> Iterator[tuple[str, str, str]]:
+    """What can be said of a row without its tokens: what, before, after."""
+    for what, of in (("padding", _padding), ("prompt length", _prompt_length), ("mask", _mask_style)):
+        yield what, of(old), of(new)
+
+
+def _padding(row: TrainingRow) -> str:
+    return f"{row.padding.left} left, {row.padding.right} right"
+
+
+def _prompt_length(row: TrainingRow) -> str:
+    return str(row.prompt_length)
+
+
+def _mask_style(row: TrainingRow) -> str:
+    return ", ".join(str(one.encoding) for one in row.columns if one.role is ColumnRole.LOSS_MASK)

@@ -1,0 +1,169 @@
+"""What a repair run came to, counted row by row; memory does not grow with the log."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tito_audit.record.finding import Finding, Severity
+from tito_audit.record.outcome import Outcome
+from tito_audit.record.rollout import Place
+
+__all__ = ["NEEDS_UNSAFE", "Done", "Said", "Sayings", "Tally"]
+
+NEEDS_UNSAFE = "needs --unsafe"
+"""Words in the reason of a repair that would have run had it been allowed to."""
+_VARIES = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")
+"""Numbers, lists of them, and quoted names."""
+_KEPT = 200
+"""Different sentences that are told apart."""
+
+
+@dataclass(slots=True)
+class Done:
+    """What one repair did."""
+
+    rows: int = 0
+    codes: Counter[str] = field(default_factory=Counter)
+    """Code to the rows in which it was cured."""
+
+
+@dataclass(slots=True)
+class Said:
+    """One sentence that was said of rows, whatever its numbers and names."""
+
+    text: str
+    place: Place
+    rows: int = 0
+    alike: bool = True
+    """Whether it was the same each time, to the letter."""
+
+
+class Sayings:
+    """Sentences counted; those that differ only in numbers and names are one."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str], Said] = {}
+        self.others = 0
+        """Sentences past those that are told apart."""
+
+    def add(self, text: str, place: Place, by: str = "") -> None:
+        """Count one sentence, said by somebody."""
+        key = (by, _VARIES.sub("#", text))
+        said = self._said.get(key)
+        if said is None:
+            if len(self._said) >= _KEPT:
+                self.others += 1
+                return
+            said = self._said[key] = Said(text, place)
+        said.rows += 1
+        said.alike = said.alike and said.text == text
+
+    def __iter__(self) -> Iterator[tuple[str, Said]]:
+        """Who said it and what, the most frequent first."""
+        for (by, _), said in sorted(self._said.items(), key=lambda item: -item[1].rows):
+            yield by, said
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rows by what became of them."""
+
+    threshold: Severity | None
+    """Findings at or above it fail the run; None: none does."""
+    rows: int = 0
+    repaired: int = 0
+    forked: int = 0
+    """Rows that became several."""
+    forked_into: int = 0
+    """How many rows those became."""
+    standing: int = 0
+    """Rows that are written with findings at or above the threshold, repaired or not."""
+    quarantined: int = 0
+    done: dict[str, Done] = field(default_factory=dict)
+    notes: Sayings = field(default_factory=Sayings)
+    declined: Sayings = field(default_factory=Sayings)
+    moved: Sayings = field(default_factory=Sayings)
+    """Why rows went to the quarantine."""
+    left: dict[str, Counter[str | None]] = field(default_factory=dict)
+    """Code to the repairs that claim its findings still standing at or above the threshold."""
+    first_left: Finding | None = None
+    """One of them."""
+    milder: int = 0
+    """Warnings below the threshold that a repair claims."""
+
+    @property
+    def as_they_were(self) -> int:
+        """Rows that are written as they were read."""
+        return self.rows - self.repaired - self.quarantined
+
+    @property
+    def written(self) -> int:
+        """Rows written in all."""
+        return self.rows - self.quarantined - self.forked + self.forked_into
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one row."""
+        self.rows += 1
+        if outcome.quarantined is not None:
+            self.quarantined += 1
+            self.moved.add(outcome.quarantined, outcome.place)
+        elif outcome.repaired:
+            self._add_repaired(outcome)
+        for name, reason in outcome.declined.items():
+            self.declined.add(reason, outcome.place, name)
+        standing = [finding for result in outcome.after for finding in result.findings if self._fails(finding)]
+        self.standing += bool(standing)
+        self.milder += sum(
+            finding.severity is Severity.WARNING and finding.repair is not None and not self._fails(finding)
+            for result in outcome.after
+            for finding in result.findings
+        )
+        for finding in standing:
+            self.left.setdefault(finding.code, Counter())[finding.repair] += 1
+            if self.first_left is None or finding.severity > self.first_left.severity:
+                self.first_left = finding
+
+    def as_object(self) -> dict[str, Any]:
+        """The counts as the JSON report writes them."""
+        return {
+            "rows": {
+                "read": self.rows,
+                "written": self.written,
+                "repaired": self.repaired,
+                "forked": self.forked,
+                "forked_into": self.forked_into,
+                "as_they_were": self.as_they_were,
+                "standing": self.standing,
+                "quarantined": self.quarantined,
+            },
+            "repairs": {
+                name: {"rows": done.rows, "cured": dict(sorted(done.codes.items()))}
+                for name, done in self.done.items()
+            },
+            "declined": [{"repair": by, **_object(said)} for by, said in self.declined],
+            "quarantined": [_object(said) for _, said in self.moved],
+            "notes": [_object(said) for _, said in self.notes],
+        }
+
+    def _add_repaired(self, outcome: Outcome) -> None:
+        self.repaired += 1
+        if outcome.rows > 1:
+            self.forked += 1
+            self.forked_into += outcome.rows
+        for name, codes in outcome.cured.items():
+            done = self.done.setdefault(name, Done())
+            done.rows += 1
+            done.codes.update(codes)
+        for note in outcome.notes:
+            self.notes.add(note, outcome.place)
+
+    def _fails(self, finding: Finding) -> bool:
+        return self.threshold is not None and finding.severity >= self.threshold
+
+
+def _object(said: Said) -> dict[str, Any]:
+    return {"text": said.text, "rows": said.rows, "file": said.place.file, "row": said.place.row}

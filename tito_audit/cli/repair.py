@@ -1,0 +1,194 @@
+"""`tito-audit repair`: logs in, logs that hold the claim out, and what became of every row."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tito_audit.cli import _choices as choices
+from tito_audit.cli import _options as options
+from tito_audit.cli._deliver import named_places, opened
+from tito_audit.errors import SetupError
+
+if TYPE_CHECKING:
+    from tito_audit.cli._compare import Repaired
+    from tito_audit.record.outcome import Outcome
+    from tito_audit.report import ReportOptions
+    from tito_audit.rewrite import Repairs
+
+__all__ = ["repair"]
+
+
+def repair(
+    logs: Annotated[
+        list[str],
+        typer.Argument(metavar="LOG...", help="Files, folders or globs: .jsonl, .json, .parquet, .gz, .zst."),
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="OUT", help="The file to write; for several logs, a folder."),
+    ] = None,
+    strategies: choices.With = None,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Let unsafe repairs run as well.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write no log.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print each change; without -o write no log.")] = False,
+    worst: Annotated[int, typer.Option("--worst", min=0, help="Changed rows shown by --diff.")] = 20,
+    quarantine: Annotated[
+        str | None,
+        typer.Option("--quarantine", metavar="FILE", help="Where rows go that no repair cured, with the reason."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    provenance: Annotated[
+        bool,
+        typer.Option(
+            "--provenance/--no-provenance", help="Write a tito_audit column that says what was cured by what."
+        ),
+    ] = True,
+    mask_by: choices.MaskBy = choices.MaskByWord.SPAN,
+    sentinel: choices.Sentinel = None,
+    mask_style: choices.MaskStyle = None,
+    padding: choices.Padding = None,
+    tokenizer: options.Tokenizer = None,
+    chat_template: options.ChatTemplate = None,
+    template_name: options.TemplateName = None,
+    template_arg: options.TemplateArgs = None,
+    template_seconds: options.TemplateSeconds = options.TEMPLATE_SECONDS,
+    tool_arguments: options.ToolArgumentsOption = options.ToolArgumentsWord.AUTO,
+    format: options.FormatName = None,
+    columns: options.Map = None,
+    select: options.Select = None,
+    ignore: options.Ignore = None,
+    fail_on: Annotated[
+        options.FailOnWord,
+        typer.Option("--fail-on", help="Repair findings at least this severe; exit 1 if one is left."),
+    ] = options.FailOnWord.ERROR,
+    report: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--report",
+            "-r",
+            metavar="NAME[=FILE]",
+            help="text or json, to stdout or a file. Repeatable. [default: text]",
+        ),
+    ] = None,
+    max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
+    trust_remote_code: options.TrustRemoteCode = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress, and no report that --report did not ask for.")
+    ] = False,
+) -> None:
+    """Rewrite logs so that they hold; a row that no repair is proven on stays as it was.
+
+    The logs themselves are never changed. Exits 1 if something at or above --fail-on is left.
+    """
+    from tito_audit.cli._compare import Repaired
+    from tito_audit.cli._tally import Tally
+    from tito_audit.cli._terminal import colors, page_width, watched
+    from tito_audit.record.finding import Severity
+    from tito_audit.report import ReportOptions
+    from tito_audit.rewrite import repair_rollouts
+    from tito_audit.rules import all_rules
+
+    if out is None and not dry_run and not diff:
+        raise SetupError(
+            "There is nowhere to write to: a log is never changed in place.\n"
+            "Pass -o OUT, or --dry-run to see what would be done, or --diff to see every change."
+        )
+    settings = options.settings_of(
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        template_name=template_name,
+        template_args=template_arg,
+        template_seconds=template_seconds,
+        tool_arguments=tool_arguments,
+        format=format,
+        columns=columns,
+        select=select,
+        ignore=ignore,
+        fail_on=fail_on,
+        max_row_bytes=max_row_bytes,
+        trust_remote_code=trust_remote_code,
+    )
+    how = choices.repair_settings_of(
+        strategies=strategies,
+        unsafe=unsafe,
+        quarantine=quarantine,
+        force=force,
+        provenance=provenance,
+        mask_by=mask_by,
+        sentinel=sentinel,
+        mask_style=mask_style,
+        padding=padding,
+    )
+    target = None if dry_run else out
+    wanted = _wanted_reports(report or ([] if quiet else ["text"]), logs, [target, quarantine], diff=diff)
+    tally = Tally(None if settings.fail_on == "never" else Severity[settings.fail_on.upper()])
+    run = repair_rollouts(logs, target, settings, how)
+    page = ReportOptions(
+        color=colors(sys.stdout), width=page_width(), titles={rule.code: rule.title for rule in all_rules()}
+    )
+    # Lines that appear one by one and a line that moves would overwrite each other.
+    silent = quiet or (diff and sys.stdout.isatty())
+    with closing(watched(run, silent=silent, counted="rows")) as outcomes:
+        for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
+            tally.add(outcome)
+    _deliver(Repaired(tally, run.before, run.after, run.written, settings, how, target), wanted, page)
+    found = run.after.worst()
+    if tally.threshold is not None and found is not None and found >= tally.threshold:
+        raise typer.Exit(1)
+
+
+def _wanted_reports(
+    given: Sequence[str], logs: Sequence[str], written: Sequence[str | None], *, diff: bool
+) -> list[tuple[str, Path | None]]:
+    """The reports and their places; SetupError for one that there is not or that has no place."""
+    from tito_audit.cli._compare import REPORTS
+
+    wanted = named_places(given, logs, [path for path in written if path])
+    for name, path in wanted:
+        if name not in REPORTS:
+            raise SetupError(f"--report {name}: no such report.\nReports: {', '.join(REPORTS)}")
+        if diff and name != "text" and path is None:
+            raise SetupError(
+                f"--report {name}: --diff is printed to stdout as well, and the two would mix.\n"
+                f"Name a file for the report: --report {name}=FILE"
+            )
+    return wanted
+
+
+def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, most: int) -> Iterator[Outcome]:
+    """The outcomes, with what changed in the first of them printed while they pass."""
+    from tito_audit.cli._diff import diff_lines
+    from tito_audit.reports._page import console_for
+
+    console = console_for(sys.stdout, page)
+    changed = 0
+    for outcome in outcomes:
+        if outcome.repaired or outcome.quarantined is not None:
+            changed += 1
+            if changed <= most:
+                piece = run.vocabulary.piece if run.vocabulary is not None else None
+                for line in diff_lines(outcome, piece):
+                    console.print(line, soft_wrap=True)
+                console.print()
+        yield outcome
+    if changed > most:
+        console.print(f"… and {changed - most:,} more changed rows; --worst {changed} shows all\n")
+    elif not changed:
+        console.print("no row changed\n")
+
+
+def _deliver(run: Repaired, wanted: Sequence[tuple[str, Path | None]], page: ReportOptions) -> None:
+    """Write every report of a run that is over."""
+    from tito_audit.cli._compare import REPORTS
+
+    for name, path in wanted:
+        with opened(path) as file:
+            REPORTS[name](run, file, page if path is None else replace(page, color=False))
+    sys.stdout.flush()

@@ -1,0 +1,257 @@
+"""From a row with findings to rows without: every repair proposed, written, audited again, kept if proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.check import explain
+from tito_audit.config import RepairChoices
+from tito_audit.errors import RecordError
+from tito_audit.evidence.model import Evidence
+from tito_audit.format import Format, Row
+from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.record.mended import Mended, unmended
+from tito_audit.record.rollout import Rollout, TrainingRow
+from tito_audit.repair import Mend, Repair, Safety
+from tito_audit.rule import Rule
+
+__all__ = ["Audit", "Audited", "Cure", "Terms", "Written", "cure_row"]
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """One rollout of a row with what was found in it."""
+
+    evidence: Evidence
+    result: Result
+
+    @property
+    def rollout(self) -> Rollout:
+        """The rollout that was read."""
+        return self.evidence.rollout
+
+
+Audit = Callable[[Row], list[Audited]]
+"""Reads a row and audits its rollouts with every rule; RecordError when it cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A row as it would be written, with its audit."""
+
+    row: Row
+    audited: tuple[Audited, ...]
+
+
+@dataclass(slots=True)
+class Cure:
+    """What became of one row."""
+
+    rows: list[Written]
+    """[] when a repair left the row out."""
+    cured: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    declined: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    left_out: str | None = None
+    """Why the row was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms repairs run."""
+
+    repairs: Sequence[Repair]
+    """In the order in which they are tried."""
+    rules: Sequence[Rule]
+    threshold: Severity
+    """Findings at or above it are acted on."""
+    selected: frozenset[str]
+    """Codes that are acted on; the proof looks at all."""
+    unsafe: bool
+    choices: RepairChoices
+
+
+def cure_row(row: Row, form: Format, audited: Sequence[Audited], audit: Audit, terms: Terms) -> Cure:
+    """The row after every repair that was proven on it, one after the other.
+
+    A proposal is written by the format, read again and audited again; it is kept when fewer findings of the
+    codes that it claims are left, none is worse and none is new. Otherwise the row stays as it was before it,
+    and the reason is in `declined`.
+    """
+    cure = Cure([Written(row, tuple(audited))])
+    for repair in terms.repairs:
+        rows: list[Written] = []
+        for written in cure.rows:
+            rows += _step(written, repair, form, audit, terms, cure)
+            if cure.left_out is not None:
+                cure.rows = []
+                return cure
+        cure.rows = rows
+    return cure
+
+
+def _step(written: Written, repair: Repair, form: Format, audit: Audit, terms: Terms, cure: Cure) -> list[Written]:
+    """What one repair makes of one row: the row itself where it does nothing that could be proven."""
+    try:
+        mends = _mends(written, repair, terms, cure)
+        if not mends:
+            return [written]
+        if any(mend is not None and not mend.rollouts for mend in mends.values()):
+            cure.left_out = next(mend.reason for mend in mends.values() if mend is not None and not mend.rollouts)
+            cure.cured[repair.name] = _codes(_claimed(written, repair, terms))
+            return []
+        after = _written_again(written, mends, form, audit)
+    except RecordError as error:
+        cure.declined.setdefault(repair.name, str(error))
+        return [written]
+    chosen = repair.chosen(terms.choices)
+    because = _unproven(
+        written, after, repair, terms, frozenset().union(*(m.adds for m in mends.values())), chosen
+    )
+    if because is not None:
+        cure.declined.setdefault(repair.name, because)
+        return [written]
+    before = _claimed(written, repair, terms)
+    left = [f for one in after for f in _claimed(one, repair, terms)]
+    codes = _codes(f for f in before if _count(before, f.code) > _count(left, f.code))
+    cure.cured[repair.name] = tuple(dict.fromkeys((*cure.cured.get(repair.name, ()), *codes)))
+    for mend in mends.values():
+        _mark(cure, mend)
+    return after
+
+
+def _mends(written: Written, repair: Repair, terms: Terms, cure: Cure) -> dict[int, Mend]:
+    """What the repair proposes for the rollouts of a row, by their item."""
+    mends: dict[int, Mend] = {}
+    for one in written.audited:
+        findings = tuple(f for f in one.result.findings if _acts_on(f, repair, terms))
+        if not findings and not repair.chosen(terms.choices):
+            continue
+        mend = repair.mend(explain(one.evidence, terms.rules), findings, terms.choices)
+        if mend is None:
+            continue
+        if mend.safety is Safety.UNSAFE and not terms.unsafe:
+            cure.declined.setdefault(repair.name, f"unsafe here, needs --unsafe: {mend.reason}")
+            continue
+        mends[one.rollout.place.item] = mend
+    return mends
+
+
+def _written_again(written: Written, mends: Mapping[int, Mend], form: Format, audit: Audit) -> list[Written]:
+    """The rows that the format makes of the proposals, read and audited; RecordError if they say less."""
+    mended: list[Mended] = []
+    for one in written.audited:
+        mend = mends.get(one.rollout.place.item)
+        mended += mend.rollouts if mend is not None else (unmended(one.rollout),)
+    rows = form.update(written.row, mended)
+    out = [Written(row, tuple(audit(row))) for row in rows]
+    if len(written.audited) == 1:
+        pairs = [(want, got.audited) for want, got in zip(mended, out, strict=False)]
+        if len(out) != len(mended):
+            raise RecordError(f"the format {form.name} wrote {len(out)} rows for {len(mended)}")
+    else:
+        pairs = [(want, (got,)) for want, got in zip(mended, out[0].audited, strict=False)]
+        if len(out) != 1 or len(out[0].audited) != len(mended):
+            raise RecordError(f"the format {form.name} cannot hold the parts of a fork beside other rollouts")
+    for want, got in pairs:
+        _holds(form, want.rollout, got)
+    return out
+
+
+def _holds(form: Format, want: Rollout, got: Sequence[Audited]) -> None:
+    """RecordError unless reading the written row gives what the repair wanted to be there."""
+    if len(got) != 1:
+        raise RecordError(f"the format {form.name} reads {len(got)} rollouts where one was written")
+    read = got[0].rollout
+    row, wanted = read.training_row, want.training_row
+    if (row is None) is not (wanted is None):
+        raise RecordError(f"the format {form.name} has no place for a training row here")
+    if row is not None and wanted is not None:
+        for name in ("token_ids", "loss_mask", "logprobs"):
+            if not _equal(getattr(row, name), getattr(wanted, name), wanted):
+                raise RecordError(f"the format {form.name} cannot write this row's {name.replace('_', ' ')}")
+    if len(read.turns) != len(want.turns):
+        raise RecordError(
+            f"the format {form.name} reads {len(read.turns)} calls where {len(want.turns)} were written"
+        )
+    for number, (turn, expected) in enumerate(zip(read.turns, want.turns, strict=True)):
+        for name in ("prompt_ids", "completion_ids", "completion_logprobs"):
+            if not _equal(getattr(turn, name), getattr(expected, name), None):
+                raise RecordError(
+                    f"the format {form.name} cannot write the {name.replace('_', ' ')} of call {number}"
+                )
+
+
+def _equal(got: NDArray[np.generic] | None, want: NDArray[np.generic] | None, row: TrainingRow | None) -> bool:
+    """Equal values; what a column writes where nothing is known counts as unknown."""
+    if got is None or want is None:
+        return got is want
+    if got.dtype.kind != "f":
+        return bool(np.array_equal(got, want))
+    one, other = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if row is not None:
+        marks = [c.sentinel for c in row.columns if c.role == "logprobs" and c.sentinel is not None]
+        one, other = (np.where(np.isnan(x) | np.isin(x, marks), np.nan, x) for x in (one, other))
+    return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True))
+
+
+def _unproven(
+    before: Written, after: Sequence[Written], repair: Repair, terms: Terms, adds: frozenset[str]
+) -> str | None:
+    """Why the audit does not prove the new rows better; None when it does."""
+    claimed = _claimed(before, repair, terms)
+    left = [f for one in after for f in _claimed(one, repair, terms)]
+    if claimed and len(left) >= len(claimed) and not repair.chosen(terms.choices):
+        return f"{', '.join(_codes(left))} would still be there"
+    known = _worst_by_kind(_found(before))
+    for kind, severity in _worst_by_kind(f for one in after for f in _found(one)).items():
+        if severity >= Severity.WARNING and severity > known.get(kind, Severity.NOTE) and kind[0] not in adds:
+            cause = f" ({kind[1]})" if kind[1] else ""
+            return f"the repaired row would have {kind[0]}{cause}, which it has not now"
+    return None
+
+
+def _acts_on(finding: Finding, repair: Repair, terms: Terms) -> bool:
+    return finding.severity >= terms.threshold and finding.code in terms.selected and repair.claims(finding.code)
+
+
+def _claimed(written: Written, repair: Repair, terms: Terms) -> list[Finding]:
+    return [finding for finding in _found(written) if _acts_on(finding, repair, terms)]
+
+
+def _found(written: Written) -> list[Finding]:
+    return [finding for one in written.audited for finding in one.result.findings]
+
+
+def _worst_by_kind(findings: Iterable[Finding]) -> dict[tuple[str, str], Severity]:
+    worst: dict[tuple[str, str], Severity] = {}
+    for finding in findings:
+        kind = (finding.code, finding.hit.cause)
+        worst[kind] = max(worst.get(kind, Severity.NOTE), finding.severity)
+    return worst
+
+
+def _codes(findings: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(sorted({finding.code for finding in findings}))
+
+
+def _count(findings: Sequence[Finding], code: str) -> int:
+    return sum(finding.code == code for finding in findings)
+
+
+def _mark(cure: Cure, mend: Mend) -> None:
+    """Keep what the repair says of itself, for the reader and for the provenance column."""
+    notes = [
+        *mend.notes,
+        *(f"{name} is stale from the first changed token on and null there" for name in mend.stale),
+        *(f"{name} cannot be rebuilt and is null" for name in mend.dropped),
+        *(
+            f"{count} entries of {name} have no recorded value and are null"
+            for name, count in mend.unknown.items()
+        ),
+    ]
+    cure.notes += [note for note in notes if note not in cure.notes]

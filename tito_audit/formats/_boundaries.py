@@ -1,0 +1,76 @@
+"""Where the boundaries between a conversation's messages go when its tokens change."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.record.arrays import Ids, Mask
+from tito_audit.record.rollout import TrainingRow
+
+__all__ = ["moved_boundaries"]
+
+_LONG = 2000
+_Region = tuple[int, int, int, int]
+"""A changed stretch: `[start, end)` of the old ids, then of the new ones."""
+
+
+def moved_boundaries(
+    before: TrainingRow, after: TrainingRow, ends: Sequence[int], generated: Sequence[bool]
+) -> list[int]:
+    """The positions in the new ids of boundaries in the old, both with 0 in front and their length at the end.
+
+    A boundary beside a token that stayed goes with it. One inside a change, or with new tokens on it, goes
+    where the mask switches between what was sampled and what was not; `generated` says which messages
+    were sampled. RecordError when neither tells.
+    """
+    regions = _regions(before.token_ids, after.token_ids)
+    out = [0]
+    for number, end in enumerate(ends[1:-1]):
+        region = next((one for one in regions if one[0] <= end <= one[1]), None)
+        if region is None:
+            out.append(end + sum(r[3] - r[2] - (r[1] - r[0]) for r in regions if r[1] < end))
+        elif region[0] < region[1] and end in region[:2]:
+            # Old tokens on one side only changed: the boundary is where the change begins or ends.
+            out.append(region[2] if end == region[0] else region[3])
+        else:
+            out.append(_switch(region, after.loss_mask, generated[number], generated[number + 1], number))
+    out.append(len(after.token_ids))
+    if any(a > b for a, b in itertools.pairwise(out)):
+        raise RecordError("which message the changed tokens belong to cannot be told")
+    return out
+
+
+def _regions(old: Ids, new: Ids) -> list[_Region]:
+    """The changed stretches in order; none of them touch."""
+    size = min(len(old), len(new))
+    unequal = np.flatnonzero(old[:size] != new[:size])
+    head = int(unequal[0]) if len(unequal) else size
+    unequal = np.flatnonzero(old[::-1][: size - head] != new[::-1][: size - head])
+    tail = int(unequal[0]) if len(unequal) else size - head
+    middle = old[head : len(old) - tail].tolist(), new[head : len(new) - tail].tolist()
+    # With very many tokens the frequent ones are no anchors, or the search would take minutes.
+    matcher = difflib.SequenceMatcher(None, *middle, autojunk=len(middle[1]) > _LONG)
+    return [
+        (head + a, head + b, head + c, head + d) for kind, a, b, c, d in matcher.get_opcodes() if kind != "equal"
+    ]
+
+
+def _switch(region: _Region, mask: Mask | None, left: bool, right: bool, number: int) -> int:
+    """Where in a change the mask goes over from one message's kind of token to the next one's."""
+    start, end = region[2:]
+    if start == end:
+        return start
+    if mask is not None and left != right:
+        own = mask[start:end] == left
+        at = int(own.sum())
+        if own[:at].all():
+            return start + at
+    raise RecordError(
+        f"the tokens between message_log[{number}] and message_log[{number + 1}] changed, and which of the two "
+        "messages they belong to cannot be told"
+    )

@@ -1,0 +1,273 @@
+"""A NeMo-Gym row written again: the tokens of its calls in every copy, and one row for each part of a fork."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._gym_calls import (
+    CALL_KEYS,
+    Layout,
+    cut_by_length,
+    holds_tokens,
+    is_chat,
+    layout_of,
+    output_path,
+    request_of,
+)
+from tito_audit.formats._responses_items import Item
+from tito_audit.formats._turn_change import (
+    Change,
+    Read,
+    changes_of,
+    recounted,
+    rollouts_before,
+    same_ids,
+    says_this,
+)
+from tito_audit.formats._update import as_logged, with_values
+from tito_audit.record.arrays import Ids, as_ids
+from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Rollout, Turn
+
+__all__ = ["updated_rows"]
+
+_OF_OTHERS = ("responses_create_params", "agent_input", "seed_obs")
+"""What the rollout was given; it stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Carrier:
+    """An item or message with token fields, and the calls whose tokens they are."""
+
+    path: Path
+    item: Item
+    turns: tuple[int, ...]
+    """One, unless two calls hold the same tokens; none if no call of the row has these."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A row, its rollout, and where the row holds it."""
+
+    row: Row
+    rollout: Rollout
+    layout: Layout
+    output: Path
+    items: tuple[tuple[Path, ...], ...]
+    """For each call the places of all that it wrote, in order."""
+    carriers: tuple[_Carrier, ...]
+
+
+def updated_rows(row: Row, mended: Sequence[Mended], read: Read) -> Sequence[Row]:
+    """The row with what its rollout says, or one row for each part of it; itself when nothing is new."""
+    (rollout,) = rollouts_before(row, mended, read)
+    changes = [changes_of(rollout, one) for one in mended]
+    if len(mended) == 1 and not changes[0] and len(mended[0].turns_from) == len(rollout.turns):
+        return (row,)
+    held = _held(row, rollout)
+    rows = []
+    for one, changed in zip(mended, changes, strict=True):
+        new = _part(held, one, changed)
+        (again,) = read(new, rollout.place)
+        says_this(again, one, rollout)
+        rows.append(new)
+    return tuple(rows)
+
+
+def _part(held: _Held, one: Mended, changes: Mapping[int, Change]) -> Row:
+    """The row with the turns that are left, as they are from now on."""
+    kept = one.turns_from
+    edits = [*_changed_items(held, changes), *_counts(held, one)]
+    if len(kept) == len(held.rollout.turns):
+        return with_edits(held.row, edits)  # type: ignore[no-any-return]
+    if not kept:
+        raise RecordError("a part of the rollout has no calls, so there is no row to write")
+    row = with_edits(held.row, [*edits, *_stripped(held, kept)])
+    return with_edits(row, [*_cut(held, row, kept), *_uncut_end(held, kept)])  # type: ignore[no-any-return]
+
+
+def _held(row: Row, rollout: Rollout) -> _Held:
+    layout, output = layout_of(row), output_path(row)
+    if len(layout.calls) != len(rollout.turns):
+        raise RecordError("the row holds answers without their tokens, so there is nothing to write them to")
+    items = tuple(_places(_at(row, output), output, layout))
+    own = {path: number for number, paths in enumerate(items) for path in paths}
+    carriers = [
+        _Carrier(path, item, (own[path],) if path in own else _turns_of(item, rollout.turns))
+        for path, item in _walk(row, ())
+        if path in own or holds_tokens(item)
+    ]
+    return _Held(row, rollout, layout, output, items, tuple(carriers))
+
+
+def _places(output: Sequence[Any], path: Path, layout: Layout) -> Iterator[tuple[Path, ...]]:
+    """For each call the places of its items, which stand in the output in the order of the calls."""
+    at = 0
+    for call in layout.calls:
+        found: list[Path] = []
+        if call.transition is not None:
+            # The last call of a list that repeats those before it.
+            inner = output[call.transition]
+            last = len(inner)
+            for item in reversed(call.items):
+                last = next((i for i in range(last - 1, -1, -1) if inner[i] is item), -1)
+                found.insert(0, (*path, call.transition, last))
+            if last < 0:
+                raise RecordError(f"list {call.transition} of the output holds no call of its own")
+        else:
+            for item in call.items:
+                at = next(i for i in range(at, len(output)) if output[i] is item) + 1
+                found.append((*path, at - 1))
+        yield tuple(found)
+
+
+def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
+    """Every object in what the rollout made, with its place."""
+    if isinstance(value, Mapping):
+        yield path, value
+        for key, inner in value.items():
+            if key not in _OF_OTHERS and isinstance(inner, Mapping | list | tuple):
+                yield from _walk(inner, (*path, key))
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping | list | tuple):
+        for number, inner in enumerate(value):
+            if isinstance(inner, Mapping | list | tuple):
+                yield from _walk(inner, (*path, number))
+
+
+def _turns_of(item: Item, turns: Sequence[Turn]) -> tuple[int, ...]:
+    """The calls whose tokens an item repeats."""
+    try:
+        prompt, completion = _ids(item, "prompt_token_ids"), _ids(item, "generation_token_ids")
+    except RecordError:
+        return ()
+    return tuple(
+        number
+        for number, turn in enumerate(turns)
+        if same_ids(prompt, turn.prompt_ids) and same_ids(completion, turn.completion_ids)
+    )
+
+
+def _changed_items(held: _Held, changes: Mapping[int, Change]) -> Iterator[Edit]:
+    """Each item that holds tokens of a changed call, as it is from now on."""
+    for carrier in held.carriers:
+        wanted = [changes.get(number) for number in carrier.turns]
+        change = next((one for one in wanted if one is not None), None)
+        if change is None:
+            continue
+        if not all(one is not None and same_ids(one.prompt_ids, change.prompt_ids) for one in wanted):
+            raise RecordError(
+                f"calls {' and '.join(map(str, carrier.turns))} hold the same tokens and should have different "
+                "ones from now on; the log does not say which of them a copy repeats"
+            )
+        new = with_values(carrier.item, dict(_values(carrier.item, change)))
+        if new is not carrier.item:
+            yield Edit(carrier.path, new)
+
+
+def _values(item: Item, change: Change) -> Iterator[tuple[str, Any]]:
+    """What changes in one copy: the fields that say what the call said before."""
+    before, prompt = change.before, change.prompt_ids
+    if prompt is not None and same_ids(_ids(item, "prompt_token_ids"), before.prompt_ids):
+        yield "prompt_token_ids", as_logged(prompt, item["prompt_token_ids"])
+        if item.get("routed_experts") is not None:
+            yield "routed_experts", None
+        usage = item.get("usage")
+        lengths = [_lengths([before])], [_lengths([change.after])]
+        if isinstance(usage, Mapping):
+            yield "usage", with_values(usage, recounted(usage, *lengths))
+        yield from recounted(item, *lengths).items()
+    columns: dict[str, Any] = dict(change.columns)
+    if change.logprobs is not None:
+        columns["generation_log_probs"] = change.logprobs
+    was = {column.name: column.values for column in before.columns}
+    for name, values in columns.items():
+        if values is None and item.get(name) is not None:
+            yield name, None
+        elif values is not None and _is_copy(item.get(name), was[name]):
+            yield name, as_logged(values, item[name])
+
+
+def _is_copy(value: Any, column: Any) -> bool:
+    return isinstance(value, list | tuple | np.ndarray) and as_logged(column, value) is value
+
+
+def _counts(held: _Held, one: Mended) -> Iterator[Edit]:
+    """Counts that the row or its answer states of all calls, or of the last one."""
+    before, after = held.rollout.turns, one.rollout.turns
+    ways = [[_lengths(turns), _lengths(turns[-1:])] for turns in (before, after)]
+    for path in ((), ("usage",), ("response",), ("response", "usage")):
+        holder = held.row
+        for key in path:
+            holder = holder.get(key) if isinstance(holder, Mapping) else None  # type: ignore[assignment]
+        if isinstance(holder, Mapping):
+            for name, value in recounted(holder, *ways).items():
+                yield Edit((*path, name), value)
+
+
+def _lengths(turns: Sequence[Turn]) -> tuple[int, int]:
+    """The tokens of all prompts and of all completions."""
+    prompts, completions = [t.prompt_ids for t in turns], [t.completion_ids for t in turns]
+    return sum(len(ids) for ids in prompts if ids is not None), sum(
+        len(ids) for ids in completions if ids is not None
+    )
+
+
+def _stripped(held: _Held, kept: Collection[int]) -> Iterator[Edit]:
+    """The calls of other parts without their tokens; their text stays, for the prompts repeat it."""
+    last = max(kept)
+    for number, call in enumerate(held.layout.calls):
+        between = min(kept) < number < last and number not in kept
+        if between and call.transition is None and not is_chat(held.row):
+            raise RecordError(
+                f"call {number} lies between the calls of one part and belongs to another; in one list of items "
+                "it would be read as a call that lost its tokens"
+            )
+    for carrier in held.carriers:
+        if carrier.path[: len(held.output)] == held.output and not set(carrier.turns) & set(kept):
+            columns = {c.name for n in carrier.turns for c in held.rollout.turns[n].columns}
+            for name in carrier.item:
+                if name in CALL_KEYS or name in columns:
+                    yield Edit((*carrier.path, name), ABSENT)
+
+
+def _cut(held: _Held, row: Row, kept: Collection[int]) -> Iterator[Edit]:
+    """The output up to the part's last call, and of transitions only those of the part."""
+    calls, last = held.layout.calls, max(kept)
+    output = _at(row, held.output)
+    ends = last == len(calls) - 1
+    if calls[last].transition is not None:
+        own = {call.transition: number for number, call in enumerate(calls)}
+        stop = len(output) if ends else calls[last].transition + 1  # type: ignore[operator]
+        left = [inner for i, inner in enumerate(output) if (own[i] in kept if i in own else i < stop)]
+        yield Edit(held.output, left)
+    elif not ends:
+        stop = int(held.items[last][-1][-1]) + 1
+        yield Edit(held.output, list(output[:stop]))
+
+
+def _uncut_end(held: _Held, kept: Collection[int]) -> Iterator[Edit]:
+    """What the answer says of its last call, out of a part that ends before it."""
+    if max(kept) == len(held.layout.calls) - 1 or is_chat(held.row):
+        return
+    _, response = request_of(held.row)
+    if cut_by_length(response):
+        yield Edit((*held.output[:-1], "incomplete_details"), None)
+
+
+def _ids(item: Item, name: str) -> Ids | None:
+    value = item.get(name)
+    return None if value is None else as_ids(value, name)
+
+
+def _at(row: Row, path: Path) -> Any:
+    value: Any = row
+    for step in path:
+        value = value[step]
+    return value

@@ -1,0 +1,212 @@
+"""What a repair changed in the calls of a rollout, and whether a row written again says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.column import Column, ColumnRole, MovePolicy
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
+
+__all__ = ["Change", "Read", "changes_of", "recounted", "rollouts_before", "same_floats", "same_ids", "says_this"]
+
+Read = Callable[[Row, Place], Sequence[Rollout]]
+
+_PROMPT_COUNTS = ("input_tokens", "prompt_tokens", "num_prompt_tokens")
+_COMPLETION_COUNTS = ("output_tokens", "completion_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one call says otherwise from now on."""
+
+    before: Turn
+    after: Turn
+    prompt_ids: Ids | None
+    """None: as before."""
+    logprobs: Logprobs | None
+    """None: as before."""
+    columns: Mapping[str, NDArray[Any] | None]
+    """Every other column that changed, by name; None for one that is gone."""
+
+    @property
+    def recorded_logprobs(self) -> Logprobs | None:
+        """The logprobs as the log has them, also where they fit no completion."""
+        return _recorded(self.before, self.after)
+
+
+def rollouts_before(row: Row, mended: Sequence[Mended], read: Read) -> Sequence[Rollout]:
+    """The rollouts of the row as it is."""
+    if not mended:
+        raise RecordError("no rollout of the row is left, so there is no row to write")
+    return read(row, replace(mended[0].rollout.place, item=0))
+
+
+def changes_of(before: Rollout, one: Mended) -> dict[int, Change]:
+    """What changed, by the number of the turn before; RecordError for what no log can take."""
+    numbers = one.turns_from
+    if len(numbers) != len(one.rollout.turns) or any(not 0 <= n < len(before.turns) for n in numbers):
+        raise RecordError("the turns of the repaired rollout are not those of the row")
+    if list(numbers) != sorted(set(numbers)):
+        raise RecordError("the repaired rollout has its turns in another order than the row, or one of them twice")
+    found = {n: _change(before.turns[n], turn, n) for n, turn in zip(numbers, one.rollout.turns, strict=True)}
+    return {number: change for number, change in found.items() if change is not None}
+
+
+def says_this(rollout: Rollout, wanted: Mended, was: Rollout) -> None:
+    """Raise RecordError unless a row written again reads as the repair wants it."""
+    if len(rollout.turns) != len(wanted.rollout.turns):
+        raise RecordError(
+            f"the row would be read as {len(rollout.turns)} calls where the repair leaves {len(wanted.turns_from)}"
+        )
+    for number, turn, want in zip(wanted.turns_from, rollout.turns, wanted.rollout.turns, strict=True):
+        recovered = turn.completion_ids is None and want.ids_from is IdsFrom.RECOVERED
+        if not same_ids(turn.prompt_ids, want.prompt_ids):
+            raise RecordError(f"the row has no place of its own for the prompt that call {number} should have")
+        if not recovered and not same_ids(turn.completion_ids, want.completion_ids):
+            raise RecordError(f"the row would be read with another completion of call {number}")
+        said, logprobs = turn.completion_logprobs, want.completion_logprobs
+        if said is not None and logprobs is not None and not _agree(said, logprobs):
+            raise RecordError(f"the row would be read with other logprobs of call {number}")
+        sent = _asked(was, was.turns[number])
+        if sent is not None and _asked(rollout, turn) != sent:
+            raise RecordError(f"the row would be read with other messages around call {number}")
+
+
+def recounted(
+    holder: Mapping[str, Any], before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]
+) -> dict[str, int]:
+    """Stored counts that counted the tokens of `before` and count those of `after` from now on, by name.
+
+    Both hold the ways to count, as tokens of prompts and of completions; the first that fits is taken.
+    """
+    prompt_name = next((key for key in _PROMPT_COUNTS if type(holder.get(key)) is int), None)
+    completion_name = next((key for key in _COMPLETION_COUNTS if type(holder.get(key)) is int), None)
+    for old, new in zip(before, after, strict=True):
+        found: dict[str, int] = {}
+        if prompt_name is not None and holder[prompt_name] == old[0]:
+            found[prompt_name] = new[0]
+        if completion_name is not None and holder[completion_name] == old[1]:
+            found[completion_name] = new[1]
+        # A completion alone is no proof of the way to count where there is a count of prompts.
+        if prompt_name is not None and prompt_name not in found:
+            continue
+        if type(holder.get("total_tokens")) is int and holder["total_tokens"] == sum(old):
+            found["total_tokens"] = sum(new)
+        if found:
+            return {name: value for name, value in found.items() if holder[name] != value}
+    return {}
+
+
+def same_ids(left: Ids | None, right: Ids | None) -> bool:
+    """True for the same ids, or for none on both sides."""
+    return left is right or (left is not None and right is not None and np.array_equal(left, right))
+
+
+def same_floats(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
+    """True for the same numbers, NaN at the same places; or for none on both sides."""
+    return left is right or (
+        left is not None and right is not None and np.array_equal(left, right, equal_nan=True)
+    )
+
+
+def _change(before: Turn, after: Turn, number: int) -> Change | None:
+    recovered = before.completion_ids is None and after.ids_from is IdsFrom.RECOVERED
+    if not recovered and not same_ids(before.completion_ids, after.completion_ids):
+        raise RecordError(
+            f"the completion of call {number} would change, and no repair may change what was sampled"
+        )
+    prompt = None
+    if not same_ids(before.prompt_ids, after.prompt_ids):
+        if before.prompt_ids is None or after.prompt_ids is None:
+            raise RecordError(f"call {number} would gain or lose its prompt; a prompt can only be rewritten")
+        prompt = after.prompt_ids
+    columns = _changed_columns(before, after, number)
+    logprobs = _changed_logprobs(before, after, columns, number)
+    found = Change(before, after, prompt, logprobs, columns)
+    return found if prompt is not None or logprobs is not None or columns else None
+
+
+def _changed_columns(before: Turn, after: Turn, number: int) -> dict[str, NDArray[Any] | None]:
+    now = {column.name: column for column in after.columns}
+    added = [name for name in now if name not in {column.name for column in before.columns}]
+    if added:
+        raise RecordError(f"call {number} has no column {added[0]!r} in the log, and none is added")
+    changed: dict[str, NDArray[Any] | None] = {}
+    for column in before.columns:
+        new = now.get(column.name)
+        if new is None:
+            changed[column.name] = None
+        elif not _same_column(column, new):
+            changed[column.name] = new.values
+    return changed
+
+
+def _same_column(old: Column, new: Column) -> bool:
+    if old.values is new.values or old.policy is MovePolicy.DROP:
+        return True
+    if old.values.dtype.kind in "iufb" and new.values.dtype.kind in "iufb":
+        return same_floats(old.values.astype(np.float64), new.values.astype(np.float64))
+    return bool(old.values.tolist() == new.values.tolist())
+
+
+def _changed_logprobs(
+    before: Turn, after: Turn, columns: dict[str, NDArray[Any] | None], number: int
+) -> Logprobs | None:
+    """The new logprobs; what `columns` says of them is taken out of it unless they are gone."""
+    column = _logprob_column(before)
+    moved = columns.pop(column.name, None) if column is not None and columns.get(column.name) is not None else None
+    recorded, said = _recorded(before, after), after.completion_logprobs
+    if moved is not None:
+        if said is not None and not _agree(moved, said):
+            raise RecordError(f"call {number} has one set of logprobs in its column and another beside it")
+        return np.asarray(moved, np.float64)
+    if column is not None and column.name in columns:
+        return None
+    if said is None:
+        if before.completion_logprobs is not None and column is not None:
+            columns[column.name] = None
+        return None
+    if recorded is None:
+        raise RecordError(f"call {number} has no logprobs in the log, and none are added")
+    return None if same_floats(recorded, said) else said
+
+
+def _logprob_column(turn: Turn) -> Column | None:
+    return next((column for column in turn.columns if column.role is ColumnRole.LOGPROBS), None)
+
+
+def _recorded(before: Turn, after: Turn) -> Logprobs | None:
+    column = _logprob_column(before)
+    if column is not None:
+        return np.asarray(column.values, np.float64)
+    if before.token_texts is not None and after.ids_from is IdsFrom.RECOVERED:
+        return np.array([token.logprob for token in before.token_texts], np.float64)
+    return before.completion_logprobs
+
+
+def _agree(column: NDArray[Any], logprobs: Logprobs) -> bool:
+    """The same values where both have one: a column may hold a sentinel where there is none."""
+    if len(column) != len(logprobs):
+        return False
+    values = column.astype(np.float64)
+    known = ~np.isnan(values) & ~np.isnan(logprobs)
+    return bool((values[known] == logprobs[known]).all())
+
+
+def _asked(rollout: Rollout, turn: Turn) -> object:
+    """What a call was sent and what it wrote, as far as both are messages of the log."""
+    sent = turn.prompt_messages
+    if turn.message_index is not None and sent is None:
+        sent = rollout.messages[: turn.message_index]
+    if sent is None:
+        return None
+    return [(m.role, m.text, m.reasoning, m.tool_calls) for m in sent]

@@ -1,0 +1,153 @@
+"""Values of one column as a log writes them: whole numbers, null or NaN, arrays of a table's type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.errors import RecordError
+from tito_audit.formats._columns import is_list
+
+__all__ = ["as_logged", "equal_values", "logprobs_as_logged"]
+
+
+def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any:
+    """One value a token in the form in which the log had the column; `original` itself when they are equal.
+
+    A numpy array stays one, of its type, unless a value is unknown and the type cannot say so;
+    RecordError when the type cannot hold a value. In a list, whole numbers stay whole numbers where the
+    log had only such, and NaN is written as null unless the column itself holds NaN.
+    """
+    if values is None:
+        return None
+    if is_list(original) and equal_values(values, original):
+        return original
+    new = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if isinstance(original, np.ndarray) and original.dtype.kind in "iufb":
+        return _as_array(new, original.dtype)
+    return _as_list(new, list(original) if is_list(original) else [])
+
+
+def logprobs_as_logged(values: NDArray[Any], original: Any) -> Any:
+    """Logprobs put into objects or lists that hold more than them; `original` itself when they are equal.
+
+    OpenAI's object keeps its tokens, SGLang's triples their ids and texts: only numbers change.
+    RecordError when there are more or fewer of them than before, since the rest cannot be made up.
+    """
+    if not isinstance(original, Mapping):
+        return _with_fronts(values, original)
+    if is_list(original.get("token_logprobs")):
+        old = original["token_logprobs"]
+        _same_length(values, old)
+        new = as_logged(values, old)
+        return original if new is old else {**original, "token_logprobs": new}
+    content = original.get("content") or []
+    _same_length(values, content)
+    entries = [
+        entry if _equal(value, entry.get("logprob")) else {**entry, "logprob": _number(value)}
+        for value, entry in zip(values.tolist(), content, strict=True)
+    ]
+    return original if _all_same(entries, content) else {**original, "content": entries}
+
+
+def equal_values(new: Any, old: Any) -> bool:
+    """Whether two lists say the same, where NaN and null are both "unknown" and 1 is 1.0."""
+    if new is old:
+        return True
+    if len(new) != len(old):
+        return False
+    if isinstance(new, np.ndarray) and isinstance(old, np.ndarray) and new.dtype.kind in "iufb":
+        if old.dtype.kind == "f" and new.dtype.kind == "f":
+            return bool(np.array_equal(new, old, equal_nan=True))
+        if old.dtype.kind in "iub":
+            return bool(np.array_equal(new, old))
+    return all(a is b or _equal(a, b) for a, b in zip(_plain(new), _plain(old), strict=True))
+
+
+def _as_array(new: list[Any], dtype: np.dtype[Any]) -> Any:
+    if dtype.kind == "f":
+        return np.array([np.nan if value is None else value for value in new], dtype)
+    if any(_unknown(value) for value in new):
+        return [None if _unknown(value) else _whole(value) for value in new]
+    try:
+        made = np.array([_whole(value) for value in new], dtype)
+    except OverflowError:
+        made = np.empty(0, dtype)
+    if len(made) != len(new) or not np.array_equal(made, np.array(new)):
+        raise RecordError(f"a column of {dtype} in this table cannot hold what the repair puts there")
+    return made
+
+
+def _as_list(new: list[Any], old: list[Any]) -> list[Any]:
+    if any(isinstance(value, float) and value != value for value in old):
+        return new
+    plain = [None if _unknown(value) else value for value in new]
+    kinds = {type(value) for value in old} - {type(None)}
+    if kinds == {bool}:
+        return [value if value is None else bool(value) for value in plain]
+    if kinds == {float}:
+        return [float(value) if type(value) is int else value for value in plain]
+    if int in kinds and not any(isinstance(value, float) and value.is_integer() for value in old):
+        return [_whole(value) for value in plain]
+    return plain
+
+
+def _with_fronts(values: NDArray[Any], original: Sequence[Any]) -> Any:
+    """Lists a token, each with its logprob in front."""
+    _same_length(values, original)
+    entries: list[Any] = []
+    for value, entry in zip(values.tolist(), original, strict=True):
+        front = entry[0] if is_list(entry) and len(entry) else None
+        if _equal(value, front):
+            entries.append(entry)
+        elif not is_list(entry) or not len(entry):
+            raise RecordError("a token's list of logprobs is empty and has no place for the sampled one")
+        elif isinstance(entry, np.ndarray):
+            entries.append(np.concatenate([np.array([value], entry.dtype), entry[1:]]))
+        else:
+            entries.append([_number(value), *entry[1:]])
+    return original if _all_same(entries, original) else entries
+
+
+def _same_length(values: NDArray[Any], old: Sequence[Any]) -> None:
+    if len(values) != len(old):
+        raise RecordError(
+            f"the logprobs stand beside the texts or ids of {len(old)} tokens, and {len(values)} are to come: "
+            "what belongs beside the others was never recorded"
+        )
+
+
+def _all_same(new: Sequence[Any], old: Sequence[Any]) -> bool:
+    return all(a is b for a, b in zip(new, old, strict=True))
+
+
+def _plain(values: Any) -> Sequence[Any]:
+    found: Sequence[Any] = values.tolist() if isinstance(values, np.ndarray) else values
+    return found
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if is_list(a) and is_list(b):
+        return equal_values(a, b)
+    if is_list(a) or is_list(b):
+        return False
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return bool(a == b) or (_unknown(a) and _unknown(b))
+
+
+def _unknown(value: object) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _number(value: float) -> float | None:
+    return None if _unknown(value) else value

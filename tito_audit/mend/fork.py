@@ -1,0 +1,166 @@
+"""Fork: calls as training rows, one for each unbroken run of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.record.arrays import Ids, Logprobs, as_floats, as_ids
+
+__all__ = ["ForkedRow", "Numbers", "SampledCall", "fork_cost", "fork_rows"]
+
+Numbers: TypeAlias = Sequence[Any] | NDArray[Any]
+SampledCall: TypeAlias = tuple[Numbers, Numbers] | tuple[Numbers, Numbers, Numbers | None]
+"""(prompt_ids, completion_ids) or (prompt_ids, completion_ids, logprobs); the logprobs, one for each
+completion token, may be None."""
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number whose powers spread over 64 bits; hashes only choose what is then compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedRow:
+    """One training row: what the sampler saw and said in a run of calls, token for token."""
+
+    token_ids: list[int]
+    """`[T]` prompt and completion of the last call."""
+    loss_mask: list[bool]
+    """`[T]` True where a call that is trained in this row sampled the token."""
+    logprobs: list[float]
+    """`[T]` what the sampler gave, of all calls of the row; NaN where nothing was sampled or given."""
+    calls: tuple[int, ...]
+    """Numbers of the calls in the row, each continuing the one before."""
+    trained: tuple[int, ...]
+    """Those of them that are trained here and in no other row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    seen: Ids
+    """`[P+C]` prompt and completion."""
+    start: int
+    """`P`, where the completion starts."""
+    logprobs: Logprobs
+    """`[C]`"""
+
+
+def fork_rows(calls: Sequence[SampledCall]) -> list[ForkedRow]:
+    """The training rows of a rollout's calls, in the order of the first call that each trains.
+
+    A call continues the earlier call whose prompt and completion are the longest beginning of its own
+    prompt, the latest of equals; so retries, branches and sub-agents come apart by themselves. Each run of
+    calls from a first one to one that none continues is a row. A call that several rows hold is trained in
+    the one whose last call came first; elsewhere it is context. A call that sampled nothing is not trained and
+    ends no row, and a row with nothing to train is not made.
+
+    NeMo-RL and Gym demand one growing sequence per rollout and fail a rollout whose prompt breaks it; here
+    a break only begins the next row.
+
+    ValueError for a call of other parts, or with other than one logprob for each completion token;
+    RecordError for what is no ids or no numbers.
+
+    The second prompt holds 9 where 2, 3 was sampled, so nothing joins the two calls:
+
+        >>> rows = fork_rows([([1], [2, 3]), ([1, 9, 4], [5]), ([1, 9, 4, 5, 6], [7])])
+        >>> [(row.token_ids, row.trained) for row in rows]
+        [([1, 2, 3], (0,)), ([1, 9, 4, 5, 6, 7], (1, 2))]
+    """
+    taken = [_as_call(call, number) for number, call in enumerate(calls)]
+    parents = _parents(taken)
+    trained: set[int] = set()
+    rows = []
+    for leaf in _leaves(taken, parents):
+        chain = [leaf]
+        while (parent := parents[chain[-1]]) is not None:
+            chain.append(parent)
+        chain.reverse()
+        fresh = tuple(k for k in chain if k not in trained and len(taken[k].logprobs))
+        trained.update(fresh)
+        rows.append(_row(taken, chain, fresh))
+    return sorted(rows, key=lambda row: row.trained[0])
+
+
+def fork_cost(calls: Sequence[SampledCall], rows: Sequence[ForkedRow]) -> tuple[int, int]:
+    """How many rows there are, and how many tokens more they hold than one row would.
+
+    That one row is the longest call, prompt and completion: the least that holds the whole conversation.
+
+        >>> calls = [([1], [2, 3]), ([1, 9, 4], [5])]
+        >>> fork_cost(calls, fork_rows(calls))
+        (2, 3)
+    """
+    lengths = [len(row.token_ids) for row in rows]
+    longest = max((len(call[0]) + len(call[1]) for call in calls), default=0)
+    return len(lengths), max(0, sum(lengths) - longest)
+
+
+def _as_call(call: SampledCall, number: int) -> _Call:
+    if isinstance(call, str) or not isinstance(call, Sequence) or len(call) not in (2, 3):
+        raise ValueError(f"call {number} is not (prompt_ids, completion_ids) or (…, logprobs)")
+    prompt = as_ids(call[0], f"calls[{number}] prompt_ids")
+    completion = as_ids(call[1], f"calls[{number}] completion_ids")
+    given = call[2] if len(call) == 3 else None
+    logprobs = np.full(len(completion), np.nan)
+    if given is not None:
+        logprobs = as_floats(given, f"calls[{number}] logprobs")
+    if len(logprobs) != len(completion):
+        raise ValueError(
+            f"call {number} has {len(logprobs)} logprobs and {len(completion)} completion tokens: "
+            "which token each belongs to cannot be told"
+        )
+    return _Call(np.concatenate((prompt, completion)), len(prompt), logprobs)
+
+
+def _parents(calls: Sequence[_Call]) -> list[int | None]:
+    """For each call the earlier one that it continues.
+
+    The beginnings of a prompt are found by hash among all earlier calls at once, then compared.
+    """
+    longest = max((len(call.seen) for call in calls), default=0)
+    powers = np.cumprod(np.full(longest, _BASE))
+    lengths, hashes = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.uint64)
+    parents: list[int | None] = []
+    for k, call in enumerate(calls):
+        hash_at = np.zeros(len(call.seen) + 1, np.uint64)
+        np.cumsum(call.seen.astype(np.uint64) * powers[: len(call.seen)], out=hash_at[1:])
+        fits = lengths[:k] <= call.start
+        fits &= hash_at[np.minimum(lengths[:k], call.start)] == hashes[:k]
+        found = np.flatnonzero(fits)
+        by_length = found[np.argsort(lengths[found], kind="stable")][::-1]
+        parents.append(next((int(j) for j in by_length if _continues(call, calls[j])), None))
+        lengths[k], hashes[k] = len(call.seen), hash_at[-1]
+    return parents
+
+
+def _continues(call: _Call, earlier: _Call) -> bool:
+    size = len(earlier.seen)
+    return 0 < size <= call.start and np.array_equal(call.seen[:size], earlier.seen)
+
+
+def _leaves(calls: Sequence[_Call], parents: Sequence[int | None]) -> list[int]:
+    """The calls that sampled something and that no such call continues, directly or through others."""
+    continued: set[int] = set()
+    leaves = []
+    for k in reversed(range(len(calls))):
+        if k not in continued and not len(calls[k].logprobs):
+            continue
+        parent = parents[k]
+        if parent is not None:
+            continued.add(parent)
+        if k not in continued:
+            leaves.append(k)
+    return leaves[::-1]
+
+
+def _row(calls: Sequence[_Call], chain: Sequence[int], trained: Sequence[int]) -> ForkedRow:
+    token_ids = calls[chain[-1]].seen
+    loss_mask = np.zeros(len(token_ids), np.bool_)
+    logprobs = np.full(len(token_ids), np.nan)
+    for k in chain:
+        start, end = calls[k].start, len(calls[k].seen)
+        loss_mask[start:end] = k in trained
+        logprobs[start:end] = calls[k].logprobs
+    return ForkedRow(token_ids.tolist(), loss_mask.tolist(), logprobs.tolist(), tuple(chain), tuple(trained))

@@ -1,0 +1,361 @@
+"""Edits made to JSON text, where every byte outside the edited values stays as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tito_audit.record.edits import ABSENT, Edit, Path, edits_between, with_edits
+
+__all__ = ["dump_json_like", "rewrite_json", "rewritten_string"]
+
+_SPACE = re.compile(r"[ \t\n\r]*+")
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_SCALAR = re.compile(r'[^ \t\n\r,:"\[\]{}]++')
+_TO_BRACKET = re.compile(r'[^"\[\]{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"\[\]{}]*+)*+', re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_EXACT = 2**53
+"""Below it a whole number is the same number as a float."""
+
+Span = tuple[int, int]
+Change = tuple[int, int, str]
+"""Text to be put in place of what lies between two positions."""
+
+
+def rewrite_json(text: str, edits: Sequence[Edit]) -> str:
+    """The text with edits made to the value it holds; `text` itself when there are none.
+
+    `text` has to be JSON as Python or orjson reads it. White space, key order, escapes, the spelling of
+    numbers and repeated keys (of which the last counts, as for parsers) survive; new values are written in
+    the style of what they replace. ValueError when a path leads to nothing.
+    """
+    tree: _New | _Tree = {}
+    for edit in edits:
+        tree = _planted(tree, edit.path, edit.value)
+    changes: list[Change] = []
+    if tree != {}:
+        _change(text, _space(text, 0), tree, _plain_style(text), changes)
+    return _spliced(text, (0, len(text)), changes)
+
+
+def rewritten_string(text: str, old: Any, new: Any) -> str:
+    """JSON text that held `old` and holds `new` now; for columns that keep JSON in a string."""
+    return rewrite_json(text, list(edits_between(old, new)))
+
+
+def dump_json_like(value: Any, text: str) -> str:
+    """A value as JSON on one line, with the separators of a text, escaping what is not ASCII if it does."""
+    style = _plain_style(text)
+    start = _space(text, 0)
+    if text[start : start + 1] in {"{", "["}:
+        style = _style_of(text, start, _spans(text, start)[0], style)
+    return _written(value, replace(style, margin=""))
+
+
+# What to change
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    """A value that replaces whatever is there."""
+
+    value: Any
+
+
+_Tree = dict[str | int, Any]
+"""Edits by the first step of their path, down to a _New."""
+
+
+def _planted(node: _New | _Tree, path: Path, value: Any) -> _New | _Tree:
+    """The tree with one more edit; a later edit sees what the earlier ones left."""
+    if not path:
+        return _New(value)
+    if isinstance(node, _New):
+        return _New(with_edits(node.value, [Edit(path, value)]))
+    node[path[0]] = _planted(node.get(path[0], {}), path[1:], value)
+    return node
+
+
+def _change(text: str, start: int, node: _New | _Tree, outer: _Style, changes: list[Change]) -> None:
+    """Collects what to change in the value at `start`, which stands in a container of style `outer`."""
+    if isinstance(node, _New):
+        end = _after(text, start)
+        changes.append((start, end, _respelled(text, (start, end), node.value, outer)))
+    elif text[start] == "{":
+        _change_object(text, start, node, outer, changes)
+    elif text[start] == "[":
+        spans, _ = _spans(text, start)
+        style = _style_of(text, start, spans, outer)
+        for index, child in node.items():
+            if not isinstance(index, int) or not 0 <= index < len(spans):
+                raise ValueError(f"the list has {len(spans)} entries, and none is number {index!r}")
+            _change(text, spans[index][0], child, style, changes)
+    else:
+        raise ValueError(f"a single value has no part {next(iter(node))!r}")
+
+
+def _change_object(text: str, start: int, node: _Tree, outer: _Style, changes: list[Change]) -> None:
+    spans, end = _spans(text, start)
+    style = _style_of(text, start, spans, outer)
+    members = [_member(text, span) for span in spans]
+    last = dict(members)
+    gone, added = set(), []
+    for key, child in node.items():
+        absent = isinstance(child, _New) and child.value is ABSENT
+        if key in last and not absent:
+            _change(text, last[str(key)], child, style, changes)
+        elif absent:
+            gone.add(key)
+        elif isinstance(child, _New):
+            name = _written(str(key), style)
+            added.append(f"{name}{style.colon}{_written(child.value, style)}")
+        else:
+            raise ValueError(f"the object has no key {key!r}")
+    left = [span for span, (key, _) in zip(spans, members, strict=True) if key not in gone]
+    if left:
+        changes += _removed(spans, left)
+        if added:
+            gap = _gap(text, spans, style)
+            changes.append((left[-1][1], left[-1][1], "".join(gap + new for new in added)))
+    elif added or spans:
+        # One that had no members is laid out like the container around it.
+        outside = style.margin, outer.margin
+        if spans:
+            outside = text[start + 1 : spans[0][0]], text[spans[-1][1] : end - 1]
+        inside = _gap(text, spans, style).join(added).join(outside) if added else ""
+        changes.append((start + 1, end - 1, inside))
+
+
+def _spliced(text: str, span: Span, changes: Sequence[Change]) -> str:
+    """A part of the text with changes made to it."""
+    parts, position = [], span[0]
+    for start, end, new in sorted(changes, key=lambda change: change[:2]):
+        parts += [text[position:start], new]
+        position = end
+    return "".join([*parts, text[position : span[1]]]) if parts else text[slice(*span)]
+
+
+def _removed(spans: Sequence[Span], left: Sequence[Span]) -> list[Change]:
+    """Cuts that take members out of an object, each with one comma."""
+    kept = set(left)
+    cuts: list[Change] = []
+    for index, span in enumerate(spans):
+        if span not in kept:
+            # Before the first that stays, the comma behind goes; after it, the one in front.
+            leading = span < left[0]
+            cuts.append((span[0], spans[index + 1][0], "") if leading else (spans[index - 1][1], span[1], ""))
+    return cuts
+
+
+# How values are spelled
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How the entries of a container are written."""
+
+    comma: str = ", "
+    """Between entries on one line."""
+    colon: str = ": "
+    margin: str = ""
+    """The line break and indentation in front of each entry; empty on one line."""
+    step: str = ""
+    """What one level indents."""
+    ascii: bool = True
+
+
+def _plain_style(text: str) -> _Style:
+    return _Style(ascii=text.isascii())
+
+
+def _style_of(text: str, start: int, spans: Sequence[Span], outer: _Style) -> _Style:
+    """The style of the container at `start`; where it shows none, that of the container around it."""
+    colon = outer.colon
+    if not spans:
+        margin = outer.margin and outer.margin + outer.step
+        return replace(outer, margin=margin)
+    comma = outer.comma
+    if text[start] == "{":
+        key_end = _after(text, spans[0][0])
+        colon = text[key_end : _member(text, spans[0])[1]]
+        colon = ": " if "\n" in colon else colon
+        comma = ", " if colon.endswith(" ") else ","
+    gap = text[spans[0][1] : spans[1][0]] if len(spans) > 1 else "\n"
+    if "\n" not in gap:
+        comma = ", " if gap.endswith(" ") else ","
+    opening = text[start + 1 : spans[0][0]]
+    if "\n" not in opening:
+        return _Style(comma, colon, "", outer.step, outer.ascii)
+    closing_at = spans[-1][1]
+    closing = text[closing_at : _space(text, closing_at)]
+    step = opening.removeprefix(closing) if "\n" in closing and opening.startswith(closing) else outer.step
+    return _Style(comma, colon, opening, step, outer.ascii)
+
+
+def _gap(text: str, spans: Sequence[Span], style: _Style) -> str:
+    """What stands between two entries of a container."""
+    if len(spans) > 1:
+        return text[spans[0][1] : spans[1][0]]
+    return f",{style.margin}" if style.margin else style.comma
+
+
+def _written(value: Any, style: _Style) -> str:
+    """A value that is new, as an entry of a container of this style."""
+    if style.margin:
+        # Line breaks inside strings are escaped, so each one here begins a line of the layout.
+        text = json.dumps(
+            value, ensure_ascii=style.ascii, indent=style.step, separators=(",", style.colon), default=_plain
+        ).replace("\n", style.margin)
+    else:
+        text = json.dumps(value, ensure_ascii=style.ascii, separators=(style.comma, style.colon), default=_plain)
+    # Half a surrogate pair has no bytes of its own, so it is escaped in any style.
+    return text if style.ascii else _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+
+
+def _respelled(text: str, span: Span, new: Any, outer: _Style) -> str:
+    """A value that replaces another: what is equal in both keeps its spelling."""
+    start, end = span
+    if isinstance(new, np.ndarray):
+        new = new.tolist()
+    if isinstance(new, list | tuple) and text[start] == "[":
+        return _relisted(text, span, new, outer)
+    if isinstance(new, Mapping) and text[start] == "{":
+        changes: list[Change] = []
+        tree: _New | _Tree = {}
+        for edit in edits_between(_parsed(text[start:end]), new):
+            tree = _planted(tree, edit.path, edit.value)
+        _change(text, start, tree, outer, changes)
+        return _spliced(text, span, changes)
+    if text[start] not in "[{" and _keys([_parsed(text[start:end])]) == _keys([new]):
+        return text[start:end]
+    return _written(new, outer)
+
+
+def _relisted(text: str, span: Span, new: Sequence[Any], outer: _Style) -> str:
+    """A list that replaces another; entries that both hold are copied with what stands between them."""
+    start, end = span
+    spans, _ = _spans(text, start)
+    if not spans:
+        return _written(new, outer)
+    if not new:
+        return "[]"
+    style = _style_of(text, start, spans, outer)
+    source = _origins(_parsed(text[start:end]), new)
+    parts = [text[start : spans[0][0]]]
+    usual, before = _gap(text, spans, style), None
+    for index, (value, origin) in enumerate(zip(new, source, strict=True)):
+        if index:
+            follows = origin is not None and before is not None and origin == before + 1
+            parts.append(text[spans[origin - 1][1] : spans[origin][0]] if follows and origin else usual)
+        if origin is not None:
+            parts.append(text[slice(*spans[origin])])
+        elif index < len(spans) and text[spans[index][0]] in "[{":
+            parts.append(_respelled(text, spans[index], value, style))
+        else:
+            parts.append(_written(value, style))
+        before = origin
+    return "".join([*parts, text[spans[-1][1] : end]])
+
+
+def _origins(old: Sequence[Any], new: Sequence[Any]) -> list[int | None]:
+    """For each new entry the old one whose spelling it takes: the same place from either end, else the first."""
+    kinds = {type(value) for value in old}
+    mixed = int in kinds and float in kinds
+    was, now = _keys(old, mixed), _keys(new, mixed)
+    most = min(len(was), len(now))
+    head = next((i for i in range(most) if was[i] != now[i]), most)
+    tail = next((i for i in range(most - head) if was[-1 - i] != now[-1 - i]), most - head)
+    first = {key: index for index, key in zip(range(len(was) - 1, -1, -1), reversed(was), strict=True)}
+    middle = [first.get(key) for key in now[head : len(now) - tail]]
+    return [*range(head), *middle, *range(len(was) - tail, len(was))]
+
+
+def _keys(values: Sequence[Any], mixed: bool = False) -> list[str]:
+    """Each value in one spelling, to tell equal ones.
+
+    In a list that mixes whole numbers and floats, as writers do that leave out `.0`, 0 and 0.0 are equal.
+    """
+    if mixed:
+        values = [float(v) if type(v) is int and -_EXACT < v < _EXACT else v for v in values]
+    if values and all(value is None or isinstance(value, int | float) for value in values):
+        return json.dumps(values, separators=(",", ":"))[1:-1].split(",")
+    return [json.dumps(value, default=_plain) for value in values]
+
+
+def _plain(value: Any) -> Any:
+    """What json.dumps asks for: the plain value of numpy's and of other mappings."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+
+
+def _parsed(text: str) -> Any:
+    """The value of a text, as rows are read: by orjson, and by Python where that refuses."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text, strict=False)
+
+
+# Where values are
+
+
+def _space(text: str, position: int) -> int:
+    """The position of the next character that is not white space."""
+    found = _SPACE.match(text, position)
+    return found.end() if found else position
+
+
+def _after(text: str, start: int) -> int:
+    """The position after the value at `start`."""
+    if text[start] not in "[{":
+        found = (_STRING if text[start] == '"' else _SCALAR).match(text, start)
+        if found is None:
+            raise ValueError(f"no JSON value at character {start:,}")
+        return found.end()
+    depth, position = 0, start
+    while True:
+        found = _TO_BRACKET.match(text, position)
+        position = found.end() if found else position
+        if position >= len(text):
+            raise ValueError(f"the JSON value at character {start:,} does not end")
+        depth += 1 if text[position] in "[{" else -1
+        position += 1
+        if not depth:
+            return position
+
+
+def _spans(text: str, start: int) -> tuple[list[Span], int]:
+    """From where to where each entry or member of the container at `start` goes, and where it ends."""
+    if text[start] == "[":
+        end = _after(text, start)
+        if not any(sign in text[start + 1 : end] for sign in '"[{'):
+            return [found.span() for found in _SCALAR.finditer(text, start + 1, end - 1)], end
+    spans: list[Span] = []
+    close = "}" if text[start] == "{" else "]"
+    position = _space(text, start + 1)
+    while text[position] != close:
+        end = _after(text, position)
+        if close == "}":
+            end = _after(text, _space(text, _space(text, end) + 1))
+        spans.append((position, end))
+        position = _space(text, end)
+        if text[position] == ",":
+            position = _space(text, position + 1)
+    return spans, position + 1
+
+
+def _member(text: str, span: Span) -> tuple[str, int]:
+    """The key of a member and the position of its value."""
+    end = _after(text, span[0])
+    quoted = text[span[0] : end]
+    key = json.loads(quoted, strict=False) if "\\" in quoted else quoted[1:-1]
+    return key, _space(text, _space(text, end) + 1)

@@ -1,0 +1,166 @@
+"""Where the tokens of an old row went in a new one, and a row rebuilt from the calls that sampled it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import pairwise
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.record.arrays import Ids, Logprobs, Offsets
+from tito_audit.record.finding import Finding
+from tito_audit.record.moved import Moved, moved_row
+from tito_audit.record.rollout import TrainingRow, Turn
+
+__all__ = ["Laid", "laid_chain", "mask_is_wrong", "rebuilt_row", "stop_ids", "untrained_turns"]
+
+_ROUNDING = 1e-3
+"""Values this close are one value, of which the row keeps its own spelling."""
+_MOST = 4096
+"""Tokens of a gap between sampled stretches that are still paired one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """What one chain of calls saw and said, token by token. All columns are `[T]`."""
+
+    ids: Ids
+    turn: Offsets
+    """The turn that sampled a token, -1 where it was given."""
+    offset: Offsets
+    """Its position in that completion, -1 where it was given."""
+
+
+def laid_chain(turns: Sequence[Turn], chain: Sequence[int], tail: Ids) -> Laid:
+    """The last call's prompt and completion, and `tail` after it; every turn of the chain in its place.
+
+    Each prompt of the chain has to start with everything before it, so that a completion begins where its
+    prompt ends.
+    """
+    seen = turns[chain[-1]].seen_ids
+    assert seen is not None
+    ids = np.concatenate([seen, tail]).astype(np.int32)
+    turn = np.full(len(ids), -1, np.int64)
+    offset = turn.copy()
+    for number in chain:
+        prompt, completion = turns[number].prompt_ids, turns[number].completion_ids
+        assert prompt is not None
+        assert completion is not None
+        place = slice(len(prompt), len(prompt) + len(completion))
+        turn[place] = number
+        offset[place] = np.arange(len(completion))
+    return Laid(ids, turn, offset)
+
+
+def rebuilt_row(
+    row: TrainingRow, view: RowView | None, laid: Laid, turns: Sequence[Turn], trained: Collection[int]
+) -> Moved:
+    """The training row on the tokens of a chain: the `trained` turns under the mask, each with its logprobs.
+
+    A value of the old row stays with its token where the calls say nothing else. A restored token whose call
+    recorded no logprob leaves the loss when the row has a logprob column, since no value would be its own.
+    """
+    source = _sources(row.token_ids, view, laid)
+    mask = np.isin(laid.turn, np.fromiter(trained, np.int64)) & (laid.turn >= 0)
+    logprobs = None
+    if _has_logprobs(row):
+        logprobs = _logprobs(row, laid, source, turns)
+        known = [turns[k].completion_logprobs is not None for k in range(len(turns))]
+        silent = np.array([*known, True])[laid.turn] == 0
+        mask &= ~(silent & np.isnan(logprobs))
+    boundary = None
+    if row.prompt_length is not None:
+        sampled = np.flatnonzero(laid.turn >= 0)
+        boundary = int(sampled[0]) if len(sampled) else len(laid.ids)
+        boundary = min(boundary, _old_boundary(source, row.prompt_length))
+    return moved_row(row, laid.ids, source, loss_mask=mask, logprobs=logprobs, prompt_length=boundary)
+
+
+def untrained_turns(row: TrainingRow, view: RowView | None, chain: Sequence[int]) -> set[int]:
+    """Turns of which the row trains no token although it holds some: that is a choice, and stays one."""
+    if row.loss_mask is None or view is None:
+        return set()
+    left_out = set()
+    for number in chain:
+        held = np.flatnonzero(view.turn == number)
+        if len(held) and not row.loss_mask[held[0] : held[-1] + 1].any():
+            left_out.add(number)
+    return left_out
+
+
+def mask_is_wrong(findings: Sequence[Finding]) -> bool:
+    """Whether the mask is off as a whole, so that what it leaves out says nothing."""
+    return any(f.code == "MSK403" or f.hit.cause.startswith("slid") for f in findings)
+
+
+def stop_ids(evidence: Evidence) -> frozenset[int]:
+    """Ids that end a turn; without a tokenizer, the last ids of what was sampled."""
+    if evidence.end_ids:
+        return evidence.end_ids
+    completions = [turn.completion_ids for turn in evidence.rollout.turns if turn.finish_reason != "length"]
+    return frozenset(int(ids[-1]) for ids in completions if ids is not None and len(ids))
+
+
+def _has_logprobs(row: TrainingRow) -> bool:
+    return row.logprobs is not None or any(column.role == "logprobs" for column in row.columns)
+
+
+def _old_boundary(source: Offsets, prompt_length: int) -> int:
+    after = np.flatnonzero(source >= prompt_length)
+    return int(after[0]) if len(after) else len(source)
+
+
+def _logprobs(row: TrainingRow, laid: Laid, source: Offsets, turns: Sequence[Turn]) -> Logprobs:
+    """`[T]` the calls' values where they have some, else what the row had for the same token."""
+    old = np.full(len(laid.ids), np.nan)
+    if row.logprobs is not None:
+        old = np.where(source >= 0, row.logprobs[source], np.nan)
+    out = old.copy()
+    for number in np.unique(laid.turn[laid.turn >= 0]):
+        values = turns[number].completion_logprobs
+        at = np.flatnonzero(laid.turn == number)
+        if values is None:
+            continue
+        mine = values[laid.offset[at]]
+        out[at] = np.where(np.abs(mine - old[at]) <= _ROUNDING, old[at], mine)
+    return out
+
+
+def _sources(old: Ids, view: RowView | None, laid: Laid) -> Offsets:
+    """`[T]` the position in the old row that each new token is, -1 for one that was not there."""
+    source = np.full(len(laid.ids), -1, np.int64)
+    anchors = [(-1, -1)]
+    if view is not None:
+        place = {
+            (int(t), int(o)): n for n, (t, o) in enumerate(zip(laid.turn, laid.offset, strict=True)) if t >= 0
+        }
+        for position in np.flatnonzero(view.turn >= 0):
+            new = place.get((int(view.turn[position]), int(view.turn_offset[position])))
+            if new is not None and new > anchors[-1][1]:
+                source[new] = position
+                anchors.append((int(position), new))
+    anchors.append((len(old), len(laid.ids)))
+    for (o1, n1), (o2, n2) in pairwise(anchors):
+        if o2 - o1 > 1 and n2 - n1 > 1:
+            _pair(old[o1 + 1 : o2], laid.ids[n1 + 1 : n2], o1 + 1, source[n1 + 1 : n2])
+    return source
+
+
+def _pair(old: Ids, new: Ids, first: int, source: Offsets) -> None:
+    """Pair equal tokens of two stretches in order: from both ends, then what is between."""
+    size = min(len(old), len(new))
+    unequal = np.flatnonzero(old[:size] != new[:size])
+    head = int(unequal[0]) if len(unequal) else size
+    source[:head] = first + np.arange(head)
+    backwards = np.flatnonzero(old[len(old) - size :][::-1] != new[len(new) - size :][::-1])
+    tail = min(int(backwards[0]) if len(backwards) else size, size - head)
+    if tail:
+        source[len(new) - tail :] = first + np.arange(len(old) - tail, len(old))
+    a, b = old[head : len(old) - tail], new[head : len(new) - tail]
+    if len(a) and len(b) and max(len(a), len(b)) <= _MOST:
+        matcher = SequenceMatcher(None, a.tolist(), b.tolist(), autojunk=False)
+        for i, j, n in matcher.get_matching_blocks():
+            source[head + j : head + j + n] = first + head + i + np.arange(n)

@@ -1,0 +1,94 @@
+"""A logprob column off its tokens, moved back as far as the log proves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.evidence.logprobs import ROUNDING, LogprobShift, first_covered, shifts
+from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.record.arrays import Logprobs, Mask, Offsets
+from tito_audit.record.rollout import TrainingRow
+
+__all__ = ["MovedBack", "moved_back"]
+
+
+@dataclass(frozen=True, slots=True)
+class MovedBack:
+    """Logprobs on their tokens."""
+
+    logprobs: Logprobs
+    """`[T]`"""
+    lost: Mask
+    """`[T]` tokens whose value fell off an end and is nowhere else in the log."""
+    offset: int
+    by_calls: bool
+
+
+def moved_back(evidence: Evidence) -> MovedBack | None:
+    """The logprobs of the row on their tokens; None when they lie where they should.
+
+    RecordError when they are wrong and no offset makes them right.
+    """
+    found, row, view = shifts(evidence), evidence.rollout.training_row, evidence.row
+    if not found or row is None or row.logprobs is None:
+        return None
+    offset = found[0].offset
+    if not offset:
+        raise RecordError("the row's logprobs are other values than the calls recorded, at every offset")
+    source = np.arange(len(row.logprobs)) + offset
+    inside = (source >= first_covered(row)) & (source < len(source))
+    source = np.where(inside, source, 0)
+    whole = np.where(inside, row.logprobs[source], _filler(row, view))
+    if view is None or view.expected_logprobs is None or not found[0].by_calls:
+        values, lost = whole, ~inside
+    else:
+        expected = view.expected_logprobs
+        right = inside & (np.abs(row.logprobs[source] - expected) <= ROUNDING)
+        if _as_a_whole(view, source, inside, right):
+            # A value that fell off an end is taken from its call.
+            values = np.where(np.isfinite(expected) & ~right, expected, whole)
+            lost = ~inside & ~np.isfinite(expected)
+        else:
+            values, lost = _turn_by_turn(row, view, found, source, right)
+    trained = row.loss_mask if row.loss_mask is not None else np.zeros(len(source), np.bool_)
+    lost &= trained
+    return MovedBack(np.where(lost, np.nan, values), lost, offset, found[0].by_calls)
+
+
+def _as_a_whole(view: RowView, source: Offsets, inside: Mask, right: Mask) -> bool:
+    """Whether every turn moved by the same places, so that the column did."""
+    assert view.expected_logprobs is not None
+    together = inside & (view.turn >= 0) & (view.turn == view.turn[source])
+    together &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
+    return not (together & np.isfinite(view.expected_logprobs) & ~right & ~view.drifted).any()
+
+
+def _turn_by_turn(
+    row: TrainingRow, view: RowView, found: list[LogprobShift], source: Offsets, right: Mask
+) -> tuple[Logprobs, Mask]:
+    """Only the turns that lie off moved back, each value that its turn lost taken from the call."""
+    assert row.logprobs is not None
+    assert view.expected_logprobs is not None
+    mine = np.isin(view.turn, [shift.turn for shift in found if shift.turn is not None])
+    values = row.logprobs.copy()
+    # Where a value stood outside of its turn, nothing is left of it.
+    vacated = source[mine & right]
+    values[vacated[~view.sampled[vacated]]] = _filler(row, view)
+    values[mine] = np.where(right, row.logprobs[source], view.expected_logprobs)[mine]
+    return values, mine & ~right & np.isnan(view.expected_logprobs)
+
+
+def _filler(row: TrainingRow, view: RowView | None) -> float:
+    """What the column holds for tokens without a logprob: the sentinel, else what most of them have."""
+    if row.sentinel is not None:
+        return row.sentinel
+    spoken = view.sampled if view is not None else row.loss_mask
+    if row.logprobs is None or spoken is None or spoken.all():
+        return float("nan")
+    rest = row.logprobs[~spoken][first_covered(row) :]
+    values, counts = np.unique(rest, return_counts=True)
+    most = int(counts.argmax()) if len(counts) else 0
+    return float(values[most]) if len(counts) and counts[most] * 2 > len(rest) else float("nan")

@@ -1,0 +1,120 @@
+"""canonical: today's tokens in place of the recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tito_audit.config import RepairChoices
+from tito_audit.errors import RecordError
+from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.finding import Finding, Where
+from tito_audit.record.moved import moved_row
+from tito_audit.record.rollout import TrainingRow
+from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repairs._same_tokens import UNTRAINED, column_of, with_row
+
+__all__ = ["canonical"]
+
+
+def _fits(evidence: Evidence, finding: Finding) -> bool:
+    """A difference of the row in a log that holds no calls."""
+    return finding.hit.where is Where.ROW and not _has_calls(evidence)
+
+
+@repair("canonical", cures=("TOK", "TPL"), safety=Safety.UNSAFE, precedence=80, fits=_fits)
+def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+    """Adopts the tokens that template and tokenizer write today.
+
+    ## What it does
+    In a row whose log holds no calls, the tokens of each difference are replaced by those that the template
+    writes for the messages, or that encoding the row's text gives. A token in front of the first change
+    keeps its logprob. From there on every logprob is unknown and its token leaves the loss: a logprob
+    belongs to a token in its context, and is never added up or copied.
+
+    ## When it is safe
+    Never by itself: nothing in such a log says what was sampled, so it asks for `--unsafe`. A log with
+    calls says it, and there it refuses; `splice` puts the sampled tokens back.
+
+    ## What it costs
+    Every trained token from the first change on; it says how many. What a trainer computed from the old
+    tokens is stale from there on and becomes null.
+
+    ## Example
+    ```text
+    row       ▁Skin ny ▁cat <|im_end|>      logprobs  -0.5 -0.1 -0.2 -0.01
+    row       ▁Skinny  ▁cat <|im_end|>      logprobs  null null null            out of the loss
+    ```
+    """
+    row = evidence.rollout.training_row
+    if row is None:
+        return None
+    differences = _covered(evidence, findings)
+    if _has_calls(evidence):
+        if differences or any(finding.hit.where is not Where.ROW for finding in findings):
+            raise RecordError("the calls say what was sampled, and a sampled token is never replaced")
+        return None
+    if not differences:
+        return None
+    ids, source, first = _replaced(row.token_ids, differences)
+    unknown = np.arange(len(ids)) >= first
+    mask = None
+    if row.loss_mask is not None and column_of(row, ColumnRole.LOSS_MASK) is not None:
+        mask = (source >= 0) & row.loss_mask[source] & ~unknown
+    elif row.logprobs is not None or row.loss_mask is not None:
+        raise RecordError("there is no loss mask that could leave out the tokens whose logprob is unknown")
+    if mask is not None and not mask.any():
+        raise RecordError("nothing would be left to train: the first change comes before every trained token")
+    logprobs = None
+    if row.logprobs is not None:
+        logprobs = np.where(unknown | (source < 0), np.nan, row.logprobs[source])
+    moved = moved_row(row, ids, source, loss_mask=mask, logprobs=logprobs)
+    return Mend(
+        with_row(evidence, moved.row),
+        Safety.UNSAFE,
+        reason="no call says what was sampled, and today's tokens take the place of what may have been",
+        notes=_notes(row, moved.row, len(differences)),
+        stale=moved.stale,
+        dropped=moved.dropped,
+        unknown=moved.unknown,
+        adds=UNTRAINED,
+    )
+
+
+def _has_calls(evidence: Evidence) -> bool:
+    return any(turn.completion_ids is not None for turn in evidence.rollout.turns)
+
+
+def _covered(evidence: Evidence, findings: Sequence[Finding]) -> list[Difference]:
+    """The differences of the row that the findings speak of, in order."""
+    places = {(one.hit.start, one.hit.end) for one in findings if one.hit.where is Where.ROW}
+    found = [one for one in evidence.differences if one.where is Where.ROW and (one.start, one.end) in places]
+    return sorted(found, key=lambda one: (one.start, one.end))
+
+
+def _replaced(recorded: Ids, differences: Sequence[Difference]) -> tuple[Ids, Offsets, int]:
+    """The tokens with each difference replaced, where each comes from (-1: new), and the first that changed."""
+    ids: list[Ids] = []
+    source: list[Offsets] = []
+    at, first = 0, len(recorded)
+    for one in differences:
+        if one.start < at:
+            continue  # it lies inside the one before it
+        ids += [recorded[at : one.start], one.canonical.ids]
+        source += [np.arange(at, one.start), np.full(len(one.canonical.ids), -1)]
+        first = min(first, one.start)
+        at = one.end
+    ids.append(recorded[at:])
+    source.append(np.arange(at, len(recorded)))
+    return np.concatenate(ids).astype(np.int32), np.concatenate(source).astype(np.int64), first
+
+
+def _notes(before: TrainingRow, after: TrainingRow, differences: int) -> tuple[str, ...]:
+    said = f"{differences} stretch{'es' * (differences != 1)} of the row written anew"
+    if before.loss_mask is None or after.loss_mask is None:
+        return (said,)
+    lost, trained = int(before.loss_mask.sum()) - int(after.loss_mask.sum()), int(before.loss_mask.sum())
+    return said, f"{lost:,} of {trained:,} trained tokens left the loss"

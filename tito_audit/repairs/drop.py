@@ -1,0 +1,42 @@
+"""drop: the rollout left out."""
+
+from __future__ import annotations
+
+from tito_audit.config import RepairChoices
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.finding import Finding
+from tito_audit.repair import Mend, Safety, repair
+
+__all__ = ["drop"]
+
+
+@repair(
+    "drop",
+    cures=("REC", "TOK", "TPL", "SEQ", "MSK", "LPR"),
+    safety=Safety.UNSAFE,
+    precedence=90,
+)
+def drop(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+    """Leaves the rollout out, with the reason.
+
+    ## What it does
+    The row is not written. With a quarantine file it goes there, unchanged, with the codes that were found.
+
+    ## When it is safe
+    Never by itself: it asks for `--unsafe`, since nothing but the user can say that a rollout is worth
+    nothing. It comes last, for what no other repair could cure.
+
+    ## What it costs
+    A rollout, and the balance of its group: an advantage that was computed over the group is then one over
+    another group. Rollouts that are dropped for what they say (long ones, tool calls) bias what is left.
+
+    ## Example
+    ```text
+    completion_ids  0 0 0 0      REC004: placeholders, the sampled tokens were never recorded
+    written         nothing; the row goes to the quarantine
+    ```
+    """
+    if not findings:
+        return None
+    codes = ", ".join(sorted({finding.code for finding in findings}))
+    return Mend((), Safety.UNSAFE, reason=f"{codes} and no other repair cured it")

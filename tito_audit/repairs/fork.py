@@ -1,0 +1,95 @@
+"""fork: one training row for each unbroken run of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tito_audit.config import RepairChoices
+from tito_audit.evidence.model import Break, Evidence
+from tito_audit.mend.fork import ForkedRow, fork_cost, fork_rows
+from tito_audit.record.arrays import empty_ids
+from tito_audit.record.finding import Finding
+from tito_audit.record.mended import Mended
+from tito_audit.record.moved import Moved
+from tito_audit.record.rollout import Rollout
+from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repairs._carry import laid_chain, mask_is_wrong, rebuilt_row, untrained_turns
+
+__all__ = ["fork"]
+
+_PARTS = frozenset((Break.RETOKENIZED, Break.TEMPLATE, Break.REWRITTEN, Break.ORPHAN))
+
+
+def _fits(evidence: Evidence, finding: Finding) -> bool:
+    """Where a call does not continue the calls before it."""
+    return any(link.kind in _PARTS for link in evidence.links) and not finding.code.startswith(("MSK", "LPR"))
+
+
+@repair("fork", cures=("SEQ", "TOK", "TPL"), safety=Safety.SAFE, precedence=15, fits=_fits)
+def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+    """Makes one training row of each unbroken run of calls, exactly as the sampler saw and said it.
+
+    ## What it does
+    A call whose prompt does not start with everything before it begins a new row. Each row is the last
+    prompt and completion of its run; what earlier runs sampled stands in it as context, in the tokens that
+    the sampler was given. A sampled turn is trained once however many rows hold it: in the first.
+
+    ## When it is safe
+    Always: every row is a context that the sampler really saw, and every trained token one that it sampled
+    there, with its own logprob.
+
+    ## What it costs
+    Rows and tokens: the shared history is computed once for each row. It says how many. What belongs to the
+    whole rollout (its reward, its group) is repeated in each row, so a trainer that averages over rows
+    weighs a forked rollout more.
+
+    ## Example
+    ```text
+    call 0   prompt A      says B
+    call 1   prompt A B' C says D       B' is B re-encoded
+    rows     A [B]     and     A B' C [D]
+    ```
+    """
+    rollout = evidence.rollout
+    turns = rollout.turns
+    if any(turn.prompt_ids is None or turn.completion_ids is None for turn in turns) or len(turns) < 2:
+        return None
+    calls = [(turn.prompt_ids, turn.completion_ids) for turn in turns]
+    rows = fork_rows(calls)
+    if len(rows) < 2:
+        return None
+    parts = [_part(evidence, row, findings) for row in rows]
+    more_rows, more_tokens = fork_cost(calls, rows)
+    return Mend(
+        tuple(mended for mended, _ in parts),
+        notes=(_cost(more_rows, more_tokens),),
+        stale=_union(moved.stale for _, moved in parts if moved),
+        dropped=_union(moved.dropped for _, moved in parts if moved),
+    )
+
+
+def _part(evidence: Evidence, row: ForkedRow, findings: Sequence[Finding]) -> tuple[Mended, Moved | None]:
+    """One run of calls as a rollout of its own."""
+    rollout = evidence.rollout
+    turns = tuple(rollout.turns[k] for k in row.trained)
+    moved = _row(evidence, row, findings)
+    part: Rollout = replace(rollout, turns=turns, training_row=moved.row if moved else None)
+    return Mended(part, tuple(row.trained)), moved
+
+
+def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Moved | None:
+    row = evidence.rollout.training_row
+    if row is None:
+        return None
+    left_out = set() if mask_is_wrong(findings) else untrained_turns(row, evidence.row, part.calls)
+    laid = laid_chain(evidence.rollout.turns, part.calls, empty_ids())
+    return rebuilt_row(row, evidence.row, laid, evidence.rollout.turns, set(part.trained) - left_out)
+
+
+def _cost(more_rows: int, more_tokens: int) -> str:
+    return f"{more_rows + 1} rows in place of 1, {more_tokens:,} more tokens to train on"
+
+
+def _union(columns: object) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for names in columns for name in names))  # type: ignore[attr-defined]

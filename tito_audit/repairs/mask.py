@@ -1,0 +1,180 @@
+"""mask: tokens that must not be learned from, out of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.config import RepairChoices
+from tito_audit.errors import RecordError
+from tito_audit.evidence.masks import WholeMask, whole_mask
+from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.record.arrays import Mask, Offsets
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.finding import Finding, Hit, Where
+from tito_audit.record.rollout import TrainingRow, trained_runs
+from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+
+__all__ = ["mask"]
+
+_TOLERANCE = 1e-6
+"""Above it a value is the logarithm of no probability, as LPR504 has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What one finding covers in the row."""
+
+    positions: Offsets
+    """Tokens to take out, if they are trained."""
+    first: int
+    """Where it begins, also when the row holds no token of it."""
+    turn: int = -1
+    """The turn that it lies in, when a call says so."""
+    spoken: bool = True
+    """Whether it lies in what was said, so that its turn can be taken out as a whole."""
+    diverges: bool = False
+    """Whether the context from there on is not the one that was sampled in."""
+
+
+def _fits(evidence: Evidence, finding: Finding) -> bool:
+    """Where it covers a trained token of a row whose mask can leave it out."""
+    row = evidence.rollout.training_row
+    if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
+        return False
+    return bool((_taken_out(evidence, row, [finding], RepairChoices()) & row.loss_mask).any())
+
+
+@repair(
+    "mask",
+    cures=("TOK", "TPL", "MSK401", "MSK403", "MSK404", "LPR503", "LPR504", "LPR505", "REC003"),
+    safety=Safety.SAFE,
+    precedence=50,
+    fits=_fits,
+)
+def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+    """Takes drifted or unproven tokens out of the loss.
+
+    ## What it does
+    Tokens of the row that drifted, trained tokens that were not sampled, tokens outside the vocabulary and
+    tokens without a usable logprob (null, infinite, above zero, a placeholder) leave the loss. With
+    `--mask-by turn` the whole turn goes in which such a token was said; with `first-divergence` everything
+    goes that stands behind the first token that is not the one that was sampled. Ids and logprobs stay.
+
+    ## When it is safe
+    Always: it never trains a token, and what it takes out was not the policy's own choice, or has no
+    probability to be weighed by.
+
+    ## What it costs
+    The tokens' share of the gradient. Sampled tokens behind a drifted one were sampled in another context
+    than the row has; `span` keeps them in the loss, `first-divergence` does not.
+
+    ## Example
+    ```text
+    row     ▁Skinny  ▁cat  <|im_end|>
+    mask       1       1       1          before: ▁Skinny was sampled as ▁Skin ny
+    mask       0       1       1          after
+    ```
+    """
+    row = evidence.rollout.training_row
+    if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
+        return None
+    out = _taken_out(evidence, row, findings, choices)
+    count = int((row.loss_mask & out).sum())
+    if not count:
+        return None
+    left = row.loss_mask & ~out
+    if not left.any():
+        raise RecordError("nothing would be left to train")
+    note = f"{count:,} of {int(row.loss_mask.sum()):,} trained tokens left the loss"
+    return Mend(with_row(evidence, restated(row, loss_mask=left)), notes=(note,), adds=UNTRAINED)
+
+
+def _taken_out(evidence: Evidence, row: TrainingRow, findings: Sequence[Finding], choices: RepairChoices) -> Mask:
+    """`[T]` what the findings cover, as widely as was chosen."""
+    out = np.zeros(len(row.token_ids), np.bool_)
+    for finding in findings:
+        place = _place(evidence, row, finding)
+        if place is None:
+            continue
+        out[place.positions] = True
+        if choices.mask_by == "turn" and place.spoken:
+            out |= _turns_of(evidence, row, place)
+        elif choices.mask_by == "first-divergence" and place.diverges:
+            out[place.first :] = True
+    return out
+
+
+def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | None:
+    """What a finding covers in the row; None when that is nothing that a mask can leave out."""
+    hit, view = finding.hit, evidence.row
+    span = np.arange(hit.start, hit.end)
+    if finding.code.startswith(("TOK", "TPL")):
+        if hit.where is Where.ROW:
+            return _Place(span, hit.start, diverges=True)
+        return _drifted(view, evidence, hit) if view is not None and view.proven else None
+    if hit.where is not Where.ROW:
+        return None
+    if finding.code == "REC003":
+        return _Place(span, hit.start, diverges=True)
+    if finding.code.startswith("MSK"):
+        if whole_mask(evidence) is WholeMask.INVERTED:
+            return None  # to take out what it trains would leave nothing; `normalize` turns it round
+        given = span[~view.sampled[span]] if view is not None else span[:0]
+        return _Place(given, hit.start, spoken=False)
+    if finding.code == "LPR504" and _no_logprobs(row):
+        return _Place(np.arange(len(row.token_ids)), 0)
+    return _Place(span, hit.start)
+
+
+def _drifted(view: RowView, evidence: Evidence, hit: Hit) -> _Place:
+    """The drifted row tokens that stand for a range of a call's prompt or completion.
+
+    They lie between the last token before the range that the row holds as sampled and the next one.
+    """
+    turns = evidence.rollout.turns
+    number = -1 if hit.turn is None else hit.turn
+    known = np.flatnonzero(view.turn >= 0)
+    before = view.turn[known] < number
+    if hit.where is Where.COMPLETION:
+        before |= (view.turn[known] == number) & (view.turn_offset[known] < hit.start)
+    else:
+        starts = np.array([0 if (ids := turn.prompt_ids) is None else len(ids) for turn in turns])
+        before &= starts[view.turn[known]] + view.turn_offset[known] < hit.start
+    low = int(known[before].max()) if before.any() else -1
+    behind = known[known > low]
+    high = int(behind.min()) if len(behind) else len(view.turn)
+    found = np.flatnonzero(view.drifted[low + 1 : high]) + low + 1
+    first = int(found[0]) if len(found) else low + 1
+    in_answer = hit.where is Where.COMPLETION
+    return _Place(found, first, number if in_answer else -1, spoken=in_answer, diverges=True)
+
+
+def _no_logprobs(row: TrainingRow) -> bool:
+    """Whether no trained value is below zero, so that none of them is a logprob."""
+    if row.logprobs is None or row.loss_mask is None:
+        return False
+    spoken = row.logprobs[row.loss_mask & np.isfinite(row.logprobs)]
+    return bool((spoken > -_TOLERANCE).all())
+
+
+def _turns_of(evidence: Evidence, row: TrainingRow, place: _Place) -> Mask:
+    """`[T]` the turns in which a place lies: by the calls, else the stretch that was sampled in one go."""
+    view, out = evidence.row, np.zeros(len(row.token_ids), np.bool_)
+    positions = place.positions if len(place.positions) else np.array([place.first])
+    positions = positions[positions < len(out)]
+    if view is not None and view.proven:
+        turns = {place.turn} if place.turn >= 0 else set(view.turn[positions].tolist())
+        for turn in turns - {-1}:
+            mine = np.concatenate([np.flatnonzero(view.turn == turn), place.positions])
+            if len(mine):
+                out[mine.min() : mine.max() + 1] = True
+        return out
+    spoken = row.loss_mask if view is None else view.sampled
+    for start, end in trained_runs(np.zeros(0, np.bool_) if spoken is None else spoken):
+        if ((positions >= start) & (positions < end)).any():
+            out[start:end] = True
+    return out

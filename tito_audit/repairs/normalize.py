@@ -1,0 +1,181 @@
+"""normalize: one mask convention, one sentinel, one padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tito_audit.config import RepairChoices
+from tito_audit.errors import RecordError
+from tito_audit.evidence.logprobs import IMPOSSIBLE
+from tito_audit.evidence.masks import WholeMask, whole_mask
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Mask
+from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
+from tito_audit.record.finding import Finding
+from tito_audit.record.rollout import Padding, TrainingRow
+from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+
+__all__ = ["normalize"]
+
+
+def _fits(evidence: Evidence, finding: Finding) -> bool:
+    """Only an inverted mask says by itself what it should be."""
+    return whole_mask(evidence) is WholeMask.INVERTED
+
+
+def _chosen(choices: RepairChoices) -> bool:
+    return choices.sentinel is not None or choices.mask_style is not None or choices.padding is not None
+
+
+@repair("normalize", cures=("MSK403",), safety=Safety.SAFE, precedence=60, fits=_fits, chosen=_chosen)
+def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+    """Writes masks, sentinels and padding in one convention.
+
+    ## What it does
+    An inverted mask is turned round. What else it does is chosen: `--sentinel` is what stands where no
+    logprob exists, in the logprob column of the row at tokens that were neither sampled nor trained;
+    `--mask-style` is how the mask says trained (`labels`: the id, else -100; `binary`, `float`, `bool`);
+    `--padding` is the side on which the row is padded, its width kept.
+
+    ## When it is safe
+    Always: which tokens are trained, and the logprob of each of them, stay as they are; of an inverted
+    mask the calls or the roles of the tokens say what it should be.
+
+    ## What it costs
+    Logprobs of prompt tokens, where the log has them and a sentinel is chosen. A mask of several weights
+    stays one, since no other style can say them.
+
+    ## Example
+    ```text
+    mask      -100  -100  9707   0        labels
+    mask         0     0     1   1        binary
+    logprobs   1.0   1.0  -0.4  -0.1      sentinel 1.0
+    logprobs   0.0   0.0  -0.4  -0.1      sentinel 0.0
+    ```
+    """
+    row = evidence.rollout.training_row
+    if row is None:
+        return None
+    notes: list[str] = []
+    before = row
+    if findings:
+        row = _turned(evidence, row, notes)
+    row = _with_sentinel(evidence, row, choices, notes)
+    row = _in_style(row, choices, notes)
+    row = _padded(row, choices, notes)
+    if row is before:
+        return None
+    turned = row.loss_mask is not before.loss_mask
+    return Mend(with_row(evidence, row), notes=tuple(notes), adds=UNTRAINED if turned else frozenset())
+
+
+def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingRow:
+    """The row with its inverted mask put right."""
+    view = evidence.row
+    if whole_mask(evidence) is not WholeMask.INVERTED or view is None or row.loss_mask is None:
+        return row
+    if column_of(row, ColumnRole.LOSS_MASK) is None:
+        raise RecordError("the row has no mask column that could be turned round")
+    mask = view.sampled if view.proven else ~row.loss_mask
+    if row.logprobs is not None and all(one.alignment is not Alignment.SAMPLED for one in row.columns):
+        # A token without a logprob would be trained against nothing.
+        mask = mask & np.isfinite(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
+    if not mask.any():
+        raise RecordError("nothing would be left to train: no sampled token has a logprob")
+    notes.append("the mask was inverted and is turned round")
+    return restated(row, loss_mask=mask)
+
+
+def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
+    """The row with the chosen value wherever a token was neither sampled nor trained."""
+    column = column_of(row, ColumnRole.LOGPROBS)
+    silent = _silent(evidence, row)
+    if choices.sentinel is None or column is None or row.logprobs is None or silent is None:
+        return row
+    mark = np.nan if choices.sentinel == "null" else float(choices.sentinel)
+    part = _cut(silent, column, row)
+    if part is None:
+        return row
+    values = np.where(part, mark, column.values)
+    changed = int((~(values == column.values) & ~(np.isnan(values) & np.isnan(column.values))).sum())
+    if not changed:
+        return row
+    shown = "null" if np.isnan(mark) else f"{mark:g}"
+    notes.append(f"{changed:,} entries of {column.name} became {shown}")
+    sentinel = None if np.isnan(mark) else mark
+    new = replace(column, values=values.astype(column.values.dtype), sentinel=sentinel)
+    columns = tuple(new if one is column else one for one in row.columns)
+    logprobs = np.where(silent & ~np.isnan(_covered(column, row)), mark, row.logprobs)
+    return replace(row, logprobs=logprobs, sentinel=sentinel, columns=columns)
+
+
+def _silent(evidence: Evidence, row: TrainingRow) -> Mask | None:
+    """`[T]` tokens that were neither sampled nor trained; None when nothing says which were."""
+    view = evidence.row
+    if row.loss_mask is None and view is None:
+        return None
+    spoken = np.zeros(len(row.token_ids), np.bool_)
+    for said in (row.loss_mask, view.sampled if view is not None else None):
+        if said is not None:
+            spoken |= said
+    return ~spoken
+
+
+def _covered(column: Column, row: TrainingRow) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """`[T]` 1.0 where the column has an entry, else NaN."""
+    out = np.ones(len(row.token_ids))
+    if column.alignment is Alignment.RESPONSE:
+        out[: row.prompt_length] = np.nan
+    elif column.alignment is Alignment.SHIFTED:
+        out[:1] = np.nan
+    return out
+
+
+def _cut(entries: Mask, column: Column, row: TrainingRow) -> Mask | None:
+    """One entry a token as what the column describes; None for one of the trained tokens alone."""
+    if column.alignment is Alignment.FULL:
+        return entries
+    if column.alignment is Alignment.RESPONSE:
+        return entries[row.prompt_length :]
+    return entries[1:] if column.alignment is Alignment.SHIFTED else None
+
+
+def _in_style(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
+    """The row with its mask in the chosen style."""
+    column = column_of(row, ColumnRole.LOSS_MASK)
+    if choices.mask_style is None or column is None or row.loss_mask is None:
+        return row
+    style = MaskEncoding(choices.mask_style)
+    if column.encoding is style:
+        return row
+    weights = column.values[column.values > 0] if column.encoding is MaskEncoding.FLOAT else np.ones(1)
+    if (weights != 1).any():
+        raise RecordError(f"column {column.name!r} holds weights, which the style {style} cannot say")
+    trained = _cut(row.loss_mask, column, row)
+    if trained is None:
+        return row
+    ids = row.token_ids[len(row.token_ids) - len(trained) :]
+    values = {
+        MaskEncoding.LABELS: np.where(trained, ids, -100).astype(np.int64),
+        MaskEncoding.BINARY: trained.astype(np.int64),
+        MaskEncoding.FLOAT: trained.astype(np.float64),
+        MaskEncoding.BOOL: trained.copy(),
+    }[style]
+    notes.append(f"{column.name} is written as {style}, not {column.encoding}")
+    new = replace(column, values=values, encoding=style)
+    return replace(row, columns=tuple(new if one is column else one for one in row.columns))
+
+
+def _padded(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
+    """The row with its padding on the chosen side, or none."""
+    room = row.padding.left + row.padding.right
+    wanted = {"left": Padding(room, 0), "right": Padding(0, room), "none": Padding()}.get(choices.padding or "")
+    if wanted is None or wanted == row.padding:
+        return row
+    notes.append(
+        f"padding of {room:,} is {'left out' if choices.padding == 'none' else f'on the {choices.padding}'}"
+    )
+    return replace(row, padding=wanted)

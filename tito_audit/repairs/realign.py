@@ -1,0 +1,251 @@
+"""realign: logprobs and masks back on their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tito_audit.config import RepairChoices
+from tito_audit.errors import RecordError
+from tito_audit.evidence.logprobs import shifts
+from tito_audit.evidence.masks import mask_slide, unslid
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Logprobs, Mask
+from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, spread
+from tito_audit.record.finding import Finding, Where
+from tito_audit.record.mended import unmended
+from tito_audit.record.rollout import TrainingRow, Turn
+from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repairs._counts import fillers, fitted_by_mask, fitted_by_null, fitted_by_values, unprovable
+from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated
+from tito_audit.repairs._shift import moved_back
+
+__all__ = ["realign"]
+
+
+def _fits(evidence: Evidence, finding: Finding) -> bool:
+    """A mask that slid, logprobs at an offset, or a column with one entry too many or too few."""
+    if finding.code.startswith("MSK"):
+        return evidence.row is not None and evidence.row.proven and _slide(evidence) != 0
+    if finding.code == "LPR502":
+        return any(shift.offset for shift in shifts(evidence))
+    return finding.hit.cause in ("one too many", "one too few")
+
+
+@dataclass(slots=True)
+class _Work:
+    """What was done so far, and what could not be."""
+
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    untrained: int = 0
+
+
+@repair(
+    "realign",
+    cures=("LPR501", "LPR502", "MSK401", "MSK402", "MSK404"),
+    safety=Safety.SAFE,
+    precedence=20,
+    fits=_fits,
+)
+def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+    """Puts logprobs and masks back on their tokens.
+
+    ## What it does
+    A logprob column that lies some places early or late, or has one entry too many or too few, is moved so
+    that every value stands at its token; a mask whose trained runs all slid off the sampled ones is moved
+    back on them. Values that fell off an end are taken from the calls; where no call has them, their
+    tokens leave the loss. Other columns are not touched.
+
+    ## When it is safe
+    It only moves what is provable: by the values or the tokens that the calls recorded, or by the
+    sentinels, which show where the column begins and ends. It refuses everything else.
+
+    ## What it costs
+    Nothing, or the few tokens whose value fell off an end.
+
+    ## Example
+    ```text
+    tokens    assistant  \\n    Hello  !     <|im_end|>
+    logprobs    0.0    -1.3   -0.2  -0.01     0.0       one place early
+    logprobs    0.0     0.0   -1.3  -0.2     -0.01      after
+    ```
+    """
+    work = _Work()
+    rollout = evidence.rollout
+    if _named(findings, "LPR501", Where.COMPLETION):
+        turns = tuple(_fitted_turn(evidence, k, turn, work) for k, turn in enumerate(rollout.turns))
+        if any(new is not old for new, old in zip(turns, rollout.turns, strict=True)):
+            rollout = replace(rollout, turns=turns)
+    seen = replace(evidence, rollout=rollout)
+    for step, wanted in (
+        (_mask_back, _named(findings, "MSK", Where.ROW)),
+        (_row_fitted, _named(findings, "LPR501", Where.ROW)),
+        (_logprobs_back, _named(findings, "LPR502", Where.ROW)),
+    ):
+        row = seen.rollout.training_row
+        if wanted and row is not None:
+            try:
+                row = step(seen, row, work)
+            except RecordError as error:
+                work.problems.append(str(error))
+            if row is not seen.rollout.training_row:
+                seen = replace(seen, rollout=replace(seen.rollout, training_row=row))
+    if seen.rollout is evidence.rollout:
+        if work.problems:
+            raise RecordError("; ".join(work.problems))
+        return None
+    adds = UNTRAINED if work.untrained else frozenset()
+    return Mend((unmended(seen.rollout),), notes=tuple(work.notes), adds=adds)
+
+
+def _named(findings: Sequence[Finding], code: str, where: Where) -> bool:
+    return any(one.code.startswith(code) and one.hit.where is where for one in findings)
+
+
+def _slide(evidence: Evidence) -> int:
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or row.loss_mask is None or view is None:
+        return 0
+    return mask_slide(row.loss_mask, view.sampled)
+
+
+def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
+    """The row with every trained run on the sampled run that it slid off."""
+    view, slide = evidence.row, _slide(evidence)
+    if not slide or view is None or row.loss_mask is None:
+        return row
+    if not view.proven:
+        raise RecordError("the mask seems to have slid, but no call says which tokens were sampled")
+    back = unslid(row.loss_mask, view.sampled)
+    assert back is not None
+    work.notes.append(f"the mask was moved by {-slide:+d}")
+    # Columns of the trained tokens alone keep their entries: the i-th is that of the i-th trained token.
+    compact = [column for column in row.columns if column.alignment is Alignment.SAMPLED]
+    if compact and back.sum() != row.loss_mask.sum():
+        raise RecordError(f"column {compact[0].name!r} would lack entries: the row cuts off a trained run")
+    bare = tuple(column for column in row.columns if column.alignment is not Alignment.SAMPLED)
+    moved = restated(replace(row, columns=bare), loss_mask=back)
+    rest = {column.name: _weighted(column, row, back) for column in moved.columns}
+    columns = tuple(rest.get(column.name, column) for column in row.columns)
+    logprobs = row.logprobs
+    for column in compact:
+        if column.role is ColumnRole.LOGPROBS:
+            logprobs = spread(column.values, Alignment.SAMPLED, full=len(back), trained=back)
+    return replace(moved, columns=columns, logprobs=logprobs)
+
+
+def _weighted(column: Column, row: TrainingRow, trained: Mask) -> Column:
+    """A mask of weights with the weight that it had; RecordError when there were several."""
+    old = column_of(row, ColumnRole.LOSS_MASK)
+    if old is None or column.name != old.name or old.encoding is not MaskEncoding.FLOAT:
+        return column
+    weights = np.unique(old.values[old.values > 0])
+    if len(weights) > 1:
+        raise RecordError(f"column {old.name!r} holds several weights, and which token has which is not recorded")
+    return replace(column, values=np.where(column.values > 0, weights[0], 0.0).astype(old.values.dtype))
+
+
+def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
+    """The row with its logprobs on their tokens; a token whose value is lost leaves the loss."""
+    moved = moved_back(evidence)
+    if moved is None:
+        return row
+    mask = _without(row, moved.lost)
+    proof = "the calls" if moved.by_calls else "the sentinels"
+    work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, as {proof} prove")
+    if moved.lost.any():
+        count = int(moved.lost.sum())
+        work.untrained += count
+        work.notes.append(f"{count} trained token{'s' * (count > 1)} left the loss, since no value is recorded")
+    return restated(row, loss_mask=mask, logprobs=moved.logprobs)
+
+
+def _without(row: TrainingRow, lost: Mask) -> Mask | None:
+    """The mask without some tokens; None when it stays."""
+    if not lost.any():
+        return None
+    if row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
+        raise RecordError("a value fell off the end, and there is no mask that could leave its token out")
+    left = row.loss_mask & ~lost
+    if not left.any():
+        raise RecordError("nothing would be left to train")
+    return left
+
+
+def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
+    """The row with a logprob column of its length; RecordError when no proof says which entry is wrong."""
+    column = next(
+        (c for c in row.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None and len(c.values)), None
+    )
+    if column is None or row.logprobs is not None:
+        return row
+    full = len(row.token_ids)
+    known = evidence.row.expected_logprobs if evidence.row is not None else None
+    for alignment, kept in _fitting(row):
+        values = fitted_by_values(column.values, known[kept]) if known is not None else None
+        if values is None and known is None and row.loss_mask is not None:
+            if alignment is Alignment.SAMPLED:
+                values = fitted_by_null(column.values, int(kept.sum()), column.sentinel)
+            else:
+                values = fitted_by_mask(column.values, row.loss_mask[kept], column.sentinel)
+        if values is not None:
+            work.notes.append(_counted(column, len(values)))
+            fitted = replace(column, values=values, alignment=alignment)
+            columns = tuple(fitted if one is column else one for one in row.columns)
+            spread_values = spread(
+                values, alignment, full=full, prompt_length=row.prompt_length, trained=row.loss_mask
+            )
+            return replace(row, logprobs=spread_values, columns=columns)
+    raise unprovable(column.name)
+
+
+def _fitting(row: TrainingRow) -> list[tuple[Alignment, Mask]]:
+    """What a logprob column of a row may describe, and the tokens `[T]` that it then has entries for."""
+    everything = np.ones(len(row.token_ids), np.bool_)
+    found = [(Alignment.FULL, everything)]
+    if row.prompt_length:
+        found.append((Alignment.RESPONSE, np.arange(len(everything)) >= row.prompt_length))
+    if row.loss_mask is not None:
+        found.append((Alignment.SAMPLED, row.loss_mask))
+    return found
+
+
+def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Turn:
+    """A call with a logprob column of its completion's length; itself when there is no proof."""
+    column = next((c for c in turn.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None), None)
+    if column is None or turn.completion_ids is None or not len(turn.completion_ids):
+        return turn
+    length = len(turn.completion_ids)
+    by_null = fitted_by_null(column.values, length, column.sentinel)
+    known = _row_values(evidence, number, length)
+    values = fitted_by_values(column.values, known) if known is not None else by_null
+    contradicted = (
+        by_null is not None and values is not None and not np.array_equal(by_null, values, equal_nan=True)
+    )
+    if values is None or contradicted:
+        work.problems.append(str(unprovable(column.name)) + f" (turn {number})")
+        return turn
+    work.notes.append(f"turn {number}: {_counted(column, length)}")
+    fitted = replace(column, values=values, alignment=Alignment.CALL)
+    columns = tuple(fitted if one is column else one for one in turn.columns)
+    return replace(turn, completion_logprobs=values, columns=columns)
+
+
+def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
+    """`[C]` what the training row holds for the tokens of a turn; None if it does not say."""
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or row.logprobs is None or view is None or not view.proven:
+        return None
+    mine = np.flatnonzero(view.turn == turn)
+    mine = mine[~fillers(row.logprobs[mine], row.sentinel)]
+    out = np.full(length, np.nan)
+    out[view.turn_offset[mine]] = row.logprobs[mine]
+    return out if np.isfinite(out).any() else None
+
+
+def _counted(column: Column, length: int) -> str:
+    what = "an entry too many was left out" if len(column.values) > length else "the missing entry was put in"
+    return f"{column.name}: {what}"

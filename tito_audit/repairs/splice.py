@@ -1,0 +1,195 @@
+"""splice: the sampled ids put back where others stand for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tito_audit.config import RepairChoices
+from tito_audit.errors import RecordError, SpliceError
+from tito_audit.evidence.model import Break, Evidence
+from tito_audit.mend.splice import splice_prefix
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Finding
+from tito_audit.record.mended import Mended
+from tito_audit.record.moved import Moved
+from tito_audit.record.rollout import TrainingRow, Turn
+from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repairs._carry import laid_chain, mask_is_wrong, rebuilt_row, stop_ids, untrained_turns
+from tito_audit.repairs._chains import BROKEN, broken_links, row_chains
+
+__all__ = ["splice"]
+
+
+def _fits(evidence: Evidence, finding: Finding) -> bool:
+    """Only where calls say what was sampled; which finding it is does not matter."""
+    row_is_proven = evidence.row is not None and evidence.row.proven
+    if finding.code.startswith(("MSK", "LPR")):
+        return row_is_proven and not broken_links(evidence)
+    return (row_is_proven and not broken_links(evidence)) or (
+        finding.code.startswith(("TOK", "TPL", "SEQ")) and bool(broken_links(evidence))
+    )
+
+
+@repair(
+    "splice",
+    cures=("TOK", "TPL", "SEQ301", "SEQ302", "MSK", "LPR"),
+    safety=Safety.DEPENDS,
+    precedence=10,
+    fits=_fits,
+)
+def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+    """Puts the sampled ids back where the row or a prompt holds other tokens for them.
+
+    ## What it does
+    The training row becomes what the calls saw and said, token for token, followed by what the row holds
+    after the last answer. Mask and logprobs are rebuilt from the calls; a turn that the row does not train
+    stays untrained. Where a later prompt holds the history in other tokens, the history in it is replaced
+    too. The place is found by aligning what was seen with what the template wrote, not by counting end
+    tokens: several stop ids, turns cut by length, stripped reasoning and dropped turns are no obstacle.
+
+    ## When it is safe
+    When the calls show that the sampler itself saw the sampled ids, and only the row was encoded again.
+    When a call was given the re-encoded history, every logprob after that was scored in another context:
+    then it runs with `--unsafe` only and says which turns those are; `fork` is the safe way.
+
+    ## What it costs
+    Nothing where it is safe. Values that a trainer computed from the old row (reference logprobs, values)
+    are stale from the first changed token on and become null.
+
+    ## Example
+    ```text
+    sampled   ▁Skin ny ▁cat <|im_end|>
+    row       ▁Skinny  ▁cat <|im_end|>      before
+    row       ▁Skin ny ▁cat <|im_end|>      after, with the logprob of each sampled token
+    ```
+    """
+    rollout = evidence.rollout
+    if not rollout.turns:
+        return None
+    broken = broken_links(evidence)
+    turns, changed = _spliced_prompts(evidence) if broken else (rollout.turns, [])
+    moved = None
+    if rollout.training_row is not None:
+        chains = row_chains(evidence)
+        if not chains:
+            return None
+        if len(chains) > 1 and not broken:
+            raise RecordError("the row holds answers of several branches, which no one context holds")
+        chain = sorted({turn for chain in chains for turn in chain})
+        moved = _spliced_row(evidence, turns, chain, findings)
+    if not changed and (moved is None or _same(moved.row, rollout.training_row)):
+        return None
+    mended = replace(rollout, turns=turns, training_row=moved.row if moved else None)
+    marked = [turn for turn in changed if turns[turn].completion_ids is not None]
+    return Mend(
+        (Mended(mended, tuple(range(len(turns)))),),
+        safety=Safety.UNSAFE if changed else Safety.SAFE,
+        reason=_reason(changed) if changed else "",
+        notes=(_mark(marked, turns),) if marked else (),
+        stale=moved.stale if moved else (),
+        dropped=moved.dropped if moved else (),
+        unknown=moved.unknown if moved else {},
+    )
+
+
+def _spliced_row(
+    evidence: Evidence, turns: Sequence[Turn], chain: list[int], findings: tuple[Finding, ...]
+) -> Moved:
+    """The training row on the tokens of a chain."""
+    row = evidence.rollout.training_row
+    assert row is not None
+    tail, cut = _after(evidence, turns, chain, row)
+    laid = laid_chain(turns, chain, tail)
+    if cut is not None:
+        laid = replace(laid, ids=laid.ids[:cut], turn=laid.turn[:cut], offset=laid.offset[:cut])
+    left_out = set() if mask_is_wrong(findings) else untrained_turns(row, evidence.row, chain)
+    return rebuilt_row(row, evidence.row, laid, turns, set(chain) - left_out)
+
+
+def _after(
+    evidence: Evidence, turns: Sequence[Turn], chain: list[int], row: TrainingRow
+) -> tuple[Ids, int | None]:
+    """What the row holds after the last answer; or, where the row ends inside it, after how many tokens."""
+    seen = turns[chain[-1]].seen_ids
+    original = evidence.rollout.turns[chain[-1]].seen_ids
+    assert seen is not None
+    assert original is not None
+    view = evidence.row
+    if view is not None and len(view.turn) and view.turn[-1] == chain[-1]:
+        prompt = turns[chain[-1]].prompt_ids
+        assert prompt is not None
+        return seen[:0], len(prompt) + int(view.turn_offset[-1]) + 1
+    try:
+        whole = splice_prefix(seen, original, row.token_ids, sorted(stop_ids(evidence)))
+    except SpliceError as error:
+        raise RecordError(f"the row has no place for what turn {chain[-1]} saw and said: {error}") from None
+    return np.asarray(whole[len(seen) :], np.int32), None
+
+
+def _spliced_prompts(evidence: Evidence) -> tuple[tuple[Turn, ...], list[int]]:
+    """The turns with the sampled history in every prompt that continues it, and which prompts changed."""
+    old = evidence.rollout.turns
+    stops = sorted(stop_ids(evidence))
+    links = {link.turn: link for link in evidence.links}
+    turns: list[Turn] = []
+    changed: list[int] = []
+    for k, turn in enumerate(old):
+        link = links.get(k)
+        prompt = turn.prompt_ids
+        if link is not None and link.parent is not None and prompt is not None:
+            before, now = old[link.parent].seen_ids, turns[link.parent].seen_ids
+            if before is not None and now is not None:
+                if link.kind in BROKEN:
+                    prompt = _prompt(now, before, prompt, stops, k, link.parent)
+                elif link.kind is Break.EXTENDS and link.parent in changed:
+                    prompt = np.concatenate([now, prompt[len(before) :]])
+        if prompt is not None and turn.prompt_ids is not None and not np.array_equal(prompt, turn.prompt_ids):
+            changed.append(k)
+            turn = replace(turn, prompt_ids=prompt)
+        turns.append(turn)
+    return tuple(turns), changed
+
+
+def _prompt(now: Ids, before: Ids, prompt: Ids, stops: list[int], turn: int, parent: int) -> Ids:
+    try:
+        return np.asarray(splice_prefix(now, before, prompt, stops), np.int32)
+    except SpliceError as error:
+        raise RecordError(
+            f"turn {turn}'s prompt has no place for what turn {parent} saw and said: {error}"
+        ) from None
+
+
+def _same(new: TrainingRow, old: TrainingRow | None) -> bool:
+    """Whether nothing was changed that a log could show."""
+    if old is None or not np.array_equal(new.token_ids, old.token_ids):
+        return False
+    for a, b in ((new.loss_mask, old.loss_mask), (new.logprobs, old.logprobs)):
+        if (a is None) is not (b is None):
+            return False
+        if a is not None and b is not None and not _equal_values(a, b, old.sentinel):
+            return False
+    return all(a.alignment == b.alignment for a, b in zip(new.columns, old.columns, strict=False))
+
+
+def _equal_values(a: object, b: object, sentinel: float | None) -> bool:
+    one, other = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if sentinel is not None:
+        one, other = (np.where(np.isnan(x), sentinel, x) for x in (one, other))
+    return bool(np.array_equal(one, other, equal_nan=True))
+
+
+def _reason(changed: Sequence[int]) -> str:
+    listed = ", ".join(str(turn) for turn in changed)
+    return (
+        f"the sampler itself was given the re-encoded history at turn {listed}, so what it said there was scored "
+        "in another context; `fork` keeps every logprob true"
+    )
+
+
+def _mark(turns_marked: Sequence[int], turns: Sequence[Turn]) -> str:
+    tokens = sum(len(ids) for turn in turns_marked if (ids := turns[turn].completion_ids) is not None)
+    listed = ", ".join(str(turn) for turn in turns_marked)
+    return f"logprobs of turns {listed} ({tokens} tokens) were scored in another context"

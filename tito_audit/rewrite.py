@@ -1,0 +1,326 @@
+"""Read, check, repair, write, check again: the flow from logs to logs that hold the claim."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tito_audit.check import check
+from tito_audit.config import RepairSettings, Settings
+from tito_audit.cure import Audited, Cure, Terms, Written, cure_row
+from tito_audit.errors import RecordError, SetupError
+from tito_audit.evidence.gather import gather
+from tito_audit.format import Format, Row
+from tito_audit.formats import format_named, map_columns, pick_format, unmap_columns
+from tito_audit.pipeline import (
+    Progress,
+    Scan,
+    conclude,
+    counts_of,
+    load_run,
+    names_of,
+    selected_codes,
+    unreadable,
+)
+from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.record.outcome import Outcome
+from tito_audit.record.rollout import Place
+from tito_audit.render.renderer import Renderer
+from tito_audit.repair import Repair, Safety
+from tito_audit.repairs import all_repairs, repair_named
+from tito_audit.rules import all_rules
+from tito_audit.storage import Output, Quarantine, find_logs, open_log, open_output, target_paths
+from tito_audit.storage.row import RawRow
+from tito_audit.summary import Summary
+from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.tokens.vocab import Vocabulary
+from tito_audit.version import VERSION
+
+__all__ = ["COLUMN", "Repairs", "repair_rollouts"]
+
+COLUMN = "tito_audit"
+"""The column of a written row that says what was cured in it by what."""
+
+
+class Repairs:
+    """Outcomes of the rows of logs, one after the other, written while they are computed.
+
+    Making one opens nothing. Iterating raises SetupError or StorageError when the run cannot be made, and
+    then no file is left behind; each file takes its name when it is whole. A dry run (no `out`) writes none.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[str],
+        out: str | Path | None,
+        settings: Settings,
+        repairs: RepairSettings,
+        progress: Progress | None = None,
+    ) -> None:
+        self.logs = logs
+        self.out = Path(out) if out is not None else None
+        self.settings = settings
+        self.repairs = repairs
+        self.progress = progress
+        self.before = Summary()
+        """Of the logs as read."""
+        self.after = Summary()
+        """Of the written files, scanned again; of the proven rows in a dry run."""
+        self.vocabulary: Vocabulary | None = None
+        """For showing pieces; None without a tokenizer, set once iteration has started."""
+        self.written: list[tuple[Path, Path]] = []
+        """(log, file written in its place), as far as they are complete."""
+
+    def __iter__(self) -> Iterator[Outcome]:
+        row_of = _Rows(self.settings, self.repairs)
+        files = find_logs(self.logs)
+        targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
+        row_of.load(self.before)
+        self.vocabulary = row_of.tokenizer.vocabulary if row_of.tokenizer is not None else None
+        started = time.perf_counter()
+        with ExitStack() as stack:
+            quarantine = None
+            if self.repairs.quarantine is not None and self.out is not None:
+                place = Path(self.repairs.quarantine)
+                _refuse_same(place, [*files, *targets.values()])
+                quarantine = stack.enter_context(Quarantine.opened(place, overwrite=self.repairs.force))
+            for outcome in self._files(files, targets, row_of, quarantine):
+                for result in outcome.before:
+                    self.before.add(result)
+                self.before.seconds = time.perf_counter() - started
+                if self.out is None:
+                    for result in outcome.after:
+                        self.after.add(result)
+                yield outcome
+        conclude(self.before)
+        if self.out is not None:
+            self._scan_again()
+        else:
+            self.after.files = list(self.before.files)
+            self.after.tokenizer = self.before.tokenizer
+
+    def _files(
+        self, files: Sequence[Path], targets: Mapping[Path, Path], row_of: _Rows, quarantine: Quarantine | None
+    ) -> Iterator[Outcome]:
+        total = sum(file.stat().st_size for file in files if file.is_file())
+        done = rows = 0
+        for file in files:
+            self.before.files.append(str(file))
+            log = open_log(file, max_row_bytes=self.settings.max_row_bytes, keep_text=bool(targets))
+            with ExitStack() as stack:
+                out: Output | None = None
+                if targets:
+                    if targets[file] != self.out:  # a folder, whose parts are made as needed
+                        targets[file].parent.mkdir(parents=True, exist_ok=True)
+                    out = stack.enter_context(open_output(log, targets[file], overwrite=self.repairs.force))
+                for raw in log:
+                    outcome, written = row_of.outcome(Place(str(file), raw.index), raw)
+                    if out is not None:
+                        _write(raw, outcome, written, out, quarantine)
+                    rows += 1
+                    if self.progress is not None:
+                        self.progress(rows, done + log.position, total)
+                    yield outcome
+                if out is not None:
+                    out.finish(log)
+            done += log.size
+            if targets:
+                self.written.append((file, targets[file]))
+
+    def _scan_again(self) -> None:
+        """The written files as a scan sees them."""
+        scan = Scan([str(target) for _, target in self.written], self.settings)
+        self.after = scan.summary
+        for _ in scan:
+            pass
+
+
+def repair_rollouts(
+    logs: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    settings: Settings | None = None,
+    repairs: RepairSettings | None = None,
+    progress: Progress | None = None,
+) -> Repairs:
+    """The repair of logs into `out` (a file for one log, else a folder), as outcomes one a row of the logs.
+
+    Nothing is written before they are iterated; `out` None is a dry run. The logs are never changed.
+    """
+    return Repairs(names_of(logs), out, settings or Settings(), repairs or RepairSettings(), progress)
+
+
+class _Rows:
+    """One row after the other: read, audited, repaired."""
+
+    def __init__(self, settings: Settings, repairs: RepairSettings) -> None:
+        self.settings = settings
+        self.repairs = repairs
+        self.rules = all_rules()
+        self.codes = selected_codes(settings)
+        self.every = frozenset(rule.code for rule in self.rules)
+        self.tokenizer: Tokenizer | None = None
+        self.renderer: Renderer | None = None
+        self.named: Format | None = None
+        if settings.format is not None or settings.columns:
+            self.named = format_named(settings.format or "generic")
+        self.terms = Terms(
+            _strategies(repairs),
+            self.rules,
+            _threshold(settings, repairs),
+            self.codes,
+            repairs.unsafe,
+            repairs.choices,
+        )
+
+    def load(self, summary: Summary) -> None:
+        """Load tokenizer and template; SetupError when they cannot be."""
+        self.tokenizer, self.renderer = load_run(self.settings, summary)
+
+    def outcome(self, place: Place, raw: RawRow) -> tuple[Outcome, list[Row] | None]:
+        """What becomes of a row, and the rows to write in its place; None: as it was."""
+        if raw.value is None:
+            result = unreadable(place, raw.error or "the row cannot be read", self.codes)
+            return self._left(place, (result,)), None
+        try:
+            row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
+            form = self.named or pick_format(row)
+            audited = self._audit(form, row, place)
+        except RecordError as error:
+            result = unreadable(place, str(error), self.codes)
+            return self._left(place, (result,)), None
+        before = tuple(self._shown(one.result) for one in audited)
+        if not self._to_do(before):
+            return self._left(place, before), None
+        cure = cure_row(row, form, audited, lambda again: self._audit(form, again, place), self.terms)
+        return self._outcome(place, raw.value, before, cure)
+
+    def _outcome(
+        self, place: Place, original: Row, before: tuple[Result, ...], cure: Cure
+    ) -> tuple[Outcome, list[Row] | None]:
+        after = tuple(self._shown(one.result) for written in cure.rows for one in written.audited)
+        open_ = [finding for result in after for finding in result.findings if self._fails(finding)]
+        because = cure.left_out
+        if because is None and open_ and self.repairs.quarantine is not None:
+            because = f"no repair cured {', '.join(sorted({finding.code for finding in open_}))}"
+        outcome = Outcome(
+            place,
+            before,
+            after if because is None else (),
+            cured=dict(cure.cured),
+            declined=dict(cure.declined) if open_ else {},
+            notes=tuple(cure.notes),
+            rows=len(cure.rows) if because is None else 0,
+            quarantined=because,
+        )
+        if because is not None or not cure.cured:
+            return outcome, None
+        rows = [self._row(original, written, number, outcome) for number, written in enumerate(cure.rows)]
+        return outcome, rows
+
+    def _row(self, original: Row, written: Written, number: int, outcome: Outcome) -> Row:
+        """One row as it goes into the file, with its provenance."""
+        row = written.row
+        if self.settings.columns:
+            row = unmap_columns(original, row, self.settings.columns)
+        if not self.repairs.provenance:
+            return row
+        said: dict[str, object] = {
+            "version": VERSION,
+            "cured": {name: list(codes) for name, codes in outcome.cured.items()},
+        }
+        if outcome.rows > 1:
+            said["part"] = {"number": number, "of": outcome.rows}
+        if outcome.notes:
+            said["notes"] = list(outcome.notes)
+        if original.get(COLUMN) is not None:
+            said["before"] = original[COLUMN]
+        return {**row, COLUMN: said}
+
+    def _audit(self, form: Format, row: Row, place: Place) -> list[Audited]:
+        """The rollouts of a row with everything that every rule finds in them."""
+        audited = []
+        for rollout in form.read(row, place):
+            evidence = gather(rollout, self.tokenizer, self.renderer)
+            findings, skips = check(evidence, self.rules, self.every, all_repairs())
+            result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence.rollout))
+            audited.append(Audited(evidence, result))
+        return audited
+
+    def _left(self, place: Place, results: tuple[Result, ...]) -> Outcome:
+        """A row that no repair is asked about."""
+        fails = [finding for result in results for finding in result.findings if self._fails(finding)]
+        because = None
+        if fails and self.repairs.quarantine is not None:
+            because = f"no repair cures {', '.join(sorted({finding.code for finding in fails}))}"
+        kept = results if because is None else ()
+        return Outcome(place, results, kept, rows=1 if because is None else 0, quarantined=because)
+
+    def _shown(self, result: Result) -> Result:
+        """A result with the selected codes only."""
+        return Result(
+            result.place,
+            result.rollout,
+            tuple(finding for finding in result.findings if finding.code in self.codes),
+            tuple(skip for skip in result.skips if skip.code in self.codes),
+            result.counts,
+        )
+
+    def _to_do(self, results: Sequence[Result]) -> bool:
+        if any(repair.chosen(self.terms.choices) for repair in self.terms.repairs):
+            return True
+        return any(f.severity >= self.terms.threshold for result in results for f in result.findings)
+
+    def _fails(self, finding: Finding) -> bool:
+        word = self.settings.fail_on
+        return word != "never" and finding.severity >= Severity[word.upper()]
+
+
+def _write(
+    raw: RawRow, outcome: Outcome, rows: list[Row] | None, out: Output, quarantine: Quarantine | None
+) -> None:
+    if outcome.quarantined is not None:
+        if quarantine is None:
+            raise SetupError(
+                f"{outcome.place}: `drop` leaves rows out and needs --quarantine FILE to keep them in."
+            )
+        codes = sorted({f.code for r in outcome.before for f in r.findings if f.severity > Severity.NOTE})
+        quarantine.add(raw, outcome.place, {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}})
+        out.replace(raw, [])
+    elif rows is None:
+        out.keep(raw)
+    else:
+        out.replace(raw, rows)
+
+
+def _strategies(repairs: RepairSettings) -> tuple[Repair, ...]:
+    """The repairs of a run in their order; SetupError for one that may not run."""
+    if not repairs.strategies:
+        safe = (repair for repair in all_repairs() if repairs.unsafe or repair.safety is not Safety.UNSAFE)
+        return tuple(repair for repair in safe if repair.name != "drop" or repairs.quarantine is not None)
+    chosen = tuple(repair_named(name) for name in dict.fromkeys(repairs.strategies))
+    for repair in chosen:
+        if repair.safety is Safety.UNSAFE and not repairs.unsafe:
+            raise SetupError(
+                f"--with {repair.name}: {repair.title[0].lower()}{repair.title[1:]}, which is unsafe.\n"
+                "It changes or leaves out what was recorded, not only where it stands.\n"
+                f"Add --unsafe to let it run; `tito-audit explain {repair.name}` says what it costs."
+            )
+        if repair.name == "drop" and repairs.quarantine is None:
+            raise SetupError(
+                "--with drop: there is no place for the rows that it leaves out.\n"
+                "Nothing recorded may be lost.\nAdd --quarantine FILE."
+            )
+    return chosen
+
+
+def _threshold(settings: Settings, repairs: RepairSettings) -> Severity:
+    """How bad a finding has to be to be acted on: what fails the gate; warnings too for named repairs."""
+    fails = {"warning": Severity.WARNING, "note": Severity.WARNING}.get(settings.fail_on, Severity.ERROR)
+    return Severity.WARNING if repairs.strategies else fails
+
+
+def _refuse_same(place: Path, taken: Sequence[Path]) -> None:
+    if any(place.resolve() == one.resolve() for one in taken):
+        raise SetupError(f"--quarantine: {place} is read or written by this run already; name another file.")

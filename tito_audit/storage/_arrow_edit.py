@@ -1,0 +1,336 @@
+"""Arrow values with edits made to them: what an edit does not reach keeps its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tito_audit.record.edits import ABSENT, Path, edits_between
+from tito_audit.storage._arrow_leaves import is_number, numbers, times
+
+__all__ = ["Change", "changes_between", "edited", "is_text", "misfits"]
+
+_SAMPLE = 256
+"""Rows of a column that are looked at to see how it writes a missing float."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An edit together with the value that stood at its path."""
+
+    path: Path
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What stood where a value is built."""
+
+    near: Any
+    """Arrow values of the same type that stood at this place, any number of them."""
+    far: Any
+    """Arrow values of the same type from the same column of other rows."""
+    old: Any = None
+    """The plain value that `near`, then of length 1, was read as."""
+
+
+def misfits() -> tuple[type[Exception], ...]:
+    """The exceptions that say a value does not fit an Arrow type."""
+    import pyarrow as pa
+
+    return (ValueError, TypeError, ArithmeticError, LookupError, pa.ArrowException)
+
+
+def changes_between(old: Any, new: Any) -> list[Change]:
+    """The smallest changes that turn the row `old` into the row `new`."""
+    return [Change(edit.path, _at(old, edit.path), edit.value) for edit in edits_between(old, new)]
+
+
+def _at(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value.get(step) if isinstance(value, Mapping) else value[int(step)]
+    return value
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a column of this type holds text."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return is_text(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def edited(field: Any, column: Any, row: int, changes: Sequence[Change]) -> Any:
+    """The value of one row of a column with changes made to it, an Arrow array of length 1.
+
+    The paths of the changes start inside the value. One of `misfits()` when the type cannot hold the result.
+    """
+    return _edited(field, _first_chunk(column, row, 1), _first_chunk(column, 0, _SAMPLE), changes)
+
+
+def _first_chunk(column: Any, start: int, length: int) -> Any:
+    return next(chunk for chunk in column.slice(start, length).chunks if len(chunk))
+
+
+def _edited(field: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
+    import pyarrow as pa
+
+    kind = field.type
+    for change in changes:
+        if not change.path:
+            return _built(field, [change.new], _Before(array, far, change.old))
+    if isinstance(kind, pa.BaseExtensionType):
+        storage = _edited(field.with_type(kind.storage_type), array.storage, far.storage, changes)
+        return pa.ExtensionArray.from_storage(kind, storage)
+    if pa.types.is_struct(kind):
+        return _edited_object(kind, array, far, changes)
+    if pa.types.is_map(kind):
+        return _edited_map(kind, array, far, changes)
+    if _is_list(kind):
+        return _edited_list(kind, array, far, changes)
+    raise ValueError(f"a value of type {kind} has no parts")
+
+
+def _by_head(changes: Sequence[Change]) -> dict[str | int, list[Change]]:
+    """The changes below each key or position, with paths that start there."""
+    below: dict[str | int, list[Change]] = {}
+    for change in changes:
+        below.setdefault(change.path[0], []).append(Change(change.path[1:], change.old, change.new))
+    return below
+
+
+def _edited_object(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
+    import pyarrow as pa
+
+    parts = [array.field(i) for i in range(kind.num_fields)]
+    places = _places(kind)
+    for name, below in _by_head(changes).items():
+        if name not in places:
+            raise ValueError(_no_field(kind, name))
+        i = places[str(name)]
+        parts[i] = _edited(kind.field(i), parts[i], far.field(i), below)
+    return pa.StructArray.from_arrays(parts, fields=list(kind))
+
+
+def _edited_list(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
+    import pyarrow as pa
+
+    entries, far = array.flatten(), far.flatten()
+    pieces, start = [], 0
+    for place, below in sorted(_by_head(changes).items()):
+        index = int(place)
+        pieces.append(entries.slice(start, index - start))
+        pieces.append(_edited(kind.value_field, entries.slice(index, 1), far, below))
+        start = index + 1
+    joined = pa.concat_arrays([*pieces, entries.slice(start)])
+    return _list_array(kind, joined, [len(joined)])
+
+
+def _edited_map(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
+    """A map of which a row shows, under each key, the last item."""
+    import pyarrow as pa
+
+    (keys, items), (_, far_items) = _pairs(array), _pairs(far)
+    names = keys.to_pylist()
+    for key, below in _by_head(changes).items():
+        found = [i for i, name in enumerate(names) if name == key]
+        if below[0].new is ABSENT and not below[0].path:
+            left = pa.array([i for i in range(len(names)) if i not in found], pa.int64())
+            keys, items = keys.take(left), items.take(left)
+        elif found:
+            at = found[-1]
+            item = _edited(kind.item_field, items.slice(at, 1), far_items, below)
+            items = pa.concat_arrays([items.slice(0, at), item, items.slice(at + 1)])
+        else:
+            fresh = _built(kind.item_field, [below[0].new], _Before(items, far_items))
+            keys = pa.concat_arrays([keys, _built(kind.key_field, [key], _Before(keys, keys))])
+            items = pa.concat_arrays([items, fresh])
+        names = keys.to_pylist()
+    return pa.MapArray.from_arrays(pa.array([0, len(keys)], pa.int32()), keys, items, type=kind)
+
+
+def _pairs(array: Any) -> tuple[Any, Any]:
+    """The keys and the items of an array of maps."""
+    offsets = array.offsets
+    low, high = offsets[0].as_py(), offsets[-1].as_py()
+    return array.keys.slice(low, high - low), array.items.slice(low, high - low)
+
+
+def _built(field: Any, values: Sequence[Any], before: _Before) -> Any:
+    """Plain values as an Arrow array of the field's type."""
+    import pyarrow as pa
+
+    kind, near, far = field.type, before.near, before.far
+    present = [value for value in values if value is not None and value is not ABSENT]
+    if len(present) < len(values) and not field.nullable:
+        raise ValueError(f"the field {field.name!r} must not be null")
+    if isinstance(kind, pa.BaseExtensionType):
+        storage = _built(
+            field.with_type(kind.storage_type), values, _Before(near.storage, far.storage, before.old)
+        )
+        return pa.ExtensionArray.from_storage(kind, storage)
+    if pa.types.is_dictionary(kind):
+        decoded = _Before(near.dictionary_decode(), far.dictionary_decode(), before.old)
+        return _built(field.with_type(kind.value_type), values, decoded).dictionary_encode().cast(kind)
+    if not present:
+        return pa.nulls(len(values), kind)
+    array = _present(kind, present, before)
+    if len(present) == len(values):
+        return array
+    counts = iter(range(len(present)))
+    gap = pa.nulls(1, kind)
+    absent = [value is None or value is ABSENT for value in values]
+    return pa.concat_arrays([gap if empty else array.slice(next(counts), 1) for empty in absent])
+
+
+def _present(kind: Any, values: list[Any], before: _Before) -> Any:
+    """Plain values, none of them null, as an Arrow array."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return _objects(kind, values, before)
+    if pa.types.is_map(kind):
+        return _maps(kind, values, before)
+    if _is_list(kind):
+        inside = _Before(before.near.flatten(), before.far.flatten(), before.old)
+        lists = [_entries(kind.value_field, value, inside) for value in values]
+        return _list_array(kind, pa.concat_arrays(lists), [len(entries) for entries in lists])
+    if pa.types.is_temporal(kind):
+        return times(kind, values)
+    if is_number(kind):
+        return numbers(kind, values, nan_is_null=False)
+    return pa.array(values, type=kind)
+
+
+def _objects(kind: Any, values: list[Any], before: _Before) -> Any:
+    import pyarrow as pa
+
+    places = _places(kind)
+    for value in values:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"an object was expected, not {_kind_of(value)}")
+        for name in value:
+            if name not in places:
+                raise ValueError(_no_field(kind, name))
+    parts = []
+    for i in range(kind.num_fields):
+        part = kind.field(i)
+        # Of two fields with one name a row shows the last; the other has no value to be built from.
+        names = [value.get(part.name) if places[part.name] == i else None for value in values]
+        parts.append(_built(part, names, _Before(before.near.field(i), before.far.field(i))))
+    return pa.StructArray.from_arrays(parts, fields=list(kind))
+
+
+def _maps(kind: Any, values: list[Any], before: _Before) -> Any:
+    import pyarrow as pa
+
+    maps = [list(value.items()) if isinstance(value, Mapping) else list(value) for value in values]
+    pairs = [pair for entries in maps for pair in entries]
+    near, far = _pairs(before.near), _pairs(before.far)
+    keys = _built(kind.key_field, [key for key, _ in pairs], _Before(near[0], far[0]))
+    items = _built(kind.item_field, [item for _, item in pairs], _Before(near[1], far[1]))
+    offsets = np.cumsum([0, *map(len, maps)]).astype(np.int32)
+    return pa.MapArray.from_arrays(pa.array(offsets), keys, items, type=kind)
+
+
+def _entries(field: Any, value: Any, before: _Before) -> Any:
+    """The entries of one list; those that stood in the old list are taken from there as Arrow holds them."""
+    import pyarrow as pa
+
+    if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and value.ndim != 1):
+        raise TypeError(f"a list was expected, not {_kind_of(value)}")
+    if is_number(field.type):
+        nan_is_null = field.nullable and not _writes_nan(value, before)
+        return numbers(field.type, value, nan_is_null=nan_is_null, nullable=field.nullable)
+    if not isinstance(before.old, list) or not (pa.types.is_nested(field.type) or _is_opaque(field.type)):
+        return _built(field, list(value), _Before(before.near, before.far))
+    places = {id(entry): i for i, entry in enumerate(before.old)}
+    pieces = [before.near.slice(0, 0)]
+    for entry in value:
+        at = places.get(id(entry))
+        fresh = at is None
+        piece = _built(field, [entry], _Before(before.near, before.far)) if fresh else before.near.slice(at, 1)
+        pieces.append(piece)
+    return pa.concat_arrays(pieces)
+
+
+def _list_array(kind: Any, entries: Any, sizes: Sequence[int]) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(kind):
+        wrong = next((size for size in sizes if size != kind.list_size), None)
+        if wrong is not None:
+            raise ValueError(f"every list of the column has {kind.list_size} entries, not {wrong}")
+        return pa.FixedSizeListArray.from_arrays(entries, type=kind)
+    offsets = np.cumsum([0, *sizes])
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), entries, type=kind)
+    if pa.types.is_large_list(kind):
+        return pa.LargeListArray.from_arrays(pa.array(offsets), entries, type=kind)
+    if pa.types.is_list_view(kind):
+        starts, lengths = pa.array(offsets[:-1].astype(np.int32)), pa.array(sizes, pa.int32())
+        return pa.ListViewArray.from_arrays(starts, lengths, entries, type=kind)
+    return pa.LargeListViewArray.from_arrays(
+        pa.array(offsets[:-1]), pa.array(sizes, pa.int64()), entries, type=kind
+    )
+
+
+def _writes_nan(value: Any, before: _Before) -> bool:
+    """Whether a float that is missing here is NaN and not null: as this list has it, or else its column."""
+    import pyarrow as pa
+
+    if not pa.types.is_floating(before.near.type) or (isinstance(value, np.ndarray) and not np.isnan(value).any()):
+        return False
+    for values in (before.near, before.far):
+        flat = values.to_numpy(zero_copy_only=False)
+        if np.isnan(flat).sum() > values.null_count:
+            return True
+        if values.null_count:
+            return False
+    return False
+
+
+def _is_opaque(kind: Any) -> bool:
+    """Whether a row shows such values in other words than Arrow holds them."""
+    import pyarrow as pa
+
+    return isinstance(kind, pa.BaseExtensionType) or bool(pa.types.is_temporal(kind))
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    tests: Iterator[Any] = iter(
+        (
+            pa.types.is_list,
+            pa.types.is_large_list,
+            pa.types.is_fixed_size_list,
+            pa.types.is_list_view,
+            pa.types.is_large_list_view,
+        )
+    )
+    return any(test(kind) for test in tests)
+
+
+@cache
+def _places(kind: Any) -> dict[str, int]:
+    """Where each field of an object stands; the last of those with one name, which is the one a row shows."""
+    return {kind.field(i).name: i for i in range(kind.num_fields)}
+
+
+def _no_field(kind: Any, name: Any) -> str:
+    return f"the objects of the column have no field {name!r} (they have {', '.join(map(repr, _places(kind)))})"
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    return "an object" if isinstance(value, Mapping) else type(value).__name__

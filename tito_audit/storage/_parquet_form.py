@@ -1,0 +1,170 @@
+"""How a Parquet file was written: the options that make a writer write another like it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["has_lost_times", "writer_options"]
+
+_SPECIAL = {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
+"""Encodings that somebody chose for a column; PLAIN is what any falls back to, RLE that of levels."""
+_PAGE_V2 = 3
+_MOST_MICROSECONDS = (2**63 - 1) // 1000
+"""From 1970 on in either direction: what a count of nanoseconds can hold."""
+_HEADER_BYTES = 64
+
+
+def writer_options(path: Path, file: Any, added: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments of `pyarrow.parquet.ParquetWriter` that repeat what the footer and a page of `file` tell.
+
+    Not told, and so left to the writer: compression levels, sizes of pages, bloom filters.
+    """
+    chunks = [chunk for group in _groups(file) for chunk in _chunks(group)]
+    version_2, checksum = _page_form(path, chunks)
+    options: dict[str, Any] = {
+        "version": _format_version(file),
+        "data_page_version": "2.0" if version_2 else "1.0",
+        "write_page_checksum": checksum,
+        "write_page_index": any(chunk.has_column_index or chunk.has_offset_index for chunk in chunks),
+        "store_schema": b"ARROW:schema" in (file.metadata.metadata or {}),
+        # The names of list entries are those of the schema, which was read from the file.
+        "use_compliant_nested_type": False,
+        "use_deprecated_int96_timestamps": _stores_int96(file),
+        "sorting_columns": _sorting_columns(file),
+    }
+    if chunks:
+        options |= _column_options(chunks, added)
+    kinds = [_logical(file.schema.column(i)) for i in range(len(file.schema))]
+    # Younger than the oldest pyarrow that is supported: named only where they are needed.
+    if any(kind == "Decimal" and physical.startswith("INT") for kind, physical, _ in kinds):
+        options["store_decimal_as_integer"] = True
+    if any(kind == "Time" and about.get("isAdjustedToUTC") for kind, _, about in kinds):
+        options["write_time_adjusted_to_utc"] = True
+    return options
+
+
+def _groups(file: Any) -> Iterator[Any]:
+    return (file.metadata.row_group(i) for i in range(file.num_row_groups))
+
+
+def _chunks(group: Any) -> Iterator[Any]:
+    return (group.column(i) for i in range(group.num_columns))
+
+
+def _column_options(chunks: list[Any], added: tuple[str, ...]) -> dict[str, Any]:
+    """Compression, encoding and statistics of each column, as any row group has them."""
+    codecs: dict[str, str] = {}
+    encodings: dict[str, set[str]] = {}
+    measured: set[str] = set()
+    for chunk in chunks:
+        path = chunk.path_in_schema
+        codecs.setdefault(path, "NONE" if chunk.compression == "UNCOMPRESSED" else chunk.compression)
+        encodings.setdefault(path, set()).update(chunk.encodings)
+        if chunk.is_stats_set:
+            measured.add(path)
+    usual = Counter(codecs.values()).most_common(1)[0][0]
+    dictionary = [path for path, names in encodings.items() if any("DICTIONARY" in name for name in names)]
+    others = {
+        path: min(names & _SPECIAL)
+        for path, names in encodings.items()
+        if path not in dictionary and names & _SPECIAL
+    }
+    return {
+        "compression": codecs | {name: codecs.get(name, usual) for name in added},
+        "use_dictionary": [*dictionary, *(name for name in added if name not in codecs)] if dictionary else False,
+        "column_encoding": others or None,
+        "write_statistics": [*measured, *added] if len(measured) < len(codecs) and measured else bool(measured),
+    }
+
+
+def _format_version(file: Any) -> str:
+    """The version of the format; 2.4, which the footer does not tell from 2.6, behaves alike for what was read."""
+    return "1.0" if file.metadata.format_version == "1.0" else "2.6"
+
+
+def _stores_int96(file: Any) -> bool:
+    """Whether every time is INT96; a file that mixes them is written with INT64 only, of the same Arrow type."""
+    kinds = [_logical(file.schema.column(i)) for i in range(len(file.schema))]
+    old = any(physical == "INT96" for _, physical, _ in kinds)
+    return old and not any(kind == "Timestamp" for kind, _, _ in kinds)
+
+
+def has_lost_times(path: Path, file: Any, group: int) -> bool:
+    """Whether a row group holds INT96 times outside the years 1677 to 2262, which Arrow reads as other times."""
+    from pyarrow import parquet
+
+    paths = [
+        file.schema.column(i).path
+        for i in range(len(file.schema))
+        if _logical(file.schema.column(i))[1] == "INT96"
+    ]
+    if not paths:
+        return False
+    with parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as coarse:
+        table = coarse.read_row_group(group, columns=paths)
+    chunks = (chunk for column in table.columns for chunk in column.chunks)
+    counts = [times.cast("int64").drop_null().to_numpy() for chunk in chunks for times in _times(chunk)]
+    return any((abs(count) > _MOST_MICROSECONDS).any() for count in counts)
+
+
+def _times(array: Any) -> Iterator[Any]:
+    """The times in an Arrow array, however deep."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(array.type):
+        yield array
+    elif pa.types.is_map(array.type):
+        yield from _times(array.keys)
+        yield from _times(array.items)
+    elif pa.types.is_struct(array.type):
+        for part in array.flatten():
+            yield from _times(part)
+    elif pa.types.is_nested(array.type):
+        yield from _times(array.flatten())
+
+
+def _logical(column: Any) -> tuple[str, str, dict[str, Any]]:
+    """Logical type, physical type and the details of the logical type of one column of the file."""
+    about = json.loads(column.logical_type.to_json())
+    return str(about.get("Type")), str(column.physical_type), about
+
+
+def _sorting_columns(file: Any) -> Any:
+    """The sort order that every row group claims, None when they claim none or not the same."""
+    claims = {tuple(group.sorting_columns) for group in _groups(file)}
+    return next(iter(claims)) or None if len(claims) == 1 else None
+
+
+def _page_form(path: Path, chunks: list[Any]) -> tuple[bool, bool]:
+    """Whether data pages are of version 2, and whether pages have a checksum: read off the first page.
+
+    The header is Thrift's compact protocol: the type of the page, two sizes, then the checksum if there is
+    one, each led by a byte of how far its field's number is from the last (high) and its kind (low).
+    """
+    first = next((chunk for chunk in chunks if chunk.total_compressed_size), None)
+    if first is None:
+        return False, False
+    with path.open("rb") as raw:
+        raw.seek(first.data_page_offset)
+        header = raw.read(_HEADER_BYTES)
+    values: list[int] = []
+    at = 0
+    while len(values) < 4 and header[at : at + 1] == b"\x15":
+        value, at = _varint(header, at + 1)
+        values.append(value >> 1)
+    return values[:1] == [_PAGE_V2], len(values) == 4
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data):
+        value |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if not data[at - 1] & 0x80:
+            break
+    return value, at

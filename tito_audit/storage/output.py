@@ -1,0 +1,158 @@
+"""Output and open_output: a log written again under another name, whatever kind it is."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from tito_audit.errors import SetupError, StorageError
+from tito_audit.format import Row
+from tito_audit.record.edits import edits_between
+from tito_audit.storage.atomic import new_file
+from tito_audit.storage.log import Log
+from tito_audit.storage.row import RawRow
+from tito_audit.storage.streams import Compression
+from tito_audit.storage.text_output import TextOutput
+
+__all__ = ["Output", "open_output"]
+
+_TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
+_PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+
+
+class Output(Protocol):
+    """A log that is being written again: one call a row of the log, in order, then `finish`."""
+
+    changed: bool
+    """Whether any row was replaced by something that is not the same single row."""
+
+    def keep(self, raw: RawRow) -> None:
+        """Write the row as it was, byte for byte."""
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write rows in place of one: none leaves it out, several are a fork.
+
+        They share with `raw.value` every object that did not change.
+        """
+
+    def finish(self, log: Log) -> None:
+        """Write what followed the last row; without it the file does not appear."""
+
+
+@contextmanager
+def open_output(
+    log: Log, target: Path, *, overwrite: bool, added: tuple[str, ...] = ("tito_audit",)
+) -> Iterator[Output]:
+    """An output for the rows of a log that keeps its text; `target` appears when the block ends, or never.
+
+    If no row changed, it is a copy of the log's file. The suffix of `target` chooses the compression of
+    JSON, else the log's own stays. `added` names columns that rows may have and the log has not.
+    SetupError when the suffix is that of another kind; StorageError when the file cannot be written, or
+    the log holds a row that cannot be carried over.
+    """
+    if log.path.exists() and not log.path.is_file():
+        raise SetupError(
+            f"{log.path}: this is a pipe or a device, which cannot be repaired; save it to a file first."
+        )
+    if log.kind != "parquet" and not log.keep_text:
+        raise ValueError("a log can only be written again when it was opened with keep_text")
+    compression = _compression_for(log, target)
+    with new_file(target, overwrite=overwrite, source=log.path) as out, contextlib.ExitStack() as stack:
+        inner: Output
+        if log.kind == "parquet":
+            from tito_audit.storage.parquet_output import ParquetOutput  # heavy: only those who need it pay
+
+            inner = ParquetOutput(log.path, out, added)
+        else:
+            inner = text = TextOutput(out, log.kind, compression)
+            stack.callback(text.abandon)
+        output = _Whole(log, out, inner, may_copy=log.kind != "parquet" and compression == log.compression)
+        yield output
+        if not output.finished:
+            raise RuntimeError("an output has to be finished before its block ends")
+
+
+class _Whole:
+    """An output that refuses what would lose rows, and copies the file when nothing changed."""
+
+    def __init__(self, log: Log, out: BinaryIO, inner: Output, *, may_copy: bool) -> None:
+        self.changed = False
+        self.finished = False
+        self._path = log.path
+        self._out = out
+        self._inner = inner
+        self._may_copy = may_copy
+        self._text = log.kind != "parquet"
+        self._state = _state(log.path)
+
+    def keep(self, raw: RawRow) -> None:
+        """Write the row as it was; StorageError when that cannot be."""
+        self._refuse_lost(raw)
+        if raw.value is None and raw.text is None and self._text:
+            raise StorageError(
+                f"{self._path}: row {raw.index} cannot be carried over, so nothing was written: {raw.error}."
+            )
+        self._inner.keep(raw)
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write rows in place of one; StorageError when the file cannot be read to its end."""
+        self._refuse_lost(raw)
+        if len(rows) == 1 and next(edits_between(raw.value, rows[0]), None) is None:
+            self._inner.keep(raw)
+            return
+        self.changed = True
+        self._inner.replace(raw, rows)
+
+    def finish(self, log: Log) -> None:
+        """Write the end, or the file as it was."""
+        self._inner.finish(log)
+        # A log that its writer has touched meanwhile is not what was read.
+        if not self.changed and self._may_copy and self._state == _state(self._path):
+            self._copy()
+        self.finished = True
+
+    def _copy(self) -> None:
+        self._out.seek(0)
+        self._out.truncate()
+        try:
+            with self._path.open("rb") as source:
+                shutil.copyfileobj(source, self._out, 1 << 20)
+        except OSError as error:
+            raise StorageError(
+                f"{self._path}: it cannot be read any more ({error.strerror or error}), so nothing was written."
+            ) from error
+
+    def _refuse_lost(self, raw: RawRow) -> None:
+        if raw.lost:
+            raise StorageError(
+                f"{self._path}: {raw.error}; the output would lack what follows, so nothing was written. "
+                "Copy the log again, or write it again."
+            )
+
+
+def _state(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+def _compression_for(log: Log, target: Path) -> Compression:
+    """How to compress the target; SetupError when its suffix is that of another kind of file."""
+    suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
+    last = suffixes[-1] if suffixes else ""
+    if log.kind == "parquet":
+        if last in _PACKED or last in _TEXT_SUFFIXES:
+            raise SetupError(
+                f"{target}: {log.path} is Parquet and stays Parquet, which this suffix is not; name it .parquet."
+            )
+        return None
+    if last == ".parquet":
+        raise SetupError(
+            f"{target}: {log.path} is JSON and stays JSON, which this suffix is not; name it .jsonl or .json."
+        )
+    if last in _PACKED:
+        return _PACKED[last]
+    return None if last in _TEXT_SUFFIXES else log.compression

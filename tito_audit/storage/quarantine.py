@@ -1,0 +1,54 @@
+"""Quarantine: rows taken out of a log, with where they were and why, as JSONL that can be audited again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from tito_audit.record.edits import Edit
+from tito_audit.record.json_text import rewrite_json
+from tito_audit.record.rollout import Place
+from tito_audit.storage.atomic import new_file
+from tito_audit.storage.row import RawRow
+
+__all__ = ["Quarantine"]
+
+
+class Quarantine:
+    """One file for the rows of all logs of a run."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.rows = 0
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, *, overwrite: bool) -> Iterator[Quarantine]:
+        """A quarantine that takes its name once the run is over; StorageError when it cannot be written."""
+        with new_file(path, overwrite=overwrite) as out:
+            yield cls(out)
+
+    def add(self, raw: RawRow, place: Place, said: Mapping[str, Mapping[str, Any]]) -> None:
+        """One row as it was, with one more column; a row that is no object only as its text in that column."""
+        (column, about), *_ = said.items()
+        about = {**about, "file": place.file, "row": place.row}
+        if raw.value is None:
+            text = (raw.text or b"").decode("utf-8", "backslashreplace")
+            line = orjson.dumps({column: {**about, "text": text}})
+        elif raw.text is not None:
+            # A row of a document may span lines, and a line is what a row is here.
+            text = " ".join(raw.text.decode("utf-8").split("\n")).strip()
+            line = rewrite_json(text, [Edit((column,), about)]).encode("utf-8")
+        else:
+            line = orjson.dumps({**raw.value, column: about}, option=orjson.OPT_SERIALIZE_NUMPY, default=_plain)
+        self._out.write(line + b"\n")
+        self.rows += 1
+
+
+def _plain(value: object) -> object:
+    """What JSON has no form for, as text; arrays that are not laid out in a row, as lists."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,48 @@
+"""Where the files of a repair go: one beside each log, never a log itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tito_audit.errors import SetupError
+
+__all__ = ["target_paths"]
+
+
+def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mapping[Path, Path]:
+    """The file to write for each log: `out` itself for one file, else its place below the folder `out`.
+
+    A file found in a folder keeps its path below that folder. SetupError when two logs would be written to
+    one file or a log would be written over.
+    """
+    if len(files) == 1 and not out.is_dir() and not any(Path(log).is_dir() for log in logs):
+        targets = {files[0]: out}
+    else:
+        if out.exists() and not out.is_dir():
+            raise SetupError(
+                f"-o {out}: {len(files)} logs go into a folder, and this is a file.\nName a folder, new or not."
+            )
+        folders = [Path(log) for log in logs if Path(log).is_dir()]
+        targets = {file: out / _below(file, folders) for file in files}
+    owners: dict[Path, Path] = {}
+    for file, target in targets.items():
+        other = owners.setdefault(target.resolve(), file)
+        if other != file:
+            raise SetupError(
+                f"-o {out}: {other} and {file} would both be written to {target}.\n"
+                "Repair them in two runs, or give the folder that holds both."
+            )
+    for file in files:
+        if file.resolve() in owners:
+            raise SetupError(
+                f"-o {out}: {file} is one of the logs, and a log is never written.\nName another file or folder."
+            )
+    return targets
+
+
+def _below(file: Path, folders: Sequence[Path]) -> Path:
+    for folder in folders:
+        if file.is_relative_to(folder):
+            return file.relative_to(folder)
+    return Path(file.name)

@@ -1,0 +1,146 @@
+"""TextOutput: JSON logs written again, row after row, with only the edited values changed."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Sequence
+from typing import Any, BinaryIO, cast
+
+from tito_audit.format import Row
+from tito_audit.record.edits import edits_between
+from tito_audit.record.json_text import rewrite_json
+from tito_audit.storage.log import Kind, Log
+from tito_audit.storage.row import RawRow
+from tito_audit.storage.streams import Compression
+
+__all__ = ["TextOutput"]
+
+_LINE_END = re.compile(rb"\r?\n")
+_GZIP_LEVEL = 6
+
+
+class TextOutput:
+    """JSONL, JSON documents or an array, with the bytes between rows as the log had them.
+
+    A row that is left out takes its lead with it; the first that is written takes that of the first row.
+    """
+
+    def __init__(self, out: BinaryIO, kind: Kind, compression: Compression) -> None:
+        self.changed = False
+        self._kind = kind
+        self._compression = compression
+        self._end = _Sink(out)
+        self._out = _compressed(out, self._end, compression)
+        self._first: bytes | None = None
+        """The lead of the first row, while every row so far was left out."""
+        self._written = False
+        self._held: list[bytes] = []
+        """Rows of a fork that wait for the next lead, which shows how rows are separated."""
+        self._lead = b""
+        """The lead of the last row that was written."""
+
+    def keep(self, raw: RawRow) -> None:
+        """Write the row as it was, byte for byte."""
+        self._put(raw.lead, _text_of(raw))
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write rows in place of one, each as that one's text with what differs edited."""
+        texts = []
+        for row in rows:
+            edits = list(edits_between(raw.value, row))
+            text = _text_of(raw)
+            texts.append(rewrite_json(text.decode("utf-8"), edits).encode("utf-8") if edits else text)
+        self.changed |= texts != [raw.text]
+        if texts:
+            self._put(raw.lead, texts[0])
+            self._held += texts[1:]
+        elif not self._written and self._first is None:
+            self._first = raw.lead
+
+    def finish(self, log: Log) -> None:
+        """Write what followed the last row, and end the compressed stream."""
+        self._separate(log.tail)
+        tail = log.tail
+        if not self._written and self._first is not None:
+            # Of a line that was left out, its end goes too.
+            tail = self._first + (tail if self._kind == "array" else _LINE_END.sub(b"", tail, count=1))
+        self._out.write(tail)
+        if self._compression is not None:
+            self._out.close()
+
+    def abandon(self) -> None:
+        """Let go of the compressor; what it still wants to write goes nowhere."""
+        self._end.closed = True
+        if self._compression is not None and not self._out.closed:
+            self._out.close()
+
+    def _put(self, lead: bytes, text: bytes) -> None:
+        self._separate(lead)
+        if not self._written and self._first is not None:
+            # In an array that holds something behind its end, that end is in the lead.
+            lead = self._first + (lead if self._kind == "array" and b"]" in lead else b"")
+        self._out.write(lead)
+        self._out.write(text)
+        self._written, self._lead = True, lead
+
+    def _separate(self, following: bytes) -> None:
+        """Write the rows that were held back, separated as the file does it."""
+        if not self._held:
+            return
+        between = self._comma(following) if self._kind == "array" else self._line_end(following)
+        for text in self._held:
+            self._out.write(between)
+            self._out.write(text)
+        self._held.clear()
+
+    def _comma(self, following: bytes) -> bytes:
+        for lead in (self._lead, following):
+            if lead.lstrip().startswith(b",") or lead.rstrip().endswith(b","):
+                return lead
+        space = self._lead[self._lead.rfind(b"[") + 1 :]
+        return b"," + (space or (b" " if b'": ' in self._held[0] else b""))
+
+    def _line_end(self, following: bytes) -> bytes:
+        found = _LINE_END.search(following) or _LINE_END.search(self._lead)
+        return found[0] if found else b"\n"
+
+
+def _text_of(raw: RawRow) -> bytes:
+    if raw.text is None:
+        raise ValueError(f"row {raw.index} has no text: open the log with keep_text")
+    return raw.text
+
+
+def _compressed(out: BinaryIO, end: _Sink, compression: Compression) -> Any:
+    """A stream that compresses into a file; the same bytes whenever and wherever it is done."""
+    if compression == "gzip":
+        return gzip.GzipFile("", "wb", _GZIP_LEVEL, cast(BinaryIO, end), mtime=0)
+    if compression == "zstd":
+        import pyarrow as pa  # heavy: only those who need it pay
+
+        return pa.CompressedOutputStream(pa.PythonFile(end, "w"), "zstd")
+    return out
+
+
+class _Sink:
+    """Where a compressor writes: a file that it cannot close, and that takes nothing once it is done."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        """How many bytes were taken."""
+        return len(data) if self.closed else self._out.write(data)
+
+    def flush(self) -> None:
+        """Nothing: the file is flushed at its end."""
+
+    def tell(self) -> int:
+        """The position in the file."""
+        return self._out.tell()
+
+    def close(self) -> None:
+        """Take nothing any more."""
+        self.closed = True
