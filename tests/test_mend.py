@@ -210,12 +210,12 @@ def test_no_place_to_splice_is_an_error_that_says_what_was_looked_for() -> None:
     message = str(caught.value)
     for words in (
         "template_ids (5 tokens, 1 turn ends)",
-        "[… 51, 99, 52, 7, 40, 99, 41]"[-20:-1],
+        "[… 99, 52, 7, 40, 99, 41]",
         "ids 9",
-        "first",
+        "agree in 0",
+        "stop_ids",
     ):
-        assert words in message or words == "first"
-    assert "stop_ids" in message
+        assert words in message
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, TitoAuditError)
     with pytest.raises(SpliceError, match="holds no end"):
@@ -299,7 +299,7 @@ STOPS_OF = {
     "qwen3": ("<|im_end|>", "<|endoftext|>"),
     "qwen2.5-coder": ("<|im_end|>", "<|endoftext|>"),
     "smollm2": ("<|im_end|>", "<|endoftext|>"),
-    "llama-3.1": ("<|eot_id|>", "<|eom_id|>"),
+    "llama-3.1": ("<|eot_id|>", "<|end_of_text|>"),
     "gemma-3": ("<end_of_turn>", "<eos>"),
     "deepseek-v3": ("<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"),
     "gpt-oss": ("<|end|>", "<|return|>"),
@@ -349,8 +349,8 @@ def decode(tokens: Tokenizer, token_ids: Sequence[int]) -> str:
 
 
 def stop_ids(name: str) -> tuple[int, ...]:
-    found = [tokenizer(name).backend.token_to_id(stop) for stop in STOPS_OF[name]]
-    return tuple(stop for stop in found if stop is not None)
+    (own, other) = (tokenizer(name).backend.token_to_id(stop) for stop in STOPS_OF[name])
+    return own, other
 
 
 def split_token(tokens: Tokenizer, token_ids: list[int]) -> list[int]:

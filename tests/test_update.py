@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, format_named, map_columns, pick_format, unmap_columns
-from tito_audit.record.column import ColumnRole, MaskEncoding
+from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding
 from tito_audit.record.edits import edits_between
 from tito_audit.record.mended import Mended, unmended
 from tito_audit.record.moved import moved_row
@@ -95,7 +95,20 @@ def spliced(row: TrainingRow, start: int, end: int, ids: Sequence[int], **change
         "logprobs": None if row.logprobs is None else np.where(source >= 0, row.logprobs[source], blank),
         **changes,
     }
-    return moved_row(row, token_ids.astype(np.int32), source, **new).row
+    return covered(moved_row(row, token_ids.astype(np.int32), source, **new).row)
+
+
+def covered(row: TrainingRow) -> TrainingRow:
+    """The row without logprobs where its column has no entries."""
+    column = next((column for column in row.columns if column.role is ColumnRole.LOGPROBS), None)
+    if column is None or row.logprobs is None:
+        return row
+    logprobs = row.logprobs.copy()
+    if column.alignment is Alignment.RESPONSE:
+        logprobs[: row.prompt_length] = np.nan
+    elif column.alignment is Alignment.SAMPLED and row.loss_mask is not None:
+        logprobs[~row.loss_mask] = np.nan
+    return replace(row, logprobs=logprobs)
 
 
 def assert_holds(row: Row, wanted: TrainingRow, item: int = 0) -> None:
@@ -131,7 +144,7 @@ def test_a_format_that_holds_one_row_a_rollout_says_so_of_a_fork(form: Format):
         return  # these hold calls, of which a row may keep some
     row = fixture_rows(form.name)[0]
     whole = [unmended(rollout) for rollout in form.read(row, PLACE)]
-    with pytest.raises(RecordError, match="fork|cannot hold"):
+    with pytest.raises(RecordError, match=r"fork|cannot hold"):
         form.update(row, [*whole, whole[0]])
 
 

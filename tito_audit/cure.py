@@ -108,10 +108,8 @@ def _step(written: Written, repair: Repair, form: Format, audit: Audit, terms: T
     except RecordError as error:
         cure.declined.setdefault(repair.name, str(error))
         return [written]
-    chosen = repair.chosen(terms.choices)
-    because = _unproven(
-        written, after, repair, terms, frozenset().union(*(m.adds for m in mends.values())), chosen
-    )
+    adds = frozenset[str]().union(*(mend.adds for mend in mends.values()))
+    because = _unproven(written, after, repair, terms, adds)
     if because is not None:
         cure.declined.setdefault(repair.name, because)
         return [written]

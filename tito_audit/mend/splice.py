@@ -149,10 +149,10 @@ def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
         if new.ids[end] in stops:
             return end + ended
         later = bisect_left(new.ends, end)
-        if end == len(old.ids) and not (ended and later == len(new.ends)):
+        if end == len(old.ids) and later < len(new.ends):
             # The old prompt stops inside its last turn, and the new one goes on before it ends the turn.
             return new.ends[later] + 1 if ended else end
-    turn = _counterpart(old, new, agreed) if new.ends and agreed < len(old.ids) else None
+    turn = _counterpart(old, new, agreed) if agreed < len(old.ids) else None
     if turn is None:
         raise _no_place(old, new, agreed, stops)
     return new.ends[turn] + ended

@@ -53,9 +53,13 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     """
     rollout = evidence.rollout
     turns = rollout.turns
-    if any(turn.prompt_ids is None or turn.completion_ids is None for turn in turns) or len(turns) < 2:
+    calls = [
+        (turn.prompt_ids, turn.completion_ids)
+        for turn in turns
+        if turn.prompt_ids is not None and turn.completion_ids is not None
+    ]
+    if len(calls) < len(turns):
         return None
-    calls = [(turn.prompt_ids, turn.completion_ids) for turn in turns]
     rows = fork_rows(calls)
     if len(rows) < 2:
         return None
