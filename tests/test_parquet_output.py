@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import math
@@ -539,6 +540,17 @@ def test_a_row_group_that_cannot_be_read_is_an_error_that_leaves_no_trace(tmp_pa
     path.write_bytes(bytes(data))
     with pytest.raises(StorageError, match="row group 1"):
         rewritten(path, put(3, "a", value=1))
+
+
+def test_an_output_given_up_halfway_touches_its_file_no_more(tmp_path):
+    path = store(tmp_path / "a.parquet", rich_table(2), rows_per_group=2)
+    out = io.BytesIO()
+    output, rows = ParquetOutput(path, out, ()), list(open_log(path))
+    output.replace(rows[0], [])
+    output.keep(rows[5])
+    out.close()
+    del output
+    gc.collect()
 
 
 def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:

@@ -32,8 +32,11 @@ _MATCH, _SKIP, _LAST = 10_000, 10, 15_000
 alike they are. A pair for the last turn counts for more than one other: a template that keeps an equal
 turn keeps this one too, and what looks like a dropped end is then a dropped beginning."""
 _SAME, _INSIDE, _ALIKE, _UNLIKE = 3, 2, 1, 0
-_SHORTEST, _LONG = 2, 8
-"""Tokens: a shorter turn says nothing unless it is equal; an end this long says enough without a start."""
+_JOINED = 8
+"""Pieces of one turn, cut at stop tokens spelled in it, that are joined to find it without its middle."""
+_SHORTEST, _TELLING, _LONG = 2, 3, 8
+"""Tokens: a shorter turn says nothing unless it is equal; an end of so many is no accident; one this long
+says enough without a start."""
 
 
 def splice_prefix(
@@ -79,10 +82,11 @@ def splice_prefix(
     if len(template) >= len(seen) and np.array_equal(template[: len(seen)], seen):
         return list(template.tolist())
     old, new = _cut(prefix, stops), _cut(template, stops)
-    if not old.ends or _is_open(_cut(seen, stops), old):
+    agreed, ended = agreement(prefix, template), int(seen[-1]) in stops
+    ends_next = agreed == len(prefix) < len(template) and int(template[agreed]) in stops
+    if not old.ends or (old.rest() and (ends_next or _is_open(_cut(seen, stops), old))):
         old = _Turns(old.ids, [*old.ends, len(old.ids)])
-    ended = int(seen[-1]) in stops
-    rest = _turn_end(old, new, agreement(prefix, template), stops, ended)
+    rest = _turn_end(old, new, agreed, stops, ended)
     return [*seen.tolist(), *new.ids[rest:]]
 
 
@@ -126,17 +130,19 @@ def _is_open(seen: _Turns, prefix: _Turns) -> bool:
     last; where that says nothing, by the number of ends.
     """
     behind = prefix.rest()
-    if not behind:
-        return False
     ended = bool(seen.ends) and seen.ends[-1] == len(seen.ids) - 1
     ends = seen.ends[:-1] if ended else seen.ends
     said = seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended]
     as_many_ends = len(prefix.ends) <= len(ends)
     turn = prefix.body(len(prefix.ends) - 1)
-    in_rest, in_turn = (sum(_shared(part, said)) for part in (behind, turn))
-    if in_rest == in_turn or (in_rest > in_turn and behind == said[: len(behind)]):
-        return as_many_ends
-    return in_rest > in_turn
+    in_rest, in_turn = _shared(behind, said), _shared(turn, said)
+    if behind == said[: len(behind)]:
+        # As a generation prompt is; an answer cut to nothing is too.
+        return as_many_ends and sum(in_rest) >= sum(in_turn)
+    if in_rest[1] >= in_turn[1] + _TELLING:
+        # What was said last ends as this does, so the stop before it was spelled in the turn.
+        return True
+    return sum(in_rest) > sum(in_turn) or (as_many_ends and sum(in_rest) == sum(in_turn))
 
 
 def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ended: bool) -> int:
@@ -193,21 +199,25 @@ def _align(old: list[list[int]], new: list[list[int]]) -> tuple[int, bool]:
             "Check that stop_ids holds only ids that end a turn, and that both render the same messages."
         )
     scores = [-_SKIP * j for j in range(len(new) + 1)]
+    earlier: list[list[int]] = []
     places = [(-1, False)] * (len(new) + 1)
     for i, turn in enumerate(old):
         is_last = i == len(old) - 1
         worth = _MATCH + _LAST * is_last
         first = max(0, i + min(0, len(new) - len(old)) - width)
         end = min(len(new), i + max(0, len(new) - len(old)) + width + 1)
-        diagonal = scores[first]
+        earlier = [*earlier[-_JOINED:], scores]
+        scores = scores.copy()
         for j in range(first, end):
-            above = scores[j + 1]
             likeness = _likeness(turn, new[j])
-            if likeness and diagonal + worth + likeness >= above:
-                scores[j + 1], places[j + 1] = diagonal + worth + likeness, (j, is_last)
+            score = earlier[-1][j] + worth + likeness
+            if not likeness and (back := _joined(old, i, new[j])):
+                # Less than any pair of whole turns: it is the last resort.
+                likeness, score = _ALIKE, earlier[-1 - back][j] + _MATCH
+            if likeness and score >= scores[j + 1]:
+                scores[j + 1], places[j + 1] = score, (j, is_last)
             if scores[j] - _SKIP > scores[j + 1]:
                 scores[j + 1], places[j + 1] = scores[j] - _SKIP, places[j]
-            diagonal = above
     return places[scores.index(max(scores))]
 
 
@@ -227,6 +237,18 @@ def _likeness(a: list[int], b: list[int]) -> int:
     if head + tail == n and (head or n >= _LONG):
         return _INSIDE
     return _ALIKE if head and tail and 3 * (head + tail) >= 2 * n else _UNLIKE
+
+
+def _joined(old: list[list[int]], i: int, turn: list[int]) -> int:
+    """How many pieces before the i-th begin what that piece ends, so that both ends make up `turn`; or 0.
+
+    Reasoning with a stop token spelled in it is cut there, and the template takes out both sides of the cut.
+    """
+    tail = _shared(old[i], turn)[1]
+    head = turn[: len(turn) - tail]
+    if not tail or len(head) < _SHORTEST:
+        return 0
+    return next((back for back in range(1, min(i, _JOINED) + 1) if old[i - back][: len(head)] == head), 0)
 
 
 def _shared(a: list[int], b: list[int]) -> tuple[int, int]:

@@ -125,7 +125,10 @@ def _logprobs(row: TrainingRow, laid: Laid, source: Offsets, turns: Sequence[Tur
         if values is None:
             continue
         mine = values[laid.offset[at]]
-        out[at] = np.where(np.abs(mine - old[at]) <= _ROUNDING, old[at], mine)
+        held = ~np.isnan(old[at]) & ~np.isnan(mine)
+        # Near ones only count as rounded where all of the turn are: a slid column has near ones by chance.
+        rounded = bool((np.abs(mine - old[at])[held] <= _ROUNDING).all())
+        out[at] = np.where(held & rounded, old[at], mine)
     return out
 
 

@@ -64,10 +64,10 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     if len(rows) < 2:
         return None
     parts = [_part(evidence, row, findings) for row in rows]
-    more_rows, more_tokens = fork_cost(calls, rows)
+    made, more_tokens = fork_cost(calls, rows)
     return Mend(
         tuple(mended for mended, _ in parts),
-        notes=(_cost(more_rows, more_tokens),),
+        notes=(_cost(made, more_tokens),),
         stale=_union(moved.stale for _, moved in parts if moved),
         dropped=_union(moved.dropped for _, moved in parts if moved),
     )
@@ -91,8 +91,8 @@ def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Mo
     return rebuilt_row(row, evidence.row, laid, evidence.rollout.turns, set(part.trained) - left_out)
 
 
-def _cost(more_rows: int, more_tokens: int) -> str:
-    return f"{more_rows + 1} rows in place of 1, {more_tokens:,} more tokens to train on"
+def _cost(rows: int, more_tokens: int) -> str:
+    return f"{rows} rows in place of 1, {more_tokens:,} more tokens to train on"
 
 
 def _union(columns: object) -> tuple[str, ...]:

@@ -117,16 +117,38 @@ def _after(
     original = evidence.rollout.turns[chain[-1]].seen_ids
     assert seen is not None
     assert original is not None
-    view = evidence.row
-    if view is not None and len(view.turn) and view.turn[-1] == chain[-1]:
+    inside = _ends_inside(evidence, row, chain[-1])
+    if inside is not None:
         prompt = turns[chain[-1]].prompt_ids
         assert prompt is not None
-        return seen[:0], len(prompt) + int(view.turn_offset[-1]) + 1
+        return seen[:0], min(len(prompt) + inside, len(seen))
     try:
         whole = splice_prefix(seen, original, row.token_ids, sorted(stop_ids(evidence)))
     except SpliceError as error:
         raise RecordError(f"the row has no place for what turn {chain[-1]} saw and said: {error}") from None
-    return np.asarray(whole[len(seen) :], np.int32), None
+    tail = np.asarray(whole[len(seen) :], np.int32)
+    view = evidence.row
+    if view is not None and (view.turn[len(row.token_ids) - len(tail) :] >= 0).any():
+        raise RecordError(f"the row goes on with what was sampled behind the end of turn {chain[-1]}")
+    return tail, None
+
+
+def _ends_inside(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
+    """How much of the last answer the row holds where it ends in it, without a turn end; None where it goes on.
+
+    A row that ends in drifted tokens holds what they stand for, to the end of the answer.
+    """
+    view = evidence.row
+    assert view is not None
+    held = np.flatnonzero(view.turn >= 0)
+    if not len(held) or view.turn[held[-1]] != last:
+        return None
+    after = slice(int(held[-1]) + 1, len(row.token_ids))
+    if not view.drifted[after].all() or np.isin(row.token_ids[after], sorted(stop_ids(evidence))).any():
+        return None
+    said = evidence.rollout.turns[last].completion_ids
+    assert said is not None
+    return int(view.turn_offset[held[-1]]) + 1 if after.start == after.stop else len(said)
 
 
 def _spliced_prompts(evidence: Evidence) -> tuple[tuple[Turn, ...], list[int]]:

@@ -66,7 +66,7 @@ def _floats(kind: Any, array: Any, nan_is_null: bool) -> Any:
     missing = array.is_null().to_numpy(zero_copy_only=False)
     flat = array.to_numpy(zero_copy_only=False)
     with np.errstate(over="raise"):
-        flat = flat.astype(kind.to_pandas_dtype(), copy=False)
+        flat = flat.astype(f"float{kind.bit_width}", copy=False)
     if nan_is_null:
         missing = missing | np.isnan(flat)
     return pa.array(flat, type=kind, mask=missing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ def writer_options(path: Path, file: Any, added: tuple[str, ...]) -> dict[str, A
 
     Not told, and so left to the writer: compression levels, sizes of pages, bloom filters.
     """
+    from pyarrow.parquet import ParquetWriter
+
     chunks = [chunk for group in _groups(file) for chunk in _chunks(group)]
     version_2, checksum = _page_form(path, chunks)
     options: dict[str, Any] = {
@@ -39,12 +42,12 @@ def writer_options(path: Path, file: Any, added: tuple[str, ...]) -> dict[str, A
     if chunks:
         options |= _column_options(chunks, added)
     kinds = [_logical(file.schema.column(i)) for i in range(len(file.schema))]
-    # Younger than the oldest pyarrow that is supported: named only where they are needed.
-    if any(kind == "Decimal" and physical.startswith("INT") for kind, physical, _ in kinds):
-        options["store_decimal_as_integer"] = True
-    if any(kind == "Time" and about.get("isAdjustedToUTC") for kind, _, about in kinds):
-        options["write_time_adjusted_to_utc"] = True
-    return options
+    # Both are younger than the oldest pyarrow that is supported, which writes every time of day as UTC.
+    whole = any(kind == "Decimal" and physical[:3] == "INT" for kind, physical, _ in kinds)
+    in_utc = any(kind == "Time" and about.get("isAdjustedToUTC") for kind, _, about in kinds)
+    younger = {"store_decimal_as_integer": whole, "write_time_adjusted_to_utc": in_utc}
+    known = signature(ParquetWriter.__init__).parameters
+    return options | {name: value for name, value in younger.items() if name in known}
 
 
 def _groups(file: Any) -> Iterator[Any]:

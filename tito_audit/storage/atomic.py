@@ -95,8 +95,12 @@ class _Unnamed:
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        self.fd = _open_unnamed(place.parent)
         self.folder = os.open(place.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.fd = os.open(place.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        except OSError:
+            os.close(self.folder)
+            raise
 
     @classmethod
     def possible(cls, place: Path) -> bool:
@@ -170,10 +174,6 @@ class _Named:
             # Without links an empty file holds the name for the moment until it is replaced.
             os.close(os.open(self._place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             self.part.replace(self._place)
-
-
-def _open_unnamed(folder: Path) -> int:
-    return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
 
 
 class _Told(io.FileIO):
