@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -230,6 +231,12 @@ def test_the_page_keeps_to_the_width_of_the_terminal(
     monkeypatch.setenv("COLUMNS", str(width))
     page = run("repair", "run.jsonl", "--diff")[1]
     assert max(len(line) for line in page.splitlines()) <= width
+
+
+def test_the_examples_of_the_readme_are_true() -> None:
+    done = doctest.testfile(str(ROOT / "README.md"), module_relative=False, encoding="utf-8")
+    assert done.attempted >= 4
+    assert done.failed == 0
 
 
 @pytest.mark.parametrize("repair", all_repairs(), ids=lambda repair: repair.name)

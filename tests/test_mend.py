@@ -266,7 +266,7 @@ exchanges = st.tuples(texts.map(lambda text: say("user", *text)), st.tuples(said
     st.sampled_from(list(PREFIX_ENDINGS)),
     st.integers(1, 2),
 )
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 def test_the_place_is_where_the_generator_put_it(pairs, new_texts, strip, stop, ending, times) -> None:
     """The oracle wrote the prompts itself, so it knows where the last turn ends."""
     history: list[Message] = [SYSTEM]

@@ -83,7 +83,7 @@ def repair(
         bool, typer.Option("--quiet", "-q", help="No progress, and no report that --report did not ask for.")
     ] = False,
 ) -> None:
-    """Rewrite logs so that they hold; a row that no repair is proven on stays as it was.
+    """Write logs again with what drifted put right; a row that no repair is proven on stays as it was.
 
     The logs themselves are never changed. Exits 1 if something at or above --fail-on is left.
     """

@@ -136,8 +136,8 @@ def _is_open(seen: _Turns, prefix: _Turns) -> bool:
     as_many_ends = len(prefix.ends) <= len(ends)
     turn = prefix.body(len(prefix.ends) - 1)
     in_rest, in_turn = _shared(behind, said), _shared(turn, said)
-    if behind == said[: len(behind)]:
-        # As a generation prompt is; an answer cut to nothing is too.
+    if len(behind) < len(said) and behind == said[: len(behind)]:
+        # As a generation prompt is.
         return as_many_ends and sum(in_rest) >= sum(in_turn)
     if in_rest[1] >= in_turn[1] + _TELLING:
         # What was said last ends as this does, so the stop before it was spelled in the turn.
@@ -233,6 +233,8 @@ def _likeness(a: list[int], b: list[int]) -> int:
     n = min(len(a), len(b))
     if n < _SHORTEST:
         return _UNLIKE
+    if a[-1] != b[-1]:
+        return _INSIDE if a[:n] == b[:n] else _UNLIKE
     head, tail = _shared(a, b)
     if head + tail == n and (head or n >= _LONG):
         return _INSIDE
@@ -244,6 +246,8 @@ def _joined(old: list[list[int]], i: int, turn: list[int]) -> int:
 
     Reasoning with a stop token spelled in it is cut there, and the template takes out both sides of the cut.
     """
+    if i == 0 or old[i][-1:] != turn[-1:]:
+        return 0
     tail = _shared(old[i], turn)[1]
     head = turn[: len(turn) - tail]
     if not tail or len(head) < _SHORTEST:

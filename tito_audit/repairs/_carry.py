@@ -118,6 +118,9 @@ def _logprobs(row: TrainingRow, laid: Laid, source: Offsets, turns: Sequence[Tur
     old = np.full(len(laid.ids), np.nan)
     if row.logprobs is not None:
         old = np.where(source >= 0, row.logprobs[source], np.nan)
+    if row.loss_mask is not None:
+        # What was trained and never sampled held a value of nobody's.
+        old[(laid.turn < 0) & (source >= 0) & row.loss_mask[source]] = np.nan
     out = old.copy()
     for number in np.unique(laid.turn[laid.turn >= 0]):
         values = turns[number].completion_logprobs
