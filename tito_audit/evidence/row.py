@@ -67,7 +67,9 @@ def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int)
     """ERROR where the row trains on what was not sampled; a drifted context is a warning."""
     if region is None:
         return Severity.WARNING
-    if row.loss_mask is None or row.loss_mask[start:end].any() or start == end:
+    # Of tokens that the row lacks, their neighbours tell whether the answer is trained there.
+    around = slice(max(start - 1, 0), end + 1) if start == end else slice(start, end)
+    if row.loss_mask is None or row.loss_mask[around].any():
         return Severity.ERROR
     return Severity.WARNING
 
@@ -174,10 +176,11 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
             continue  # the row ends before the template does
         mine = view is not None and bool(view.sampled[stretch.start : stretch.end].any())
         same_bytes = stretch.recorded.data == stretch.canonical.data
+        trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         found = difference(
             stretch,
             Against.TEMPLATE,
-            Severity.NOTE if mine and same_bytes else Severity.WARNING,
+            Severity.NOTE if mine and (same_bytes or not trained) else Severity.WARNING,
             "it may be what was sampled; only a log with the calls could prove it"
             if mine
             else "the row holds tokens that the template does not write for these messages",

@@ -28,7 +28,7 @@ __all__ = ["realign"]
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """A mask that slid, logprobs at an offset, or a column with one entry too many or too few."""
     if finding.code.startswith("MSK"):
-        return evidence.row is not None and evidence.row.proven and _slide(evidence) != 0
+        return _slide(evidence) != 0
     if finding.code == "LPR502":
         return any(shift.offset for shift in shifts(evidence))
     return finding.hit.cause in ("one too many", "one too few")
@@ -60,8 +60,9 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     tokens leave the loss. Other columns are not touched.
 
     ## When it is safe
-    It only moves what is provable: by the values or the tokens that the calls recorded, or by the
-    sentinels, which show where the column begins and ends. It refuses everything else.
+    It only moves what is provable: by the values or the tokens that the calls recorded; by the sentinels,
+    which show where the column begins and ends; for a mask, by the answers of the messages, when every
+    trained run has the length of one and lies equally far off it. It refuses everything else.
 
     ## What it costs
     Nothing, or the few tokens whose value fell off an end.
@@ -117,11 +118,10 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
     view, slide = evidence.row, _slide(evidence)
     if not slide or view is None or row.loss_mask is None:
         return row
-    if not view.proven:
-        raise RecordError("the mask seems to have slid, but no call says which tokens were sampled")
     back = unslid(row.loss_mask, view.sampled)
     assert back is not None
-    work.notes.append(f"the mask was moved by {-slide:+d}")
+    shown = "the calls" if view.proven else "the roles of the messages"
+    work.notes.append(f"the mask was moved by {-slide:+d}, as {shown} show")
     # Columns of the trained tokens alone keep their entries: the i-th is that of the i-th trained token.
     compact = [column for column in row.columns if column.alignment is Alignment.SAMPLED]
     if compact and back.sum() != row.loss_mask.sum():

@@ -24,13 +24,8 @@ __all__ = ["splice"]
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Only where calls say what was sampled; which finding it is does not matter."""
-    row_is_proven = evidence.row is not None and evidence.row.proven
-    if finding.code.startswith(("MSK", "LPR")):
-        return row_is_proven and not broken_links(evidence)
-    return (row_is_proven and not broken_links(evidence)) or (
-        finding.code.startswith(("TOK", "TPL", "SEQ")) and bool(broken_links(evidence))
-    )
+    """Where it is safe: the calls say what the row holds, and none of them was given other tokens."""
+    return evidence.row is not None and evidence.row.proven and not broken_links(evidence)
 
 
 @repair(
@@ -204,14 +199,16 @@ def _equal_values(a: object, b: object, sentinel: float | None) -> bool:
 
 
 def _reason(changed: Sequence[int]) -> str:
-    listed = ", ".join(str(turn) for turn in changed)
     return (
-        f"the sampler itself was given the re-encoded history at turn {listed}, so what it said there was scored "
-        "in another context; `fork` keeps every logprob true"
+        f"the sampler itself was given the re-encoded history at {_turns(changed)}, so what it said there was "
+        "scored in another context; `fork` keeps every logprob true"
     )
 
 
 def _mark(turns_marked: Sequence[int], turns: Sequence[Turn]) -> str:
     tokens = sum(len(ids) for turn in turns_marked if (ids := turns[turn].completion_ids) is not None)
-    listed = ", ".join(str(turn) for turn in turns_marked)
-    return f"logprobs of turns {listed} ({tokens} tokens) were scored in another context"
+    return f"the logprobs of {_turns(turns_marked)} ({tokens} tokens) were scored in another context"
+
+
+def _turns(numbers: Sequence[int]) -> str:
+    return f"turn{'s' * (len(numbers) > 1)} {', '.join(str(number) for number in numbers)}"
