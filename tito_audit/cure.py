@@ -56,6 +56,7 @@ class Cure:
     cured: dict[str, tuple[str, ...]] = field(default_factory=dict)
     declined: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    more_tokens: int = 0
     left_out: str | None = None
     """Why the row was left out."""
 
@@ -252,4 +253,5 @@ def _mark(cure: Cure, mend: Mend) -> None:
             for name, count in mend.unknown.items()
         ),
     ]
+    cure.more_tokens += mend.more_tokens
     cure.notes += [note for note in notes if note not in cure.notes]

@@ -39,6 +39,8 @@ class Mend:
     dropped: tuple[str, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Column to entries for which nothing was recorded."""
+    more_tokens: int = 0
+    """Tokens that the rows of a fork hold more than one row would: context that is computed again."""
     adds: frozenset[str] = frozenset()
     """Codes that the repair may bring about by what it does on purpose (untrained tokens: MSK402)."""
 

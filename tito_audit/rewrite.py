@@ -211,6 +211,7 @@ class _Rows:
             cured=dict(cure.cured),
             declined=dict(cure.declined) if open_ else {},
             notes=tuple(cure.notes),
+            more_tokens=cure.more_tokens if because is None else 0,
             rows=len(cure.rows) if because is None else 0,
             quarantined=because,
         )

@@ -98,7 +98,9 @@ def _header(run: Repaired) -> Iterator[Text]:
     parts = [_many(tally.rows, "row"), f"{tally.repaired:,} repaired"]
     if tally.forked:
         forked = "all" if tally.forked == tally.repaired else f"{tally.forked:,}"
-        parts[-1] += f" ({forked} forked, into {tally.forked_into:,})"
+        parts[-1] += (
+            f" ({forked} forked, into {tally.forked_into:,}: {tally.more_tokens:,} more tokens to compute)"
+        )
     parts.append(f"{tally.as_they_were:,} as they were")
     if tally.quarantined:
         parts.append(f"{tally.quarantined:,} in quarantine")

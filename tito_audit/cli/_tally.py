@@ -12,10 +12,12 @@ from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
 
-__all__ = ["NEEDS_UNSAFE", "Done", "Said", "Sayings", "Tally"]
+__all__ = ["FORK_COST", "NEEDS_UNSAFE", "Done", "Said", "Sayings", "Tally"]
 
 NEEDS_UNSAFE = "needs --unsafe"
 """Words in the reason of a repair that would have run had it been allowed to."""
+FORK_COST = "rows in place of 1"
+"""Words in the note of a repair that makes several rows of one."""
 _VARIES = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")
 """Numbers, lists of them, and quoted names."""
 _KEPT = 200
@@ -80,6 +82,8 @@ class Tally:
     """Rows that became several."""
     forked_into: int = 0
     """How many rows those became."""
+    more_tokens: int = 0
+    """Tokens that those rows hold more than one row each would."""
     standing: int = 0
     """Rows that are written with findings at or above the threshold, repaired or not."""
     quarantined: int = 0
@@ -136,6 +140,7 @@ class Tally:
                 "repaired": self.repaired,
                 "forked": self.forked,
                 "forked_into": self.forked_into,
+                "more_tokens": self.more_tokens,
                 "as_they_were": self.as_they_were,
                 "standing": self.standing,
                 "quarantined": self.quarantined,
@@ -154,12 +159,15 @@ class Tally:
         if outcome.rows > 1:
             self.forked += 1
             self.forked_into += outcome.rows
+            self.more_tokens += outcome.more_tokens
         for name, codes in outcome.cured.items():
             done = self.done.setdefault(name, Done())
             done.rows += 1
             done.codes.update(codes)
         for note in outcome.notes:
-            self.notes.add(note, outcome.place)
+            # What a fork costs is summed, not listed row by row.
+            if FORK_COST not in note:
+                self.notes.add(note, outcome.place)
 
     def _fails(self, finding: Finding) -> bool:
         return self.threshold is not None and finding.severity >= self.threshold

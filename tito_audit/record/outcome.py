@@ -29,6 +29,8 @@ class Outcome:
     """What the repairs say of themselves: costs, marks, columns that could not go with the tokens."""
     rows: int = 1
     """Rows written in place of this one: more than 1 after a fork, 0 in quarantine."""
+    more_tokens: int = 0
+    """Tokens that the rows of a fork hold more than one row would."""
     quarantined: str | None = None
     """Why it was moved to the quarantine; None when it was not."""
 

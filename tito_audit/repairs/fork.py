@@ -63,23 +63,30 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     rows = fork_rows(calls)
     if len(rows) < 2:
         return None
-    parts = [_part(evidence, row, findings) for row in rows]
+    held: set[int] = set()
+    parts = [_part(evidence, row, findings, held) for row in rows]
     made, more_tokens = fork_cost(calls, rows)
+    silent = [k for k in range(len(turns)) if k not in held]
     return Mend(
         tuple(mended for mended, _ in parts),
-        notes=(_cost(made, more_tokens),),
+        notes=(_cost(made, more_tokens), *(f"turn {k} sampled nothing and is in no row" for k in silent)),
+        more_tokens=more_tokens,
         stale=_union(moved.stale for _, moved in parts if moved),
         dropped=_union(moved.dropped for _, moved in parts if moved),
     )
 
 
-def _part(evidence: Evidence, row: ForkedRow, findings: Sequence[Finding]) -> tuple[Mended, Moved | None]:
-    """One run of calls as a rollout of its own."""
+def _part(
+    evidence: Evidence, row: ForkedRow, findings: Sequence[Finding], held: set[int]
+) -> tuple[Mended, Moved | None]:
+    """One run of calls as a rollout of its own, with those of its calls that no row before it holds."""
     rollout = evidence.rollout
-    turns = tuple(rollout.turns[k] for k in row.trained)
+    kept = tuple(k for k in row.calls if k not in held)
+    held.update(kept)
+    turns = tuple(rollout.turns[k] for k in kept)
     moved = _row(evidence, row, findings)
     part: Rollout = replace(rollout, turns=turns, training_row=moved.row if moved else None)
-    return Mended(part, tuple(row.trained)), moved
+    return Mended(part, kept), moved
 
 
 def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Moved | None:
@@ -92,7 +99,7 @@ def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Mo
 
 
 def _cost(rows: int, more_tokens: int) -> str:
-    return f"{rows} rows in place of 1, {more_tokens:,} more tokens to train on"
+    return f"{rows} rows in place of 1, {more_tokens:,} more tokens in all"
 
 
 def _union(columns: object) -> tuple[str, ...]:

@@ -117,15 +117,34 @@ def _after(
         prompt = turns[chain[-1]].prompt_ids
         assert prompt is not None
         return seen[:0], min(len(prompt) + inside, len(seen))
-    try:
-        whole = splice_prefix(seen, original, row.token_ids, sorted(stop_ids(evidence)))
-    except SpliceError as error:
-        raise RecordError(f"the row has no place for what turn {chain[-1]} saw and said: {error}") from None
-    tail = np.asarray(whole[len(seen) :], np.int32)
+    start = _end_in_row(evidence, chain[-1])
+    if start is None:
+        try:
+            whole = splice_prefix(seen, original, row.token_ids, sorted(stop_ids(evidence)))
+        except SpliceError as error:
+            raise RecordError(
+                f"the row has no place for what turn {chain[-1]} saw and said: {error}"
+            ) from None
+        start = len(row.token_ids) - (len(whole) - len(seen))
     view = evidence.row
-    if view is not None and (view.turn[len(row.token_ids) - len(tail) :] >= 0).any():
+    if view is not None and (view.turn[start:] >= 0).any():
         raise RecordError(f"the row goes on with what was sampled behind the end of turn {chain[-1]}")
-    return tail, None
+    return np.asarray(row.token_ids[start:], np.int32), None
+
+
+def _end_in_row(evidence: Evidence, last: int) -> int | None:
+    """Where the row goes on behind an answer: behind its last token, or behind what stands in for that.
+
+    None where the row holds no token of it.
+    """
+    view, said = evidence.row, evidence.rollout.turns[last].completion_ids
+    if view is None or said is None or not (held := np.flatnonzero(view.turn == last)).size:
+        return None
+    end = int(held[-1]) + 1
+    if int(view.turn_offset[end - 1]) < len(said) - 1:
+        kept = np.flatnonzero(~view.drifted[end:])
+        end += int(kept[0]) if len(kept) else len(view.drifted) - end
+    return end
 
 
 def _ends_inside(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
