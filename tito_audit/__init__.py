@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tito_audit.errors import TokenizerError as TokenizerError
     from tito_audit.mend.drift import mask_drift as mask_drift
     from tito_audit.mend.fork import ForkedRow as ForkedRow
+    from tito_audit.mend.fork import fork_cost as fork_cost
     from tito_audit.mend.fork import fork_rows as fork_rows
     from tito_audit.mend.splice import splice_prefix as splice_prefix
     from tito_audit.pipeline import Scan as Scan
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tito_audit.record.rollout import Turn as Turn
     from tito_audit.rewrite import Repairs as Repairs
     from tito_audit.rewrite import repair_rollouts as repair_rollouts
+    from tito_audit.rewrite import write_rollouts as write_rollouts
     from tito_audit.summary import Summary as Summary
 
 __version__ = VERSION
@@ -62,14 +64,14 @@ _HOMES = {
         "TokenizerError",
     ),
     "mend.drift": ("mask_drift",),
-    "mend.fork": ("ForkedRow", "fork_rows"),
+    "mend.fork": ("ForkedRow", "fork_cost", "fork_rows"),
     "mend.splice": ("splice_prefix",),
     "pipeline": ("Scan", "load_renderer", "read_rollouts", "scan_rollouts"),
     "record.finding": ("Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"),
     "record.message": ("Message", "ToolCall"),
     "record.outcome": ("Outcome",),
     "record.rollout": ("Place", "Rollout", "TrainingRow", "Turn"),
-    "rewrite": ("Repairs", "repair_rollouts"),
+    "rewrite": ("Repairs", "repair_rollouts", "write_rollouts"),
     "summary": ("Summary",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,20 +26,31 @@ from tito_audit.pipeline import (
     unreadable,
 )
 from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.record.mended import unmended
 from tito_audit.record.outcome import Outcome
-from tito_audit.record.rollout import Place
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer
 from tito_audit.repair import Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import all_rules
-from tito_audit.storage import Output, Quarantine, find_logs, open_log, open_output, target_paths
+from tito_audit.storage import (
+    Output,
+    Quarantine,
+    allow_open_files,
+    find_logs,
+    make_folder,
+    open_log,
+    open_output,
+    refuse_target,
+    target_paths,
+)
 from tito_audit.storage.row import RawRow
 from tito_audit.summary import Summary
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.version import VERSION
 
-__all__ = ["COLUMN", "Repairs", "repair_rollouts"]
+__all__ = ["COLUMN", "Repairs", "repair_rollouts", "write_rollouts"]
 
 COLUMN = "tito_audit"
 """The column of a written row that says what was cured in it by what."""
@@ -77,16 +89,21 @@ class Repairs:
         row_of = _Rows(self.settings, self.repairs)
         files = find_logs(self.logs)
         targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
+        for file, target in targets.items():
+            if os.path.lexists(target):  # known now, not after the hours that the logs before it take
+                refuse_target(target, overwrite=self.repairs.force, source=file)
         row_of.load(self.before)
         self.vocabulary = row_of.tokenizer.vocabulary if row_of.tokenizer is not None else None
         started = time.perf_counter()
-        with ExitStack() as stack:
+        # The quarantine ends first: no log that lacks rows gets its name before they have theirs.
+        with ExitStack() as later, ExitStack() as stack:
             quarantine = None
             if self.repairs.quarantine is not None and self.out is not None:
                 place = Path(self.repairs.quarantine)
                 _refuse_same(place, [*files, *targets.values()])
                 quarantine = stack.enter_context(Quarantine.opened(place, overwrite=self.repairs.force))
-            for outcome in self._files(files, targets, row_of, quarantine):
+                allow_open_files(len(files))
+            for outcome in self._files(files, targets, row_of, quarantine, later):
                 for result in outcome.before:
                     self.before.add(result)
                 self.before.seconds = time.perf_counter() - started
@@ -102,29 +119,39 @@ class Repairs:
             self.after.tokenizer = self.before.tokenizer
 
     def _files(
-        self, files: Sequence[Path], targets: Mapping[Path, Path], row_of: _Rows, quarantine: Quarantine | None
+        self,
+        files: Sequence[Path],
+        targets: Mapping[Path, Path],
+        row_of: _Rows,
+        quarantine: Quarantine | None,
+        later: ExitStack,
     ) -> Iterator[Outcome]:
+        """The outcomes; a file in which rows are left out waits in `later` for its name."""
         total = sum(file.stat().st_size for file in files if file.is_file())
         done = rows = 0
         for file in files:
             self.before.files.append(str(file))
             log = open_log(file, max_row_bytes=self.settings.max_row_bytes, keep_text=bool(targets))
+            parted = False
             with ExitStack() as stack:
                 out: Output | None = None
                 if targets:
                     if targets[file] != self.out:  # a folder, whose parts are made as needed
-                        targets[file].parent.mkdir(parents=True, exist_ok=True)
+                        make_folder(targets[file].parent)
                     out = stack.enter_context(open_output(log, targets[file], overwrite=self.repairs.force))
                 for raw in log:
                     outcome, written = row_of.outcome(Place(str(file), raw.index), raw)
                     if out is not None:
                         _write(raw, outcome, written, out, quarantine)
+                    parted |= outcome.quarantined is not None
                     rows += 1
                     if self.progress is not None:
                         self.progress(rows, done + log.position, total)
                     yield outcome
                 if out is not None:
                     out.finish(log)
+                if parted:
+                    later.push(stack.pop_all())
             done += log.size
             if targets:
                 self.written.append((file, targets[file]))
@@ -149,6 +176,53 @@ def repair_rollouts(
     Nothing is written before they are iterated; `out` None is a dry run. The logs are never changed.
     """
     return Repairs(names_of(logs), out, settings or Settings(), repairs or RepairSettings(), progress)
+
+
+def write_rollouts(
+    log: str | Path,
+    rollouts: Iterable[Rollout],
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    overwrite: bool = False,
+) -> int:
+    """How many rows of a log were written otherwise: a copy of it with these rollouts in place of its own.
+
+    `rollouts` come in the order in which `read_rollouts` gives them and may leave out some; each takes the
+    place of the one with its `place`. Prompts, per-token columns and training rows may differ from what was
+    read, completions and the number of turns may not. Everything else of the log stays as it is. RecordError
+    when a row cannot hold what its rollouts say, and then nothing is written.
+    """
+    settings = settings or Settings()
+    named = format_named(settings.format or "generic") if settings.format or settings.columns else None
+    waiting = iter(rollouts)
+    upcoming = next(waiting, None)
+    written = 0
+    source = open_log(Path(log), max_row_bytes=settings.max_row_bytes, keep_text=True)
+    with open_output(source, Path(out), overwrite=overwrite) as output:
+        for raw in source:
+            mine: dict[int, Rollout] = {}
+            while upcoming is not None and upcoming.place.row == raw.index:
+                mine[upcoming.place.item] = upcoming
+                upcoming = next(waiting, None)
+            if not mine or raw.value is None:
+                output.keep(raw)
+                continue
+            row = map_columns(raw.value, settings.columns) if settings.columns else raw.value
+            form = named or pick_format(row)
+            now = [mine.get(old.place.item, old) for old in form.read(row, Place(str(log), raw.index))]
+            rows = form.update(row, [unmended(rollout) for rollout in now])
+            if settings.columns:
+                rows = [unmap_columns(raw.value, one, settings.columns) for one in rows]
+            written += len(rows) != 1 or rows[0] is not raw.value
+            output.replace(raw, rows)
+        if upcoming is not None:
+            raise RecordError(
+                f"{upcoming.place}: no row of {log} is left for this rollout. "
+                "Give rollouts in the order in which they are read."
+            )
+        output.finish(source)
+    return written
 
 
 class _Rows:

@@ -73,7 +73,7 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
             return None
         if len(chains) > 1 and not broken:
             raise RecordError("the row holds answers of several branches, which no one context holds")
-        chain = sorted({turn for chain in chains for turn in chain})
+        chain = _held(evidence, sorted({turn for chain in chains for turn in chain}))
         moved = _spliced_row(evidence, turns, chain, findings)
     if not changed and (moved is None or _same(moved.row, rollout.training_row)):
         return None
@@ -88,6 +88,15 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
         dropped=moved.dropped if moved else (),
         unknown=moved.unknown if moved else {},
     )
+
+
+def _held(evidence: Evidence, chain: list[int]) -> list[int]:
+    """The chain up to the last call that the row goes to: a row that ends before a call does not grow by it."""
+    view = evidence.row
+    assert view is not None
+    last = max(k for k, turn in enumerate(chain) if (view.turn == turn).any())
+    end = _end_in_row(evidence, chain[last])
+    return chain if end is None or view.drifted[end:].any() else chain[: last + 1]
 
 
 def _spliced_row(
@@ -122,9 +131,7 @@ def _after(
         try:
             whole = splice_prefix(seen, original, row.token_ids, sorted(stop_ids(evidence)))
         except SpliceError as error:
-            raise RecordError(
-                f"the row has no place for what turn {chain[-1]} saw and said: {error}"
-            ) from None
+            raise RecordError(f"the row has no place for what turn {chain[-1]} saw and said: {error}") from None
         start = len(row.token_ids) - (len(whole) - len(seen))
     view = evidence.row
     if view is not None and (view.turn[start:] >= 0).any():

@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import secrets
+import shutil
 import signal
 import stat
 import threading
@@ -17,11 +18,15 @@ from typing import Any, BinaryIO, cast
 
 from tito_audit.errors import StorageError
 
-__all__ = ["new_file"]
+__all__ = ["allow_open_files", "new_file", "refuse_target"]
 
 _BUFFER = 1 << 20
+_HANDLES = 2
+"""What a file without a name holds open: itself and its folder."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
 """What file systems say that know no second name for a file."""
+_NO_NAME = {*_NO_LINKS, errno.ENOENT}
+"""What systems say that cannot name an open file; the last where there is no /proc."""
 
 
 @contextmanager
@@ -32,8 +37,7 @@ def new_file(target: Path, *, overwrite: bool, source: Path | None = None) -> It
     itself by whatever name, or cannot be made; and later when the disk is full or a file has appeared
     under the name meanwhile. A link is followed: the file that it names is replaced.
     """
-    place = Path(os.path.realpath(target))
-    _refuse(place, target, overwrite, source)
+    place = refuse_target(target, overwrite=overwrite, source=source)
     with contextlib.ExitStack() as stack:
         with _in_words(target):
             draft = stack.enter_context(_draft(place))
@@ -45,8 +49,9 @@ def new_file(target: Path, *, overwrite: bool, source: Path | None = None) -> It
             draft.publish(out, overwrite)
 
 
-def _refuse(place: Path, target: Path, overwrite: bool, source: Path | None) -> None:
-    """Nothing, if a file may be written there."""
+def refuse_target(target: Path, *, overwrite: bool, source: Path | None = None) -> Path:
+    """The place that `target` names, if a file may be written there; else StorageError."""
+    place = Path(os.path.realpath(target))
     try:
         there = place.stat()
     except FileNotFoundError:
@@ -54,7 +59,7 @@ def _refuse(place: Path, target: Path, overwrite: bool, source: Path | None) -> 
             raise StorageError(
                 f"{target}: there is no folder {place.parent}, so nothing was written; make it first."
             ) from None
-        return
+        return place
     except OSError as error:
         raise _cannot(target, error) from error
     if stat.S_ISDIR(there.st_mode):
@@ -70,6 +75,19 @@ def _refuse(place: Path, target: Path, overwrite: bool, source: Path | None) -> 
         )
     if not overwrite:
         raise _exists(target)
+    return place
+
+
+def allow_open_files(count: int) -> None:
+    """Nothing; from then on this process may have so many unfinished files open, if the system lets it."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # not on Windows
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _HANDLES * count + soft
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager
@@ -82,6 +100,13 @@ def _draft(place: Path) -> Iterator[_Unnamed | _Named]:
         finally:
             os.close(unnamed.folder)
         return
+    with _part(place) as named:
+        yield named
+
+
+@contextmanager
+def _part(place: Path) -> Iterator[_Named]:
+    """A file beside the place, which is gone afterwards unless it has got the place's name."""
     with _ended_politely():
         named = _Named(place)
         try:
@@ -111,34 +136,52 @@ class _Unnamed:
             trial = cls(place)
         except OSError:
             return False
-        part = _part_name(place)
+        os.close(trial.folder)
         try:
-            trial.link(part)
-            os.unlink(part, dir_fd=trial.folder)
-        except OSError:
-            return False
+            # Not tried out: a run that is killed in between would leave a name.
+            return os.path.exists(f"/proc/self/fd/{trial.fd}")  # noqa: PTH110  no path of a person's
         finally:
             os.close(trial.fd)
-            os.close(trial.folder)
-        return True
 
     def publish(self, out: io.BufferedWriter[_Told], overwrite: bool) -> None:
         """Give the file its name; FileExistsError when it is taken and may not be."""
         _settle(self.fd, self._place, overwrite)
-        if overwrite:
-            part = _part_name(self._place)
-            self.link(part)
-            try:
-                os.replace(part, self._place.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-            except BaseException:
-                os.unlink(part, dir_fd=self.folder)
+        try:
+            self._link(self._place.name)
+        except FileExistsError:
+            if not overwrite:
                 raise
-        else:
-            self.link(self._place.name)
+            self._replace()
+        except OSError as error:
+            if error.errno not in _NO_NAME:
+                raise
+            self._copy(overwrite)
         _sync_folder(self._place.parent)
         out.close()
 
-    def link(self, name: str) -> None:
+    def _replace(self) -> None:
+        """Take the place of the file that has the name; for a moment there are both, and both are whole."""
+        part = _part_name(self._place)
+        self._link(part)
+        try:
+            os.replace(part, self._place.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+        except BaseException:
+            os.unlink(part, dir_fd=self.folder)
+            raise
+
+    def _copy(self, overwrite: bool) -> None:
+        """Go the other way after all, on a system that makes files without a name and cannot name them."""
+        with _part(self._place) as named, open(self.fd, "rb", closefd=False) as source:
+            copy = io.BufferedWriter(_Told(named.fd, self._place), _BUFFER)
+            source.seek(0)
+            try:
+                shutil.copyfileobj(source, copy, _BUFFER)
+                copy.flush()
+                named.publish(copy, overwrite)
+            finally:
+                _drop(copy)
+
+    def _link(self, name: str) -> None:
         """Enter the file into its folder under a name that is free."""
         # Only with a folder given does Python ask for the link in /proc to be followed.
         folder = self.folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -113,6 +114,9 @@ class _Whole:
         # A log that its writer has touched meanwhile is not what was read.
         if not self.changed and self._may_copy and self._state == _state(self._path):
             self._copy()
+        # A file may wait for its name; that the disk is full has to be known before.
+        self._out.flush()
+        os.fsync(self._out.fileno())
         self.finished = True
 
     def _copy(self) -> None:

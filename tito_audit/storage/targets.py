@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tito_audit.errors import SetupError
+from tito_audit.errors import SetupError, StorageError
 
-__all__ = ["target_paths"]
+__all__ = ["make_folder", "target_paths"]
 
 
 def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mapping[Path, Path]:
@@ -39,6 +39,17 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
                 f"-o {out}: {file} is one of the logs, and a log is never written.\nName another file or folder."
             )
     return targets
+
+
+def make_folder(folder: Path) -> None:
+    """Nothing, once the folder is there with all above it; StorageError when it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: the folder cannot be made ({error.strerror or error}), so nothing was written to it; "
+            "name one in a place that can be written."
+        ) from error
 
 
 def _below(file: Path, folders: Sequence[Path]) -> Path:
