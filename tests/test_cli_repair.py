@@ -203,6 +203,7 @@ def test_the_json_report_holds_both_summaries_and_the_rows(log: Path, tmp_path: 
         "repaired": 1,
         "forked": 0,
         "forked_into": 0,
+        "more_tokens": 0,
         "as_they_were": 9,
         "standing": 0,
         "quarantined": 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -41,7 +40,7 @@ from tito_audit.storage import (
     make_folder,
     open_log,
     open_output,
-    refuse_target,
+    refuse_taken,
     target_paths,
 )
 from tito_audit.storage.row import RawRow
@@ -89,9 +88,7 @@ class Repairs:
         row_of = _Rows(self.settings, self.repairs)
         files = find_logs(self.logs)
         targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
-        for file, target in targets.items():
-            if os.path.lexists(target):  # known now, not after the hours that the logs before it take
-                refuse_target(target, overwrite=self.repairs.force, source=file)
+        refuse_taken(targets, overwrite=self.repairs.force)
         row_of.load(self.before)
         self.vocabulary = row_of.tokenizer.vocabulary if row_of.tokenizer is not None else None
         started = time.perf_counter()

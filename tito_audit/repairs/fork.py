@@ -18,6 +18,8 @@ from tito_audit.repairs._carry import laid_chain, mask_is_wrong, rebuilt_row, un
 
 __all__ = ["fork"]
 
+_UNTRAINED = frozenset({"MSK403"})
+"""What rules say of a part whose turns the row left out of the loss already."""
 _PARTS = frozenset((Break.RETOKENIZED, Break.TEMPLATE, Break.REWRITTEN, Break.ORPHAN))
 
 
@@ -73,6 +75,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
         more_tokens=more_tokens,
         stale=_union(moved.stale for _, moved in parts if moved),
         dropped=_union(moved.dropped for _, moved in parts if moved),
+        adds=_UNTRAINED if any(_trains_nothing(moved) for _, moved in parts) else frozenset(),
     )
 
 
@@ -87,6 +90,10 @@ def _part(
     moved = _row(evidence, row, findings)
     part: Rollout = replace(rollout, turns=turns, training_row=moved.row if moved else None)
     return Mended(part, kept), moved
+
+
+def _trains_nothing(moved: Moved | None) -> bool:
+    return moved is not None and moved.row.loss_mask is not None and not moved.row.loss_mask.any()
 
 
 def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Moved | None:

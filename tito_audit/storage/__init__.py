@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tito_audit.storage.atomic import allow_open_files, refuse_target
+from tito_audit.storage.atomic import allow_open_files
 from tito_audit.storage.find import LOG_SUFFIXES, find_logs
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
 from tito_audit.storage.output import Output, open_output
 from tito_audit.storage.quarantine import Quarantine
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.targets import make_folder, target_paths
+from tito_audit.storage.targets import make_folder, refuse_taken, target_paths
 
 __all__ = [
     "LOG_SUFFIXES",
@@ -22,6 +22,6 @@ __all__ = [
     "make_folder",
     "open_log",
     "open_output",
-    "refuse_target",
+    "refuse_taken",
     "target_paths",
 ]

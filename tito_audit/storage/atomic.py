@@ -84,10 +84,10 @@ def allow_open_files(count: int) -> None:
         import resource  # not on Windows
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = _HANDLES * count + soft
-        if hard != resource.RLIM_INFINITY:
-            wanted = min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        if soft != resource.RLIM_INFINITY:
+            wanted = soft + _HANDLES * count
+            wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager

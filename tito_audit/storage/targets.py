@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tito_audit.errors import SetupError, StorageError
+from tito_audit.storage.atomic import refuse_target
 
-__all__ = ["make_folder", "target_paths"]
+__all__ = ["make_folder", "refuse_taken", "target_paths"]
 
 
 def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mapping[Path, Path]:
@@ -39,6 +41,13 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
                 f"-o {out}: {file} is one of the logs, and a log is never written.\nName another file or folder."
             )
     return targets
+
+
+def refuse_taken(targets: Mapping[Path, Path], *, overwrite: bool) -> None:
+    """Nothing, if no target is there already that may not be replaced; else StorageError, before hours of work."""
+    for file, target in targets.items():
+        if os.path.lexists(target):
+            refuse_target(target, overwrite=overwrite, source=file)
 
 
 def make_folder(folder: Path) -> None:
