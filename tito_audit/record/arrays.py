@@ -26,6 +26,7 @@ Offsets: TypeAlias = NDArray[np.int64]
 """Positions or lengths, `[N]` int64."""
 
 _INT32 = np.iinfo(np.int32)
+_NUMBERS = {float, int, bool, type(None)}
 
 
 def empty_ids() -> Ids:
@@ -43,9 +44,9 @@ def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
     else:
         if not isinstance(values, list | tuple):
             raise RecordError(f"column {name!r} is {_kind(values)}, not a list of token ids")
-        for position, value in enumerate(values):
-            if type(value) is not int:
-                raise RecordError(f"column {name!r} holds {_kind(value)} at position {position}, not a token id")
+        if not set(map(type, values)) <= {int}:
+            position, value = next((i, v) for i, v in enumerate(values) if type(v) is not int)
+            raise RecordError(f"column {name!r} holds {_kind(value)} at position {position}, not a token id")
         try:
             array = np.array(values, dtype=np.int64)
         except OverflowError:
@@ -77,10 +78,13 @@ def as_floats(values: Sequence[Any] | NDArray[Any], name: str) -> NDArray[np.flo
         return values.astype(np.float64, copy=False)
     if not isinstance(values, list | tuple):
         raise RecordError(f"column {name!r} is {_kind(values)}, not a list of numbers")
-    for position, value in enumerate(values):
-        if value is not None and type(value) not in (float, int, bool):
-            raise RecordError(f"column {name!r} holds {_kind(value)} at position {position}, not a number")
+    kinds = set(map(type, values))
+    if not kinds <= _NUMBERS:
+        position, value = next((i, v) for i, v in enumerate(values) if type(v) not in _NUMBERS)
+        raise RecordError(f"column {name!r} holds {_kind(value)} at position {position}, not a number")
     try:
+        if type(None) not in kinds:
+            return np.array(values, dtype=np.float64)
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     except OverflowError:
         raise RecordError(f"column {name!r} holds a number that no float can hold") from None
