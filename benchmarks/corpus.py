@@ -1,206 +1,340 @@
-"""Rollouts built from a seed: what a benchmark scans, of any length, without a file to ship.
+"""Logs out of a seed: what a benchmark scans, of any length, without a file to ship.
 
-Conversations mix prose, code, JSON tool calls and results, Chinese and emoji. Prompts and answers are what the
-template writes; one sampled token in 2,000 is then spelled by other tokens, as models do, and a share of the
-rows gets a fault (a merge in the training row, a mask or logprobs that slid).
+Prompts and answers are what the template writes. In 12 % of the rows some sampled tokens (one in 2,000, at
+least one) are spelled by two others that read the same, as models do; in half of those rows the mask has slid by
+one token too. What was done is noted beside the log, so that an engine can be held to it.
+
+A row depends on the seed and its number alone, whatever the number of processes that build it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
-__all__ = ["Shape", "rollouts", "write_jsonl", "write_parquet"]
+from benchmarks.conversations import TOOLS, Writer
 
-ROOT = Path(__file__).resolve().parents[1]
+__all__ = ["Corpus", "Factory", "Shape"]
+
 NON_CANONICAL = 0.0005
-_CHINESE = "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出就分对成会可主发年动同工也能下过子说产种面而方后多定行学法所民得经十三之进着等部度家电力里如水化高自二理起小物现实加量都两体制机当使点从业本去把性好应开它合还因由其些然前外天政四日那社义事平形相全表间样与关各重新线内数正心反你明看原又么利比或但质气第向道命此变条只没结解问意建月公无系军很情者最立代想已通并提直题党程展五果料象员革位入常文总次品式活设及管特件长求老头基资边流路级少图山统接知较将组见计别她手角期根论运农指几九区强放决西被干做必战先回则任取据处队南给色光门即保治北造百规热领七海口东导器压志世金增争济阶油思术极交受联什认六共权收证改清己美再采转更单风切打白教速花带安场身车例真务具万每目至达走积示议声报斗完类八离华名确才科张信马节话米整空元况今集温传土许步群广石记需段研界拉林律叫且究观越织装影算低持音众书布复容儿须际商非验连断深难近矿千周委素技备半办青省列习响约支般史感劳便团往酸历市克何除消构府称太准精值号率族维划选标写存候毛亲快效斯院查江型眼王按格养易置派层片始却专状育厂京识适属圆包火住调满县局照参红细引听该铁价严"
-_EMOJI = "🙂🚀🔥🎉🤖✅❌📦🧪💡🌍👩‍💻"
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "run",
-        "description": "Run a command and return what it prints.",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
-    },
-}
+CHUNK_TOKENS = 300_000
+"""About how many tokens are built at a time; also the size of a row group."""
+_TOKENS_A_WORD = 1.5
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How long rollouts are and how many of them have a fault."""
+    """What the rollouts of a corpus are like."""
 
-    turns: int = 10
+    turns: tuple[int, ...] = (2, 10, 40, 128)
+    """Lengths of conversations; each length gets the same share of the tokens."""
     words: int = 330
     """Words of a message, about."""
     faulty: float = 0.12
     seed: int = 0
 
+    def turns_of(self, number: int) -> int:
+        """How many answers the row of this number has."""
+        period = [turns for turns in self.turns for _ in range(round(max(self.turns) / turns))]
+        order = np.random.default_rng([self.seed, 1]).permutation(len(period))
+        return period[int(order[number % len(period)])]
 
-def rollouts(folder: Path, shape: Shape, tokens: int) -> Iterator[dict[str, Any]]:
-    """Rows of about `tokens` tokens in all: messages, tools, token_ids, loss_mask, logprobs."""
-    builder = _Builder(folder, shape)
-    made = number = 0
-    while made < tokens:
-        row = builder.row(number)
-        made += len(row["token_ids"])
-        number += 1
-        yield row
-
-
-def write_jsonl(rows: Iterator[dict[str, Any]], path: Path) -> int:
-    """The number of tokens written, one row a line."""
-    import orjson
-
-    tokens = 0
-    with path.open("wb") as out:
-        for row in rows:
-            out.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
-            tokens += len(row["token_ids"])
-    return tokens
+    def rows_a_chunk(self) -> int:
+        """Rows of about CHUNK_TOKENS tokens."""
+        mean = np.mean([self.turns_of(number) for number in range(len(self.turns) * max(self.turns))])
+        return max(1, round(CHUNK_TOKENS / (mean * 2 * self.words * _TOKENS_A_WORD)))
 
 
-def write_parquet(rows: Iterator[dict[str, Any]], path: Path, *, group: int = 256) -> int:
-    """The number of tokens written; messages and tools as JSON strings, as most exports have them."""
+@dataclass(slots=True)
+class Corpus:
+    """A log that was built, in both kinds of file, and what is in it."""
+
+    jsonl: str
+    parquet: str
+    tokens: int = 0
+    rows: int = 0
+    prompt_tokens: dict[str, int] = field(default_factory=dict)
+    """By the length of conversations: tokens of the prompts of all their turns, which one who renders every turn
+    has to encode."""
+    faulty: list[int] = field(default_factory=list)
+    """Numbers of the rows whose tokens were spelled anew."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Rows built by one task, ready to write."""
+
+    lines: list[bytes]
+    table: bytes
+    tokens: list[int]
+    turns: list[int]
+    prompt_tokens: list[int]
+    faulty: list[bool]
+
+
+class Factory:
+    """Builds corpora of one tokenizer into a folder and keeps them there for the next run."""
+
+    def __init__(self, tokenizer: Path, folder: Path, jobs: int = 1) -> None:
+        self.tokenizer = tokenizer
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        # A new interpreter each: the libraries have threads, and a fork with threads can hang.
+        self._pool = (
+            ProcessPoolExecutor(jobs, get_context("spawn"), _start, (str(tokenizer),)) if jobs > 1 else None
+        )
+        self._jobs = jobs
+
+    def close(self) -> None:
+        """Let the processes go."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def corpus(self, shape: Shape, tokens: int) -> Corpus:
+        """A corpus of about so many tokens, out of the folder if it was built before."""
+        name = f"{'-'.join(map(str, shape.turns))}-{tokens}-{self._key(shape)}"
+        note = self.folder / f"{name}.json"
+        if note.is_file():
+            return Corpus(**orjson.loads(note.read_bytes()))
+        corpus = Corpus(str(self.folder / f"{name}.jsonl"), str(self.folder / f"{name}.parquet"))
+        self._write(corpus, shape, tokens)
+        note.write_bytes(orjson.dumps(asdict(corpus)))
+        return corpus
+
+    def _key(self, shape: Shape) -> str:
+        sources = [Path(__file__), Path(__file__).with_name("conversations.py"), self.tokenizer / "tokenizer.json"]
+        parts = [repr(shape).encode(), *(hashlib.sha256(path.read_bytes()).digest() for path in sources)]
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:10]
+
+    def _write(self, corpus: Corpus, shape: Shape, tokens: int) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        with (
+            Path(corpus.jsonl).open("wb") as out,
+            parquet.ParquetWriter(corpus.parquet, _schema(), compression="zstd") as writer,
+        ):
+            for chunk in self._chunks(shape):
+                cumulated = corpus.tokens + np.cumsum(chunk.tokens)
+                kept = min(int(cumulated.searchsorted(tokens)) + 1, len(chunk.tokens))
+                out.writelines(chunk.lines[:kept])
+                with pa.ipc.open_stream(chunk.table) as stream:
+                    writer.write_table(stream.read_all().slice(0, kept), row_group_size=1 << 20)
+                _note(corpus, chunk, kept)
+                if corpus.tokens >= tokens:
+                    return
+
+    def _chunks(self, shape: Shape) -> Iterator[_Chunk]:
+        """Chunks without end, in order, a few of them ahead."""
+        rows = shape.rows_a_chunk()
+        if self._pool is None:
+            build = _builder(str(self.tokenizer))
+            yield from (build(shape, number * rows, rows) for number in count())
+        assert self._pool is not None
+        ahead: deque[Future[_Chunk]] = deque()
+        try:
+            for number in count():
+                ahead.append(self._pool.submit(_build, shape, number * rows, rows))
+                if len(ahead) > 2 * self._jobs:
+                    yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+def _note(corpus: Corpus, chunk: _Chunk, kept: int) -> None:
+    """Count the first `kept` rows of a chunk."""
+    corpus.faulty += [corpus.rows + at for at in range(kept) if chunk.faulty[at]]
+    corpus.rows += kept
+    corpus.tokens += sum(chunk.tokens[:kept])
+    for turns, tokens in zip(chunk.turns[:kept], chunk.prompt_tokens, strict=False):
+        corpus.prompt_tokens[str(turns)] = corpus.prompt_tokens.get(str(turns), 0) + tokens
+
+
+def _schema() -> Any:
     import pyarrow as pa
-    from pyarrow import parquet
 
-    schema = pa.schema(
+    return pa.schema(
         [
             ("id", pa.string()),
-            ("messages", pa.string()),
+            ("messages", pa.string()),  # JSON, as most exports have them
             ("tools", pa.string()),
             ("token_ids", pa.list_(pa.int32())),
             ("loss_mask", pa.list_(pa.int8())),
             ("logprobs", pa.list_(pa.float32())),
         ]
     )
-    tokens = 0
-    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        held: list[dict[str, Any]] = []
-        for row in rows:
-            tokens += len(row["token_ids"])
-            held.append({**row, "messages": json.dumps(row["messages"]), "tools": json.dumps(row["tools"])})
-            if len(held) == group:
-                writer.write_table(pa.Table.from_pylist(held, schema), row_group_size=group)
-                held.clear()
-        if held:
-            writer.write_table(pa.Table.from_pylist(held, schema), row_group_size=group)
-    return tokens
+
+
+_Build = Callable[[Shape, int, int], _Chunk]
+_built: dict[str, _Build] = {}
+_here: list[str] = []
+
+
+def _start(tokenizer: str) -> None:
+    """What a process of the pool does first."""
+    _here[:] = [tokenizer]
+    _builder(tokenizer)
+
+
+def _build(shape: Shape, first: int, rows: int) -> _Chunk:
+    return _builder(_here[0])(shape, first, rows)
+
+
+def _builder(tokenizer: str) -> _Build:
+    """The builder of a tokenizer, loaded once a process."""
+    if tokenizer not in _built:
+        _built[tokenizer] = _Builder(tokenizer).chunk
+    return _built[tokenizer]
 
 
 class _Builder:
-    def __init__(self, folder: Path, shape: Shape) -> None:
-        from tito_audit import Settings, load_renderer
+    def __init__(self, tokenizer: str) -> None:
+        from tito_audit.render.renderer import make_renderer
         from tito_audit.tokens.load import load_tokenizer
 
-        self.shape = shape
-        self.renderer = load_renderer(str(folder), Settings())
-        self.tokenizer = load_tokenizer(str(folder))
-        vocabulary = self.tokenizer.vocabulary
-        pieces = {vocabulary.piece(i).strip() for i in range(0, vocabulary.size, 3)}
-        self.words = sorted(word for word in pieces if word.isascii() and word.isalpha() and len(word) > 1)
+        self._tokenizer = load_tokenizer(tokenizer)
+        self._renderer = make_renderer(self._tokenizer)
+        self._encode = _encoder(self._tokenizer, tokenizer)
+        self._words = _words(self._tokenizer.vocabulary)
 
-    def row(self, number: int) -> dict[str, Any]:
-        dice = random.Random(f"{self.shape.seed}/{number}")
-        messages = self._messages(dice)
-        from tito_audit.record.message import as_messages, as_tools
-        from tito_audit.render.spans import spans
+    def chunk(self, shape: Shape, first: int, rows: int) -> _Chunk:
+        """The rows `[first, first + rows)`."""
+        out = _Chunk([], b"", [], [], [], [])
+        made = [self._row(shape, number, out) for number in range(first, first + rows)]
+        out.lines = [orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n" for row in made]
+        out.table = _table(made)
+        return out
 
-        tools = [_TOOL]
-        rendering = spans(self.renderer, as_messages(messages, "row"), as_tools(tools, "row"))
-        ids = self.tokenizer.encode(rendering.text)
-        ends = np.cumsum(self.tokenizer.vocabulary.byte_lengths(ids))
-        mask = np.zeros(len(ids), np.int8)
-        for found in rendering.sampled.values():
-            assert found is not None
-            first, last = (len(rendering.text[:at].encode()) for at in found)
-            mask[np.searchsorted(ends, first, "right") : np.searchsorted(ends, last, "left") + 1] = 1
-        faulty = dice.random() < self.shape.faulty
+    def _row(self, shape: Shape, number: int, out: _Chunk) -> dict[str, Any]:
+        draw = np.random.default_rng([shape.seed, 0, number])
+        turns = shape.turns_of(number)
+        messages = Writer(self._words, draw, shape.words).conversation(turns)
+        ids, starts, mask = self._tokens(messages)
+        faulty = bool(draw.random() < shape.faulty)
         if faulty:
-            ids, mask = self._respelled(ids, mask, dice)
-        draw = np.random.default_rng(dice.getrandbits(32))
-        logprobs = np.where(mask == 1, -np.round(draw.exponential(0.4, len(ids)), 4) - 1e-4, 0.0)
-        if faulty and dice.random() < 0.5:
+            ids, mask = self._respelled(ids, mask, draw)
+        logprobs = np.where(mask == 1, np.round(-draw.exponential(0.4, len(ids)) - 1e-4, 4), 0.0)
+        if faulty and draw.random() < 0.5:
             mask = np.roll(mask, 1)
+        out.tokens.append(len(ids))
+        out.turns.append(turns)
+        out.prompt_tokens.append(int(starts.sum()))
+        out.faulty.append(faulty)
         return {
-            "id": f"{self.shape.seed}-{number}",
+            "id": f"{shape.seed}-{number}",
             "messages": messages,
-            "tools": tools,
-            "token_ids": ids.astype(np.int32),
-            "loss_mask": mask.astype(np.int8),
+            "tools": TOOLS,
+            "token_ids": ids,
+            "loss_mask": mask,
             "logprobs": logprobs,
         }
 
-    def _respelled(self, ids: Any, mask: Any, dice: random.Random) -> tuple[Any, Any]:
-        """Some sampled tokens split into two that spell the same."""
-        vocabulary = self.tokenizer.vocabulary
-        spots = [i for i in np.flatnonzero(mask) if dice.random() < NON_CANONICAL]
-        for at in reversed(spots):
-            data = vocabulary.token_bytes(int(ids[at]))
-            for cut in range(1, len(data)):
-                left, right = vocabulary.ids_of_bytes(data[:cut]), vocabulary.ids_of_bytes(data[cut:])
-                if left and right:
-                    ids = np.concatenate([ids[:at], [left[0], right[0]], ids[at + 1 :]])
-                    mask = np.concatenate([mask[:at], [1, 1], mask[at + 1 :]])
-                    break
-        return ids, mask
+    def _tokens(self, messages: list[dict[str, Any]]) -> tuple[Any, Any, Any]:
+        """Ids of a conversation, where in them each answer begins, and the mask of what was sampled."""
+        from tito_audit.record.message import as_messages, as_tools
+        from tito_audit.render.spans import spans
 
-    def _messages(self, dice: random.Random) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = [{"role": "system", "content": self._prose(dice, 40)}]
-        messages.append({"role": "user", "content": self._text(dice)})
-        for turn in range(self.shape.turns):
-            last = turn == self.shape.turns - 1
-            if last or dice.random() < 0.4:
-                messages.append({"role": "assistant", "content": self._text(dice)})
-                if not last:
-                    messages.append({"role": "user", "content": self._text(dice)})
-                continue
-            call = {"name": "run", "arguments": json.dumps({"command": self._prose(dice, 12)})}
-            messages.append(
-                {
-                    "role": "assistant",
-                    "content": self._prose(dice, self.shape.words // 3),
-                    "tool_calls": [{"id": f"call_{turn}", "type": "function", "function": call}],
-                }
-            )
-            messages.append({"role": "tool", "tool_call_id": f"call_{turn}", "content": self._text(dice)})
-        return messages
+        rendering = spans(self._renderer, as_messages(messages, "row"), as_tools(TOOLS, "row"))
+        ids = self._encode(rendering.text)
+        ends = np.cumsum(self._tokenizer.vocabulary.byte_lengths(ids))
+        data = np.frombuffer(rendering.text.encode(), np.uint8)
+        characters = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
+        sampled = np.array([found for found in rendering.sampled.values() if found is not None], np.int64)
+        bounds = characters[sampled]
+        starts = np.searchsorted(ends, bounds[:, 0], "right")
+        stops = np.searchsorted(ends, bounds[:, 1], "left") + 1
+        mask = np.zeros(len(ids), np.int8)
+        for start, stop in zip(starts, stops, strict=True):
+            mask[start:stop] = 1
+        return ids, starts, mask
 
-    def _text(self, dice: random.Random) -> str:
-        size = max(8, int(dice.gauss(self.shape.words, self.shape.words / 4)))
-        kind = dice.random()
-        if kind < 0.55:
-            return self._prose(dice, size)
-        if kind < 0.8:
-            return self._code(dice, size // 6)
-        if kind < 0.9:
-            return json.dumps(
-                {self._word(dice): [dice.randrange(10**6), self._prose(dice, 9)] for _ in range(size // 14)},
-                indent=2,
-            )
-        return "".join(dice.choices(_CHINESE, k=size)) + dice.choice(_EMOJI) + self._prose(dice, size // 4)
+    def _respelled(self, ids: Any, mask: Any, draw: np.random.Generator) -> tuple[Any, Any]:
+        """Some sampled tokens as two that spell the same, at least one of them."""
+        sampled = np.flatnonzero(mask)
+        wanted = max(1, int(draw.binomial(len(sampled), NON_CANONICAL)))
+        new, at = [], []
+        for spot in draw.permutation(sampled).tolist():
+            halves = self._halves(int(ids[spot]))
+            if halves is not None:
+                new.append(halves)
+                at.append(spot)
+            if len(at) == wanted:
+                break
+        spots = np.array(at, np.int64)
+        pairs = np.array(new, np.int32).reshape(-1, 2)
+        out = ids.copy()
+        out[spots] = pairs[:, 0]
+        return np.insert(out, spots + 1, pairs[:, 1]), np.insert(mask, spots + 1, 1)
 
-    def _word(self, dice: random.Random) -> str:
-        return dice.choice(self.words)
+    def _halves(self, token: int) -> tuple[int, int] | None:
+        """Two tokens that read like this one; None for one of a single byte or a control token."""
+        vocabulary = self._tokenizer.vocabulary
+        if token in vocabulary.added_ids:
+            return None
+        data = vocabulary.token_bytes(token)
+        for cut in range(1, len(data)):
+            left, right = vocabulary.ids_of_bytes(data[:cut]), vocabulary.ids_of_bytes(data[cut:])
+            if left and right:
+                return left[0], right[0]
+        return None
 
-    def _prose(self, dice: random.Random, size: int) -> str:
-        words = dice.choices(self.words, k=size)
-        for i in range(7, len(words), 11):
-            words[i] += dice.choice([".", ",", ";", "?", "!\n", ".\n\n", f" {dice.randrange(10**5)}", " 🙂"])
-        return " ".join(words).strip()
 
-    def _code(self, dice: random.Random, lines: int) -> str:
-        out = ["```python"]
-        for _ in range(lines):
-            name = "".join(c for c in self._word(dice).lower() if c.isalnum()) or "x"
-            out.append(
-                f"{'    ' * dice.randrange(4)}{name}_{dice.randrange(99)} = {name}({dice.randrange(9999)}, '{self._word(dice)}')"
-            )
-        return "\n".join([*out, "```"])
+def _words(vocabulary: Any) -> list[str]:
+    """Words of a vocabulary, the earlier merged and so more common ones first."""
+    pieces = [vocabulary.piece(i) for i in range(vocabulary.size)]
+    begun = [piece[1:] for piece in pieces if piece[:1] == " "]
+    plain = [word for word in (begun if len(begun) > 5000 else pieces) if word.isascii() and word.isalpha()]
+    return list(dict.fromkeys(word for word in plain if 1 < len(word) < 16))[:30_000]
+
+
+def _encoder(tokenizer: Any, folder: str) -> Callable[[str], Any]:
+    """A fast way to encode that says what the tokenizer says on a probe; the tokenizer where there is none."""
+    probe = json.dumps([TOOLS, "héllo 世界 🙂\n\n  x = 12345", "<|im_start|>user\n"], ensure_ascii=False)
+    try:
+        import fastokens
+
+        fast = fastokens.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    except Exception:  # not installed, or it refuses this tokenizer in a way of its own
+        return lambda text: tokenizer.encode(text)
+
+    def encode(text: str) -> Any:
+        return np.frombuffer(fast.encode_batch_flat([text])[0], np.uint32).astype(np.int32)
+
+    return encode if np.array_equal(encode(probe), tokenizer.encode(probe)) else tokenizer.encode
+
+
+def _table(rows: list[dict[str, Any]]) -> bytes:
+    """The rows as an Arrow stream."""
+    import pyarrow as pa
+
+    schema = _schema()
+
+    def lists(name: str, dtype: Any) -> Any:
+        offsets = np.cumsum([0, *(len(row[name]) for row in rows)]).astype(np.int32)
+        values = np.concatenate([row[name] for row in rows]).astype(dtype)
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+    columns = [
+        pa.array([row["id"] for row in rows]),
+        *(pa.array([orjson.dumps(row[name]).decode() for row in rows]) for name in ("messages", "tools")),
+        lists("token_ids", np.int32),
+        lists("loss_mask", np.int8),
+        lists("logprobs", np.float32),
+    ]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        stream.write_table(pa.table(columns, schema=schema))
+    return bytes(sink.getvalue())

@@ -30,7 +30,7 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
             if reason is not None:
                 explained.append(Explained(difference, rule.code, reason.cause, reason.message))
                 break
-    return replace(evidence, explained=tuple(explained))
+    return replace(evidence, explained=tuple(explained), memo={})
 
 
 def check(

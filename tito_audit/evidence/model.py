@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, TypeVar
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.needs import Needs
@@ -13,6 +15,9 @@ from tito_audit.record.rollout import Rollout
 from tito_audit.tokens.vocab import Vocabulary
 
 __all__ = ["Against", "Break", "Difference", "Evidence", "Explained", "Link", "RowView", "TextSide"]
+
+
+T = TypeVar("T")
 
 
 class Against(StrEnum):
@@ -108,7 +113,7 @@ class RowView:
     """True where the token was sampled, by the calls if there are any, else by the rendered messages."""
     proven: bool
     """True when calls prove it, False when it is derived from the roles of the messages."""
-    roles: tuple[str, ...]
+    roles: Sequence[str]
     """Whose token it is, one entry a token: `assistant`, `user`, `system`, `tool`, `template`
     (scaffold), `generation prompt`, `turn end`, or `unknown`."""
     turn: Ids
@@ -144,6 +149,15 @@ class Evidence:
     """(turn or None for the whole conversation, message) where the template failed."""
     recovery_problems: tuple[tuple[int, str], ...] = ()
     """(turn, what could not be recovered from its token strings)."""
+    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What several rules work out of the same evidence, kept by name. Never evidence itself."""
+
+    def once(self, name: str, work: Callable[[Evidence], T]) -> T:
+        """What `work` makes of this evidence, worked out once."""
+        if name not in self.memo:
+            self.memo[name] = work(self)
+        value: T = self.memo[name]
+        return value
 
     def side(self, ids: Ids) -> Side:
         """Ids with how each reads, for a finding; pieces are empty without a tokenizer."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.align.pieces import Pieces
 
-__all__ = ["ASSISTANT", "GENERATION_PROMPT", "TEMPLATE", "TURN_END", "UNKNOWN", "token_roles"]
+__all__ = ["ASSISTANT", "GENERATION_PROMPT", "Roles", "TEMPLATE", "TURN_END", "UNKNOWN", "token_roles"]
 
 ASSISTANT, TEMPLATE, UNKNOWN = "assistant", "template", "unknown"
 GENERATION_PROMPT, TURN_END = "generation prompt", "turn end"
@@ -29,6 +34,26 @@ _ROLE = re.compile(rb"\s*(system|developer|user|assistant|model|tool|ipython|env
 _WORDS = {"model": ASSISTANT, "developer": "system"} | dict.fromkeys(
     ("ipython", "environment", "observation", "function"), "tool"
 )
+
+
+class Roles(Sequence[str]):
+    """One role a token, as a number and a list of names."""
+
+    def __init__(self, names: Sequence[str], codes: NDArray[np.integer[Any]]) -> None:
+        self._names = tuple(names)
+        self._codes = codes
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Roles: ...
+    def __getitem__(self, at: int | slice) -> str | Roles:
+        if isinstance(at, slice):
+            return Roles(self._names, self._codes[at])
+        return self._names[self._codes[at]]
 
 
 @dataclass(slots=True)

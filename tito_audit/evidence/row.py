@@ -15,7 +15,7 @@ from tito_audit.evidence.differences import Region, difference, region_of, stret
 from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference, RowView
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, token_roles
+from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.evidence.written import Written
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
@@ -158,14 +158,15 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
     """Whose each row token is, by the rendered messages; and where the template writes other tokens."""
     row = rollout.training_row
     assert row is not None
-    held = reference.pieces(row.token_ids)
+    same = np.array_equal(row.token_ids, written.pieces.ids)
+    held = written.pieces if same else reference.pieces(row.token_ids)
     blocks = align(held, written.pieces, open_end=True)
-    at = _canonical_bytes(held, written.pieces, blocks)
+    at = _starts(held) if same else _canonical_bytes(held, written.pieces, blocks)
     if written.roles is None or written.sampled is None:
         view = _view_by_roles(held, reference)
     else:
         place = np.clip(at, 0, max(len(written.roles) - 1, 0))
-        roles = tuple(written.names[i] for i in written.roles[place]) if len(written.roles) else ()
+        roles = Roles(written.names, written.roles[place] if len(written.roles) else written.roles)
         view = _view(written.sampled[place] if len(written.sampled) else np.zeros(0, np.bool_), roles)
     if view is not None:
         for _, start, end, _, _ in blocks.differing():
@@ -220,14 +221,19 @@ def _view_by_roles(held: Pieces, reference: Reference) -> RowView | None:
     return _view(sampled, tuple(roles)) if sampled.any() else None
 
 
-def _view(sampled: Mask, roles: tuple[str, ...]) -> RowView:
+def _view(sampled: Mask, roles: Sequence[str]) -> RowView:
     nobody = np.full(len(sampled), -1, np.int32)
     return RowView(sampled, False, roles, nobody, nobody.copy(), None, np.zeros(len(sampled), np.bool_))
 
 
+def _starts(held: Pieces) -> NDArray[np.int64]:
+    """`[T]` the byte at which each token begins."""
+    return np.concatenate((np.zeros(1, np.int64), held.end[:-1])) if len(held) else held.end
+
+
 def _canonical_bytes(held: Pieces, canonical: Pieces, blocks: Blocks) -> NDArray[np.int64]:
     """`[T]` for each row token the byte of the canonical text that it stands at."""
-    starts = np.concatenate((np.zeros(1, np.int64), held.end[:-1])) if len(held) else held.end
+    starts = _starts(held)
     block_of = np.searchsorted(blocks.recorded_end, np.arange(len(held)), side="right")
     ends = np.concatenate((np.zeros(1, np.int64), held.end))
     canonical_ends = np.concatenate((np.zeros(1, np.int64), canonical.end))

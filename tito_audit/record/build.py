@@ -104,7 +104,7 @@ def _as_array(entries: Raw) -> NDArray[Any]:
     """Entries as numbers where they are numbers (None as NaN), else as objects, one a token."""
     if isinstance(entries, np.ndarray):
         return entries
-    kinds = {type(entry) for entry in entries}
+    kinds = set(map(type, entries))
     if kinds <= {bool}:
         return np.array(entries, np.bool_)
     try:

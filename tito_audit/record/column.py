@@ -134,11 +134,11 @@ def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding 
     """
     if values.dtype.kind == "b":
         return MaskEncoding.BOOL
-    if values.dtype.kind not in "iuf" or np.isnan(values.astype(np.float64)).any():
+    if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and np.isnan(values).any()):
         return None
     if ids is not None and len(ids) == len(values) and (values == -100).any():
         return MaskEncoding.LABELS
-    if np.isin(values, (0, 1)).all():
+    if ((values == 0) | (values == 1)).all():
         return MaskEncoding.FLOAT if values.dtype.kind == "f" else MaskEncoding.BINARY
     if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
         return MaskEncoding.FLOAT

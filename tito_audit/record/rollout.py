@@ -135,5 +135,7 @@ class Rollout:
 
 def trained_runs(loss_mask: Mask) -> list[tuple[int, int]]:
     """The half-open stretches `[start, end)` where the mask is true, in order."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], loss_mask, [False])).astype(np.int8)))
-    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    padded = np.zeros(len(loss_mask) + 2, np.bool_)
+    padded[1:-1] = loss_mask
+    edges = np.flatnonzero(padded[1:] != padded[:-1]).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -80,7 +80,7 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
         turns = tuple(_fitted_turn(evidence, k, turn, work) for k, turn in enumerate(rollout.turns))
         if any(new is not old for new, old in zip(turns, rollout.turns, strict=True)):
             rollout = replace(rollout, turns=turns)
-    seen = replace(evidence, rollout=rollout)
+    seen = replace(evidence, rollout=rollout, memo={})
     for step, wanted in (
         (_mask_back, _named(findings, "MSK", Where.ROW)),
         (_row_fitted, _named(findings, "LPR501", Where.ROW)),
@@ -93,7 +93,7 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
             except RecordError as error:
                 work.problems.append(str(error))
             if row is not seen.rollout.training_row:
-                seen = replace(seen, rollout=replace(seen.rollout, training_row=row))
+                seen = replace(seen, rollout=replace(seen.rollout, training_row=row), memo={})
     if seen.rollout is evidence.rollout:
         if work.problems:
             raise RecordError("; ".join(work.problems))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -26,7 +27,7 @@ _EQUAL = 4
 _EQUAL_ZERO = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SampledValues:
     """The logprobs of one completion, or those of the row that enter the loss."""
 
@@ -46,9 +47,18 @@ class SampledValues:
     shifted: bool
     """True when the column lies off its tokens: then only LPR502 speaks."""
 
+    @cached_property
+    def placeholders(self) -> Mask:
+        """`[N]` True where a value is a sentinel that no probability has."""
+        return _placeholders(self)
 
-def sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
+
+def sampled_values(evidence: Evidence) -> list[SampledValues]:
     """The logprobs of every completion, then those of the training row; columns that fit nothing are out."""
+    return evidence.once("sampled values", lambda evidence: list(_sampled_values(evidence)))
+
+
+def _sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
     for number, turn in enumerate(evidence.rollout.turns):
         values, ids = turn.completion_logprobs, turn.completion_ids
         if values is None or ids is None or not len(ids):
@@ -65,13 +75,18 @@ def sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
     if trained is not None:
         runs = tuple(trained_runs(trained if evidence.row is None else trained & evidence.row.sampled))
         expected = evidence.row.expected_logprobs if evidence.row is not None else None
-        shifted = bool(shifts(evidence))
+        shifted = bool(evidence.once("shifts", shifts))
         yield SampledValues(
             Where.ROW, None, row.token_ids, row.logprobs, trained, runs, row.sentinel, expected, shifted
         )
 
 
 def placeholders(values: SampledValues) -> Mask:
+    """`[N]` True where a value is a sentinel that no probability has: 1.0, -9999, or the format's own."""
+    return values.placeholders
+
+
+def _placeholders(values: SampledValues) -> Mask:
     """`[N]` True where a value is a sentinel that no probability has: 1.0, -9999, or the format's own.
 
     1.0 does not count where most values are above zero, since then it is no sentinel but a value of the
@@ -101,6 +116,9 @@ def constant_stretches(values: SampledValues) -> list[list[tuple[int, int]]]:
 
 def _constant(values: SampledValues, parts: list[tuple[int, int]]) -> bool:
     """True when the values of these stretches are one value, often enough to mean something."""
+    start, end = parts[0]
+    if end - start > 1 and values.logprobs[start] != values.logprobs[start + 1]:
+        return False  # most stretches end here
     where = np.concatenate([np.arange(start, end) for start, end in parts])
     mine = values.logprobs[where]
     if len(mine) < _EQUAL or not np.isfinite(mine).all() or placeholders(values)[where].any():

@@ -36,6 +36,10 @@ class JudgedMask:
 
 def judged_mask(evidence: Evidence) -> JudgedMask | None:
     """The parts of the mask that are wrong; None without mask or sampling, or when all of it is wrong."""
+    return evidence.once("judged mask", _judged)
+
+
+def _judged(evidence: Evidence) -> JudgedMask | None:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None or whole_mask(evidence) is not None:
         return None

@@ -1,0 +1,121 @@
+"""Conversations out of a seed: prose, code, JSON, tool calls, Chinese and emoji, as agents write them.
+
+Words are the tokenizer's own, drawn by rank as natural text has them (a few often, most rarely), one in
+twenty a name that no vocabulary holds. No text is used twice, so no cache gets help that a real log, with its
+groups of samples of one prompt, would not give it as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["TOOLS", "Writer"]
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "run",
+            "description": "Run a command and return what it prints.",
+            "parameters": {
+                "type": "object",
+                "properties": {"command": {"type": "string"}},
+                "required": ["command"],
+            },
+        },
+    }
+]
+_CHINESE = np.array([chr(code) for code in range(0x4E00, 0x4E00 + 3000)], dtype=object)
+_EMOJI = ("🙂", "🚀", "🔥", "🎉", "🤖", "✅", "❌", "📦", "🧪", "💡", "🌍", "👩‍💻")
+_ENDS = (".", ",", ";", "?", "!\n", ".\n\n", ":", " 🙂")
+_PLACES = 4096
+
+
+class Writer:
+    """Writes one conversation after the other from one stream of random numbers."""
+
+    def __init__(self, words: Sequence[str], draw: np.random.Generator, length: int) -> None:
+        self._words = np.array(words, dtype=object)
+        self._draw = draw
+        self._length = length
+        self._share = _by_rank(len(words))
+        self._han = _by_rank(len(_CHINESE))
+
+    def conversation(self, turns: int) -> list[dict[str, Any]]:
+        """Messages with `turns` answers of the model, the last one without a tool call."""
+        messages = [
+            {"role": "system", "content": self._prose(40)},
+            {"role": "user", "content": self._text()},
+        ]
+        for turn in range(turns - 1):
+            if self._draw.random() < 0.4:
+                messages.append({"role": "assistant", "content": self._text()})
+                messages.append({"role": "user", "content": self._text()})
+            else:
+                messages += self._call(f"call_{turn}")
+        messages.append({"role": "assistant", "content": self._text()})
+        return messages
+
+    def _call(self, name: str) -> list[dict[str, Any]]:
+        """An answer that calls the tool, and what the tool said."""
+        call = {"name": "run", "arguments": json.dumps({"command": self._prose(12)})}
+        calls = [{"id": name, "type": "function", "function": call}]
+        return [
+            {"role": "assistant", "content": self._prose(self._length // 3), "tool_calls": calls},
+            {"role": "tool", "tool_call_id": name, "content": self._text()},
+        ]
+
+    def _text(self) -> str:
+        """One message, most often prose."""
+        size = max(8, int(self._draw.normal(self._length, self._length / 4)))
+        kind = self._draw.random()
+        if kind < 0.55:
+            return self._prose(size)
+        if kind < 0.8:
+            return self._code(size // 5)
+        if kind < 0.9:
+            return self._json(size // 12)
+        han = "".join(_CHINESE[self._han.searchsorted(self._draw.random(size))].tolist())
+        return f"{han}{_EMOJI[self._draw.integers(len(_EMOJI))]} {self._prose(max(size // 4, 8))}"
+
+    def _some(self, count: int) -> list[str]:
+        """Words, the first of the vocabulary far more often than the last; some are new."""
+        words: list[str] = self._words[self._share.searchsorted(self._draw.random(count))].tolist()
+        for at in self._draw.integers(0, count, count // 20).tolist():
+            words[at] += words[at - 1].title()
+        return words
+
+    def _prose(self, count: int) -> str:
+        words = self._some(count)
+        ends = self._draw.integers(0, _PLACES, len(words) // 11 + 1).tolist()
+        for at, end in zip(range(7, len(words), 11), ends, strict=False):
+            words[at] += _ENDS[end % len(_ENDS)] if end % 9 else f" {end}"
+        return " ".join(words).strip()
+
+    def _code(self, lines: int) -> str:
+        words = iter(self._some(2 * lines + 2))
+        out = ["```python"]
+        for number in self._draw.integers(0, _PLACES, lines + 1).tolist():
+            name = next(words).lower()
+            out.append(f"{'    ' * (number % 4)}{name}_{number % 89} = {name}({number}, '{next(words)}')")
+        return "\n".join([*out, "```"])
+
+    def _json(self, entries: int) -> str:
+        words = self._some(9 * entries + 9)
+        return json.dumps(
+            {words[at]: [int(self._draw.integers(10**6)), " ".join(words[at + 1 : at + 8])]
+             for at in range(0, len(words) - 8, 9)},
+            indent=2,
+        )
+
+
+def _by_rank(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Cumulated shares: the n-th entry comes about n times more rarely than the first."""
+    shares = 1.0 / (np.arange(count) + 10.0)
+    cumulated = np.cumsum(shares) / shares.sum()
+    cumulated[-1] = 1.0
+    return cumulated
