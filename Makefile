@@ -47,8 +47,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/bench_scan.py
+# BENCH="--quick" takes a minute, BENCH="--full --huge" far longer than ten; BENCH="--help" says what else there is.
+bench: $(VENV)/.installed-bench
+	@tests/real_tokenizers.sh >/dev/null
+	$(BIN)/python -m benchmarks $(BENCH)
 
 # Each stamp is older than pyproject.toml exactly when the dependencies may have changed.
 $(VENV)/.installed: pyproject.toml
@@ -61,6 +63,12 @@ $(VENV)/.installed-dev: pyproject.toml
 	@$(MAKE) --no-print-directory venv
 	@echo "Installing into $(VENV), with what tests need ..."
 	@$(PIP) install -e '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-bench: pyproject.toml
+	@$(MAKE) --no-print-directory venv
+	@echo "Installing into $(VENV), with what benchmarks need ..."
+	@$(PIP) install -e '.[bench]'
 	@touch $(VENV)/.installed $@
 
 .PHONY: venv

@@ -106,16 +106,21 @@ class Writer:
 
     def _json(self, entries: int) -> str:
         words = self._some(9 * entries + 9)
-        return json.dumps(
-            {words[at]: [int(self._draw.integers(10**6)), " ".join(words[at + 1 : at + 8])]
-             for at in range(0, len(words) - 8, 9)},
-            indent=2,
-        )
+        numbers = iter(self._draw.integers(1 << 60, size=entries + 1).tolist())
+        found = {
+            words[at]: {
+                "id": f"{next(numbers):x}",
+                "path": "/".join(words[at + 1 : at + 4]),
+                "text": " ".join(words[at + 4 : at + 9]),
+            }
+            for at in range(0, 9 * entries, 9)
+        }
+        return json.dumps(found, indent=2)
 
 
 def _by_rank(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Cumulated shares: the n-th entry comes about n times more rarely than the first."""
     shares = 1.0 / (np.arange(count) + 10.0)
-    cumulated = np.cumsum(shares) / shares.sum()
+    cumulated: np.ndarray[Any, np.dtype[np.float64]] = np.cumsum(shares) / shares.sum()
     cumulated[-1] = 1.0
     return cumulated

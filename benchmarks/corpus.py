@@ -9,10 +9,13 @@ A row depends on the seed and its number alone, whatever the number of processes
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
+import subprocess
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -25,13 +28,12 @@ import orjson
 
 from benchmarks.conversations import TOOLS, Writer
 
-__all__ = ["Corpus", "Factory", "Shape"]
+__all__ = ["Corpus", "Factory", "Shape", "built", "main"]
 
 NON_CANONICAL = 0.0005
 CHUNK_TOKENS = 300_000
 """About how many tokens are built at a time; also the size of a row group."""
 _TOKENS_A_WORD = 1.5
-_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,10 @@ class Shape:
         order = np.random.default_rng([self.seed, 1]).permutation(len(period))
         return period[int(order[number % len(period)])]
 
-    def rows_a_chunk(self) -> int:
-        """Rows of about CHUNK_TOKENS tokens."""
+    def rows_of(self, tokens: int) -> int:
+        """About how many rows have so many tokens."""
         mean = np.mean([self.turns_of(number) for number in range(len(self.turns) * max(self.turns))])
-        return max(1, round(CHUNK_TOKENS / (mean * 2 * self.words * _TOKENS_A_WORD)))
+        return max(1, round(tokens / (mean * 2 * self.words * _TOKENS_A_WORD)))
 
 
 @dataclass(slots=True)
@@ -82,6 +84,19 @@ class _Chunk:
     turns: list[int]
     prompt_tokens: list[int]
     faulty: list[bool]
+
+
+def built(wanted: Sequence[tuple[Shape, int]], tokenizer: Path, folder: Path, jobs: int) -> list[Corpus]:
+    """Corpora of these shapes and tokens, built by a process of their own.
+
+    What it had in memory would count as the memory of every process that is started later.
+    """
+    command = [sys.executable, "-m", "benchmarks.corpus", str(tokenizer), str(folder), "--jobs", str(jobs)]
+    asked = json.dumps([[asdict(shape), tokens] for shape, tokens in wanted])
+    done = subprocess.run(
+        [*command, asked], cwd=Path(__file__).resolve().parents[1], stdout=subprocess.PIPE, check=True
+    )
+    return [Corpus(**made) for made in json.loads(done.stdout)]
 
 
 class Factory:
@@ -126,7 +141,7 @@ class Factory:
             Path(corpus.jsonl).open("wb") as out,
             parquet.ParquetWriter(corpus.parquet, _schema(), compression="zstd") as writer,
         ):
-            for chunk in self._chunks(shape):
+            for chunk in self._chunks(shape, shape.rows_of(min(tokens, CHUNK_TOKENS))):
                 cumulated = corpus.tokens + np.cumsum(chunk.tokens)
                 kept = min(int(cumulated.searchsorted(tokens)) + 1, len(chunk.tokens))
                 out.writelines(chunk.lines[:kept])
@@ -136,9 +151,8 @@ class Factory:
                 if corpus.tokens >= tokens:
                     return
 
-    def _chunks(self, shape: Shape) -> Iterator[_Chunk]:
-        """Chunks without end, in order, a few of them ahead."""
-        rows = shape.rows_a_chunk()
+    def _chunks(self, shape: Shape, rows: int) -> Iterator[_Chunk]:
+        """Chunks of so many rows without end, in order, a few of them ahead."""
         if self._pool is None:
             build = _builder(str(self.tokenizer))
             yield from (build(shape, number * rows, rows) for number in count())
@@ -338,3 +352,26 @@ def _table(rows: list[dict[str, Any]]) -> bytes:
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.table(columns, schema=schema))
     return bytes(sink.getvalue())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Build corpora and print what they hold, as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.corpus", description=main.__doc__)
+    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("wanted", type=json.loads, help="[[{turns, words, faulty, seed}, tokens], …]")
+    parser.add_argument("--jobs", type=int, default=1)
+    asked = parser.parse_args(argv)
+    factory = Factory(asked.tokenizer, asked.folder, asked.jobs)
+    try:
+        made = [
+            factory.corpus(Shape(**{**shape, "turns": tuple(shape["turns"])}), tokens)
+            for shape, tokens in asked.wanted
+        ]
+    finally:
+        factory.close()
+    print(json.dumps([asdict(corpus) for corpus in made]))
+
+
+if __name__ == "__main__":
+    main()

@@ -28,13 +28,14 @@ LAYERS = (
     ("cli",),
     ("rewrite",),
     ("pipeline",),
+    ("spread",),
     ("storage", "formats", "rules", "repairs", "reports"),
     ("cure",),
     ("check", "format", "rule", "repair", "report", "registry"),
     ("evidence",),
     ("render",),
     ("tokens", "align", "mend"),
-    ("record", "config", "summary"),
+    ("record", "config", "summary", "jobs"),
     ("errors", "version"),
 )
 """From the top down: a module imports only from lines below its own, and from its own room."""

@@ -122,7 +122,7 @@ def tally(of: Iterator[Result], summary: Summary) -> Iterator[Result]:
 
 
 def written(report: Report, of: Iterator[Result], **options: object) -> str:
-    summary = Summary(files=["logs/run.jsonl"], tokenizer="toy_bpe", seconds=2.0)
+    summary = Summary(files=["logs/run.jsonl"], tokenizer="toy_bpe", encoder="tokenizers", seconds=2.0)
     summary.notices.append("no chat template: the TPL rules were skipped")
     out = io.StringIO()
     report.write(tally(of, summary), summary, out, ReportOptions(titles=TITLES, **options))  # type: ignore[arg-type]

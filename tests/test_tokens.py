@@ -222,11 +222,11 @@ def test_equal_texts_are_encoded_once(monkeypatch):
 
 def test_the_cache_lets_the_least_recently_used_text_go():
     tokenizer = load_tokenizer(str(TOYS / "toy_bpe"))
-    tokenizer.cached_characters = 40
+    tokenizer.cached_characters = 40  # read when the first text is encoded
     for text in ("a" * 10, "b" * 10, "c" * 10, "d" * 10, "a" * 10, "e" * 10, "f" * 20):
         assert tokenizer.encode(text).tolist() == tokenizer.backend.encode(text).ids
-    assert list(tokenizer._cache) == ["c" * 10, "d" * 10, "a" * 10, "e" * 10]
-    assert tokenizer._held == 40
+    assert list(tokenizer._reference.cache) == ["c" * 10, "d" * 10, "a" * 10, "e" * 10]
+    assert tokenizer._reference.held == 40
 
 
 def test_ids_are_int32_and_cannot_be_written_to():

@@ -45,6 +45,9 @@ class Settings:
     """A longer row is not read: it becomes a REC001 finding."""
     trust_remote_code: bool = False
     """Allow a tokenizer's own Python code to run (transformers fallback only)."""
+    jobs: int | None = None
+    """Processes that audit at once; None: this one alone. Findings are the same whatever the number. With more
+    than one, the rollout of a result holds its place and format only: the rest stays where it was audited."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from tito_audit.check import check
 from tito_audit.config import Settings
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.evidence.gather import gather
-from tito_audit.format import Format, Row
+from tito_audit.format import Format
 from tito_audit.formats import format_named, map_columns, pick_format
+from tito_audit.jobs import can_fork
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.repair import Repair
 from tito_audit.repairs import all_repairs
-from tito_audit.rule import selected
+from tito_audit.rule import Rule, selected
 from tito_audit.rules import all_rules
-from tito_audit.storage import find_logs, open_log
+from tito_audit.spread import Spread, bare, chunk_bytes, spread
+from tito_audit.storage import RawRow, find_logs, open_log
 from tito_audit.summary import Summary
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
 __all__ = [
+    "Engine",
     "Progress",
     "Scan",
+    "audit_rollout",
     "conclude",
     "counts_of",
     "load_renderer",
@@ -42,10 +49,15 @@ Progress = Callable[[int, int, int], None]
 """Called with rows read, bytes read and bytes in all, of all logs together."""
 
 
+_ALONE = 1 << 20
+"""Bytes of logs that one process is done with before others would have started."""
+
+
 class Scan:
     """Results of logs, one rollout after the other; `summary` is complete once they are used up.
 
-    Making one opens nothing; iterating raises SetupError or StorageError when the run cannot be made.
+    Making one opens nothing; iterating raises SetupError or StorageError when the run cannot be made. With
+    more than one job (`Settings.jobs`) the rollout of a result holds its place and format only.
     """
 
     def __init__(self, logs: Sequence[str], settings: Settings, progress: Progress | None = None) -> None:
@@ -55,25 +67,76 @@ class Scan:
         self.summary = Summary()
         self.vocabulary: Vocabulary | None = None
         """For showing pieces; None without a tokenizer, set once iteration has started."""
+        self.chunk_bytes: int | None = None
+        """How much of a log a process is given at once, about; None: as fits the logs."""
 
     def __iter__(self) -> Iterator[Result]:
-        rules, repairs = all_rules(), all_repairs()
         codes = selected_codes(self.settings)
         files = find_logs(self.logs)
         tokenizer, renderer = load_run(self.settings, self.summary)
         self.vocabulary = tokenizer.vocabulary if tokenizer is not None else None
+        engine = Engine(tokenizer, renderer, all_rules(), codes, all_repairs())
         started = time.perf_counter()
-        for place, item in _read(files, self.settings, self.summary, self.progress):
-            if isinstance(item, str):
-                result = unreadable(place, item, codes)
-            else:
-                evidence = gather(item, tokenizer, renderer)
-                findings, skips = check(evidence, rules, codes, repairs)
-                result = Result(place, evidence.rollout, findings, skips, counts_of(evidence.rollout))
-            self.summary.add(result)
-            self.summary.seconds = time.perf_counter() - started
-            yield result
+        with closing(self._results(files, engine)) as results:
+            for result in results:
+                self.summary.add(result)
+                self.summary.seconds = time.perf_counter() - started
+                yield result
         conclude(self.summary)
+
+    def _results(self, files: Sequence[Path], engine: Engine) -> Generator[Result, None, None]:
+        several = (self.settings.jobs or 1) > 1
+        how = self._spread(files) if several else None
+        if how is not None:
+            named = _named(self.settings)
+
+            def audit(raw: RawRow, place: Place) -> Iterator[Result]:
+                for at, item in _rollouts(raw, place, named, self.settings):
+                    yield _result(at, item, engine)
+
+            yield from spread(files, audit, how, self.summary, self.progress)
+            return
+        for place, item in _read(files, self.settings, self.summary, self.progress):
+            result = _result(place, item, engine)
+            yield bare(result) if several else result
+
+    def _spread(self, files: Sequence[Path]) -> Spread | None:
+        """How to share the logs out; None when this process does better alone."""
+        jobs, settings = self.settings.jobs or 1, self.settings
+        if not can_fork():
+            self.summary.notices.append(
+                "This system forks no processes that could be used here: one did all the work."
+            )
+            return None
+        total = sum(file.stat().st_size for file in files if file.is_file())
+        small = total <= _ALONE and all(file.is_file() for file in files)
+        if settings.row is not None or (small and self.chunk_bytes is None):
+            return None
+        chunk = self.chunk_bytes or chunk_bytes(total, jobs)
+        return Spread(jobs, chunk, settings.max_row_bytes, settings.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What rollouts are audited with, loaded once for all of them, before processes are forked."""
+
+    tokenizer: Tokenizer | None
+    renderer: Renderer | None
+    rules: Sequence[Rule]
+    codes: frozenset[str]
+    """The rules that are asked."""
+    repairs: Sequence[Repair]
+
+
+def audit_rollout(rollout: Rollout, engine: Engine) -> Result:
+    """Everything that is found in one rollout."""
+    evidence = gather(rollout, engine.tokenizer, engine.renderer)
+    findings, skips = check(evidence, engine.rules, engine.codes, engine.repairs)
+    return Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence.rollout))
+
+
+def _result(place: Place, item: Rollout | str, engine: Engine) -> Result:
+    return unreadable(place, item, engine.codes) if isinstance(item, str) else audit_rollout(item, engine)
 
 
 def load_run(settings: Settings, summary: Summary) -> tuple[Tokenizer | None, Renderer | None]:
@@ -180,9 +243,7 @@ def _read(
     files: Sequence[Path], settings: Settings, summary: Summary, progress: Progress | None
 ) -> Iterator[tuple[Place, Rollout | str]]:
     """Every rollout with its place, or why its row could not be read."""
-    named = format_named("generic") if settings.columns else None
-    if settings.format is not None:
-        named = format_named(settings.format)
+    named = _named(settings)
     total = sum(file.stat().st_size for file in files if file.is_file())
     rows = done = 0
     for file in files:
@@ -197,19 +258,27 @@ def _read(
                 if raw.index > settings.row:
                     break
                 continue
-            place = Place(str(file), raw.index)
-            if raw.value is None:
-                yield place, raw.error or "the row cannot be read"
-            else:
-                yield from _rollouts(raw.value, place, named, settings)
+            yield from _rollouts(raw, Place(str(file), raw.index), named, settings)
             if progress is not None:
                 progress(rows, done + log.position, total)
         done += log.size
 
 
+def _named(settings: Settings) -> Format | None:
+    """The one format of all rows; None when each row shows its own."""
+    if settings.format is not None:
+        return format_named(settings.format)
+    return format_named("generic") if settings.columns else None
+
+
 def _rollouts(
-    row: Row, place: Place, named: Format | None, settings: Settings
+    raw: RawRow, place: Place, named: Format | None, settings: Settings
 ) -> Iterator[tuple[Place, Rollout | str]]:
+    """The rollouts of a row, or why it cannot be read."""
+    if raw.value is None:
+        yield place, raw.error or "the row cannot be read"
+        return
+    row = raw.value
     try:
         if settings.columns:
             row = map_columns(row, settings.columns)

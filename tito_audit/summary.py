@@ -51,6 +51,8 @@ class Summary:
     without_ids: int = 0
     """Rollouts that hold no token ids at all: nothing was audited in them, which is not clean."""
     tokenizer: str | None = None
+    encoder: str | None = None
+    """What encoded: "tokenizers", or "fastokens, proved by tokenizers"; None without a tokenizer."""
     notices: list[str] = field(default_factory=list)
     """Things about the whole run that a reader should know: an empty file, no template, a fallback."""
     seconds: float = 0.0

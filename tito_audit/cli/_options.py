@@ -20,6 +20,7 @@ __all__ = [
     "FailOnWord",
     "FormatName",
     "Ignore",
+    "Jobs",
     "Map",
     "MaxRowBytes",
     "Select",
@@ -115,6 +116,16 @@ MaxRowBytes = Annotated[
     int,
     typer.Option("--max-row-bytes", min=1, help="A longer row is not read; it becomes a finding (REC001)."),
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="N",
+        min=1,
+        help="Processes that audit at once; the findings are the same. [default: one a core]",
+    ),
+]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Allow a tokenizer's own Python code to run.")
 ]
@@ -137,6 +148,7 @@ def settings_of(
     row: int | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
     trust_remote_code: bool = False,
+    jobs: int | None = None,
 ) -> Settings:
     """The options of a command as Settings; SetupError naming the option that cannot be."""
     mapped = dict(_pair(text, "--map", "token_ids=tokens") for text in columns or ())
@@ -157,6 +169,7 @@ def settings_of(
         row=row,
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
+        jobs=jobs,
     )
 
 

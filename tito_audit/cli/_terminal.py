@@ -7,9 +7,15 @@ import shutil
 import sys
 import time
 from collections.abc import Generator, Iterable
-from typing import TextIO, TypeVar
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-__all__ = ["colors", "page_width", "watched"]
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+__all__ = ["Pace", "begun", "colors", "page_width", "watched"]
 
 _EVERY = 0.1
 _Item = TypeVar("_Item")
@@ -25,24 +31,97 @@ def page_width() -> int:
     return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 160)
 
 
+@dataclass(slots=True)
+class Pace:
+    """How far a run is; call it as a run's `progress`."""
+
+    rows: int = 0
+    done: int = 0
+    """Bytes of the logs that were read."""
+    total: int = 0
+    """Bytes of the logs; 0 when that is not known, as of a pipe."""
+    first: tuple[float, int, int] | None = None
+    """When this was called first, with what: before that time went into loading, too."""
+
+    def __call__(self, rows: int, done: int, total: int) -> None:
+        """Note where the run is."""
+        self.rows, self.done, self.total = rows, done, total
+        self.first = self.first or (time.monotonic(), rows, done)
+
+    def rates(self, now: float) -> tuple[float, float]:
+        """Rows and bytes a second; 0 before there is anything to tell them from."""
+        since, rows, done = self.first or (now, 0, 0)
+        seconds = now - since
+        return ((self.rows - rows) / seconds, (self.done - done) / seconds) if seconds > 0 else (0.0, 0.0)
+
+
+def begun(results: Generator[_Item, None, None]) -> Generator[_Item, None, None]:
+    """The results, the first of which is computed before this returns.
+
+    A run forks its processes there, which is best done before threads are started.
+    """
+    first = list(islice(results, 1))
+
+    def rest() -> Generator[_Item, None, None]:
+        with closing(results):
+            yield from first
+            yield from results
+
+    return rest()
+
+
 def watched(
-    results: Iterable[_Item], *, silent: bool = False, counted: str = "rollouts"
+    results: Iterable[_Item], *, silent: bool = False, counted: str = "rollouts", pace: Pace | None = None
 ) -> Generator[_Item, None, None]:
-    """The results, with a line on stderr that counts them while they pass, on a terminal only."""
+    """The results, with a line on stderr that counts them while they pass, on a terminal only.
+
+    With the `pace` of the run the line is a bar with rows and bytes a second, and the time that is left.
+    """
     if silent or not sys.stderr.isatty():
         yield from results
         return
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress
 
-    line = f"{{task.completed:,.0f}} {counted} · {{task.fields[pace]:,.0f}}/s"
-    columns = (SpinnerColumn(), TextColumn(line), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None, pace=0.0)
-        started = shown = time.monotonic()
-        for count, result in enumerate(results, 1):
+    started = shown = time.monotonic()
+    source = iter(results)
+    first = list(islice(source, 1))  # the line is drawn by a thread, and the run may fork before
+    with Progress(*_columns(pace), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None, words="")
+        for count, result in enumerate(chain(first, source), 1):
             now = time.monotonic()
             if now - shown > _EVERY:
-                progress.update(task, completed=count, pace=count / (now - started))
+                progress.update(task, **_shown(count, counted, pace, started, now))
                 shown = now
             yield result
+
+
+def _columns(pace: Pace | None) -> list[ProgressColumn]:
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    words = TextColumn("{task.fields[words]}", markup=False)
+    if pace is None:
+        return [SpinnerColumn(), words, TimeElapsedColumn()]
+    return [SpinnerColumn(), BarColumn(bar_width=24), words]
+
+
+def _shown(count: int, counted: str, pace: Pace | None, started: float, now: float) -> dict[str, Any]:
+    """What the line says now, as fields of a task of rich."""
+    if pace is None:
+        return {"completed": count, "words": f"{count:,} {counted} · {count / (now - started):,.0f}/s"}
+    rows, data = pace.rates(now)
+    words = f"{pace.rows:,} rows"
+    if data:
+        words += f" · {rows:,.0f} rows/s · {data / 1e6:,.1f} MB/s"
+    if not pace.total:
+        return {"words": words}
+    if data:
+        words += f" · {_clock((pace.total - pace.done) / data)} left"
+    return {"completed": pace.done, "total": pace.total, "words": f"{pace.done / pace.total:4.0%} · {words}"}
+
+
+def _clock(seconds: float) -> str:
+    """`1:05`, `2:00:00`."""
+    minutes, rest = divmod(max(round(seconds), 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -45,6 +45,7 @@ def scan(
     ] = None,
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
     trust_remote_code: options.TrustRemoteCode = False,
+    jobs: options.Jobs = None,
     worst: Annotated[int, typer.Option("--worst", min=0, help="Findings shown in full by the text report.")] = 10,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, and no report that --report did not ask for.")
@@ -52,7 +53,8 @@ def scan(
 ) -> None:
     """Audit logs: what drifted, where, and what it did to training. Exits 1 if anything was found."""
     from tito_audit.cli._deliver import deliver, wanted_reports
-    from tito_audit.cli._terminal import colors, page_width, watched
+    from tito_audit.cli._terminal import Pace, begun, colors, page_width, watched
+    from tito_audit.jobs import can_fork, usable_cores
     from tito_audit.pipeline import scan_rollouts
     from tito_audit.record.finding import Severity
     from tito_audit.report import ReportOptions
@@ -73,18 +75,20 @@ def scan(
         limit=limit,
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
+        jobs=jobs or (usable_cores() if can_fork() else 1),
     )
     wanted = wanted_reports(report or ([] if quiet else ["text"]), logs)
     # Lines that appear one by one and a line that moves would overwrite each other.
     live = any(one.path is None and one.report.name == "jsonl" for one in wanted) and sys.stdout.isatty()
-    run = scan_rollouts(logs, settings)
+    pace = Pace()
+    run = scan_rollouts(logs, settings, pace)
     page = ReportOptions(
         color=colors(sys.stdout),
         width=page_width(),
         worst=worst,
         titles={rule.code: rule.title for rule in all_rules()},
     )
-    with closing(watched(run, silent=quiet or live)) as results:
+    with closing(begun(watched(run, silent=quiet or live, pace=pace))) as results:
         deliver(results, run.summary, wanted, page)
     found = run.summary.worst()
     if settings.fail_on != "never" and found is not None and found >= Severity[settings.fail_on.upper()]:

@@ -37,8 +37,10 @@ def reencoded_differences(rollout: Rollout, turn: int, reference: Reference) -> 
     if found is None:
         return []
     ids, start = found
-    recorded = reference.pieces(ids)
-    canonical = reference.pieces(reference.encode(reference.text(ids)))
+    encoded = reference.encode_as(reference.text(ids), ids)
+    if np.array_equal(encoded, ids):
+        return []
+    recorded, canonical = reference.pieces(ids), reference.pieces(encoded)
     region = Region(turn, start, len(ids))
     return [
         difference(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.drift import align
 from tito_audit.errors import RenderError
@@ -50,6 +52,11 @@ def render_texts(
     if last is not None and last.message_index is not None and last.prompt_messages is None:
         jobs.append((None, rollout.messages[: last.message_index + 1], False))
     for key, messages, opens in jobs:
+        quick = reference.render_fast(messages, rollout.tools, rollout.template_kwargs, opens_answer=opens)
+        recorded = rollout.turns[-1].seen_ids if key is None else rollout.turns[key].prompt_ids
+        if quick is not None and recorded is not None and reference.leads_to(quick, recorded, goes_on=key is None):
+            texts[key] = quick
+            continue
         try:
             texts[key] = reference.render(messages, rollout.tools, rollout.template_kwargs, opens_answer=opens)
         except RenderError as error:
@@ -75,8 +82,10 @@ def rendered_differences(
         regions = chains.regions[parent] if parent is not None else ()
         if regions:
             old = regions[-1].end
-        recorded = reference.pieces(turn.prompt_ids)
-        canonical = reference.pieces(reference.encode(texts[k]))
+        encoded = reference.encode_as(texts[k], turn.prompt_ids)
+        if np.array_equal(encoded, turn.prompt_ids):
+            continue
+        recorded, canonical = reference.pieces(turn.prompt_ids), reference.pieces(encoded)
         for stretch in stretches(recorded, canonical, align(recorded, canonical)):
             in_answer = region_of(stretch, regions) is not None
             if stretch.key in said[k] or (in_answer and stretch.kind in _SAME_BYTES):
@@ -109,7 +118,10 @@ def _last_answer(
     seen = chains.seen[last] if last >= 0 else None
     if seen is None or None not in texts:
         return []
-    recorded, canonical = reference.pieces(seen), reference.pieces(reference.encode(texts[None]))
+    encoded = reference.encode_as(texts[None], seen)
+    if np.array_equal(encoded[: len(seen)], seen):
+        return []
+    recorded, canonical = reference.pieces(seen), reference.pieces(encoded)
     own = chains.regions[last][-1]
     return [
         difference(

@@ -198,7 +198,7 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
     row = rollout.training_row
     assert row is not None
     held = reference.pieces(row.token_ids)
-    canonical = reference.pieces(reference.encode(reference.text(row.token_ids)))
+    canonical = reference.pieces(reference.encode_as(reference.text(row.token_ids), row.token_ids))
     out = [
         difference(
             stretch,

@@ -11,10 +11,10 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
-from tito_audit.record.arrays import Mask
+from tito_audit.record.arrays import Mask, empty_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.marks import SpanKind
-from tito_audit.render.spans import Rendering, spans
+from tito_audit.render.spans import Rendering, spans, spans_fast
 
 __all__ = ["Written", "write_conversation"]
 
@@ -35,23 +35,31 @@ class Written:
 def write_conversation(rollout: Rollout, reference: Reference) -> tuple[Written | None, str | None]:
     """All messages as the template writes them today; or None and why it cannot."""
     assert reference.renderer is not None
+    recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
+    rendering = spans_fast(reference.renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+    if rendering is not None and reference.leads_to(rendering.text, recorded):
+        return _written(rollout, rendering, reference.pieces(recorded)), None
     try:
         rendering = spans(reference.renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     except RenderError as error:
         return None, str(error)
-    pieces = reference.pieces(reference.encode(rendering.text))
+    return _written(rollout, rendering, reference.pieces(reference.encode_as(rendering.text, recorded))), None
+
+
+def _written(rollout: Rollout, rendering: Rendering, pieces: Pieces) -> Written:
+    """A rendered conversation with its tokens."""
     text = rendering.text.encode("utf-8", "surrogatepass")
     answers = [i for i, message in enumerate(rollout.messages) if message.role == ASSISTANT]
     ranges = [rendering.sampled.get(i) for i in answers]
     if pieces.data != text or not answers or any(found is None for found in ranges):
-        return Written(pieces), None  # a normaliser changed the text, or its spans are not known
+        return Written(pieces)  # a normaliser changed the text, or its spans are not known
     offset = _byte_offsets(rendering.text)
     names, roles = _roles(rendering, offset)
     sampled = np.zeros(len(text), np.bool_)
     for found in ranges:
         if found is not None:
             sampled[offset[found[0]] : offset[found[1]]] = True
-    return Written(pieces, names, roles, sampled), None
+    return Written(pieces, names, roles, sampled)
 
 
 def _roles(rendering: Rendering, offset: NDArray[np.int64]) -> tuple[tuple[str, ...], NDArray[np.int16]]:

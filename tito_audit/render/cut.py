@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-
-import numpy as np
+from typing import TypeAlias
 
 from tito_audit.render.marks import SpanKind
 
 __all__ = ["Cut", "Span", "common_start", "first_of", "last_of"]
 
-_KINDS = list(SpanKind)
-_FREE = -1
+_Label: TypeAlias = tuple[SpanKind, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,36 +28,51 @@ class Span:
 
 
 class Cut:
-    """Which kind and message each character has, `[characters]` int32; what is put last counts."""
+    """Which kind and message each stretch has; of two names for one stretch the one put last counts."""
 
     def __init__(self, size: int, roles: list[str | None]) -> None:
-        self._labels = np.full(size, _FREE, np.int32)
+        self._size = size
         self._roles = roles
+        self._strokes: list[tuple[int, int, _Label, bool]] = []
 
     def put(self, start: int, end: int, kind: SpanKind, index: int | None) -> None:
         """Name a stretch."""
-        self._labels[start:end] = self._label(kind, index)
+        if start < end:
+            self._strokes.append((start, end, (kind, index), False))
 
     def fill(self, start: int, end: int, kind: SpanKind, index: int | None) -> None:
         """Name what has no name yet in a stretch."""
-        stretch = self._labels[start:end]
-        stretch[stretch == _FREE] = self._label(kind, index)
-
-    def _label(self, kind: SpanKind, index: int | None) -> int:
-        return (0 if index is None else index + 1) * len(_KINDS) + _KINDS.index(kind)
+        if start < end:
+            self._strokes.append((start, end, (kind, index), True))
 
     def spans(self, nameless: SpanKind) -> tuple[Span, ...]:
         """The stretches of one kind and message, in order; `nameless` is the kind of all others."""
-        self.fill(0, len(self._labels), nameless, None)
-        edges = np.flatnonzero(np.diff(self._labels)) + 1
-        bounds = [0, *edges.tolist(), len(self._labels)]
+        if not self._size:
+            return ()
+        edges = sorted({0, self._size, *(edge for stroke in self._strokes for edge in stroke[:2])})
         out: list[Span] = []
-        for start, end in pairwise(bounds):
-            if start < end:
-                message, kind = divmod(int(self._labels[start]), len(_KINDS))
-                index = message - 1 if message else None
-                out.append(Span(start, end, _KINDS[kind], index, None if index is None else self._roles[index]))
-        return tuple(out)
+        start, here = 0, None
+        for edge, label in zip(edges, self._labels(edges), strict=False):
+            label = label or (nameless, None)
+            if label != here:
+                if here is not None:
+                    out.append(self._span(start, edge, here))
+                start, here = edge, label
+        return (*out, self._span(start, self._size, here or (nameless, None)))
+
+    def _labels(self, edges: list[int]) -> list[_Label | None]:
+        """The name of each stretch between two edges."""
+        number = {edge: place for place, edge in enumerate(edges)}
+        labels: list[_Label | None] = [None] * (len(edges) - 1)
+        for start, end, label, only_free in self._strokes:
+            for place in range(number[start], number[end]):
+                if not only_free or labels[place] is None:
+                    labels[place] = label
+        return labels
+
+    def _span(self, start: int, end: int, label: _Label) -> Span:
+        kind, index = label
+        return Span(start, end, kind, index, None if index is None else self._roles[index])
 
 
 def common_start(text: str, other: str) -> int:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from tito_audit.render.renderer import Chat
 
 __all__ = ["Found", "Marking", "SpanKind", "mark", "unmark"]
@@ -140,7 +142,10 @@ def _marked_call(call: Any, index: int, marker: _Marker) -> Any:
 
 def has_marks(text: str) -> bool:
     """True if a text holds characters that marks are made of."""
-    return _MARK.search(text) is not None
+    if text.isascii():
+        return False
+    data = text.encode("utf-8", "surrogatepass")  # in which the planes of marks begin with these bytes alone
+    return (b"\xf3" in data or b"\xf4" in data) and _MARK.search(text) is not None
 
 
 def unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, list[Found]] | None:
@@ -168,9 +173,11 @@ def unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, list[Fou
 
 def _marks(text: str) -> Iterator[tuple[int, int]]:
     """Where each mark is, and its number."""
-    for match in _MARK.finditer(text):
-        code = ord(match[0]) - _FIRST
-        yield match.start(), code if code < _PLANE else code - 2
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    places = np.flatnonzero(codes >= _FIRST)
+    for place, code in zip(places.tolist(), (codes[places] - _FIRST).tolist(), strict=True):
+        if code & 0xFFFF < _PLANE:
+            yield place, code if code < _PLANE else code - 2
 
 
 def _character(number: int) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -29,6 +30,7 @@ ToolArguments: TypeAlias = Literal["auto", "object", "string"]
 """The form of tool-call arguments: parsed, as logged, or parsed and if that raises as logged."""
 
 _NO_CONTENT = ("absent", "null", "empty")
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -91,16 +93,54 @@ class Renderer:
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """The text of messages that are in their final form."""
-        arguments = _plain({**self.template_args, **(template_kwargs or {})})
-        given = {
+        given = self.variables(tools, template_kwargs)
+        return self.template(bool(tools)).run(
+            {**given, "messages": chat, "add_generation_prompt": add_generation_prompt}
+        )
+
+    def render_fast(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str | None:
+        """The text of these messages as a faster engine writes it; None where it cannot tell.
+
+        A guess at what `render` returns, to be used only where something else bears it out.
+        """
+        given = self.variables(tools, template_kwargs)
+        return self.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)[1]
+
+    def accepted_fast(
+        self, messages: Sequence[Message], given: Mapping[str, Any], *, add_generation_prompt: bool
+    ) -> tuple[Chat, str | None]:
+        """What `accepted` returns, as a faster engine sees it; no text where it cannot tell."""
+        template = self.template(bool(given["tools"])).fast
+        if template is None:
+            return [], None
+        from tito_audit.render.fast import GivenUp
+
+        for chat in _forms(messages, self.tool_arguments):
+            try:
+                return chat, template.run(
+                    {**given, "messages": chat, "add_generation_prompt": add_generation_prompt}
+                )
+            except RenderError:
+                continue
+            except GivenUp:
+                break
+        return [], None
+
+    def variables(self, tools: Sequence[ToolSpec], template_kwargs: Mapping[str, object] | None) -> dict[str, Any]:
+        """What a template is given beside messages."""
+        return {
             "documents": None,
             **self.special_tokens,
-            **arguments,
-            "messages": chat,
-            "tools": _plain(list(tools)) if tools else None,
-            "add_generation_prompt": add_generation_prompt,
+            **_plain({**self.template_args, **(template_kwargs or {})}),
+            "tools": self.template(bool(tools)).kept(tools, _plain) if tools else None,
         }
-        return self.template(bool(tools)).run(given)
 
     def template(self, with_tools: bool) -> Template:
         """The template for a conversation with or without tools."""
@@ -206,16 +246,36 @@ def _parsed_call(call: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A copy out of plain JSON types; arrays of a Parquet row as lists, anything else as its type's name."""
-    if value is None or type(value) in (str, int, float, bool):
+    """A value out of plain JSON types, itself if it is one.
+
+    Arrays of a Parquet row become lists, anything else the name of its type.
+    """
+    kind = type(value)
+    if kind in _SCALARS:
         return value
+    if kind is dict:
+        return _plain_dict(value)
+    if kind is list:
+        items = [_plain(item) for item in value]
+        return value if all(map(is_, items, value)) else items
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, np.generic | np.ndarray):
         return _plain(value.tolist())
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
+    for basic in (str, int, float):
+        if isinstance(value, basic):
+            return basic(value)
     return f"<{type(value).__name__}>"
+
+
+def _plain_dict(value: dict[Any, Any]) -> dict[Any, Any]:
+    out = value
+    for key, item in value.items():
+        if type(item) not in _SCALARS:
+            plain = _plain(item)
+            if plain is not item:
+                out = dict(value) if out is value else out
+                out[key] = plain
+    return out

@@ -9,6 +9,7 @@ what it is made from asks the Budget first. This module imports jinja2 and is it
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from types import GeneratorType
@@ -26,7 +27,10 @@ from jinja2.utils import Namespace
 from tito_audit.render.costs import FILTER_COSTS, binary_cost, call_cost, length
 from tito_audit.render.limits import Budget, LimitReached
 
-__all__ = ["ChatEnvironment", "Refused"]
+__all__ = ["ChatEnvironment", "Refused", "strftime_now", "to_json", "without_generation"]
+
+_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Refused(jinja2.TemplateError):
@@ -45,6 +49,11 @@ class _GenerationTag(Extension):
 
     def _write(self, caller: Macro) -> str:
         return str(caller())
+
+
+def without_generation(source: str) -> str:
+    """The template with `{% generation %}` written as a tag that every engine has, of the same meaning."""
+    return _GENERATION.sub(lambda tag: f"{{%{tag[1]} {tag[2] or ''}with {tag[3]}%}}", source)
 
 
 class _Generator(CodeGenerator):
@@ -69,11 +78,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
         )
         self.budget = budget
-        self.filters["tojson"] = _tojson
+        self.filters["tojson"] = to_json
         for name, cost in FILTER_COSTS.items():
             self.filters[name] = self._guarded(self.filters[name], cost)
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
+        self.globals["strftime_now"] = strftime_now
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
         del self.globals["lipsum"]
@@ -124,11 +133,12 @@ def _raise_exception(message: object) -> None:
     raise Refused(str(message))
 
 
-def _strftime_now(format: str) -> str:
+def strftime_now(format: str) -> str:
+    """The time now, as chat templates ask for it."""
     return datetime.now().strftime(format)
 
 
-def _tojson(
+def to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: Any = None,
@@ -138,6 +148,8 @@ def _tojson(
     """JSON as chat templates write it: nothing escaped for HTML, keys in their order."""
     if (indent if isinstance(indent, int) else length(indent)) > 100:
         raise LimitReached("the template indents JSON by more than 100 characters")
+    if not ensure_ascii and indent is None and separators is None and not sort_keys:
+        return _encode(value)  # what json.dumps does, without making an encoder each time
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

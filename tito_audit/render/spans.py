@@ -9,8 +9,9 @@ a span is never wrong, it is UNKNOWN.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec
@@ -18,7 +19,7 @@ from tito_audit.render.cut import Cut, Span, common_start, first_of, last_of
 from tito_audit.render.marks import Found, Marking, SpanKind, has_marks, mark, unmark
 from tito_audit.render.renderer import Chat, Renderer
 
-__all__ = ["Rendering", "Span", "SpanKind", "spans"]
+__all__ = ["Rendering", "Span", "SpanKind", "spans", "spans_fast"]
 
 _MARKINGS = (
     Marking(assistant_only=False, tool_calls=True),
@@ -61,8 +62,41 @@ def spans(
     chat, text = renderer.accepted(
         messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
     )
-    job = _Conversation(renderer, chat, text, tuple(tools), template_kwargs or {}, add_generation_prompt)
+    given = renderer.variables(tools, template_kwargs)
+    run = renderer.template(bool(tools)).run
+    job = _Conversation(renderer, chat, text, given, add_generation_prompt, run)
     return _by_marks(job) or _by_prefixes(job)
+
+
+def spans_fast(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec] = (),
+    template_kwargs: Mapping[str, object] | None = None,
+    *,
+    add_generation_prompt: bool = False,
+) -> Rendering | None:
+    """What `spans` returns, as a faster engine sees it; None where that cannot be told.
+
+    Equal to what `spans` returns wherever the text is: its caller has to know that the text is right.
+    """
+    given = renderer.variables(tools, template_kwargs)
+    chat, text = renderer.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)
+    template = renderer.template(bool(tools)).fast
+    if text is None or template is None or has_marks(text):
+        return None
+    from tito_audit.render.fast import GivenUp
+
+    def run(variables: Mapping[str, Any]) -> str:
+        try:
+            return template.run(variables)
+        except RenderError as error:  # whether the reference environment raises here too is not for sure
+            raise GivenUp from error
+
+    try:
+        return _by_marks(_Conversation(renderer, chat, text, given, add_generation_prompt, run))
+    except GivenUp:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +106,12 @@ class _Conversation:
     renderer: Renderer
     chat: Chat
     text: str
-    tools: tuple[ToolSpec, ...]
-    kwargs: Mapping[str, object]
+    given: Mapping[str, Any]
     opens_answer: bool
+    run: Callable[[Mapping[str, Any]], str]
 
     def write(self, chat: Chat, *, opens_answer: bool) -> str:
-        return self.renderer.write(
-            chat, self.tools, add_generation_prompt=opens_answer, template_kwargs=self.kwargs
-        )
+        return self.run({**self.given, "messages": chat, "add_generation_prompt": opens_answer})
 
     def prefix_length(self, count: int, *, opens_answer: bool) -> int | None:
         """How much of the text is the rendering of the first `count` messages; None if it is no prefix."""
@@ -216,9 +248,11 @@ class _TurnFinder:
 
     def _spelled(self, opener: str, index: int) -> bool:
         """True if a message without marks spells the opener, so that finding it would prove nothing."""
+        if not self._marking.assistant_only:
+            return False
         head = opener.strip().split("\n")[0]
         unmarked = [message for message in self._job.chat[:index] if message.get("role") != "assistant"]
-        return self._marking.assistant_only and any(head in str(list(message.values())) for message in unmarked)
+        return any(head in str(list(message.values())) for message in unmarked)
 
     def _closer(self, start: int, stop: int, calls: bool) -> tuple[int, int] | None:
         """The first special token in `[start, stop)`; behind tool calls an end token goes first.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tito_audit.errors import RenderError, SetupError
@@ -11,6 +12,7 @@ from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm
 if TYPE_CHECKING:
     import jinja2
 
+    from tito_audit.render.fast import FastTemplate
     from tito_audit.render.sandbox import ChatEnvironment
 
 __all__ = ["SIZE_LIMIT", "TIME_LIMIT", "Template", "compile_template"]
@@ -40,6 +42,23 @@ class Template:
         self._time_limit = time_limit
         self._size_limit = size_limit
         self._timed_out = False
+        self._tools: Sequence[Any] = ()
+        self._plain_tools: list[Any] = []
+
+    def kept(self, tools: Sequence[Any], plain: Callable[[Any], Any]) -> list[Any]:
+        """The tools in plain form, made once for tools that come again: a log has the same ones for many texts."""
+        if tools is not self._tools:
+            self._plain_tools = plain(list(tools))
+            self._tools = tools if isinstance(tools, tuple) else ()
+        return self._plain_tools
+
+    @cached_property
+    def fast(self) -> FastTemplate | None:
+        """The template in a faster engine; None if only the reference environment can be trusted with it."""
+        from tito_audit.render.fast import open_fast
+
+        with alarm(self._time_limit):
+            return open_fast(self.source)
 
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes for these variables; RenderError, in one line, if it writes nothing."""

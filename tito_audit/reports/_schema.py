@@ -5,7 +5,7 @@
     summary  {"schema_version", "rollouts", "turns", "tokens", "generated_tokens", "rows_unreadable",
               "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens"}},
               "skipped": {CODE: {"rollouts", "because"}}, "formats": {NAME: rollouts}, "tokenizer", "seconds",
-              "files", "without_ids", "causes": {CODE: {CAUSE: findings}}, "notices"}
+              "files", "without_ids", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder"}
 
 A key may be added to either; one that changes its meaning or goes raises the version.
 """
@@ -73,6 +73,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "without_ids": summary.without_ids,
         "causes": {code: _by_count(causes) for code, causes in sorted(summary.causes.items())},
         "notices": summary.notices,
+        "encoder": summary.encoder,
     }
 
 

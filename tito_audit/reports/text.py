@@ -87,7 +87,8 @@ def _header(summary: Summary) -> Iterator[Text]:
     pace = f"{summary.seconds:.1f} s"
     if summary.seconds > 0 and summary.tokens:
         pace += f", {summary.tokens / summary.seconds:,.0f} tokens/s"
-    yield Text(visible(f"tokenizer {summary.tokenizer or 'none'} · {pace}"))
+    encoder = f" · encoder {summary.encoder}" if summary.encoder else ""
+    yield Text(visible(f"tokenizer {summary.tokenizer or 'none'}{encoder} · {pace}"))
 
 
 def _verdict(summary: Summary, seen: _Seen) -> Text:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tito_audit.storage.row import RawRow, parse_row, too_long
 
-__all__ = ["Between", "Gathered", "Piece", "rows_of_lines"]
+__all__ = ["Between", "Gathered", "Piece", "cut_lines", "rows_of_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def rows_of_lines(blocks: Iterable[bytes], limit: int, between: Between | None =
 
     With `between` rows keep their text, and what is left in it at the end follows the last row.
     """
-    for index, line in enumerate(_lines(blocks, limit)):
+    for index, line in enumerate(cut_lines(blocks, limit)):
         row = None
         if line.data is None:
             row = too_long(index, line.size, limit)
@@ -101,7 +101,8 @@ def rows_of_lines(blocks: Iterable[bytes], limit: int, between: Between | None =
         between.skip(b"\n" if line.complete else b"")
 
 
-def _lines(blocks: Iterable[bytes], limit: int) -> Iterator[Piece]:
+def cut_lines(blocks: Iterable[bytes], limit: int) -> Iterator[Piece]:
+    """Each line without its end, blank ones too; one that the file ended in is incomplete."""
     gathered = Gathered(limit)
     for block in blocks:
         start = 0

@@ -14,7 +14,7 @@ from tito_audit.storage.row import RawRow, parses
 from tito_audit.storage.sniff import PARQUET_MAGIC, refuse_binary, refuse_text
 from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
 
-__all__ = ["MAX_ROW_BYTES", "Kind", "Log", "open_log"]
+__all__ = ["MAX_ROW_BYTES", "Kind", "Log", "lost_row", "open_log", "unreadable"]
 
 Kind = Literal["lines", "values", "array", "parquet"]
 """JSONL; JSON documents, one or several after one another; one JSON array of rows; Parquet."""
@@ -42,7 +42,7 @@ class Log:
         """What followed the last row, once all were read, if the log keeps text."""
         self.keep_text = keep_text
         """Whether rows of JSON hold their bytes."""
-        self._limit = max_row_bytes
+        self.max_row_bytes = max_row_bytes
         self._kind: Kind | None = None
         self._compression: Compression = None
 
@@ -52,12 +52,12 @@ class Log:
         if self._kind is None:
             try:
                 with self.path.open("rb") as raw:
-                    kind, stream, _ = self._look(raw)
+                    kind, stream, _ = self.look(raw)
                     if stream is not None:
                         stream.close()
                     return kind
             except OSError as error:
-                raise _unreadable(self.path, error) from error
+                raise unreadable(self.path, error) from error
         return self._kind
 
     @property
@@ -74,27 +74,22 @@ class Log:
                     last = row.index
                     yield row
         except Damaged as damage:
-            if last < 0:
-                raise StorageError(
-                    f"{self.path}: {damage}. No row could be read before that place.\n"
-                    "The copy is incomplete or the file was not closed; copy it again, or write it again."
-                ) from None
-            yield RawRow(last + 1, None, f"{damage}; no row after this one could be read", lost=True)
+            yield lost_row(self.path, last, str(damage))
         except OSError as error:
-            raise _unreadable(self.path, error) from error
+            raise unreadable(self.path, error) from error
 
     def _rows(self, raw: BinaryIO) -> Iterator[RawRow]:
-        kind, stream, between = self._look(raw)
+        kind, stream, between = self.look(raw)
         if stream is None:
-            for row, share in rows_of_parquet(self.path, self._limit):
+            for row, share in rows_of_parquet(self.path, self.max_row_bytes):
                 self.position = int(self.size * share)
                 yield row
             return
         kept = between if self.keep_text else None
         if kind == "lines":
-            rows = rows_of_lines(stream, self._limit, kept)
+            rows = rows_of_lines(stream, self.max_row_bytes, kept)
         else:
-            rows = rows_of_values(stream, array=kind == "array", limit=self._limit, between=kept)
+            rows = rows_of_values(stream, array=kind == "array", limit=self.max_row_bytes, between=kept)
         try:
             for row in rows:
                 self.position = raw.tell() if raw.seekable() else 0
@@ -103,7 +98,7 @@ class Log:
             stream.close()
         self.tail = between.rest() if self.keep_text else b""
 
-    def _look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
+    def look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
         """The kind of the file; unless it is Parquet, its bytes from the first row on, and what came before."""
         head = raw.peek(4)[:4]  # type: ignore[attr-defined]  # a file opened for bytes is buffered
         if head == PARQUET_MAGIC:
@@ -124,9 +119,9 @@ class Log:
         head = stream.peek(_HEAD)
         refuse_binary(self.path, head)
         first = head.lstrip()[:1]
-        if first == b"[" and not _lines_of_lists(stream, self._limit):
+        if first == b"[" and not _lines_of_lists(stream, self.max_row_bytes):
             return "array"
-        if first == b"{" and _is_document(self.path, stream, self._limit):
+        if first == b"{" and _is_document(self.path, stream, self.max_row_bytes):
             return "values"
         if not head or first in b"[{" or _has_object_lines(head):
             return "lines"
@@ -147,11 +142,22 @@ def open_log(path: Path, *, max_row_bytes: int = MAX_ROW_BYTES, keep_text: bool 
         if path.is_file():
             path.open("rb").close()
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     return log
 
 
-def _unreadable(path: Path, error: OSError) -> StorageError:
+def lost_row(path: Path, last: int, damage: str) -> RawRow:
+    """The error row behind row `last`, where the file breaks; StorageError when that is -1: none was read."""
+    if last < 0:
+        raise StorageError(
+            f"{path}: {damage}. No row could be read before that place.\n"
+            "The copy is incomplete or the file was not closed; copy it again, or write it again."
+        ) from None
+    return RawRow(last + 1, None, f"{damage}; no row after this one could be read", lost=True)
+
+
+def unreadable(path: Path, error: OSError) -> StorageError:
+    """The error for a file that the system does not let us read."""
     return StorageError(f"{path}: the file cannot be read ({error.strerror or error}).")
 
 

@@ -12,7 +12,7 @@ from tito_audit.errors import StorageError
 from tito_audit.storage.row import RawRow, too_long
 from tito_audit.storage.streams import Damaged
 
-__all__ = ["plain_values", "rows_of_parquet"]
+__all__ = ["batches_of", "open_parquet", "plain_values", "rows_of_batch", "rows_of_parquet"]
 
 _BATCH_BYTES = 32 << 20
 _BATCH_ROWS = 4096
@@ -20,34 +20,38 @@ _BATCH_ROWS = 4096
 
 def rows_of_parquet(path: Path, limit: int) -> Iterator[tuple[RawRow, float]]:
     """Each row with the share of the file's rows that were read up to it, from 0 to 1."""
+    with open_parquet(path) as file:
+        total = max(file.metadata.num_rows, 1)
+        index = 0
+        for group in range(file.num_row_groups):
+            for batch in batches_of(file, group):
+                for row in rows_of_batch(batch, index, limit):
+                    yield row, (row.index + 1) / total
+                index += batch.num_rows
+
+
+def open_parquet(path: Path) -> Any:
+    """The file as pyarrow reads it; StorageError when it cannot be opened."""
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(path)
+        return parquet.ParquetFile(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
             f"{path}: a Parquet file whose footer cannot be read ({_first_line(error)}).\n"
             "The copy is incomplete, or the writer was stopped before it closed the file; write it again."
         ) from None
-    with file:
-        total = max(file.metadata.num_rows, 1)
-        index = 0
-        for group in range(file.num_row_groups):
-            for batch in _batches(file, group):
-                for row in _rows_of_batch(batch, index, limit):
-                    yield row, (row.index + 1) / total
-                index += batch.num_rows
 
 
-def _batches(file: Any, group: int) -> Iterator[Any]:
-    """One row group in batches of about 32 MiB."""
+def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
+    """One row group in batches of about 32 MiB; raises Damaged where it breaks."""
     import pyarrow as pa
 
     about = file.metadata.row_group(group)
     each = about.total_byte_size // max(about.num_rows, 1) + 1
     rows = min(max(_BATCH_BYTES // each, 1), _BATCH_ROWS)
-    batches = file.iter_batches(batch_size=rows, row_groups=[group])
+    batches = file.iter_batches(batch_size=rows, row_groups=[group], use_threads=threads)
     while True:
         try:
             batch = next(batches, None)
@@ -58,7 +62,7 @@ def _batches(file: Any, group: int) -> Iterator[Any]:
         yield batch
 
 
-def _rows_of_batch(batch: Any, first: int, limit: int) -> Iterator[RawRow]:
+def rows_of_batch(batch: Any, first: int, limit: int) -> Iterator[RawRow]:
     """The rows of one batch, numbered from `first`."""
     if batch.nbytes <= limit:
         try:

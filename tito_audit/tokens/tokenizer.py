@@ -1,15 +1,20 @@
-"""Text to ids, each distinct text once."""
+"""Text to ids, each distinct segment once, and what a fast encoder says proved by the reference."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.errors import TokenizerError
+from tito_audit.record.arrays import Ids
+from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, on_one_processor
+from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
+from tito_audit.tokens.selfcheck import disagreement, probes, shown
 from tito_audit.tokens.vocab import Vocabulary
 
 if TYPE_CHECKING:
@@ -19,6 +24,10 @@ __all__ = ["Tokenizer"]
 
 CACHED_CHARACTERS = 32 * 1024 * 1024
 """How much text a tokenizer remembers the ids of; with its ids about four bytes a character."""
+FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
+"""The same for the fast encoder, which is asked again about whole texts only."""
+ONE_IN = 64
+"""Of how many segments that agree with the log one is encoded by the reference all the same."""
 
 
 @dataclass
@@ -27,6 +36,9 @@ class Tokenizer:
 
     A text with lone surrogates, which no UTF-8 log can hold but `"\\ud83d"` in JSON can, is encoded
     with U+FFFD in their place, a surrogate pair as the character it means.
+
+    `encode` is the word of the reference, `tokenizers`. `encode_fast_batch` is the word of a fast encoder
+    once `use_fast` found one that can be trusted so far; what is reported is `proved` first.
     """
 
     name: str
@@ -42,61 +54,171 @@ class Tokenizer:
     """The end tokens that its files state: `eos_token` first, then those of the generation settings."""
     bos_id: int | None = None
     cached_characters: int = field(default=CACHED_CHARACTERS, repr=False)
+    encoder_notice: str | None = field(default=None, init=False, repr=False)
+    """Why the run goes without the fast encoder, for the reader of a report; None where it was not wanted."""
+    disagreements: int = field(default=0, init=False, repr=False)
+    """How often the fast encoder was found wrong; the first time is the last."""
 
     def __post_init__(self) -> None:
-        self._cache: OrderedDict[str, Ids] = OrderedDict()
-        self._held = 0
+        self._fast: SegmentEncoder | None = None
+        self._fast_name = ""
 
     def encode(self, text: str) -> Ids:
         """The ids of one text, `[N]` int32, not to be written to."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, in order. Equal texts are encoded once, in this call and across calls."""
-        found: dict[str, Ids] = {}
-        missing: list[str] = []
-        for text in dict.fromkeys(texts):
-            ids = self._cache.get(text)
-            if ids is None:
-                missing.append(text)
-            else:
-                self._cache.move_to_end(text)
-                found[text] = ids
-        if missing:
-            encoded = self.backend.encode_batch_fast(
-                [_well_formed(text) for text in missing], add_special_tokens=False
-            )
-            for text, encoding in zip(missing, encoded, strict=True):
-                found[text] = _frozen(encoding.ids)
-            self._remember((text, found[text]) for text in missing)
-        return [found[text] for text in texts]
+        """The ids of each text, in order. Equal segments are encoded once, in this call and across calls."""
+        return self._reference.encode_batch(texts)
 
     def prefetch(self, texts: Sequence[str]) -> None:
         """Encode texts that will be asked for, several at a time."""
         self.encode_batch(texts)
 
-    def _remember(self, entries: Iterable[tuple[str, Ids]]) -> None:
-        """Keep these, and let the texts go that were not asked for the longest."""
-        for text, ids in entries:
-            if len(text) > self.cached_characters // 4:
+    def use_fast(self, wanted: bool | None = None) -> bool:
+        """True if a fast encoder is at work from now on.
+
+        `None` tries, and leaves an `encoder_notice` where there is none that agrees with the reference;
+        `True` raises TokenizerError there; `False` goes back to the reference. To be called before a
+        process forks: no thread is started.
+        """
+        if wanted is False:
+            self._fast = self.encoder_notice = None
+            return False
+        if self._fast is not None:
+            return True
+        if not self.disagreements:  # what was wrong once is not asked again
+            try:
+                self.adopt(FastEncoder(self.backend))
+            except TokenizerError as error:
+                self._go_without(str(error))
+        if wanted and self._fast is None:
+            raise TokenizerError(
+                f"{self.name}: the fast encoder that was asked for cannot be used.\n{self.encoder_notice}\n"
+                "Leave the choice of the encoder to tito-audit."
+            )
+        return self._fast is not None
+
+    def adopt(self, encoder: Encoder) -> bool:
+        """True if this encoder passed the self-check: it is the fast one from now on."""
+        refused = disagreement(ReferenceEncoder(self.backend), encoder, probes(self.vocabulary))
+        if refused is not None:
+            self._go_without(refused)
+            return False
+        # Whole texts: to cut, look up and join costs more than it takes fastokens to encode again.
+        self._fast = SegmentEncoder(encoder.encode_batch, Cuts({}), FAST_CACHED_CHARACTERS)
+        self._fast_name = encoder.name
+        self.encoder_notice = None
+        return True
+
+    @property
+    def encoder_name(self) -> str:
+        """Which encoders are at work, as a report says it."""
+        return (
+            ReferenceEncoder.name
+            if self._fast is None
+            else f"{self._fast_name}, proved by {ReferenceEncoder.name}"
+        )
+
+    def check_fast(self, texts: Sequence[str]) -> bool:
+        """True if the fast encoder gives these texts, a sample of a log, the ids of the reference.
+
+        Otherwise the fast encoder is given up. No thread is started, so a process may fork afterwards; the
+        reference encodes all of it, and remembers nothing.
+        """
+        fast = self._fast
+        if fast is None:
+            return True
+        with on_one_processor():
+            found = fast.encode_batch(texts)
+        whole = ReferenceEncoder(self.backend).encode_alone(texts)
+        for text, fast_ids, ids in zip(texts, found, whole, strict=True):
+            if not np.array_equal(fast_ids, ids):
+                self._give_up(text)
+                return False
+        return True
+
+    def encode_fast_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text as the fast encoder has them; those of the reference where there is none."""
+        return (self._fast or self._reference).encode_batch(texts)
+
+    def proved(self, text: str, fast_ids: Ids, recorded_ids: Ids) -> Ids:
+        """The ids of a text as the reference has them, `[N]` int32.
+
+        `fast_ids` are taken over for the segments that stand between the same control tokens, with the
+        same ids, in `recorded_ids`: of these nothing is reported. The reference encodes the others.
+        """
+        if self._fast is None:
+            return self.encode(text)
+        parts = self._cuts.parts(text, fast_ids)
+        if parts is None:
+            return self._settled(text, fast_ids)
+        recorded = set(self._cuts.divide(recorded_ids))
+        doubtful = [(segment, stretch[2]) for segment, stretch in parts if stretch not in recorded]
+        return fast_ids if self._confirmed(doubtful) else self.encode(text)
+
+    def sampled_check(self, texts: Sequence[str], fast_ids: Sequence[Ids], one_in: int = ONE_IN) -> bool:
+        """True if the reference agrees on a sample of the segments, the same one in every run.
+
+        For texts of which all was recorded as the fast encoder has it. Otherwise it is given up.
+        """
+        if self._fast is None:
+            return True
+        sample: set[tuple[str, bytes]] = set()
+        for text, ids in zip(texts, fast_ids, strict=True):
+            if not any(_picked(segment, one_in) for segment in self._cuts.split(text)[::2]):
                 continue
-            self._cache[text] = ids
-            self._held += len(text)
-        while self._held > self.cached_characters:
-            text, _ = self._cache.popitem(last=False)
-            self._held -= len(text)
+            parts = self._cuts.parts(text, ids)
+            if parts is None:
+                sample.add((text, ids.tobytes()))
+                continue
+            sample.update((segment, data) for segment, (_, _, data) in parts if _picked(segment, one_in))
+        return self._confirmed(sorted(sample))
+
+    @cached_property
+    def _cuts(self) -> Cuts:
+        return find_cuts(self.backend, self.vocabulary)
+
+    @cached_property
+    def _reference(self) -> SegmentEncoder:
+        return SegmentEncoder(self._encode_by_reference, self._cuts, self.cached_characters)
+
+    def _encode_by_reference(self, texts: Sequence[str]) -> list[Ids]:
+        return ReferenceEncoder(self.backend).encode_batch(texts)
+
+    def _go_without(self, because: str) -> None:
+        self._fast = None
+        self.encoder_notice = f"{self.name} is encoded by {ReferenceEncoder.name}, which is slower: {because}."
+
+    def _confirmed(self, segments: Sequence[tuple[str, bytes]]) -> bool:
+        """True if the reference gives every segment these ids; otherwise the fast encoder is given up."""
+        found = self._reference.encode_segments([segment for segment, _ in segments])
+        for (segment, data), ids in zip(segments, found, strict=True):
+            if ids.tobytes() != data:
+                self._give_up(segment)
+                return False
+        return True
+
+    def _settled(self, text: str, fast_ids: Ids) -> Ids:
+        """What the reference says of a whole text; the fast encoder is given up if it said otherwise."""
+        ids = self.encode(text)
+        if not np.array_equal(ids, fast_ids):
+            self._give_up(text)
+        return ids
+
+    def _give_up(self, text: str) -> None:
+        self.disagreements += 1
+        self.encoder_notice = (
+            f"{self._fast_name} disagreed with {ReferenceEncoder.name} at {shown(text)}; "
+            f"the run went on with {ReferenceEncoder.name}."
+        )
+        self._fast = None
 
 
-def _frozen(values: list[int]) -> Ids:
-    ids: Ids = np.array(values, np.int32) if values else empty_ids()
-    ids.flags.writeable = False
-    return ids
+def _picked(text: str, one_in: int) -> bool:
+    """True for one in so many texts, whatever run, process or order they are met in.
 
-
-def _well_formed(text: str) -> str:
-    """The text as UTF-8 can write it."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+    Told by length and ends: reading all of every text would cost as much as encoding it.
+    """
+    sign = f"{len(text)} {text[:24]} {text[-24:]}".encode("utf-8", "surrogatepass")
+    return bool(text) and zlib.crc32(sign) % one_in == 0

@@ -1,0 +1,300 @@
+"""What a scan is measured against, each in a process of its own that prints one line of JSON.
+
+    per-turn  the frameworks' way: for every answer `apply_chat_template` on the history, with transformers, and
+              compare the ids with those recorded. A sample of turns, since the whole is quadratic.
+    linear    a good linear way: every rollout rendered once, encoded in batches with tokenizers, arrays compared
+    floor     the file's columns read and nothing else
+
+Time starts when libraries and tokenizers are loaded; processes are forked after that and count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+__all__ = ["Outcome", "floor", "linear", "main", "per_turn"]
+
+PART_BYTES = 1 << 20
+BATCH_ROWS = 32
+TURNS_OF_A_ROW = 4
+"""How many turns of one conversation the quadratic way is tried on."""
+SAMPLE_TOKENS = 100_000
+"""How many prompt tokens of each length of conversation it has to encode at least."""
+
+Part = tuple[int, int]
+"""Bytes `[start, stop)` of a JSONL file, or one row group `[n, n + 1)` of a Parquet file."""
+Columns = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an engine took and what it found."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    """Recorded tokens of the rollouts it looked at."""
+    rows: int = 0
+    different: int = 0
+    """Rows (of `per-turn`: prompts) whose ids are not what the template and the tokenizer write."""
+    encoded: dict[str, int] = field(default_factory=dict)
+    """`per-turn`: prompt tokens encoded, by the length of conversations."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """`per-turn`: the seconds that these took."""
+    cpu: float = 0.0
+    """CPU seconds of all processes, loading included."""
+
+
+def floor(log: Path, workers: int = 1, tokens: int | None = None) -> Outcome:
+    """Reading alone: every line through orjson and its ids into an array, or every column of a table."""
+    return _in_parts(_read_part, log, workers, tokens)
+
+
+def linear(log: Path, tokenizer: Path, workers: int = 1, tokens: int | None = None) -> Outcome:
+    """One rendering and one encoding a rollout, compared as arrays."""
+    return _in_parts(partial(_linear_part, _render_and_encode(tokenizer)), log, workers, tokens)
+
+
+def per_turn(log: Path, tokenizer: Path, sample_tokens: int = SAMPLE_TOKENS) -> Outcome:
+    """Prompts of a sample of turns rendered and encoded anew, as trainers and environments do it.
+
+    Of each length of conversation as many rows, with up to four turns evenly spread over each, as it takes to
+    encode `sample_tokens`. Reading the log is not counted.
+    """
+    import transformers
+
+    oracle = transformers.PreTrainedTokenizerFast.from_pretrained(str(tokenizer))
+    jobs = _sample(log, sample_tokens)
+    out = Outcome()
+    for length, rows in jobs.items():
+        started = time.perf_counter()
+        encoded = 0
+        for chat, tools, recorded, answers in rows:
+            for index in answers:
+                ids = oracle.apply_chat_template(
+                    chat[:index], tools=tools, add_generation_prompt=True, return_dict=False
+                )
+                encoded += len(ids)
+                out.different += ids != recorded[: len(ids)].tolist()
+            out.tokens += len(recorded)
+            out.rows += 1
+        out.spent[str(length)] = time.perf_counter() - started
+        out.encoded[str(length)] = encoded
+    out.seconds = sum(out.spent.values())
+    return out
+
+
+def _sample(log: Path, wanted: int) -> dict[int, list[tuple[Any, Any, Any, list[int]]]]:
+    """By length: chats with tools, recorded ids, and the messages that are tried, until all have enough.
+
+    Prompt tokens are not known before they are encoded: half of a row for each turn is close.
+    """
+    found: dict[int, list[tuple[Any, Any, Any, list[int]]]] = {}
+    about: dict[int, float] = {}
+    note = _note(log)
+    lengths = len(note["prompt_tokens"]) if note else 1 << 30
+    for part in _parts(log, None):
+        for row in _rows(log, part):
+            chat = _chat(row["messages"])
+            answers = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+            length = len(answers)
+            if about.get(length, 0) >= wanted:
+                continue
+            step = max(1, length // TURNS_OF_A_ROW)
+            tried = answers[step // 2 :: step][:TURNS_OF_A_ROW]
+            about[length] = about.get(length, 0) + len(tried) * len(row["token_ids"]) / 2
+            found.setdefault(length, []).append((chat, row["tools"], row["token_ids"], tried))
+        if len(about) == lengths and min(about.values()) >= wanted:
+            break
+    return found
+
+
+def _in_parts(work: Callable[[Path, Part], Outcome], log: Path, workers: int, tokens: int | None) -> Outcome:
+    """The work on all parts of a log, summed, and the time that it took as a whole."""
+    global _work
+    _work = work
+    started = time.perf_counter()
+    parts = _parts(log, tokens)
+    total = Outcome()
+    if workers == 1:
+        _add(total, (work(log, part) for part in parts))
+    else:
+        with multiprocessing.get_context("fork").Pool(workers) as pool:
+            _add(total, pool.imap_unordered(_working, [(log, part) for part in parts]))
+            total.seconds = time.perf_counter() - started
+            pool.close()  # and wait: only the time of processes that have ended is known
+            pool.join()
+            return total
+    total.seconds = time.perf_counter() - started
+    return total
+
+
+_work: Callable[[Path, Part], Outcome]
+"""What forked processes do; a tokenizer cannot be sent to them."""
+
+
+def _working(job: tuple[Path, Part]) -> Outcome:
+    return _work(*job)
+
+
+def _add(total: Outcome, outcomes: Iterator[Outcome]) -> None:
+    for one in outcomes:
+        total.tokens += one.tokens
+        total.rows += one.rows
+        total.different += one.different
+
+
+def _parts(log: Path, tokens: int | None) -> list[Part]:
+    """The log in parts that begin and end with rows, as many of the first ones as hold about `tokens`."""
+    note = _note(log)
+    share = 1.0 if tokens is None or note is None else min(1.0, tokens / note["tokens"])
+    if log.suffix == ".parquet":
+        from pyarrow import parquet
+
+        groups = parquet.ParquetFile(log).num_row_groups
+        return [(group, group + 1) for group in range(max(1, round(groups * share)))]
+    size = log.stat().st_size
+    bounds = [0]
+    with log.open("rb") as file:
+        while bounds[-1] < size * share:
+            file.seek(min(bounds[-1] + PART_BYTES, size))
+            file.readline()
+            bounds.append(file.tell())
+    return list(pairwise(bounds))
+
+
+def _note(log: Path) -> dict[str, Any] | None:
+    """What the builder of a log noted about it."""
+    note = log.with_suffix(".json")
+    return dict(orjson.loads(note.read_bytes())) if note.is_file() else None
+
+
+def _lines(log: Path, part: Part) -> Iterator[bytes]:
+    with log.open("rb") as file:
+        file.seek(part[0])
+        while file.tell() < part[1]:
+            yield file.readline()
+
+
+def _rows(log: Path, part: Part) -> Iterator[Columns]:
+    """Messages, tools and ids of the rows of a part."""
+    if log.suffix == ".parquet":
+        from pyarrow import parquet
+
+        names = ["messages", "tools", "token_ids"]
+        table = parquet.ParquetFile(log).read_row_group(part[0], columns=names, use_threads=False)
+        for messages, tools, ids in zip(*(table[name] for name in names), strict=True):
+            yield {
+                "messages": orjson.loads(messages.as_py()),
+                "tools": orjson.loads(tools.as_py()),
+                "token_ids": ids.values.to_numpy(),
+            }
+        return
+    for line in _lines(log, part):
+        row = orjson.loads(line)
+        yield {**row, "token_ids": np.array(row["token_ids"], np.int32)}
+
+
+def _read_part(log: Path, part: Part) -> Outcome:
+    if log.suffix == ".parquet":
+        from pyarrow import parquet
+
+        table = parquet.ParquetFile(log).read_row_group(part[0], use_threads=False)
+        tokens = sum(len(chunk.flatten()) for chunk in table["token_ids"].chunks)
+        return Outcome(tokens=tokens, rows=table.num_rows)
+    out = Outcome()
+    for line in _lines(log, part):
+        out.tokens += len(np.array(orjson.loads(line)["token_ids"], np.int32))
+        out.rows += 1
+    return out
+
+
+def _linear_part(encode: Callable[[Sequence[Columns]], list[Any]], log: Path, part: Part) -> Outcome:
+    out = Outcome()
+    rows = list(_rows(log, part))
+    for first in range(0, len(rows), BATCH_ROWS):
+        batch = rows[first : first + BATCH_ROWS]
+        for row, ids in zip(batch, encode(batch), strict=True):
+            out.different += not np.array_equal(np.array(ids, np.int32), row["token_ids"])
+            out.tokens += len(row["token_ids"])
+            out.rows += 1
+    return out
+
+
+def _render_and_encode(folder: Path) -> Callable[[Sequence[Columns]], list[Any]]:
+    """A function from rows to the ids that their conversations encode to."""
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from tito_audit.tokens.load import load_tokenizer
+
+    loaded = load_tokenizer(str(folder))
+    # As transformers sets it up, but compiled once and called without its checks.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    template = environment.from_string(loaded.chat_templates["default"])
+
+    def encode(rows: Sequence[Columns]) -> list[Any]:
+        texts = [
+            template.render(
+                messages=_chat(row["messages"]),
+                tools=row["tools"],
+                add_generation_prompt=False,
+                **loaded.special_tokens,
+            )
+            for row in rows
+        ]
+        return [one.ids for one in loaded.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    return encode
+
+
+def _chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as servers give them to a template: arguments of tool calls as objects."""
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            call["function"]["arguments"] = orjson.loads(call["function"]["arguments"])
+    return messages
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one engine and print its outcome."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
+    parser.add_argument("engine", choices=["per-turn", "linear", "floor"])
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--tokens", type=int, help="linear: of the first rows only; per-turn: to encode of each length"
+    )
+    asked = parser.parse_args(argv)
+    # One process, one core, here as there: the libraries' own threads are off.
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    if asked.log.suffix == ".parquet":
+        import pyarrow.parquet  # noqa: F401 - loading is not part of the time
+    if asked.engine == "per-turn":
+        out = per_turn(asked.log, asked.tokenizer, asked.tokens or SAMPLE_TOKENS)
+    elif asked.engine == "linear":
+        out = linear(asked.log, asked.tokenizer, asked.workers, asked.tokens)
+    else:
+        out = floor(asked.log, asked.workers)
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    out.cpu = sum(one.ru_utime + one.ru_stime for one in spent)
+    print(json.dumps(asdict(out)))
+
+
+if __name__ == "__main__":
+    main()

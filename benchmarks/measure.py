@@ -1,0 +1,176 @@
+"""One run of one engine in a process of its own: time, CPU seconds, memory."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ROOT", "Measured", "alternately", "engine", "knows_jobs", "run", "scan"]
+
+ROOT = Path(__file__).resolve().parents[1]
+WATCH_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run took."""
+
+    tokens: int
+    rows: int
+    different: int
+    """Rows with tokens that are not canonical (per turn: prompts that differ)."""
+    seconds: float
+    """From the moment everything is loaded to the last row."""
+    wall: float
+    """From the start of the process to its end."""
+    cpu: float
+    """Of all processes, loading included."""
+    process_mb: float
+    """The most that the largest process held."""
+    all_mb: float | None
+    """The most that all processes held at one time, shared pages once; None when nobody watched."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+Runner = Callable[[bool], Measured]
+"""Runs an engine once; True: watch the memory of all its processes."""
+
+
+def alternately(
+    runners: Mapping[str, Runner], rounds: int, say: Callable[[str], None]
+) -> dict[str, list[Measured]]:
+    """What each engine took in each round; they take turns, so that a busy minute hits all of them.
+
+    A round more is run ahead, for warm file caches and to watch the memory, and left out of the times; with one
+    round only there is none ahead. The first entry of each list is the watched run.
+    """
+    found: dict[str, list[Measured]] = {name: [] for name in runners}
+    for number in range(rounds + 1 if rounds > 1 else 1):
+        for name, runner in runners.items():
+            one = runner(number == 0)
+            found[name].append(one)
+            say(f"round {number}: {name}: {one.rate:,.0f} tokens/s")
+    return found
+
+
+def scan(log: str, tokenizer: Path, jobs: int | None, watch: bool = False) -> Measured:
+    """One `tito-audit scan` as a user runs it, with a JSON report of every finding.
+
+    With None it chooses itself in how many processes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "tito_audit", "scan", log, "-t", str(tokenizer), "--quiet"]
+        command += ["--fail-on", "never", "--report", f"json={report}"]
+        command += ["--jobs", str(jobs)] if jobs is not None and knows_jobs() else []
+        _, wall, spent, together = run(command, watch)
+        with report.open("rb") as file:
+            found: dict[str, Any] = json.load(file)
+    summary = found["summary"]
+    rows = {finding["row"] for finding in found["findings"] if finding["code"].startswith("TOK")}
+    return Measured(
+        tokens=summary["tokens"],
+        rows=summary["rollouts"],
+        different=len(rows),
+        seconds=summary["seconds"],
+        wall=wall,
+        cpu=spent.ru_utime + spent.ru_stime,
+        process_mb=_mb(spent.ru_maxrss),
+        all_mb=together,
+    )
+
+
+def engine(
+    name: str, log: str, tokenizer: Path, workers: int = 1, tokens: int | None = None, watch: bool = False
+) -> tuple[Measured, dict[str, Any]]:
+    """One run of an engine of `engines.py`, and what it printed."""
+    command = [sys.executable, "-m", "benchmarks.engines", name, log, "--tokenizer", str(tokenizer)]
+    command += ["--workers", str(workers)] + (["--tokens", str(tokens)] if tokens else [])
+    printed, wall, spent, together = run(command, watch)
+    out: dict[str, Any] = json.loads(printed)
+    measured = Measured(
+        tokens=out["tokens"],
+        rows=out["rows"],
+        different=out["different"],
+        seconds=out["seconds"],
+        wall=wall,
+        cpu=spent.ru_utime + spent.ru_stime,
+        process_mb=_mb(spent.ru_maxrss),
+        all_mb=together,
+    )
+    return measured, out
+
+
+def knows_jobs() -> bool:
+    """True if this scan can use several processes."""
+    from tito_audit.cli.scan import scan as command
+
+    return "jobs" in inspect.signature(command).parameters
+
+
+def run(command: Sequence[str], watch: bool = False) -> tuple[bytes, float, Any, float | None]:
+    """What a command printed, its wall seconds, what it and its children used, and their memory if watched."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    peak = [0.0]
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(process.pid, ended, peak))
+    if watch:
+        watcher.start()
+    assert process.stdout is not None
+    printed = process.stdout.read()
+    _, status, spent = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close()
+    ended.set()
+    if watch:
+        watcher.join()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with exit code {process.returncode}")
+    return printed, wall, spent, peak[0] or None
+
+
+def _watch(pid: int, ended: threading.Event, peak: list[float]) -> None:
+    while not ended.wait(WATCH_SECONDS):
+        peak[0] = max(peak[0], sum(_held(one) for one in _family(pid)))
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all below it, as far as Linux says."""
+    found = [pid]
+    for one in found:
+        for task in Path(f"/proc/{one}/task").glob("*/children"):
+            try:
+                found += map(int, task.read_text().split())
+            except OSError:
+                continue
+    return found
+
+
+def _held(pid: int) -> float:
+    """Megabytes of a process, pages that it shares with others divided among them; 0.0 where not known."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
+
+
+def _mb(maxrss: int) -> float:
+    """Megabytes of what the system calls maxrss: kilobytes, bytes on macOS."""
+    return maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)

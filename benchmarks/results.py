@@ -1,0 +1,208 @@
+"""What was measured, as Markdown: tables, how they came about, and on which machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks.measure import Measured
+from benchmarks.plan import Plan
+from benchmarks.studies import FLOOR, LINEAR, PER_TURN, SCAN, Cold, Comparison, Growth, exponent
+
+__all__ = ["busy", "cold_section", "comparison_section", "growth_section", "heading", "huge_section"]
+
+PACKAGES = ("fastokens", "tokenizers", "transformers", "minijinja", "jinja2", "numpy", "orjson", "pyarrow")
+
+METHOD = (
+    "Engines run in processes of their own and take turns. A ratio is taken inside each round, between engines "
+    "with as many processes; what is given is the median of those.",
+    "Seconds count from the moment when libraries and tokenizers are loaded. Start-up has a column of its own; "
+    "CPU seconds include it. The scan is the command line with a JSON report of every finding.",
+    "Memory is the peak of the largest process, then of all processes at one time (shared pages once).",
+    "Logs are built from a seed: messages, tools, token ids, mask and logprobs; prose, code, JSON, tool calls, "
+    "Chinese, emoji; conversations of 2, 10, 40 and 128 answers, each length a quarter of the tokens. In 12 % of "
+    "the rows 0.05 % of the sampled tokens, at least one, are not canonical. No text occurs twice, so caches get "
+    "no help; real logs, with groups of samples of one prompt, repeat far more.",
+    f"*{PER_TURN}*: `apply_chat_template` on the history of each answer, ids compared with those recorded, as "
+    "frameworks do it, in one process. It is quadratic, so it ran on a sample (of each length some rows, up to "
+    "four turns of each) and its time is scaled to the prompt tokens of all turns. Reading the file is not in it.",
+)
+"""How to read the figures."""
+
+
+def busy() -> str | None:
+    """A warning when the machine has other work than its cores can do at once."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores:
+        return None
+    return (
+        f"The machine was busy when this run began (load {load:.1f}, {cores} cores): absolute rates are too low, "
+        "ratios less so, since engines take turns."
+    )
+
+
+def heading(plan: Plan, tokenizer: Path, warning: str | None) -> str:
+    """Machine, versions, date, and how to read the rest."""
+    versions = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)) is not None)
+    rounds = (
+        f"Medians of {plan.rounds} rounds, in brackets the slowest and the fastest. A round ahead warms file "
+        "caches and is not timed."
+        if plan.rounds > 1
+        else "One round with nothing ahead: figures for a rough idea."
+    )
+    lines = [
+        "# How fast a scan is",
+        "",
+        f"Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. {_machine()}, Python "
+        f"{platform.python_version()}, {versions}. Tokenizer: {tokenizer.name}.",
+        "",
+        *([f"**{warning}**", ""] if warning else []),
+        *(f"- {line}" for line in (rounds, *METHOD)),
+        f"- *{LINEAR}*: one rendering (compiled jinja2) and one `encode_batch_fast` a rollout, arrays compared, "
+        f"on about the first {plan.linear_tokens:,} tokens. *{FLOOR}*: the file's columns, nothing else.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def comparison_section(found: Comparison) -> str:
+    """Every engine on one log, and how many times faster the scan with as many processes is."""
+    corpus = found.corpus
+    rows = []
+    for name, workers in found.runs:
+        engine = (name, workers)
+        timed = found.timed(engine)
+        ratios = found.ratios(engine)
+        sampled = name == PER_TURN
+        rows.append(
+            (
+                name,
+                workers,
+                f"{timed[0].rows:,} rows sampled" if sampled else f"{timed[0].tokens:,}",
+                _spread([one.rate for one in timed]),
+                "" if sampled else f"{statistics.median(one.cpu / one.tokens * 1e6 for one in timed):.2f}",
+                _memory(found.runs[engine]),
+                "" if sampled else f"{statistics.median(one.wall - one.seconds for one in timed):.1f}",
+                "" if name == SCAN or not ratios else f"x{_spread(ratios, 2)}",
+            )
+        )
+    head = (
+        "engine",
+        "processes",
+        "tokens",
+        "tokens/s",
+        "CPU s a M tokens",
+        "memory, MB",
+        "start-up s",
+        "the scan is faster by",
+    )
+    parts = [
+        f"## {found.kind.upper() if found.kind == 'jsonl' else found.kind.title()}: {corpus.tokens:,} tokens in "
+        f"{corpus.rows:,} rollouts",
+        "",
+        _table(head, rows),
+        "",
+    ]
+    if found.disagreements:
+        parts += [*(f"**Disagreement: {one}.**" for one in found.disagreements), ""]
+    else:
+        parts += ["The scan and the linear engine found exactly the rows whose tokens had been changed.", ""]
+    return "\n".join(parts)
+
+
+def growth_section(found: Growth) -> str:
+    """Time and memory as one thing grows, with the exponents that fit best."""
+    scans = [runs[1:] or runs for runs in found.scans]
+    medians = [statistics.median(one.seconds for one in runs) for runs in scans]
+    a_token = [seconds / runs[0].tokens for seconds, runs in zip(medians, scans, strict=True)]
+    theirs = [runs[1:] or runs for runs in found.per_turn]
+    rows = []
+    for number, (at, runs) in enumerate(zip(found.at, scans, strict=True)):
+        row = [
+            f"{at:,}",
+            f"{medians[number]:.2f}",
+            _spread([one.rate for one in runs]),
+            _memory(found.scans[number]),
+        ]
+        if theirs:
+            other = statistics.median(one.rate for one in theirs[number])
+            row += [f"{other:,.0f}", f"x{statistics.median(one.rate for one in runs) / other:.3g}"]
+        rows.append(row)
+    head = [found.what, "seconds", "tokens/s", "memory, MB"]
+    if theirs:
+        head += ["every turn, tokens/s", "faster by"]
+    seconds = medians if found.what == "tokens" else a_token
+    said = f"{'Seconds' if found.what == 'tokens' else 'Seconds a token'} grow as {found.what}^"
+    line = f"{said}{exponent(found.at, seconds):.2f}" if len(found.at) > 1 else "One size only, nothing to fit"
+    if theirs and len(found.at) > 1:
+        slow = [1 / statistics.median(one.rate for one in runs) for runs in theirs]
+        line += f"; the frameworks' way as {found.what}^{exponent(found.at, slow):.2f}"
+    title = "with the size of the log" if found.what == "tokens" else "with the length of conversations"
+    title += f", {found.processes} process{'es' * (found.processes > 1)}"
+    return "\n".join([f"## Growth {title}", "", _table(head, rows), "", f"{line}.", ""])
+
+
+def cold_section(found: Cold) -> str:
+    """A few rows from the shell."""
+    cpu = [one.cpu for one in found.scans]
+    wall = [one.wall for one in found.scans]
+    rest = statistics.median(cpu) - statistics.median(found.loading_cpu)
+    rows = [
+        (f"scan of {found.rows} rows ({found.tokens:,} tokens)", _spread(cpu, 2), _spread(wall, 2)),
+        ("loading the tokenizer alone", _spread(found.loading_cpu, 2), _spread(found.loading_wall, 2)),
+    ]
+    table = _table(("what", "CPU s", "wall s"), rows)
+    return "\n".join(
+        ["## Ten rows, from the shell", "", table, "", f"Without the tokenizer: {rest:.2f} CPU s.", ""]
+    )
+
+
+def huge_section(size: int, one: Measured) -> str:
+    """Memory on a file far larger than it."""
+    row = (f"{size / 1e9:.1f} GB", f"{one.tokens:,}", f"{one.rate:,.0f}", _memory([one]))
+    table = _table(("Parquet file", "tokens", "tokens/s", "memory, MB"), [row])
+    return "\n".join(["## A large file", "", table, "", "One run; the file repeats the row groups above.", ""])
+
+
+def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def _spread(values: Sequence[float], digits: int = 0) -> str:
+    """The median, and the least and the most of several values."""
+
+    def shown(value: float) -> str:
+        return f"{value:,.0f}" if not digits or value >= 100 else f"{value:.{digits}f}"
+
+    middle = shown(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} [{shown(min(values))} to {shown(max(values))}]"
+
+
+def _memory(runs: Sequence[Measured]) -> str:
+    """The largest process of any run, and all processes of the watched one."""
+    together = runs[0].all_mb
+    largest = f"{max(one.process_mb for one in runs):,.0f}"
+    return largest if together is None else f"{largest} / {together:,.0f}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _machine() -> str:
+    """The processor, its cores, the memory and the system."""
+    cpu = Path("/proc/cpuinfo")
+    text = cpu.read_text(encoding="utf-8") if cpu.exists() else ""
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, {sys.platform}"

@@ -1,0 +1,216 @@
+"""The questions of the benchmark, each answered by runs that take turns.
+
+comparison  the scan against the frameworks' way, a linear way and the floor, on one log
+sizes       what a scan takes as the log grows
+lengths     what it takes as conversations grow and the log does not
+cold        ten rows, from the shell
+huge        memory on a file that is far larger than it
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from math import log
+from pathlib import Path
+
+from benchmarks import measure
+from benchmarks.corpus import Corpus, Shape, built
+from benchmarks.measure import Measured
+from benchmarks.plan import Plan
+
+__all__ = ["Cold", "Comparison", "Growth", "Studies", "exponent"]
+
+PER_TURN, LINEAR, FLOOR = "every turn, transformers", "linear, tokenizers", "floor: reading"
+SCAN = "tito-audit scan"
+Engine = tuple[str, int]
+"""Its name and its number of processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Engines on one log, round by round; the first round is the watched one."""
+
+    kind: str
+    corpus: Corpus
+    runs: Mapping[Engine, list[Measured]]
+    disagreements: tuple[str, ...]
+    """Engines that did not find the rows that the builder had changed."""
+
+    def timed(self, engine: Engine) -> list[Measured]:
+        """The rounds that count."""
+        return _timed(self.runs[engine])
+
+    def ratios(self, engine: Engine) -> list[float]:
+        """How many times faster the scan with as many processes was, in each round."""
+        ours = self.timed((SCAN, engine[1])) if (SCAN, engine[1]) in self.runs else []
+        return [mine.rate / its.rate for mine, its in zip(ours, self.timed(engine), strict=False) if its.rate]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A scan, and where it was asked for the frameworks' way, on corpora that differ in one thing."""
+
+    what: str
+    at: tuple[int, ...]
+    """Tokens of each corpus, or turns of each conversation."""
+    processes: int
+    scans: tuple[list[Measured], ...]
+    per_turn: tuple[list[Measured], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """Scans of a few rows, and loading the tokenizer and nothing else."""
+
+    rows: int
+    tokens: int
+    scans: list[Measured]
+    loading_cpu: list[float]
+    loading_wall: list[float]
+
+
+class Studies:
+    """Runs the studies of a plan in a folder that keeps its corpora."""
+
+    def __init__(self, plan: Plan, tokenizer: Path, scratch: Path, say: Callable[[str], None]) -> None:
+        self.plan = plan
+        self.tokenizer = tokenizer
+        self.scratch = scratch
+        self.say = say
+        self.jobs = (1, 2) if measure.knows_jobs() else (1,)
+        sizes = [(Shape(), size) for size in dict.fromkeys((*plan.sizes, plan.tokens))]
+        lengths = [(Shape(turns=(turns,)), plan.turn_tokens) for turns in plan.turns]
+        started = time.perf_counter()
+        made = built([*sizes, *lengths], tokenizer, scratch, jobs=2)
+        say(
+            f"corpora of {sum(corpus.tokens for corpus in made):,} tokens in {time.perf_counter() - started:.0f} s"
+        )
+        self._by_size = made[: len(plan.sizes)]
+        self._by_length = made[len(sizes) :]
+        self._main = next(corpus for corpus, (_, size) in zip(made, sizes, strict=False) if size == plan.tokens)
+
+    def comparison(self, kind: str) -> Comparison:
+        """All engines on the main corpus as JSONL or Parquet; the quadratic one does not depend on that."""
+        corpus, plan = self._main, self.plan
+        path = corpus.jsonl if kind == "jsonl" else corpus.parquet
+        runners: dict[Engine, measure.Runner] = {
+            (SCAN, jobs): partial(measure.scan, path, self.tokenizer, jobs) for jobs in self.jobs
+        }
+        for name, word, tokens in ((LINEAR, "linear", plan.linear_tokens), (FLOOR, "floor", None)):
+            for workers in (1, 2):
+                runners[name, workers] = partial(self._engine, word, path, workers, tokens)
+        if kind == "jsonl":
+            runners[PER_TURN, 1] = partial(self._per_turn, corpus)
+        named = {f"{kind}, {name}, {workers}": runner for (name, workers), runner in runners.items()}
+        runs = measure.alternately(named, plan.rounds, self.say)
+        by_engine = dict(zip(runners, runs.values(), strict=True))
+        return Comparison(kind, corpus, by_engine, tuple(_disagreements(corpus, by_engine)))
+
+    def sizes(self, jobs: int) -> Growth:
+        """A scan in so many processes of logs of growing size."""
+        at = tuple(one.tokens for one in self._by_size)
+        return Growth("tokens", at, jobs, self._scans(self._by_size, jobs))
+
+    def lengths(self) -> Growth:
+        """A scan, and the frameworks' way, of logs of the same size with ever longer conversations."""
+        runners: dict[str, measure.Runner] = {
+            f"{turns} turns, every turn": partial(self._per_turn, corpus)
+            for turns, corpus in zip(self.plan.turns, self._by_length, strict=True)
+        }
+        theirs = measure.alternately(runners, self.plan.rounds, self.say)
+        ours = self._scans(self._by_length, 1)
+        return Growth("turns", self.plan.turns, 1, ours, tuple(theirs.values()))
+
+    def cold(self, rows: int = 10) -> Cold:
+        """A scan of a few rows from the shell, and a process that loads the tokenizer only."""
+        few = self.scratch / f"{rows}-rows.jsonl"
+        with Path(self._by_length[0].jsonl).open("rb") as file:
+            few.write_bytes(b"".join(islice(file, rows)))
+        code = "import sys, tokenizers; tokenizers.Tokenizer.from_file(sys.argv[1])"
+        command = [sys.executable, "-c", code, str(self.tokenizer / "tokenizer.json")]
+        scans: list[Measured] = []
+        loads = []
+        for _ in range(self.plan.rounds):
+            scans.append(measure.scan(str(few), self.tokenizer, None))
+            loads.append(measure.run(command))
+        return Cold(
+            rows,
+            scans[0].tokens,
+            scans,
+            loading_cpu=[spent.ru_utime + spent.ru_stime for _, _, spent, _ in loads],
+            loading_wall=[wall for _, wall, _, _ in loads],
+        )
+
+    def huge(self) -> tuple[int, Measured]:
+        """The bytes of a Parquet file that repeats the main corpus, and one watched scan of it."""
+        path = self.scratch / "huge.parquet"
+        size = int(self.plan.huge_gb * 1e9)
+        try:
+            command = [sys.executable, "-m", "benchmarks.huge", self._main.parquet, str(path), str(size)]
+            subprocess.run(command, cwd=measure.ROOT, check=True)
+            written = path.stat().st_size
+            self.say(f"a file of {written:,} bytes is there")
+            return written, measure.scan(str(path), self.tokenizer, self.jobs[-1], watch=True)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _scans(self, corpora: Sequence[Corpus], jobs: int) -> tuple[list[Measured], ...]:
+        runners: dict[str, measure.Runner] = {
+            f"{SCAN}, {jobs}, {Path(corpus.jsonl).stem}": partial(measure.scan, corpus.jsonl, self.tokenizer, jobs)
+            for corpus in corpora
+        }
+        return tuple(measure.alternately(runners, self.plan.rounds, self.say).values())
+
+    def _engine(self, word: str, log: str, workers: int, tokens: int | None, watch: bool) -> Measured:
+        return measure.engine(word, log, self.tokenizer, workers, tokens, watch)[0]
+
+    def _per_turn(self, corpus: Corpus, watch: bool) -> Measured:
+        """The sampled time, scaled to the prompt tokens of all turns of all rows, length by length."""
+        one, out = measure.engine("per-turn", corpus.jsonl, self.tokenizer, watch=watch)
+        seconds = sum(
+            out["spent"][length] * corpus.prompt_tokens[length] / out["encoded"][length]
+            for length in out["encoded"]
+        )
+        return Measured(
+            corpus.tokens,
+            one.rows,
+            one.different,
+            seconds,
+            one.wall - out["seconds"] + seconds,
+            one.cpu,
+            one.process_mb,
+            one.all_mb,
+        )
+
+
+def exponent(at: Sequence[float], seconds: Sequence[float]) -> float:
+    """The b of seconds = a * at ** b that fits best: 1 is linear, 2 quadratic, 0 does not depend."""
+    return statistics.linear_regression([log(x) for x in at], [log(y) for y in seconds]).slope
+
+
+def _timed(runs: list[Measured]) -> list[Measured]:
+    """The rounds that count: without the watched one ahead, where there are others."""
+    return runs[1:] or runs
+
+
+def _disagreements(corpus: Corpus, runs: Mapping[Engine, list[Measured]]) -> list[str]:
+    """What engines found in a log whose faults are known, where it is not those."""
+    found = []
+    for (name, workers), measured in runs.items():
+        if name not in (SCAN, LINEAR):
+            continue
+        one = measured[0]
+        expected = sum(row < one.rows for row in corpus.faulty)
+        if one.different != expected:
+            found.append(
+                f"{name} ({workers}) found {one.different} of {one.rows} rows with other tokens than the template "
+                f"and the tokenizer write; {expected} were made so"
+            )
+    return found

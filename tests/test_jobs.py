@@ -1,0 +1,561 @@
+"""Several processes: the same results as one gives, in the same order, and an end when something goes wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as with_settings
+from hypothesis import strategies as st
+
+from tito_audit import Result, Settings, SetupError, StorageError, scan_rollouts
+from tito_audit.cli._terminal import Pace, _shown, begun, watched
+from tito_audit.jobs import can_fork, in_order, usable_cores
+from tito_audit.spread import bare, chunk_bytes
+from tito_audit.storage import RawRow, open_log
+from tito_audit.storage.chunks import Reading, chunks_of
+from tito_audit.storage.log import lost_row
+from tito_audit.summary import Summary
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMATS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
+TOKENIZER = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
+BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
+LIMIT = 200
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
+
+
+# Chunks
+
+
+def whole(path: Path, limit: int) -> list[RawRow] | str:
+    try:
+        return [plain(row) for row in open_log(path, max_row_bytes=limit)]
+    except StorageError as error:
+        return str(error)
+
+
+def in_chunks(path: Path, size: int, limit: int) -> list[RawRow] | str:
+    rows: list[RawRow] = []
+    start = 0
+    try:
+        for chunk in chunks_of(open_log(path, max_row_bytes=limit), size):
+            reading = Reading(chunk)
+            rows += [plain(replace(row, index=row.index + start)) for row in reading]
+            start += reading.size
+            if reading.damage is not None:
+                rows.append(lost_row(path, rows[-1].index if rows else -1, reading.damage))
+                break
+    except StorageError as error:
+        return str(error)
+    return rows
+
+
+def plain(row: RawRow) -> RawRow:
+    """The row without arrays, which have no equality."""
+    value = row.value
+    if value is not None:
+        value = {key: item.tolist() if isinstance(item, np.ndarray) else item for key, item in value.items()}
+    return replace(row, value=value)
+
+
+LINE = st.sampled_from(
+    [
+        b"",
+        b" \t",
+        b"{}",
+        b'{"a": 1}',
+        b'{"text": "\xc3\xa4"}',
+        b'{"a": [1,',
+        b"[1]",
+        b'{"long": "%s"}' % (b"x" * LIMIT),
+    ]
+) | st.binary(max_size=9).map(lambda data: data.replace(b"\n", b""))
+LINES = st.tuples(
+    st.sampled_from([b"", b"\xef\xbb\xbf"]),
+    st.lists(st.tuples(LINE, st.sampled_from([b"\n", b"\r\n"])), max_size=12),
+    st.booleans(),
+)
+
+
+def joined(lines: tuple[bytes, list[tuple[bytes, bytes]], bool]) -> bytes:
+    """The bytes of a file; the last line end may be missing."""
+    before, parts, ended = lines
+    data = b"".join(line + end for line, end in parts)
+    return before + b'{"first": 0}\n' + (data if ended else data[:-1])
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, codec="zstd", asbytes=True))
+
+
+ANY_FOLDER = with_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@ANY_FOLDER
+@given(LINES, st.integers(1, 60))
+def test_the_chunks_of_lines_hold_each_row_once(tmp_path: Path, lines: Any, size: int) -> None:
+    path = tmp_path / "log"
+    for packed in (bytes, gzip.compress, zstd):
+        path.write_bytes(packed(joined(lines)))
+        assert in_chunks(path, size, LIMIT) == whole(path, LIMIT)
+
+
+@ANY_FOLDER
+@given(LINES, st.integers(1, 60), st.integers(1, 99))
+def test_a_file_that_breaks_gives_the_rows_before_and_one_error(
+    tmp_path: Path, lines: Any, size: int, cut: int
+) -> None:
+    path = tmp_path / "log"
+    for packed in (gzip.compress, zstd):
+        data = packed(joined(lines))
+        path.write_bytes(data[: -min(cut, len(data) - 5)])
+        assert in_chunks(path, size, LIMIT) == whole(path, LIMIT)
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\n\n",
+        b"[]",
+        b'[{"a": 1}, {"a": "%s"}, 3,, {"a": [\n1, 2]} ]' % (b"x" * LIMIT),
+        b'[{"a": 1}, {"a": 2}',
+        b'{\n"a": 1\n}\n{"b": 2}\n {"c"',
+        b'[{"a": 1}] and more',
+    ],
+)
+def test_the_chunks_of_documents_hold_each_row_once(tmp_path: Path, text: bytes, packed: Any) -> None:
+    path = tmp_path / "log.json"
+    path.write_bytes(packed(text))
+    for size in (1, 7, 1000):
+        assert in_chunks(path, size, LIMIT) == whole(path, LIMIT)
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 600])
+@pytest.mark.parametrize("group", [1, 7, 100])
+def test_the_chunks_of_a_table_hold_each_row_once(tmp_path: Path, group: int, limit: int) -> None:
+    rows = [{"ids": [i] * (i % 9 * 30), "text": None if i % 3 else "é" * i, "deep": {"a": i}} for i in range(40)]
+    table = pa.Table.from_pylist(rows)
+    bad = pa.array([b"\xff" if i == 20 else b"ok" for i in range(40)]).cast(pa.string(), safe=False)
+    words = pa.array(["one", "two"] * 20).dictionary_encode()
+    for name, extra in (("plain", None), ("bad", bad), ("words", words)):
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(table if extra is None else table.append_column("more", extra), path, row_group_size=group)
+        expected = whole(path, limit)
+        assert len(expected) == 40
+        for size in (1, 100, 3000, 1 << 20):
+            assert in_chunks(path, size, limit) == expected
+
+
+def test_a_line_is_read_by_one_process_only(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(b'{"row": "%s"}\n' % (b"x" * 50_000) for _ in range(30)))
+    read = [len(list(Reading(chunk))) for chunk in chunks_of(open_log(path), 20_000)]
+    assert sum(read) == 30
+    assert 0 in read
+
+
+def test_what_is_written_while_a_log_is_read_belongs_to_its_last_chunk(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b'{"a": 1}\n' * 10)
+    chunks = list(chunks_of(open_log(path), 30))
+    path.write_bytes(b'{"a": 1}\n' * 25)
+    assert sum(len(list(Reading(chunk))) for chunk in chunks) == 25
+
+
+# Processes
+
+
+def numbered(tasks: Any) -> list[tuple[int, Any]]:
+    return list(enumerate(tasks))
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_answers_come_in_the_order_of_the_tasks(jobs: int) -> None:
+    def work(task: int) -> tuple[int, int]:
+        time.sleep((task * 7 % 5) / 500)
+        return task, os.getpid()
+
+    tags = [(f"tag {i}", None if i % 4 == 0 else i) for i in range(60)]
+    answers = list(in_order(tags, work, jobs))
+    assert [tag for tag, _ in answers] == [tag for tag, _ in tags]
+    assert [answer and answer[0] for _, answer in answers] == [task for _, task in tags]
+    assert len({answer[1] for _, answer in answers if answer} - {os.getpid()}) == jobs
+
+
+def test_tasks_and_answers_larger_than_a_pipe_pass() -> None:
+    tasks = [bytes([i]) * (1 << 20) for i in range(20)]
+    assert [answer for _, answer in in_order(numbered(tasks), lambda task: task * 2, 3)] == [t * 2 for t in tasks]
+
+
+def test_few_tasks_are_taken_ahead() -> None:
+    taken = 0
+
+    def tasks() -> Iterator[tuple[int, int]]:
+        nonlocal taken
+        for taken in range(1000):
+            yield taken, taken
+
+    ahead = [taken - tag for tag, _ in in_order(tasks(), lambda task: b"x" * 100_000, 2)]
+    assert max(ahead) <= 3 * 2 + 1
+
+
+def children() -> list[int]:
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    if not listed.exists():
+        pytest.skip("this system does not list the children of a process")
+    return [int(one) for one in listed.read_text().split()]
+
+
+def test_processes_end_with_the_generator() -> None:
+    before = children()
+    answers = in_order(numbered(range(1000)), lambda task: task, 3)
+    assert next(answers) == (0, 0)
+    assert len(children()) == len(before) + 3
+    answers.close()
+    assert children() == before
+
+
+def unpicklable(task: int) -> int:
+    class Local(Exception):
+        pass
+
+    raise Local(f"task {task}")
+
+
+def out_of_memory(task: int) -> int:
+    raise MemoryError
+
+
+def killed(task: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def gone(task: int) -> int:
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "says"),
+    [
+        (lambda task: {}[task], KeyError, "7"),
+        (unpicklable, RuntimeError, "Local: task 7"),
+        (out_of_memory, SetupError, "--jobs 1"),
+        (killed, SetupError, "number 7: the process that worked on this was ended by SIGKILL"),
+        (gone, SetupError, "number 7: the process that worked on this ended"),
+    ],
+)
+def test_what_ends_a_process_ends_the_run(failing: Callable[[int], int], error: Any, says: str) -> None:
+    before = children()
+    got: list[int | None] = []
+    tasks = ((f"number {i}", i) for i in range(50))
+
+    def collect() -> None:
+        for _, answer in in_order(tasks, lambda task: failing(task) if task == 7 else task, 2):
+            got.append(answer)
+
+    with pytest.raises(error, match=says):
+        collect()
+    assert got == list(range(len(got)))
+    assert len(got) <= 7
+    assert children() == before
+
+
+def test_an_error_carries_the_lines_where_it_was_raised() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(in_order([(0, 0)], lambda task: 1 // task, 1))
+    assert "in <lambda>" in "".join(caught.value.__notes__)
+
+
+def test_each_process_has_its_own_cores_where_there_are_enough() -> None:
+    cores = os.sched_getaffinity(0)
+
+    def work(task: int) -> set[int]:
+        time.sleep(0.05)
+        return os.sched_getaffinity(0)
+
+    for jobs in {1, len(cores)}:
+        seen = [answer for _, answer in in_order(numbered(range(4 * jobs)), work, jobs)]
+        assert set().union(*filter(None, seen)) == cores
+        assert len({frozenset(one or ()) for one in seen}) == jobs
+    assert all(answer == cores for _, answer in in_order(numbered(range(4)), work, len(cores) + 1))
+    assert 1 <= usable_cores() <= len(cores)
+
+
+# Scans
+
+
+def scanned(
+    logs: Any, jobs: int | None = None, chunk: int | None = None, **options: Any
+) -> tuple[list[Result], Summary, str]:
+    """Results without what only one process holds, the summary without its clock, and the error at the end."""
+    scan = scan_rollouts(logs, Settings(jobs=jobs, **options))
+    scan.chunk_bytes = chunk
+    results, error = [], ""
+    try:
+        for result in scan:
+            results.append(bare(result))
+    except StorageError as raised:
+        error = str(raised)
+    scan.summary.seconds = 0.0
+    return results, scan.summary, error
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("log", FORMATS, ids=lambda path: path.stem)
+def test_results_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
+    expected = scanned(log, tokenizer=TOKENIZER)
+    assert expected[0]
+    assert not expected[2]
+    for jobs, chunk in ((1, None), (2, 997), (3, 20_011), (2, 1 << 20)):
+        assert scanned(log, jobs, chunk, tokenizer=TOKENIZER) == expected
+    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+    array = tmp_path / "array.json.gz"
+    array.write_bytes(gzip.compress(json.dumps(rows).encode()))
+    assert scanned(array, 2, 5_000, tokenizer=TOKENIZER) == scanned(array, tokenizer=TOKENIZER)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 4, 10, 12, 13, 25, 100])
+def test_a_limit_stops_at_the_same_row(tmp_path: Path, limit: int | None) -> None:
+    logs = [written(tmp_path / "a.jsonl", [CLEAN, BROKEN, CLEAN] * 4), FORMATS[0]]
+    logs.append(written(tmp_path / "c.jsonl", [BROKEN, {"no": 1}] * 4))
+    expected = scanned(logs, limit=limit)
+    for jobs, chunk in ((2, 150), (3, 500), (2, 1 << 20)):
+        assert scanned(logs, jobs, chunk, limit=limit) == expected
+
+
+def test_a_table_gives_the_same_results(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.Table.from_pylist([CLEAN, BROKEN, CLEAN] * 20), path, row_group_size=25)
+    expected = scanned(path, tokenizer=TOKENIZER)
+    assert {finding.code for result in expected[0] for finding in result.findings} >= {"LPR504"}
+    for jobs, chunk in ((2, 50), (3, 500), (2, 1 << 20)):
+        assert scanned(path, jobs, chunk, tokenizer=TOKENIZER) == expected
+
+
+def test_a_file_that_cannot_be_read_ends_the_run_behind_the_results_before_it(tmp_path: Path) -> None:
+    first = written(tmp_path / "a.jsonl", [CLEAN, BROKEN] * 5)
+    second = tmp_path / "b.jsonl"
+    third = written(tmp_path / "c.jsonl", [CLEAN])
+    for data in (b"\x80\x04pickle", gzip.compress(b'{"a": 1}\n' * 9)[:12], b"PAR1 no table", b"\xff\xfeU"):
+        second.write_bytes(data)
+        expected = scanned([first, second, third])
+        assert "b.jsonl" in expected[2]
+        assert len(expected[0]) == 10
+        assert scanned([first, second, third], 2, 100) == expected
+
+
+def test_a_file_that_breaks_does_not_end_the_others(tmp_path: Path) -> None:
+    text = b"".join(json.dumps({**CLEAN, "n": i}).encode() + b"\n" for i in range(3000))
+    broken = tmp_path / "a.jsonl.gz"
+    packed = gzip.compress(text)
+    broken.write_bytes(packed[: len(packed) // 2])
+    after = written(tmp_path / "b.jsonl", [CLEAN, BROKEN])
+    expected = scanned([broken, after], select=("REC", "LPR"))
+    assert expected[1].rows_unreadable == 1
+    assert scanned([broken, after], 3, 10_000, select=("REC", "LPR")) == expected
+
+
+def test_a_pipe_is_read_by_one_and_audited_by_several(tmp_path: Path) -> None:
+    data = written(tmp_path / "log", [CLEAN, BROKEN] * 50).read_bytes()
+    code = (
+        "import sys; from tito_audit import *; run = scan_rollouts('/dev/stdin', Settings(jobs=2))\n"
+        "run.chunk_bytes = 500; print(sum(len(one.findings) for one in run), run.summary.rollouts)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True, cwd=ROOT)
+    found = sum(len(result.findings) for result in scanned(tmp_path / "log")[0])
+    assert done.stdout.split() == [str(found).encode(), b"100"]
+
+
+def test_with_jobs_a_rollout_is_its_place_and_format(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [CLEAN] * 3)
+    (one, *_) = scan_rollouts(log)
+    assert one.rollout is not None
+    assert one.rollout.training_row is not None
+    for chunk in (None, 100):
+        scan = scan_rollouts(log, Settings(jobs=2))
+        scan.chunk_bytes = chunk
+        rollouts = [result.rollout for result in scan]
+        assert [rollout and rollout.place.row for rollout in rollouts] == [0, 1, 2]
+        assert {rollout and (rollout.format, rollout.training_row) for rollout in rollouts} == {("generic", None)}
+
+
+def test_chunks_are_many_for_each_process_and_never_large() -> None:
+    assert chunk_bytes(10 << 20, 2) == (10 << 20) // 16
+    assert chunk_bytes(10 << 30, 2) == 8 << 20
+    assert chunk_bytes(100, 16) == 1 << 18
+
+
+def test_progress_counts_rows_and_bytes_up_to_all_of_them(tmp_path: Path) -> None:
+    logs = [written(tmp_path / f"{name}.jsonl", [CLEAN] * 40) for name in "ab"]
+    total = sum(log.stat().st_size for log in logs)
+    for jobs, chunk in ((None, None), (2, 300)):
+        seen: list[tuple[int, int, int]] = []
+        scan = scan_rollouts(logs, Settings(jobs=jobs), lambda *now, seen=seen: seen.append(now))
+        scan.chunk_bytes = chunk
+        assert len(list(scan)) == 80
+        assert seen == sorted(seen)
+        assert seen[-1] == (80, total, total)
+
+
+# The command line
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    """A log that takes two processes some seconds."""
+    row = {"token_ids": [5] * 4000, "loss_mask": [1] * 4000, "logprobs": [0.5] * 4000}
+    path = tmp_path / "long.jsonl"
+    path.write_bytes((json.dumps(row).encode() + b"\n") * 1500)
+    return path
+
+
+def command(log: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "tito_audit", "scan", str(log), "--jobs", "2", *more]
+
+
+def workers_of(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    for _ in range(1000):
+        found = [int(one) for one in listed.read_text().split()]
+        if len(found) == 2:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("no processes were started")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and that nobody has asked for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_a_scan_with_jobs_prints_what_it_prints_without(long: Path) -> None:
+    short = long.with_name("short.jsonl")
+    short.write_bytes(b"".join(long.read_bytes().splitlines(keepends=True)[:60]))
+    printed = {}
+    for jobs in (1, 2):
+        words = [*command(short, "--report", "json", "--report", f"jsonl={long.with_name('out')}")]
+        words[words.index("2")] = str(jobs)
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert (done.returncode, done.stderr) == (1, "")
+        page = json.loads(done.stdout)
+        page["summary"].pop("seconds")
+        lines = long.with_name("out").read_text(encoding="utf-8").splitlines()
+        printed[jobs] = (page, lines[:-1])
+    assert printed[1] == printed[2]
+    assert len(printed[1][1]) >= 60
+
+
+@pytest.mark.parametrize("who", ["worker", "parent"])
+def test_a_signal_ends_all_processes_with_one_message(long: Path, who: str) -> None:
+    children()
+    with subprocess.Popen(
+        command(long), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
+    ) as run:
+        workers = workers_of(run.pid)
+        if who == "worker":
+            os.kill(workers[1], signal.SIGKILL)
+        else:
+            os.killpg(run.pid, signal.SIGINT)  # as a terminal does, to all of them
+        out, err = run.communicate(timeout=30)
+    assert out == ""
+    assert "Traceback" not in err
+    if who == "worker":
+        assert run.returncode == 2
+        assert "was ended by SIGKILL" in err
+        assert str(long) in err
+    else:
+        assert run.returncode == 130
+        assert err == "tito-audit: interrupted; no report was finished\n"
+    assert not any(map(alive, workers))
+
+
+def test_processes_end_when_the_reader_goes_away(long: Path) -> None:
+    children()
+    with subprocess.Popen(
+        command(long, "--report", "jsonl"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as run:
+        workers = workers_of(run.pid)
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.readline()
+        run.stdout.close()
+        assert run.stderr.read() == b""
+        assert run.wait(timeout=30) == 141
+    assert not any(map(alive, workers))
+
+
+def test_processes_end_when_their_parent_is_killed(long: Path) -> None:
+    children()
+    with subprocess.Popen(command(long), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as run:
+        workers = workers_of(run.pid)
+        run.kill()
+        run.communicate(timeout=30)  # ends when the last holder of its stdout is about to
+    for _ in range(100):
+        if not any(map(alive, workers)):
+            break
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
+
+
+def test_a_first_result_is_there_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def results() -> Iterator[int]:
+        try:
+            for number in range(3):
+                said.append(f"result {number}")
+                yield number
+        finally:
+            said.append("closed")
+
+    started = begun(watched(results(), pace=Pace()))
+    assert said == ["result 0"]
+    assert next(started) == 0
+    started.close()
+    assert said == ["result 0", "closed"]
+    assert list(begun(watched(iter(())))) == []
+
+
+def test_the_pace_leaves_out_what_went_before_the_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    pace = Pace()
+    assert pace.rates(99.0) == (0.0, 0.0)
+    pace(10, 1000, 9000)
+    assert pace.rates(100.0) == (0.0, 0.0)
+    pace(50, 3000, 9000)
+    assert pace.rates(104.0) == (10.0, 500.0)
+    assert _shown(7, "rollouts", pace, 90.0, 104.0) == {
+        "completed": 3000,
+        "total": 9000,
+        "words": " 33% · 50 rows · 10 rows/s · 0.0 MB/s · 0:12 left",
+    }
+    assert _shown(70, "rows", None, 90.0, 100.0) == {"completed": 70, "words": "70 rows · 7/s"}

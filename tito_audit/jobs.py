@@ -1,0 +1,291 @@
+"""Work spread over processes that are forked from this one: what was loaded before is theirs without a copy."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import sys
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from tito_audit.errors import SetupError, TitoAuditError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+__all__ = ["can_fork", "in_order", "sendable", "usable_cores"]
+
+Tag = TypeVar("Tag")
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+_AHEAD = 2
+"""Tasks that a process may hold: one at work, one to go on with while nobody looks."""
+_LIGHT = 16 * 1024
+"""Pickled bytes of a task that a pipe takes at once. A heavier one is sent to a process that waits for it: were it
+at work, it could be waiting in turn for us to take its answer."""
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def can_fork() -> bool:
+    """Whether processes can be forked here. On macOS they can, but system libraries break in them."""
+    return hasattr(os, "fork") and sys.platform != "darwin"
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: those it is pinned to, no more than its container pays for."""
+    cores = len(_cores()) or os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = _QUOTA.read_text(encoding="ascii").split()
+        cores = min(cores, max(1, round(int(quota) / int(period))))
+    return cores
+
+
+def in_order(
+    tasks: Iterable[tuple[Tag, Task | None]], work: Callable[[Task], Answer], jobs: int
+) -> Generator[tuple[Tag, Answer | None], None, None]:
+    """Each tag with what `work` returned for its task, in the order of the tasks; None for a tag without one.
+
+    `work` runs in `jobs` processes that are forked when iteration starts; only tasks and answers are pickled. Of
+    the tasks no more are taken than a few a process, so that neither they nor answers pile up. What `work` raises
+    is raised here, in its turn. SetupError when a process was ended from outside. However this generator ends,
+    its processes do.
+    """
+    crew: _Crew[Tag, Task, Answer] = _Crew(work, jobs)
+    try:
+        yield from crew.run(tasks)
+    finally:
+        crew.close()
+
+
+@dataclass(slots=True)
+class _Failed:
+    """The answer of a task that raised."""
+
+    error: BaseException
+
+
+@dataclass(slots=True)
+class _Worker:
+    pid: int
+    tasks: Connection[Any, Any]
+    answers: Connection[Any, Any]
+    held: deque[int] = field(default_factory=deque)
+    """Numbers of the tasks it was given and has not answered."""
+
+
+class _Crew(Generic[Tag, Task, Answer]):
+    """The processes, and what is on its way to them and back."""
+
+    def __init__(self, work: Callable[[Task], Answer], jobs: int) -> None:
+        self._work = work
+        self._workers: list[_Worker] = []
+        self._order: deque[tuple[int, Tag]] = deque()
+        """Tags that were taken and not given back, numbered."""
+        self._done: dict[int, Any] = {}
+        self._next: tuple[int, bytes] | None = None
+        """A task that waits for a process."""
+        self._taken = 0
+        self._most = 3 * jobs + 1
+        try:
+            for shares in _shares(jobs):
+                self._fork(shares)
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, OSError):
+                raise
+            raise SetupError(
+                f"--jobs {jobs}: no more processes can be started ({error.strerror or error}).\n"
+                "Ask for fewer, or run with --jobs 1."
+            ) from error
+
+    def run(self, tasks: Iterable[tuple[Tag, Task | None]]) -> Iterator[tuple[Tag, Answer | None]]:
+        """Tags with their answers, in order."""
+        source = iter(tasks)
+        while True:
+            self._hand_out(source)
+            if not self._order:
+                return
+            number, tag = self._order[0]
+            if number not in self._done:
+                self._collect()
+                continue
+            self._order.popleft()
+            answer = self._done.pop(number)
+            if isinstance(answer, _Failed):
+                raise answer.error
+            yield tag, answer
+
+    def close(self) -> None:
+        """End the processes; they hold nothing that has to be kept."""
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+            worker.tasks.close()
+            worker.answers.close()
+        for worker in self._workers:
+            _status(worker)
+        self._workers.clear()
+
+    def _hand_out(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
+        """Give tasks to processes as long as there are both."""
+        while True:
+            if self._next is None and not self._take(source):
+                return
+            if self._next is None:
+                continue
+            number, data = self._next
+            room = _AHEAD if len(data) <= _LIGHT else 1
+            worker = min(self._workers, key=lambda one: len(one.held))
+            if len(worker.held) >= room:
+                return
+            worker.held.append(number)
+            self._next = None
+            try:
+                worker.tasks.send_bytes(data)
+            except OSError:
+                self._lost(worker)
+
+    def _take(self, source: Iterator[tuple[Tag, Task | None]]) -> bool:
+        """Whether there was another tag; its task, if it has one, is the next."""
+        if len(self._order) >= self._most:
+            return False
+        for tag, task in source:
+            self._order.append((self._taken, tag))
+            if task is None:
+                self._done[self._taken] = None
+            else:
+                self._next = (self._taken, pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
+            self._taken += 1
+            return True
+        return False
+
+    def _collect(self) -> None:
+        """Wait for at least one answer."""
+        from multiprocessing.connection import wait
+
+        ready = wait([worker.answers for worker in self._workers])
+        for worker in self._workers:
+            if worker.answers in ready:
+                try:
+                    data = worker.answers.recv_bytes()
+                except (EOFError, OSError):
+                    self._lost(worker)
+                self._done[worker.held.popleft()] = pickle.loads(data)
+
+    def _lost(self, worker: _Worker) -> NoReturn:
+        """Raise for a process that is no more, with what it was doing."""
+        tags = dict(self._order)
+        where = next((str(tags[number]) for number in worker.held if number in tags), "")
+        status = _status(worker)
+        self._workers.remove(worker)
+        how = "ended"
+        if status < 0:
+            with suppress(ValueError):
+                how = f"was ended by {signal.Signals(-status).name}"
+        raise SetupError(
+            f"{where + ': ' if where else ''}the process that worked on this {how}.\n"
+            "Most likely memory ran out; nothing after this place was looked at.\n"
+            "Run with fewer --jobs, or with --jobs 1."
+        )
+
+    def _fork(self, cores: Sequence[int]) -> None:
+        from multiprocessing.connection import Pipe
+
+        (take, give), (collect, answer) = Pipe(duplex=False), Pipe(duplex=False)
+        # No interrupt may reach the child before it leaves them to us, nor us before we know of the child.
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with warnings.catch_warnings():
+                # Threads of ours are not in the child, which uses nothing that they hold.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if not pid:
+                ours = [give, collect, *(end for one in self._workers for end in (one.tasks, one.answers))]
+                _live(self._work, take, answer, ours, cores, signals)
+            self._workers.append(_Worker(pid, give, collect))
+            take.close()
+            answer.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+
+
+def _live(
+    work: Callable[[Any], Any],
+    tasks: Connection[Any, Any],
+    answers: Connection[Any, Any],
+    not_mine: Iterable[Connection[Any, Any]],
+    cores: Sequence[int],
+    signals: Iterable[int],
+) -> NoReturn:
+    """All that a forked process does; it never returns into what its parent was doing."""
+    code = 1
+    try:
+        for end in not_mine:  # the end of a pipe is seen once nobody holds its other end
+            end.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        gc.freeze()  # what was there before stays shared, and files of the parent are not closed here
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        if cores:
+            os.sched_setaffinity(0, cores)
+        while True:
+            task = pickle.loads(tasks.recv_bytes())
+            answers.send_bytes(_answer(work, task))
+    except (EOFError, BrokenPipeError):
+        code = 0  # nobody is there any more
+    finally:
+        os._exit(code)
+
+
+def _answer(work: Callable[[Any], Any], task: Any) -> bytes:
+    try:
+        return pickle.dumps(work(task), pickle.HIGHEST_PROTOCOL)
+    except BaseException as error:
+        return pickle.dumps(_Failed(sendable(error)), pickle.HIGHEST_PROTOCOL)
+
+
+def sendable(error: BaseException) -> BaseException:
+    """The error for another process: with the lines of its traceback, as RuntimeError if it cannot travel."""
+    if isinstance(error, MemoryError):
+        return SetupError("Memory ran out in one of the processes.\nRun with fewer --jobs, or with --jobs 1.")
+    lines = "".join(traceback.format_exception(error))
+    if not isinstance(error, TitoAuditError):
+        error.add_note(lines)
+    try:
+        pickle.loads(pickle.dumps(error, pickle.HIGHEST_PROTOCOL))
+    except Exception:
+        return RuntimeError(lines)
+    return error
+
+
+def _status(worker: _Worker) -> int:
+    """How the process ended, waiting for that: its exit code, or the negative number of a signal."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
+    except ChildProcessError:
+        return 0
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def _shares(jobs: int) -> list[list[int]]:
+    """The cores of each process, none of them in two; [] where they cannot be shared out.
+
+    A pool of threads starts as many as there are cores to use, in every process: pinned, each its own.
+    """
+    cores = _cores()
+    if jobs > len(cores):
+        return [[] for _ in range(jobs)]
+    return [cores[number::jobs] for number in range(jobs)]

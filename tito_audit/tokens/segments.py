@@ -1,0 +1,265 @@
+"""Segments: texts cut at control tokens, each distinct segment encoded once.
+
+A tokenizer takes the control tokens out of a text before it does anything else, and encodes what is left
+between them piece by piece. So a text may be cut there by hand, for tokens of which nothing but their
+literal text decides where they are:
+
+    <|im_start|>  user\\nHi  <|im_end|>  \\n  <|im_start|>  assistant\\n
+      token       segment     token  segment   token        segment
+
+A chat repeats most of its segments, from turn to turn and from rollout to rollout.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from tito_audit.record.arrays import Ids, Mask, Offsets
+from tito_audit.tokens.encoders import ReferenceEncoder
+from tito_audit.tokens.vocab import Prefix, Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["Cuts", "SegmentEncoder", "Stretch", "find_cuts"]
+
+Stretch = tuple[int, int, bytes]
+"""A segment of ids with its neighbours: the control token before (-1: the start), after (-1: the end), its ids."""
+
+_SIDES = ("", "a", " a ", "\n", "\n\n", "e\u0301", "\u0301", "12", "中", "'s", ".", "<", "|>")
+"""What stands beside a control token in the probes of the cuts."""
+_MOST = 1024
+"""Up to so many control tokens; of more only those marked as special (gemma-3 has 6,000 unused ones)."""
+_PROBED = 16
+"""Control tokens that are probed with all neighbours; each of them is probed once."""
+
+
+class Cuts:
+    """Where the texts of one tokenizer may be cut: its control tokens by their literal text.
+
+    Without any (`Cuts({})`) a text is one segment.
+    """
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        self.tokens = dict(tokens)
+        self._split = re.compile(f"({_pattern(sorted(tokens))})").split if tokens else None
+        self._arrays = {content: np.array([token_id], np.int32) for content, token_id in tokens.items()}
+        # One slot before and one after, for ids that are no token's: taking clips to these.
+        self._table: Mask = np.zeros(max(tokens.values(), default=-1) + 3, np.bool_)
+        self._table[[token_id + 1 for token_id in tokens.values()]] = True
+
+    def split(self, text: str) -> list[str]:
+        """Segments and control tokens by turns, a segment first and last; joined they are the text."""
+        return self._split(text) if self._split is not None else [text]
+
+    def join(self, pieces: Sequence[str], found: Mapping[str, Ids]) -> Ids:
+        """The ids of a text that was split, from those of its segments."""
+        if len(pieces) == 1:
+            return found[pieces[0]]
+        # Where two control tokens meet stands no text, whatever an encoder makes of the empty one.
+        arrays = self._arrays
+        parts = [arrays[piece] if i & 1 else found[piece] for i, piece in enumerate(pieces) if piece]
+        ids: Ids = np.concatenate(parts)
+        ids.flags.writeable = False
+        return ids
+
+    def positions(self, ids: Ids) -> Offsets:
+        """Where in the ids control tokens stand at which texts are cut."""
+        return np.flatnonzero(self._table.take(ids.astype(np.int64) + 1, mode="clip"))
+
+    def divide(self, ids: Ids) -> list[Stretch]:
+        """The stretches between control tokens, empty ones too."""
+        at = self.positions(ids).tolist()
+        around = [-1, *ids[at].tolist(), -1]
+        starts, ends = [0, *(i + 1 for i in at)], [*at, len(ids)]
+        data = ids.astype(np.int32, copy=False).tobytes()
+        return [
+            (before, after, data[4 * start : 4 * end])
+            for before, after, start, end in zip(around, around[1:], starts, ends, strict=False)
+        ]
+
+    def parts(self, text: str, ids: Ids) -> list[tuple[str, Stretch]] | None:
+        """Each segment of a text with its ids; None where the two do not have the same control tokens."""
+        pieces, stretches = self.split(text), self.divide(ids)
+        spelled = [self.tokens[piece] for piece in pieces[1::2]]
+        if spelled != [after for _, after, _ in stretches[:-1]]:
+            return None
+        return list(zip(pieces[::2], stretches, strict=True))
+
+
+class SegmentEncoder:
+    """An encoder that is asked for each distinct segment once, in one call and across calls."""
+
+    def __init__(self, encode: Callable[[Sequence[str]], list[Ids]], cuts: Cuts, cached_characters: int) -> None:
+        self.cuts = cuts
+        self.cached_characters = cached_characters
+        """How much text it remembers the ids of."""
+        self.cache: OrderedDict[str, Ids] = OrderedDict()
+        """Segments and their ids, the one asked for the longest ago first."""
+        self.held = 0
+        """Characters of the segments that are remembered."""
+        self._encode = encode
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text, in order."""
+        cut = {text: self.cuts.split(text) for text in dict.fromkeys(texts)}
+        found = self._look_up(piece for pieces in cut.values() for piece in pieces[::2])
+        whole = {text: self.cuts.join(pieces, found) for text, pieces in cut.items()}
+        return [whole[text] for text in texts]
+
+    def encode_segments(self, segments: Sequence[str]) -> list[Ids]:
+        """The ids of texts that hold no control token at which to cut."""
+        found = self._look_up(segments)
+        return [found[segment] for segment in segments]
+
+    def _look_up(self, segments: Iterable[str]) -> dict[str, Ids]:
+        """The ids by segment, of those that are remembered and of those that are not."""
+        found: dict[str, Ids] = {}
+        missing: list[str] = []
+        cache = self.cache
+        for segment in dict.fromkeys(segments):
+            ids = cache.get(segment)
+            if ids is None:
+                missing.append(segment)
+            else:
+                cache.move_to_end(segment)
+                found[segment] = ids
+        if missing:
+            encoded = dict(zip(missing, self._encode(missing), strict=True))
+            found |= encoded
+            self._remember(encoded)
+        return found
+
+    def _remember(self, encoded: Mapping[str, Ids]) -> None:
+        """Keep these, and let the segments go that were not asked for the longest."""
+        for segment, ids in encoded.items():
+            if len(segment) > self.cached_characters // 4:
+                continue
+            self.cache[segment] = ids
+            self.held += len(segment)
+        while self.held > self.cached_characters:
+            segment, _ = self.cache.popitem(last=False)
+            self.held -= len(segment)
+
+
+def find_cuts(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cuts:
+    """The control tokens at which texts may be cut, none where the tokenizer gives no ground for it.
+
+    Derived from what the tokenizer says of its parts, then tried on probes: cut and whole must agree.
+    """
+    none = Cuts({})
+    if vocabulary.prefix is Prefix.FIRST_UNLESS_SPACE or not _readable(backend):
+        return none
+    normal = _no_normalizer(backend)
+    added = backend.get_added_tokens_decoder()
+    plain = {i: token for i, token in added.items() if _plain(token) and (normal or not token.normalized)}
+    if len(plain) > _MOST:
+        plain = {i: token for i, token in plain.items() if token.special}
+    apart = _apart({token.content for token in plain.values()}, {token.content for token in added.values()})
+    cuts = Cuts({token.content: i for i, token in plain.items() if token.content in apart})
+    return cuts if _holds(cuts, ReferenceEncoder(backend)) else none
+
+
+def _plain(token: tokenizers.AddedToken) -> bool:
+    """True for a token that is found wherever its literal text stands, whatever stands beside it.
+
+    Its ends are signs, so no neighbour that wants a whole word or takes the spaces around it can be
+    affected. Where a text holds half of a surrogate pair it is mended after it was cut: a token with the
+    outcome of mending in it would be found too late.
+    """
+    ends = token.content[:1] + token.content[-1:]
+    signs = bool(ends) and not any(char.isalnum() or char.isspace() or char == "_" for char in ends)
+    mended = any(char >= "\U00010000" or char == "\ufffd" for char in token.content)
+    return signs and not mended and not (token.lstrip or token.rstrip or token.single_word)
+
+
+def _apart(chosen: set[str], contents: set[str]) -> set[str]:
+    """The chosen of the contents that can share no character of a text with any of the contents."""
+    starts, chosen_starts = _starts(contents), _starts(chosen)
+    firsts, chosen_firsts = {c[0] for c in contents if c}, {c[0] for c in chosen}
+    lengths, chosen_lengths = sorted({len(c) for c in contents}), sorted({len(c) for c in chosen})
+    mixed = chosen & starts
+    for content in chosen:  # another one begins in it
+        for i, char in enumerate(content):
+            if char in firsts:
+                rest = content[i:]
+                inside = any(rest[:n] in contents for n in lengths if n < len(rest))
+                if inside or (i and (rest in starts or rest in contents)):
+                    mixed.add(content)
+    begun: set[str] = set()
+    for content in contents:  # it begins in another one
+        for i, char in enumerate(content):
+            if i and char in chosen_firsts:
+                rest = content[i:]
+                mixed |= {rest[:n] for n in chosen_lengths} & chosen
+                begun |= {rest} & chosen_starts
+    mixed |= {content for content in chosen if begun and not begun.isdisjoint(_starts({content}))}
+    return chosen - mixed
+
+
+def _starts(contents: set[str]) -> set[str]:
+    """What the contents begin with, themselves left out."""
+    return {content[:n] for content in contents for n in range(1, len(content))}
+
+
+def _no_normalizer(backend: tokenizers.Tokenizer) -> bool:
+    """True if texts are encoded as they are."""
+    state = _state(backend.normalizer)
+    return state is None or state == {"type": "Sequence", "normalizers": []}
+
+
+def _readable(backend: tokenizers.Tokenizer) -> bool:
+    """True unless a part of the tokenizer is code that shows nothing of itself."""
+    try:
+        _state(backend.normalizer)
+        _state(backend.pre_tokenizer)
+    except Exception:  # tokenizers raises plain Exception for parts written in Python
+        return False
+    return True
+
+
+def _state(part: Any) -> Any:
+    return None if part is None else orjson.loads(part.__getstate__())
+
+
+def _holds(cuts: Cuts, reference: ReferenceEncoder) -> bool:
+    """True if the reference gives the cut texts the ids that it gives the whole ones."""
+    contents = list(cuts.tokens)
+    probes = ["".join(contents)]
+    for content in contents[:: max(1, len(contents) // _PROBED)]:
+        probes += [before + content + after for before, after in zip(_SIDES, reversed(_SIDES), strict=True)]
+    pieces = [cuts.split(probe) for probe in probes]
+    segments = list(dict.fromkeys(piece for cut in pieces for piece in cut[::2]))
+    found = dict(zip(segments, reference.encode_alone(segments), strict=True))
+    whole = reference.encode_alone(probes)
+    return all(np.array_equal(cuts.join(cut, found), ids) for cut, ids in zip(pieces, whole, strict=True))
+
+
+def _pattern(words: list[str]) -> str:
+    """A pattern for any of the words, the longest where one begins another; they come sorted.
+
+    What words share is written once, so a place in a text is left as soon as none of them goes on.
+    """
+    groups: dict[str, list[str]] = {}
+    for word in words:
+        groups.setdefault(word[:1], []).append(word)
+    optional = groups.pop("", None) is not None
+    branches = []
+    for group in groups.values():
+        start = _shared_start(group[0], group[-1])
+        rest = [word[len(start) :] for word in group]
+        branches.append(re.escape(start) + (_pattern(rest) if len(rest) > 1 else ""))
+    joined = branches[0] if len(branches) == 1 and not optional else f"(?:{'|'.join(branches)})"
+    return joined + ("?" if optional else "")
+
+
+def _shared_start(first: str, last: str) -> str:
+    """What the first and the last of sorted words begin with, and so all between them."""
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:length]
