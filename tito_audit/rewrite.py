@@ -41,6 +41,7 @@ from tito_audit.storage import (
     open_log,
     open_output,
     refuse_taken,
+    same_place,
     target_paths,
 )
 from tito_audit.storage.row import RawRow
@@ -394,5 +395,5 @@ def _threshold(settings: Settings, repairs: RepairSettings) -> Severity:
 
 
 def _refuse_same(place: Path, taken: Sequence[Path]) -> None:
-    if any(place.resolve() == one.resolve() for one in taken):
+    if any(same_place(place, one) for one in taken):
         raise SetupError(f"--quarantine: {place} is read or written by this run already; name another file.")
