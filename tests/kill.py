@@ -1,7 +1,8 @@
-"""The command line in a process that kills itself: `python tests/kill.py FOLDER NUMBER ARGUMENTS...`.
+"""Runs that kill themselves: `python tests/kill.py FOLDER... -- repair ARGUMENTS...`, in which `{}` is the folder.
 
-It dies by SIGKILL just before the step of that number, counted from 1, of all that touch a file in FOLDER or
-the folder itself: opening, naming, renaming, removing, changing modes. Where there are fewer steps it lives.
+The first dies by SIGKILL just before its first step that touches its folder (opening something there, naming,
+renaming, removing), the second before its second, and so on until one comes to
+its end. Prints how each one ended.
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ import os
 import signal
 import sys
 
+import jinja2.sandbox  # noqa: F401  the parent loads what takes time
+import tokenizers  # noqa: F401
+
+import tito_audit.cli._compare
+import tito_audit.rewrite  # noqa: F401
 from tito_audit.cli import main
 
-STEPS = {"open", "os.link", "os.rename", "os.remove", "os.truncate", "os.chmod", "os.mkdir", "os.rmdir"}
+NAMING = {"os.link", "os.rename", "os.remove"}
+"""Steps that name a file relative to a folder that was opened before."""
 
 
-def watch(folder: str, last: int) -> None:
-    """Count the steps from now on, and stop for good before the last one."""
+def kill_before(last: int, folder: str) -> None:
+    """Nothing; from now on the steps are counted, and the last one never comes."""
     done = 0
 
     def step(event: str, values: tuple[object, ...]) -> None:
         nonlocal done
-        if event not in STEPS:
-            return
-        # A name without a folder is one in a folder that was opened before, which only links and renames use.
-        near = event in {"os.link", "os.rename", "os.remove"}
-        if near or str(values[0]).startswith(folder):
+        if event in NAMING or (event == "open" and str(values[0]).startswith(folder)):
             done += 1
             if done == last:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -34,7 +37,15 @@ def watch(folder: str, last: int) -> None:
 
 
 if __name__ == "__main__":
-    folder, number = sys.argv[1:3]
-    sys.argv[1:] = sys.argv[3:]
-    watch(folder, int(number))
-    main()
+    end = sys.argv.index("--")
+    folders, arguments = sys.argv[1:end], sys.argv[end + 1 :]
+    for number, folder in enumerate(folders, 1):
+        child = os.fork()
+        if not child:
+            sys.argv[1:] = [word.replace("{}", folder) for word in arguments]
+            kill_before(number, folder)
+            main()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(code, flush=True)
+        if code != -signal.SIGKILL:
+            break

@@ -625,3 +625,10 @@ def test_the_shared_rollouts_are_calls_that_each_wrote_their_message():
             assert len(rollout.turns) == sum(message.role == "assistant" for message in rollout.messages)
             assert all(turn.message_index is not None for turn in rollout.turns)
             assert all(turn.completion_logprobs is not None for turn in rollout.turns)
+
+
+def test_null_columns_that_a_table_adds_beside_a_training_row_are_no_call() -> None:
+    row = {"token_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "prompt_ids": None, "completion_ids": None}
+    (rollout,) = format_named("generic").read(row, Place("log", 0))
+    assert rollout.turns == ()
+    assert rollout.training_row is not None

@@ -26,7 +26,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
-    ("rewrite",),
+    ("rewrite", "write"),
     ("pipeline",),
     ("spread",),
     ("storage", "formats", "rules", "repairs", "reports"),

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from tito_audit.record.rollout import Turn as Turn
     from tito_audit.rewrite import Repairs as Repairs
     from tito_audit.rewrite import repair_rollouts as repair_rollouts
-    from tito_audit.rewrite import write_rollouts as write_rollouts
     from tito_audit.summary import Summary as Summary
+    from tito_audit.write import write_rollouts as write_rollouts
 
 __version__ = VERSION
 
@@ -71,8 +71,9 @@ _HOMES = {
     "record.message": ("Message", "ToolCall"),
     "record.outcome": ("Outcome",),
     "record.rollout": ("Place", "Rollout", "TrainingRow", "Turn"),
-    "rewrite": ("Repairs", "repair_rollouts", "write_rollouts"),
+    "rewrite": ("Repairs", "repair_rollouts"),
     "summary": ("Summary",),
+    "write": ("write_rollouts",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -35,6 +35,9 @@ class Audited:
         return self.evidence.rollout
 
 
+_ROUNDS = 4
+"""How often all repairs are tried on a row, while any of them still cures something."""
+
 Audit = Callable[[Row], list[Audited]]
 """Reads a row and audits its rollouts with every rule; RecordError when it cannot be read."""
 
@@ -84,35 +87,40 @@ def cure_row(row: Row, form: Format, audited: Sequence[Audited], audit: Audit, t
     and the reason is in `declined`.
     """
     cure = Cure([Written(row, tuple(audited))])
-    for repair in terms.repairs:
+    # What one repair cures may be what kept an earlier one from being proven.
+    last = [repair for repair in terms.repairs if repair.name == "drop"]
+    others = [repair for repair in terms.repairs if repair.name != "drop"]
+    for _ in range(_ROUNDS):
+        before = cure.rows
+        cure.declined.clear()
+        _round(cure, others, form, audit, terms)
+        if len(cure.rows) == len(before) and all(a is b for a, b in zip(cure.rows, before, strict=True)):
+            break
+    _round(cure, last, form, audit, terms)
+    return cure
+
+
+def _round(cure: Cure, repairs: Sequence[Repair], form: Format, audit: Audit, terms: Terms) -> None:
+    """Every repair tried once on what became of the row."""
+    for repair in repairs:
         rows: list[Written] = []
         for written in cure.rows:
             rows += _step(written, repair, form, audit, terms, cure)
             if cure.left_out is not None:
                 cure.rows = []
-                return cure
+                return
         cure.rows = rows
-    return cure
 
 
 def _step(written: Written, repair: Repair, form: Format, audit: Audit, terms: Terms, cure: Cure) -> list[Written]:
     """What one repair makes of one row: the row itself where it does nothing that could be proven."""
-    try:
-        mends = _mends(written, repair, terms, cure)
-        if not mends:
-            return [written]
-        if any(mend is not None and not mend.rollouts for mend in mends.values()):
-            cure.left_out = next(mend.reason for mend in mends.values() if mend is not None and not mend.rollouts)
-            cure.cured[repair.name] = _codes(_claimed(written, repair, terms))
-            return []
-        after = _written_again(written, mends, form, audit)
-    except RecordError as error:
-        cure.declined.setdefault(repair.name, str(error))
-        return [written]
-    adds = frozenset[str]().union(*(mend.adds for mend in mends.values()))
-    because = _unproven(written, after, repair, terms, adds)
-    if because is not None:
-        cure.declined.setdefault(repair.name, because)
+    mends = _mends(written, repair, terms, cure)
+    if any(not mend.rollouts for mend in mends.values()):
+        cure.left_out = next(mend.reason for mend in mends.values() if not mend.rollouts)
+        cure.cured[repair.name] = _codes(_claimed(written, repair, terms))
+        return []
+    after = _proven(written, mends, repair, form, audit, terms, cure)
+    if after is None:
         return [written]
     before = _claimed(written, repair, terms)
     left = [f for one in after for f in _claimed(one, repair, terms)]
@@ -123,6 +131,51 @@ def _step(written: Written, repair: Repair, form: Format, audit: Audit, terms: T
     return after
 
 
+def _proven(
+    written: Written, mends: dict[int, Mend], repair: Repair, form: Format, audit: Audit, terms: Terms, cure: Cure
+) -> list[Written] | None:
+    """The row with those of the proposals that the audit proves, which alone stay in `mends`; None without any.
+
+    Each rollout of a group is judged by itself: what cannot be done for one keeps no other from its cure.
+    """
+    while mends:
+        try:
+            after = _written_again(written, mends, form, audit)
+        except RecordError as error:
+            if len(mends) == 1:
+                cure.declined.setdefault(repair.name, str(error))
+                return None
+            alone = {item: {item: mend} for item, mend in mends.items()}
+            bad = {
+                n for n, one in alone.items() if _proven(written, one, repair, form, audit, terms, cure) is None
+            }
+            bad = bad or {max(mends)}
+        else:
+            reasons = {
+                item: because
+                for item in mends
+                if (because := _unproven(*_of_item(written, after, item), repair, terms, mends[item].adds))
+            }
+            if not reasons:
+                return after
+            cure.declined.setdefault(repair.name, next(iter(reasons.values())))
+            bad = set(reasons)
+        for item in bad:
+            del mends[item]
+    return None
+
+
+def _of_item(before: Written, after: list[Written], item: int) -> tuple[Written, list[Written]]:
+    """The part of a row that a proposal is about, before and after; all of it but in a group."""
+    if len(before.audited) == 1:
+        return before, after
+    number = next(n for n, one in enumerate(before.audited) if one.rollout.place.item == item)
+    (row,) = after
+    return Written(before.row, before.audited[number : number + 1]), [
+        Written(row.row, row.audited[number : number + 1])
+    ]
+
+
 def _mends(written: Written, repair: Repair, terms: Terms, cure: Cure) -> dict[int, Mend]:
     """What the repair proposes for the rollouts of a row, by their item."""
     mends: dict[int, Mend] = {}
@@ -130,7 +183,11 @@ def _mends(written: Written, repair: Repair, terms: Terms, cure: Cure) -> dict[i
         findings = tuple(f for f in one.result.findings if _acts_on(f, repair, terms))
         if not findings and not repair.chosen(terms.choices):
             continue
-        mend = repair.mend(explain(one.evidence, terms.rules), findings, terms.choices)
+        try:
+            mend = repair.mend(explain(one.evidence, terms.rules), findings, terms.choices)
+        except RecordError as error:
+            cure.declined.setdefault(repair.name, str(error))
+            continue
         if mend is None:
             continue
         if mend.safety is Safety.UNSAFE and not terms.unsafe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,9 +25,8 @@ from tito_audit.pipeline import (
     unreadable,
 )
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.record.mended import unmended
 from tito_audit.record.outcome import Outcome
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.rollout import Place
 from tito_audit.render.renderer import Renderer
 from tito_audit.repair import Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
@@ -41,6 +40,7 @@ from tito_audit.storage import (
     open_log,
     open_output,
     refuse_taken,
+    same_place,
     target_paths,
 )
 from tito_audit.storage.row import RawRow
@@ -49,7 +49,7 @@ from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.version import VERSION
 
-__all__ = ["COLUMN", "Repairs", "repair_rollouts", "write_rollouts"]
+__all__ = ["COLUMN", "Repairs", "repair_rollouts"]
 
 COLUMN = "tito_audit"
 """The column of a written row that says what was cured in it by what."""
@@ -173,53 +173,6 @@ def repair_rollouts(
     Nothing is written before they are iterated; `out` None is a dry run. The logs are never changed.
     """
     return Repairs(names_of(logs), out, settings or Settings(), repairs or RepairSettings(), progress)
-
-
-def write_rollouts(
-    log: str | Path,
-    rollouts: Iterable[Rollout],
-    out: str | Path,
-    settings: Settings | None = None,
-    *,
-    overwrite: bool = False,
-) -> int:
-    """How many rows of a log were written otherwise: a copy of it with these rollouts in place of its own.
-
-    `rollouts` come in the order in which `read_rollouts` gives them and may leave out some; each takes the
-    place of the one with its `place`. Prompts, per-token columns and training rows may differ from what was
-    read, completions and the number of turns may not. Everything else of the log stays as it is. RecordError
-    when a row cannot hold what its rollouts say, and then nothing is written.
-    """
-    settings = settings or Settings()
-    named = format_named(settings.format or "generic") if settings.format or settings.columns else None
-    waiting = iter(rollouts)
-    upcoming = next(waiting, None)
-    written = 0
-    source = open_log(Path(log), max_row_bytes=settings.max_row_bytes, keep_text=True)
-    with open_output(source, Path(out), overwrite=overwrite) as output:
-        for raw in source:
-            mine: dict[int, Rollout] = {}
-            while upcoming is not None and upcoming.place.row == raw.index:
-                mine[upcoming.place.item] = upcoming
-                upcoming = next(waiting, None)
-            if not mine or raw.value is None:
-                output.keep(raw)
-                continue
-            row = map_columns(raw.value, settings.columns) if settings.columns else raw.value
-            form = named or pick_format(row)
-            now = [mine.get(old.place.item, old) for old in form.read(row, Place(str(log), raw.index))]
-            rows = form.update(row, [unmended(rollout) for rollout in now])
-            if settings.columns:
-                rows = [unmap_columns(raw.value, one, settings.columns) for one in rows]
-            written += len(rows) != 1 or rows[0] is not raw.value
-            output.replace(raw, rows)
-        if upcoming is not None:
-            raise RecordError(
-                f"{upcoming.place}: no row of {log} is left for this rollout. "
-                "Give rollouts in the order in which they are read."
-            )
-        output.finish(source)
-    return written
 
 
 class _Rows:
@@ -394,5 +347,5 @@ def _threshold(settings: Settings, repairs: RepairSettings) -> Severity:
 
 
 def _refuse_same(place: Path, taken: Sequence[Path]) -> None:
-    if any(place.resolve() == one.resolve() for one in taken):
+    if any(same_place(place, one) for one in taken):
         raise SetupError(f"--quarantine: {place} is read or written by this run already; name another file.")

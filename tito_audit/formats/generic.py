@@ -54,7 +54,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     calls = _calls_name(row)
     if calls is not None:
         turns = _call_turns(parsed(row, calls), calls, conversation.messages)
-    elif any(name in row for name in COMPLETION_IDS):
+    elif _holds_a_call(row):
         trained = split_row(row)
         turns = () if trained is not None else (_single_turn(row, conversation),)
     if any(is_list(row.get(name)) for name in FLAT_IDS):
@@ -160,6 +160,15 @@ def _written(original: Any, old: Any, new: Any) -> Any:
     from tito_audit.record.json_text import rewritten_string
 
     return rewritten_string(original, old, new)
+
+
+def _holds_a_call(row: Row) -> bool:
+    """Whether columns of completion ids mean a call.
+
+    A table gives every row the columns of all others: beside a training row, nulls are such columns.
+    """
+    flat = any(is_list(row.get(name)) for name in FLAT_IDS)
+    return any(name in row and (not flat or row[name] is not None) for name in COMPLETION_IDS)
 
 
 def _conversation(row: Row) -> _Conversation:

@@ -80,20 +80,29 @@ def rebuilt_row(
 
 
 def untrained_turns(row: TrainingRow, view: RowView | None, chain: Sequence[int]) -> set[int]:
-    """Turns of which the row trains no token although it holds some: that is a choice, and stays one."""
+    """Turns of which the row trains no token although it holds some: that is a choice, and stays one.
+
+    A mask that trains other tokens and no sampled one is no choice but wrong as a whole.
+    """
     if row.loss_mask is None or view is None:
         return set()
     left_out = set()
-    for number in chain:
-        held = np.flatnonzero(view.turn == number)
-        if len(held) and not row.loss_mask[held[0] : held[-1] + 1].any():
+    held = np.unique(view.turn[view.turn >= 0]).tolist()
+    for number in held:
+        at = np.flatnonzero(view.turn == number)
+        if not row.loss_mask[at[0] : at[-1] + 1].any():
             left_out.add(number)
-    return left_out
+    wrong = len(left_out) == len(held) and bool(row.loss_mask.any())
+    return set() if wrong else left_out & set(chain)
 
 
 def mask_is_wrong(findings: Sequence[Finding]) -> bool:
     """Whether the mask is off as a whole, so that what it leaves out says nothing."""
-    return any(f.code == "MSK403" or f.hit.cause.startswith("slid") for f in findings)
+    return any(
+        # One that trains nothing may have been emptied on purpose.
+        (f.code == "MSK403" and f.hit.cause != "all zeros") or f.hit.cause.startswith("slid")
+        for f in findings
+    )
 
 
 def stop_ids(evidence: Evidence) -> frozenset[int]:
@@ -122,6 +131,7 @@ def _logprobs(row: TrainingRow, laid: Laid, source: Offsets, turns: Sequence[Tur
         # What was trained and never sampled held a value of nobody's.
         old[(laid.turn < 0) & (source >= 0) & row.loss_mask[source]] = np.nan
     out = old.copy()
+    off = False
     for number in np.unique(laid.turn[laid.turn >= 0]):
         values = turns[number].completion_logprobs
         at = np.flatnonzero(laid.turn == number)
@@ -132,7 +142,25 @@ def _logprobs(row: TrainingRow, laid: Laid, source: Offsets, turns: Sequence[Tur
         # Near ones only count as rounded where all of the turn are: a slid column has near ones by chance.
         rounded = bool((np.abs(mine - old[at])[held] <= _ROUNDING).all())
         out[at] = np.where(held & rounded, old[at], mine)
-    return out
+        off |= not rounded
+    return _without_strays(out, row, laid, turns) if off else out
+
+
+def _without_strays(values: Logprobs, row: TrainingRow, laid: Laid, turns: Sequence[Turn]) -> Logprobs:
+    """The values of a column that lay off its tokens, without those that slid to where nothing was sampled.
+
+    Most entries there tell what the log writes for none; without that only values of the calls are known to
+    have slid.
+    """
+    given = laid.turn < 0
+    rest, counts = np.unique(values[given], return_counts=True)
+    filler = row.sentinel
+    if filler is None and len(counts) and 2 * counts.max() > counts.sum():
+        filler = float(rest[counts.argmax()])
+    if filler is not None:
+        return np.where(given & np.isfinite(values), filler, values)
+    said = [turn.completion_logprobs for turn in turns if turn.completion_logprobs is not None]
+    return np.where(given & np.isin(values, np.concatenate(said)), np.nan, values)
 
 
 def _sources(old: Ids, view: RowView | None, laid: Laid) -> Offsets:

@@ -8,7 +8,7 @@ from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
 from tito_audit.storage.output import Output, open_output
 from tito_audit.storage.quarantine import Quarantine
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.targets import make_folder, refuse_taken, target_paths
+from tito_audit.storage.targets import make_folder, refuse_taken, same_place, target_paths
 
 __all__ = [
     "LOG_SUFFIXES",
@@ -23,5 +23,6 @@ __all__ = [
     "open_log",
     "open_output",
     "refuse_taken",
+    "same_place",
     "target_paths",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage.atomic import refuse_target
 
-__all__ = ["make_folder", "refuse_taken", "target_paths"]
+__all__ = ["make_folder", "refuse_taken", "same_place", "target_paths"]
 
 
 def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mapping[Path, Path]:
@@ -18,29 +18,36 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
     A file found in a folder keeps its path below that folder. SetupError when two logs would be written to
     one file or a log would be written over.
     """
-    if len(files) == 1 and not out.is_dir() and not any(Path(log).is_dir() for log in logs):
+    # Of os.path, as a name that is too long or a link to itself only says no; what is wrong is said later.
+    in_folder = os.path.isdir(out)  # noqa: PTH112
+    if len(files) == 1 and not in_folder and not any(Path(log).is_dir() for log in logs):
         targets = {files[0]: out}
     else:
-        if out.exists() and not out.is_dir():
+        if os.path.exists(out) and not in_folder:  # noqa: PTH110
             raise SetupError(
                 f"-o {out}: {len(files)} logs go into a folder, and this is a file.\nName a folder, new or not."
             )
         folders = [Path(log) for log in logs if Path(log).is_dir()]
         targets = {file: out / _below(file, folders) for file in files}
-    owners: dict[Path, Path] = {}
+    owners: dict[str, Path] = {}
     for file, target in targets.items():
-        other = owners.setdefault(target.resolve(), file)
+        other = owners.setdefault(os.path.realpath(target), file)
         if other != file:
             raise SetupError(
                 f"-o {out}: {other} and {file} would both be written to {target}.\n"
                 "Repair them in two runs, or give the folder that holds both."
             )
     for file in files:
-        if file.resolve() in owners:
+        if os.path.realpath(file) in owners:
             raise SetupError(
                 f"-o {out}: {file} is one of the logs, and a log is never written.\nName another file or folder."
             )
     return targets
+
+
+def same_place(one: Path, other: Path) -> bool:
+    """Whether two names come to the same place, with every link followed as far as it goes."""
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def refuse_taken(targets: Mapping[Path, Path], *, overwrite: bool) -> None:
