@@ -194,9 +194,8 @@ def test_a_fast_rendering_is_none_or_that_of_the_reference(name):
             assert fast == text, messages
         told += fast is not None
         refused += text is None
-    least = (
-        0.05 if name in ("macros", "values") else 0.8
-    )  # those two write numbers, which the engines do not alike
+    # Two templates write numbers, which the engines do not write alike.
+    least = 0.05 if name in ("macros", "values") else 0.7
     assert told >= least * (count - refused), f"{told} told of {count}, of which {refused} have no text"
 
 
@@ -216,7 +215,7 @@ def test_fast_spans_are_none_or_those_of_the_reference(name):
             assert fast == slow, messages
         told += fast is not None
         possible += slow is not None
-    assert told >= (0.05 if name in ("macros", "values", "jumps") else 0.8) * possible, f"{told} of {possible}"
+    assert told >= (0.05 if name in ("macros", "values", "jumps") else 0.7) * possible, f"{told} of {possible}"
 
 
 def growing(step: str, start: str = "'xx'") -> str:

@@ -28,6 +28,9 @@ class Settings:
     """How long the template may write one prompt; one that takes longer is not run again."""
     tool_arguments: ToolArguments = "auto"
     """How templates get tool-call arguments: parsed, as servers do, or the string as logged."""
+    encoder: Literal["auto", "fastokens", "tokenizers"] = "auto"
+    """Who encodes first: `fastokens` where logs are large and it agrees with `tokenizers`, which proves every
+    difference before it is reported; `tokenizers` alone; `auto` chooses."""
     format: str | None = None
     """Name of the format; None: detected row by row."""
     columns: Mapping[str, str] = field(default_factory=dict)

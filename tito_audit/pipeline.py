@@ -49,6 +49,8 @@ Progress = Callable[[int, int, int], None]
 """Called with rows read, bytes read and bytes in all, of all logs together."""
 
 
+_WORTH_LOADING = 6 << 20
+"""Bytes of logs, about 400,000 tokens, from which on loading the fast encoder pays."""
 _ALONE = 1 << 20
 """Bytes of logs that one process is done with before others would have started."""
 
@@ -76,13 +78,26 @@ class Scan:
         tokenizer, renderer = load_run(self.settings, self.summary)
         self.vocabulary = tokenizer.vocabulary if tokenizer is not None else None
         engine = Engine(tokenizer, renderer, all_rules(), codes, all_repairs())
+        self._choose_encoder(tokenizer, files)
         started = time.perf_counter()
         with closing(self._results(files, engine)) as results:
             for result in results:
                 self.summary.add(result)
                 self.summary.seconds = time.perf_counter() - started
                 yield result
+        if tokenizer is not None:
+            self.summary.encoder = tokenizer.encoder_name
+            if tokenizer.encoder_notice and tokenizer.encoder_notice not in self.summary.notices:
+                self.summary.notices.append(tokenizer.encoder_notice)
         conclude(self.summary)
+
+    def _choose_encoder(self, tokenizer: Tokenizer | None, files: Sequence[Path]) -> None:
+        """Load the fast encoder where the logs are worth it, before processes are forked."""
+        if tokenizer is None or self.settings.encoder == "tokenizers":
+            return
+        wanted = True if self.settings.encoder == "fastokens" else None
+        if wanted or sum(file.stat().st_size for file in files if file.is_file()) >= _WORTH_LOADING:
+            tokenizer.use_fast(wanted)
 
     def _results(self, files: Sequence[Path], engine: Engine) -> Generator[Result, None, None]:
         several = (self.settings.jobs or 1) > 1
@@ -94,7 +109,14 @@ class Scan:
                 for at, item in _rollouts(raw, place, named, self.settings):
                     yield _result(at, item, engine)
 
-            yield from spread(files, audit, how, self.summary, self.progress)
+            yield from spread(
+                files,
+                audit,
+                how,
+                self.summary,
+                self.progress,
+                lambda: engine.tokenizer.encoder_notice if engine.tokenizer is not None else None,
+            )
             return
         for place, item in _read(files, self.settings, self.summary, self.progress):
             result = _result(place, item, engine)

@@ -59,6 +59,7 @@ def spread(
     how: Spread,
     summary: Summary,
     progress: Callable[[int, int, int], None] | None,
+    notice: Callable[[], str | None] = lambda: None,
 ) -> Generator[Result, None, None]:
     """The results of all rows, with bare rollouts, as one process would give them.
 
@@ -68,7 +69,7 @@ def spread(
     log = _Merged(audit, how.limit, summary)
     total = sum(file.stat().st_size for file in files if file.is_file())
     done = 0
-    work = partial(_audited, audit=audit, limit=how.limit)
+    work = partial(_audited, audit=audit, limit=how.limit, notice=notice)
     with closing(in_order(_planned(files, how), work, how.jobs)) as parts:
         for part, answer in parts:
             if isinstance(part, StorageError):
@@ -112,6 +113,8 @@ class _Audited:
     """Row by row, counted from 0 at the start of the chunk."""
     size: int = 0
     damage: str | None = None
+    notice: str | None = None
+    """What the summary should say of the process."""
     error: BaseException | None = None
 
 
@@ -128,7 +131,7 @@ def _planned(files: Sequence[Path], how: Spread) -> Iterator[tuple[_Begun | _Par
             return
 
 
-def _audited(chunk: Chunk, audit: Audit, limit: int | None) -> _Audited:
+def _audited(chunk: Chunk, audit: Audit, limit: int | None, notice: Callable[[], str | None]) -> _Audited:
     """The results of a chunk; past `limit` rows only that there is one more."""
     found = _Audited()
     reading = Reading(chunk)
@@ -144,7 +147,7 @@ def _audited(chunk: Chunk, audit: Audit, limit: int | None) -> _Audited:
             found.rows.append((raw.index, tuple(shared)))
     except Exception as error:
         found.error = sendable(error)
-    found.size, found.damage = reading.size, reading.damage
+    found.size, found.damage, found.notice = reading.size, reading.damage, notice()
     return found
 
 
@@ -183,6 +186,8 @@ class _Merged:
             self._last = self._start + number
             for result in results:
                 yield _moved(result, self._start)
+        if chunk.notice is not None and chunk.notice not in self._summary.notices:
+            self._summary.notices.append(chunk.notice)
         if chunk.error is not None:
             raise chunk.error
         if chunk.damage is not None:

@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -17,6 +17,8 @@ __all__ = [
     "MAX_ROW_BYTES",
     "TEMPLATE_SECONDS",
     "ChatTemplate",
+    "EncoderOption",
+    "EncoderWord",
     "FailOnWord",
     "FormatName",
     "Ignore",
@@ -46,6 +48,14 @@ class FailOnWord(StrEnum):
     WARNING = "warning"
     NOTE = "note"
     NEVER = "never"
+
+
+class EncoderWord(StrEnum):
+    """Encoders that `--encoder` takes."""
+
+    AUTO = "auto"
+    FASTOKENS = "fastokens"
+    TOKENIZERS = "tokenizers"
 
 
 class ToolArgumentsWord(StrEnum):
@@ -126,6 +136,14 @@ Jobs = Annotated[
         help="Processes that audit at once; the findings are the same. [default: one a core]",
     ),
 ]
+EncoderOption = Annotated[
+    EncoderWord,
+    typer.Option(
+        "--encoder",
+        help="Who encodes first; tokenizers proves every difference before it is reported. auto: fastokens where "
+        "logs are large.",
+    ),
+]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Allow a tokenizer's own Python code to run.")
 ]
@@ -149,6 +167,7 @@ def settings_of(
     max_row_bytes: int = MAX_ROW_BYTES,
     trust_remote_code: bool = False,
     jobs: int | None = None,
+    encoder: str = "auto",
 ) -> Settings:
     """The options of a command as Settings; SetupError naming the option that cannot be."""
     mapped = dict(_pair(text, "--map", "token_ids=tokens") for text in columns or ())
@@ -170,6 +189,7 @@ def settings_of(
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
         jobs=jobs,
+        encoder=cast(Literal["auto", "fastokens", "tokenizers"], str(encoder)),
     )
 
 

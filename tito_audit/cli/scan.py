@@ -46,6 +46,7 @@ def scan(
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
     trust_remote_code: options.TrustRemoteCode = False,
     jobs: options.Jobs = None,
+    encoder: options.EncoderOption = options.EncoderWord.AUTO,
     worst: Annotated[int, typer.Option("--worst", min=0, help="Findings shown in full by the text report.")] = 10,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, and no report that --report did not ask for.")
@@ -76,6 +77,7 @@ def scan(
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
         jobs=jobs or (usable_cores() if can_fork() else 1),
+        encoder=encoder,
     )
     wanted = wanted_reports(report or ([] if quiet else ["text"]), logs)
     # Lines that appear one by one and a line that moves would overwrite each other.

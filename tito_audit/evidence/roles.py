@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tito_audit.align.pieces import Pieces
 
-__all__ = ["ASSISTANT", "GENERATION_PROMPT", "Roles", "TEMPLATE", "TURN_END", "UNKNOWN", "token_roles"]
+__all__ = ["ASSISTANT", "GENERATION_PROMPT", "TEMPLATE", "TURN_END", "UNKNOWN", "Roles", "token_roles"]
 
 ASSISTANT, TEMPLATE, UNKNOWN = "assistant", "template", "unknown"
 GENERATION_PROMPT, TURN_END = "generation prompt", "turn end"
@@ -53,7 +53,8 @@ class Roles(Sequence[str]):
     def __getitem__(self, at: int | slice) -> str | Roles:
         if isinstance(at, slice):
             return Roles(self._names, self._codes[at])
-        return self._names[self._codes[at]]
+        name: str = self._names[int(self._codes[at])]
+        return name
 
 
 @dataclass(slots=True)

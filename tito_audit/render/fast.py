@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import minijinja
-from jinja2 import filters
+from jinja2 import filters, nodes
 
 from tito_audit.errors import RenderError
 from tito_audit.render import sandbox, tame
@@ -46,9 +46,7 @@ def open_fast(source: str) -> FastTemplate | None:
         tree = sandbox.ChatEnvironment(Budget(_SIZE_LIMIT, _SLOW)).parse(source)
         if not tame.is_tame(tree):
             return None
-        return FastTemplate(
-            sandbox.without_generation(source), tame.longest_constant(tree), tame.joins_values(tree)
-        )
+        return FastTemplate(sandbox.without_generation(source), tree)
     except (Exception, RecursionError):  # a template that the reference environment will refuse, or compiles alone
         return None
 
@@ -56,7 +54,7 @@ def open_fast(source: str) -> FastTemplate | None:
 class FastTemplate:
     """A chat template as minijinja runs it. Not to be run by two threads at once."""
 
-    def __init__(self, source: str, longest: int, joins_values: bool) -> None:
+    def __init__(self, source: str, tree: nodes.Template) -> None:
         self._environment = minijinja.Environment(
             templates={"chat": source},
             trim_blocks=True,
@@ -73,13 +71,15 @@ class FastTemplate:
             globals={"raise_exception": _refuse, "strftime_now": sandbox.strftime_now},
             finalizer=self._written,
         )
-        self._most_fuel = _MOST_WRITTEN // longest
+        self._most_fuel = _MOST_WRITTEN // tame.longest_constant(tree)
         self._off = False
         self._left = 0
         self._shown: set[int] = set()
+        self._absent = False
         self._tools: object = None
         self._tool_texts: dict[int, str] = {}
-        self._joins_values = joins_values
+        self._joins_values = tame.joins_values(tree)
+        self._has_documents = any(name.name == "documents" for name in tree.find_all(nodes.Name))
 
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes; RenderError if the reference would raise too, GivenUp if unknown."""
@@ -89,6 +89,7 @@ class FastTemplate:
         self._keep(tools)
         self._left = _SIZE_LIMIT
         self._shown = set()
+        self._absent = False
         fuel = _FUEL + _FUEL_FOR_EACH * (len(messages) + len(tools or ()))
         self._environment.fuel = min(fuel, self._most_fuel)
         began = time.monotonic()
@@ -99,6 +100,8 @@ class FastTemplate:
         finally:
             self._off |= time.monotonic() - began > _SLOW
         if (self._joins_values or self._shown) and self._is_odd(variables):
+            raise GivenUp
+        if self._absent and (tools is None or self._has_documents or _has_null(variables)):
             raise GivenUp
         if _REPLACED in text and any(map(_has_surrogate, variables.values())):
             raise GivenUp
@@ -180,14 +183,19 @@ class FastTemplate:
     def _join(self, values: Any, between: str = "") -> str:
         return between.join([self._string(value) for value in _known(values)])
 
+    # What is not defined comes here as None. To the reference it is an empty list, and null is none.
+
     def _list(self, value: Any) -> list[Any]:
-        return list(_known(value))
+        self._absent |= value is None
+        return [] if value is None else list(value)
 
     def _iterable(self, value: Any) -> bool:
-        return hasattr(_known(value), "__iter__")
+        self._absent |= value is None
+        return value is None or hasattr(value, "__iter__")
 
     def _sequence(self, value: Any) -> bool:
-        return hasattr(_known(value), "__len__") and hasattr(value, "__getitem__")
+        self._absent |= value is None
+        return value is None or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
 
 
 def _known(value: Any) -> Any:
@@ -215,3 +223,9 @@ def _has_surrogate(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_surrogate, value.values()))
     return isinstance(value, list) and any(map(_has_surrogate, value))
+
+
+def _has_null(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_has_null(item) for key, item in value.items() if key != "documents")
+    return value is None or (isinstance(value, list) and any(map(_has_null, value)))

@@ -18,23 +18,29 @@ from tito_audit.render.weights import GATHERED, WRITTEN, Weights, Wild, constant
 __all__ = ["is_tame", "joins_values", "longest_constant"]
 
 _LONG = 100
-_FILTERS = set(
-    "abs capitalize count d default dictsort first float int items join last length list lower map reject rejectattr "
-    "replace reverse safe select selectattr string title tojson trim upper".split()
-)
-_MAPPED = set("length lower string tojson trim upper".split())
-_TESTS = set(
-    "boolean defined divisibleby eq equalto even false float ge gt in integer iterable le lt mapping ne none number "
-    "odd sequence string true undefined == != < > <= >=".split()
-)
-_METHODS = set(
-    "capitalize count endswith find get items join keys lower lstrip replace rfind rstrip split startswith strip "
-    "title upper values".split()
-)
-_FUNCTIONS = set("dict namespace raise_exception range strftime_now".split())
-_OF_DICTS = set("clear copy fromkeys get items keys pop popitem setdefault update values".split())
-_CHANGING = set("append clear extend insert pop popitem remove reverse setdefault sort update".split())
-_FORBIDDEN = set("self cycler joiner lipsum varargs kwargs caller".split())
+_NAMES = """
+filters abs capitalize count d default dictsort first float int items join last length list lower map reject
+filters rejectattr replace reverse safe select selectattr string title tojson trim upper
+mapped length lower string tojson trim upper
+tests boolean defined divisibleby eq equalto even false float ge gt in integer iterable le lt mapping ne none
+tests number odd sequence string true undefined == != < > <= >=
+methods capitalize count endswith find get items join keys lower lstrip replace rfind rstrip split startswith
+methods strip title upper values
+functions dict namespace raise_exception range strftime_now
+of_dicts clear copy fromkeys get items keys pop popitem setdefault update values
+changing append clear extend insert pop popitem remove reverse setdefault sort update
+forbidden self cycler joiner lipsum varargs kwargs caller
+"""
+
+
+def _names(kind: str) -> frozenset[str]:
+    lines = (line.split() for line in _NAMES.splitlines())
+    return frozenset(name for line in lines if line[:1] == [kind] for name in line[1:])
+
+
+_FILTERS, _MAPPED, _TESTS = _names("filters"), _names("mapped"), _names("tests")
+_METHODS, _FUNCTIONS, _FORBIDDEN = _names("methods"), _names("functions"), _names("forbidden")
+_OF_DICTS, _CHANGING = _names("of_dicts"), _names("changing")
 _WILD = (nodes.Mul, nodes.Pow, nodes.ExtensionAttribute, nodes.EnvironmentAttribute, nodes.NSRef)
 _STATEMENTS = (nodes.Output, nodes.For, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.With)
 _JUMPS = (nodes.Break, nodes.Continue, nodes.TemplateData)
@@ -100,8 +106,7 @@ class _Reader:
         if isinstance(node, nodes.For):
             self._loop(node, loops)
         elif isinstance(node, nodes.If):
-            for body in (node.body, node.else_, *([branch] for branch in node.elif_)):
-                self._statements(body, loops)
+            self._statements([*node.body, *node.elif_, *node.else_], loops)
             self._expression(node.test)
         elif isinstance(node, nodes.Assign):
             self._assign(node, loops)
@@ -156,7 +161,7 @@ class _Reader:
                 self._weights.put(f"{name}.{pair.key}", pair.value)
         self._target(node.target, node.node)
 
-    def _target(self, target: nodes.Node, value: nodes.Expr, times: int = 1) -> None:
+    def _target(self, target: nodes.Node, value: nodes.Node, times: int = 1) -> None:
         """Remember that a name, or each of several, takes this value."""
         if isinstance(target, nodes.Tuple):
             for item in target.items:
@@ -173,7 +178,7 @@ class _Reader:
         """Check the names in an expression."""
         parts = [node, *node.find_all(nodes.Node)]
         called = {id(part.node) for part in parts if isinstance(part, nodes.Call)}
-        held = {id(part.node) for part in parts if place(part) and not isinstance(part, nodes.Name)}
+        held = {id(part.node) for part in parts if isinstance(part, nodes.Getattr | nodes.Getitem) and place(part)}
         for part in parts:
             if isinstance(part, _WILD) or (isinstance(part, nodes.Test) and part.name not in _TESTS):
                 raise Wild
@@ -238,14 +243,14 @@ class _Reader:
 
     def _short(self, values: list[nodes.Expr]) -> None:
         for value in values:
-            known = constant(value)
             if isinstance(value, nodes.Tuple | nodes.List):
                 self._short(list(value.items))
-            elif (
-                not isinstance(value, nodes.Const)
-                or (len(known) if isinstance(known, str) else known or 0) > _LONG
-            ):
+            elif not isinstance(value, nodes.Const) or _size(value.value) > _LONG:
                 raise Wild
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, str) else value if isinstance(value, int) else 0
 
 
 def _is_space(node: nodes.Assign) -> bool:
@@ -254,14 +259,14 @@ def _is_space(node: nodes.Assign) -> bool:
     return isinstance(made, nodes.Name) and made.name == "namespace" and isinstance(node.target, nodes.Name)
 
 
-def _added_to(node: nodes.Assign) -> list[nodes.Expr] | None:
+def _added_to(node: nodes.Assign) -> list[nodes.Node] | None:
     """What `x = x + …` adds to x; None if the assignment has another form."""
     parts = list(_summands(node.node))
     own = [part for part in parts if place(part) == place(node.target)]
     return [part for part in parts if part is not own[0]] if len(own) == 1 and len(parts) > 1 else None
 
 
-def _summands(node: nodes.Expr) -> Iterator[nodes.Expr]:
+def _summands(node: nodes.Node) -> Iterator[nodes.Node]:
     if isinstance(node, nodes.Add):
         yield from _summands(node.left)
         yield from _summands(node.right)
@@ -272,5 +277,5 @@ def _summands(node: nodes.Expr) -> Iterator[nodes.Expr]:
         yield node
 
 
-def _is_text(node: nodes.Expr) -> bool:
+def _is_text(node: nodes.Node) -> bool:
     return not (isinstance(node, nodes.Const) and isinstance(node.value, int))

@@ -57,8 +57,11 @@ class Template:
         """The template in a faster engine; None if only the reference environment can be trusted with it."""
         from tito_audit.render.fast import open_fast
 
-        with alarm(self._time_limit):
-            return open_fast(self.source)
+        try:
+            with alarm(self._time_limit):
+                return open_fast(self.source)
+        except TimeUp:
+            return None
 
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes for these variables; RenderError, in one line, if it writes nothing."""

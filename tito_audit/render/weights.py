@@ -32,14 +32,14 @@ class Weights:
     def __init__(self, macros: Set[str]) -> None:
         self._macros = macros
         self._weights: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
-        self._set: list[tuple[str, nodes.Expr, int]] = []
+        self._set: list[tuple[str, nodes.Node, int]] = []
 
     @property
     def names(self) -> set[str]:
         """All names that are set."""
         return {name for name, _, _ in self._set}
 
-    def put(self, name: str, value: nodes.Expr, times: int = 1) -> None:
+    def put(self, name: str, value: nodes.Node, times: int = 1) -> None:
         """Remember that a name takes a value, or one `times` as heavy."""
         self._set.append((name, value, times))
 
@@ -117,7 +117,7 @@ class Weights:
             times = _times(node.args) if node.node.attr == "replace" else 1
             return base * times + (2 * inside if node.node.attr in ("get", "join") else 0)
         name = getattr(node.node, "name", "")
-        return inside if name in ("dict", "namespace") else _WRITTEN if name in self._macros else 1
+        return inside if name in ("dict", "namespace") else WRITTEN if name in self._macros else 1
 
 
 def _arguments(node: nodes.Call | nodes.Filter) -> list[nodes.Expr]:
