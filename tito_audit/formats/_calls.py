@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError
+from tito_audit.format import Row
 from tito_audit.formats._columns import (
     FLAT_IDS,
     first_filled,
@@ -18,12 +19,13 @@ from tito_audit.formats._columns import (
     other_columns,
 )
 from tito_audit.formats._copies import Copy, call_counts, with_copies, with_counts
-from tito_audit.formats._update import as_logged, logprobs_as_logged, with_values
+from tito_audit.formats._update import as_logged, at_most_one_each, logprobs_as_logged, with_values
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import ColumnRole
+from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages
-from tito_audit.record.rollout import Turn
+from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = [
     "CALL_LOGPROBS",
@@ -34,6 +36,7 @@ __all__ = [
     "finish_reason",
     "is_messages",
     "updated_call",
+    "updated_single_call",
     "weight_versions",
 ]
 
@@ -138,6 +141,19 @@ def updated_call(
         else:
             columns[old.name] = as_logged(values, original)
     return _with_prompt(with_values(entry, columns), before, after, skip)
+
+
+def updated_single_call(
+    row: Row, read: Callable[[Row, Place], Sequence[Rollout]], mended: Sequence[Mended]
+) -> Sequence[Row]:
+    """The row of a format whose rows are one call each, with what its call says now."""
+    if not mended:
+        return ()
+    before = read(row, mended[0].rollout.place)
+    (after,) = at_most_one_each(before, mended)
+    if after.turns_from != (0,):
+        raise RecordError("the row is one call and cannot be left without it")
+    return (updated_call(row, before[0].turns[0], after.rollout.turns[0], skip=("messages",)),)
 
 
 def answers(messages: Sequence[Message], calls: int) -> list[int | None]:

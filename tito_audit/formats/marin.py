@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import answers, call_turn, updated_call
+from tito_audit.formats._calls import answers, call_turn, updated_single_call
 from tito_audit.formats._columns import is_list, parsed, stated_facts
-from tito_audit.formats._update import at_most_one_each
 from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
@@ -40,13 +38,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
-    if not mended:
-        return ()
-    before = _read(row, mended[0].rollout.place)
-    (after,) = at_most_one_each(before, mended)
-    if after.turns_from != (0,):
-        raise RecordError("the row is one call and cannot be left without it")
-    return (updated_call(row, before[0].turns[0], after.rollout.turns[0], skip=("messages",)),)
+    return updated_single_call(row, _read, mended)
 
 
 FORMAT = Format(
