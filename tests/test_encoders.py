@@ -94,7 +94,7 @@ def test_the_fast_encoder_gives_every_text_the_ids_of_the_reference(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cut_text_encodes_as_the_whole_one(name):
     tokenizer = real(name)
-    assert tokenizer._cuts.tokens, "nothing would be tried"
+    assert tokenizer.cuts.tokens, "nothing would be tried"
     texts = drawn(name).chats(STRINGS // 2) + drawn(name).texts(STRINGS // 10)
     assert_same(tokenizer, texts, tokenizer.encode_batch(texts))
     assert_same(tokenizer, texts, tokenizer.encode_fast_batch(texts))
@@ -302,7 +302,7 @@ def test_the_fast_encoder_knows_tokens_that_the_settings_added(tmp_path):
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer.use_fast(True)
     text = "a <|brand_new|> b"
-    assert "<|brand_new|>" in tokenizer._cuts.tokens
+    assert "<|brand_new|>" in tokenizer.cuts.tokens
     for ids in (*tokenizer.encode_fast_batch([text]), *FastEncoder(tokenizer.backend).encode_batch([text])):
         assert ids.tolist() == tokenizer.backend.encode(text).ids
 

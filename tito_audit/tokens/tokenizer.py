@@ -150,10 +150,10 @@ class Tokenizer:
         """
         if self._fast is None:
             return self.encode(text)
-        parts = self._cuts.parts(text, fast_ids)
+        parts = self.cuts.parts(text, fast_ids)
         if parts is None:
             return self._settled(text, fast_ids)
-        recorded = set(self._cuts.divide(recorded_ids))
+        recorded = set(self.cuts.divide(recorded_ids))
         doubtful = [(segment, stretch[2]) for segment, stretch in parts if stretch not in recorded]
         return fast_ids if self._confirmed(doubtful) else self.encode(text)
 
@@ -166,9 +166,9 @@ class Tokenizer:
             return True
         sample: set[tuple[str, bytes]] = set()
         for text, ids in zip(texts, fast_ids, strict=True):
-            if not any(_picked(segment, one_in) for segment in self._cuts.split(text)[::2]):
+            if not any(_picked(segment, one_in) for segment in self.cuts.split(text)[::2]):
                 continue
-            parts = self._cuts.parts(text, ids)
+            parts = self.cuts.parts(text, ids)
             if parts is None:
                 sample.add((text, ids.tobytes()))
                 continue
@@ -176,12 +176,13 @@ class Tokenizer:
         return self._confirmed(sorted(sample))
 
     @cached_property
-    def _cuts(self) -> Cuts:
+    def cuts(self) -> Cuts:
+        """Where texts may be cut: at control tokens, by their literal text."""
         return find_cuts(self.backend, self.vocabulary)
 
     @cached_property
     def _reference(self) -> SegmentEncoder:
-        return SegmentEncoder(self._encode_by_reference, self._cuts, self.cached_characters)
+        return SegmentEncoder(self._encode_by_reference, self.cuts, self.cached_characters)
 
     def _encode_by_reference(self, texts: Sequence[str]) -> list[Ids]:
         return ReferenceEncoder(self.backend).encode_batch(texts)
