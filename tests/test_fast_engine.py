@@ -6,7 +6,7 @@ The reference renders with jinja2 alone, encodes whole texts with `tokenizers` a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.pipeline import scan_rollouts
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
+from tito_audit.tokens.encoders import FastEncoder
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -99,3 +100,18 @@ def test_on_training_rows_with_and_without_messages(
     log = tmp_path / "rows.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     check(log, Settings(tokenizer=str(SHARED / "tokenizers" / model)), monkeypatch)
+
+
+def test_a_fast_encoder_that_is_wrong_about_the_log_is_given_up_before_the_first_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Wrong(FastEncoder):
+        def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+            return super().encode_batch([text.replace("Oslo", "Bergen") for text in texts])
+
+    monkeypatch.setattr("tito_audit.tokens.tokenizer.FastEncoder", Wrong)
+    log = ROOT / "fixtures" / "formats" / "generic.jsonl"
+    scan = scan_rollouts(log, Settings(tokenizer=str(TOY), encoder="fastokens", jobs=1))
+    list(scan)
+    assert scan.summary.encoder == "tokenizers"
+    assert any("disagreed with tokenizers at 'What is the weather in Oslo?" in n for n in scan.summary.notices)
