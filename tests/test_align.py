@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests import toy
 from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
 from tito_audit.align.boundaries import align_cuts
-from tito_audit.align.drift import align, common_prefix
+from tito_audit.align.drift import _cut, align, common_prefix
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.tokens.load import load_tokenizer
@@ -75,6 +75,33 @@ def slow_cuts(a: Pieces, b: Pieces) -> list[Row]:
     return out
 
 
+def plain_cuts(a: Pieces, b: Pieces) -> list[Row]:
+    """The blocks by the sets of ends, kind by kind, for long sequences."""
+    common = np.intersect1d(a.end, b.end)
+    common = common[common > 0]
+    ends = (np.searchsorted(side.end, common, side="right").tolist() for side in (a, b))
+    out: list[Row] = []
+    i = j = 0
+    for m, n in zip(*ends, strict=True):
+        if a.ids[i:m].tolist() == b.ids[j:n].tolist():
+            kind = SAME
+        else:
+            kind = {(False, True): MERGE, (True, False): SPLIT}.get((m - i == 1, n - j == 1), RESPLIT)
+        if kind is SAME and out and out[-1][0] is SAME:
+            out[-1] = (SAME, out[-1][1], m, out[-1][3], n)
+        else:
+            out.append((kind, i, m, j, n))
+        i, j = m, n
+    return out
+
+
+def plain_cut(a: Pieces, b: Pieces, length: int) -> tuple[int, int]:
+    """Tokens of both sides up to the last common cut, by the set of cuts."""
+    common = set(a.end.tolist()) & set(b.end.tolist()) & set(range(length + 1))
+    last = max(common, default=-1)
+    return sum(end <= last for end in a.end), sum(end <= last for end in b.end)
+
+
 def check_partition(blocks: Blocks, a: Pieces, b: Pieces) -> None:
     i = j = 0
     for kind, start, end, c_start, c_end in rows(blocks):
@@ -124,6 +151,63 @@ def test_two_cuttings_of_one_string_pair_as_a_walk_over_its_bytes_pairs_them(pai
     check_partition(blocks, a, b)
     if a.data:
         assert rows(blocks) == slow_cuts(a, b)
+
+
+@st.composite
+def long_cuttings(draw: st.DrawFn) -> tuple[Pieces, Pieces]:
+    """A long sequence and the same with some tokens cut, merged, spelled by other ids or put beside empty ones."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    tokens = [bytes(rng.integers(97, 100, n).tolist()) for n in rng.integers(0, 5, int(rng.integers(1, 600)))]
+    others = (rng.random(len(tokens)) < 0.01).tolist()
+    rarely, changed = draw(st.sampled_from([1, 10, 100])), list[tuple[bytes, bool]]()
+    for token, other in zip(tokens, others, strict=True):
+        what = rng.random() * rarely
+        if what < 0.1:
+            at = int(rng.integers(0, len(token) + 1))
+            changed += [(token[:at], False), (token[at:], False)]
+        elif what < 0.2 and changed:
+            changed[-1] = (changed[-1][0] + token, False)
+        elif what < 0.25:
+            changed.append((token, not other))
+        else:
+            changed.append((token, other))
+    b = pieces([token for token, _ in changed], [other for _, other in changed])
+    return pieces(tokens, others), b
+
+
+@few
+@given(long_cuttings())
+def test_two_long_sequences_of_the_same_bytes_pair_as_the_sets_of_their_ends_do(
+    pair: tuple[Pieces, Pieces],
+) -> None:
+    a, b = pair
+    if a.data:
+        for left, right in ((a, b), (b, a), (a, a)):
+            blocks = align_cuts(left, right)
+            check_partition(blocks, left, right)
+            assert rows(blocks) == plain_cuts(left, right)
+
+
+@few
+@given(TOKENS, TOKENS, st.integers(0, 30))
+def test_the_last_common_cut_is_that_of_the_sets_of_cuts(left: list[bytes], right: list[bytes], n: int) -> None:
+    a, b = pieces(left), pieces(right)
+    length = min(n, len(a.data), len(b.data))
+    assert _cut(a.end, b.end, length) == plain_cut(a, b, length)
+
+
+@few
+@given(TOKENS, st.integers(0, 14), st.integers(0, 14), st.sampled_from([1, 4000]))
+def test_the_text_around_a_range_reaches_to_the_nearest_control_tokens(
+    tokens: list[bytes], one: int, other: int, limit: int
+) -> None:
+    whole = pieces(tokens)
+    start, end = sorted((min(one, len(tokens)), min(other, len(tokens))))
+    before = [i for i in range(start) if whole.control[i]]
+    after = [i for i in range(end, len(tokens)) if whole.control[i]]
+    left = b"".join(tokens[before[-1] if before else 0 : start])
+    right = b"".join(tokens[end : after[0] + 1 if after else len(tokens)])
+    assert whole.around(start, end, limit) == (left[-limit:], right[:limit])
 
 
 @few

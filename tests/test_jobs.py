@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,14 @@ from hypothesis import strategies as st
 from tito_audit import Result, Settings, SetupError, StorageError, scan_rollouts
 from tito_audit.cli._terminal import Pace, _shown, begun, watched
 from tito_audit.jobs import can_fork, in_order, usable_cores
+from tito_audit.record.arrays import Ids
 from tito_audit.spread import bare, chunk_bytes
 from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
+from tito_audit.tokens.encoders import FastEncoder
+from tito_audit.tokens.load import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
@@ -336,6 +339,30 @@ def test_results_are_the_same_whatever_the_number_of_processes(log: Path, tmp_pa
     array = tmp_path / "array.json.gz"
     array.write_bytes(gzip.compress(json.dumps(rows).encode()))
     assert scanned(array, 2, 5_000, tokenizer=TOKENIZER) == scanned(array, tokenizer=TOKENIZER)
+
+
+def test_a_fast_encoder_that_one_process_gave_up_is_not_named_in_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(FastEncoder):
+        def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+            return super().encode_batch([text.replace("zebra", "horse") for text in texts])
+
+    monkeypatch.setattr("tito_audit.tokens.tokenizer.FastEncoder", Wrong)
+    tokenizer = load_tokenizer(TOKENIZER)
+    rows = [
+        {"token_ids": tokenizer.encode(f"<|im_start|>user\nA {word}<|im_end|>\n").tolist(), "loss_mask": None}
+        for word in ["dog"] * 40 + ["zebra"] + ["dog"] * 40
+    ]
+    log = written(tmp_path / "log.jsonl", rows)
+    for jobs in (1, 2):
+        results, summary, _ = scanned(log, jobs, 200, tokenizer=TOKENIZER, encoder="fastokens")
+        assert len(results) == len(rows)
+        assert not any(result.findings for result in results)
+        assert summary.encoder == "tokenizers"
+        assert any("fastokens disagreed with tokenizers at" in notice for notice in summary.notices)
+    results, summary, _ = scanned(log, 2, 200, tokenizer=TOKENIZER, encoder="fastokens", limit=20)
+    assert summary.encoder == "fastokens, proved by tokenizers"
 
 
 @pytest.mark.parametrize("limit", [None, 1, 4, 10, 12, 13, 25, 100])

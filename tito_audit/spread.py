@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,10 +18,13 @@ from tito_audit.storage.chunks import Chunk, Reading, chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
 
-__all__ = ["Audit", "Spread", "bare", "chunk_bytes", "spread"]
+__all__ = ["Audit", "Encoder", "Spread", "bare", "chunk_bytes", "spread"]
 
 Audit: TypeAlias = Callable[[RawRow, Place], Iterable[Result]]
 """The results of one row of a log: one a rollout, or one that says why it cannot be read."""
+
+Encoder: TypeAlias = Callable[[], tuple[str | None, str | None]]
+"""What encodes in this process, as a summary names it, and why no fast encoder does, if none does."""
 
 _LARGEST = 8 << 20
 _SMALLEST = 1 << 18
@@ -39,6 +42,8 @@ class Spread:
     max_row_bytes: int
     limit: int | None
     """Rows after which to stop."""
+    arrays: Mapping[str, str]
+    """Columns that are read as arrays, as `open_log` takes them."""
 
 
 def chunk_bytes(total: int, jobs: int) -> int:
@@ -59,17 +64,17 @@ def spread(
     how: Spread,
     summary: Summary,
     progress: Callable[[int, int, int], None] | None,
-    notice: Callable[[], str | None] = lambda: None,
+    encoder: Encoder = lambda: (None, None),
 ) -> Generator[Result, None, None]:
     """The results of all rows, with bare rollouts, as one process would give them.
 
-    Files and notices go into the summary. What cannot be read raises StorageError in its turn, behind the
-    results before it.
+    Files, notices and the encoder of a process that went without a fast one go into the summary. What cannot
+    be read raises StorageError in its turn, behind the results before it.
     """
     log = _Merged(audit, how.limit, summary)
     total = sum(file.stat().st_size for file in files if file.is_file())
     done = 0
-    work = partial(_audited, audit=audit, limit=how.limit, notice=notice)
+    work = partial(_audited, audit=audit, limit=how.limit, encoder=encoder)
     with closing(in_order(_planned(files, how), work, how.jobs)) as parts:
         for part, answer in parts:
             if isinstance(part, StorageError):
@@ -113,8 +118,7 @@ class _Audited:
     """Row by row, counted from 0 at the start of the chunk."""
     size: int = 0
     damage: str | None = None
-    notice: str | None = None
-    """What the summary should say of the process."""
+    encoder: tuple[str | None, str | None] = (None, None)
     error: BaseException | None = None
 
 
@@ -123,7 +127,7 @@ def _planned(files: Sequence[Path], how: Spread) -> Iterator[tuple[_Begun | _Par
     for file in files:
         try:
             yield _Begun(file, file.stat().st_size if file.is_file() else 0), None
-            log = open_log(file, max_row_bytes=how.max_row_bytes)
+            log = open_log(file, max_row_bytes=how.max_row_bytes, arrays=how.arrays)
             for chunk in chunks_of(log, how.chunk):
                 yield _Part(file, chunk.done), chunk
         except StorageError as error:
@@ -131,7 +135,7 @@ def _planned(files: Sequence[Path], how: Spread) -> Iterator[tuple[_Begun | _Par
             return
 
 
-def _audited(chunk: Chunk, audit: Audit, limit: int | None, notice: Callable[[], str | None]) -> _Audited:
+def _audited(chunk: Chunk, audit: Audit, limit: int | None, encoder: Encoder) -> _Audited:
     """The results of a chunk; past `limit` rows only that there is one more."""
     found = _Audited()
     reading = Reading(chunk)
@@ -147,7 +151,7 @@ def _audited(chunk: Chunk, audit: Audit, limit: int | None, notice: Callable[[],
             found.rows.append((raw.index, tuple(shared)))
     except Exception as error:
         found.error = sendable(error)
-    found.size, found.damage, found.notice = reading.size, reading.damage, notice()
+    found.size, found.damage, found.encoder = reading.size, reading.damage, encoder()
     return found
 
 
@@ -186,8 +190,11 @@ class _Merged:
             self._last = self._start + number
             for result in results:
                 yield _moved(result, self._start)
-        if chunk.notice is not None and chunk.notice not in self._summary.notices:
-            self._summary.notices.append(chunk.notice)
+        name, notice = chunk.encoder
+        if notice is not None:
+            self._summary.encoder = name
+            if notice not in self._summary.notices:
+                self._summary.notices.append(notice)
         if chunk.error is not None:
             raise chunk.error
         if chunk.damage is not None:

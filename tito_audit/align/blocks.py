@@ -25,6 +25,11 @@ class BlockKind(IntEnum):
     MISSING = 6  # canonical only
 
 
+_ON_RECORDED = np.array([kind is not BlockKind.MISSING for kind in BlockKind])
+_ON_CANONICAL = np.array([kind is not BlockKind.EXTRA for kind in BlockKind])
+"""`[kinds]` Whether a block of the kind has tokens on that side."""
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """A partition of both sequences into blocks; block b ends at the given positions (exclusive).
@@ -41,35 +46,30 @@ class Blocks:
     """`[B]` BlockKind"""
 
     def __post_init__(self) -> None:
-        recorded, canonical = self.lengths()
         if not len(self.recorded_end) == len(self.canonical_end) == len(self.kind):
             raise ValueError("the columns of Blocks differ in length")
-        both = self.kind <= BlockKind.DRIFT
-        wrong = (both & ((recorded < 1) | (canonical < 1))) | (recorded < 0) | (canonical < 0)
-        wrong |= (self.kind == BlockKind.EXTRA) & ((canonical != 0) | (recorded < 1))
-        wrong |= (self.kind == BlockKind.MISSING) & ((recorded != 0) | (canonical < 1))
+        recorded, canonical = self.lengths()
+        wrong = ((recorded > 0) != _ON_RECORDED[self.kind]) | ((canonical > 0) != _ON_CANONICAL[self.kind])
+        wrong |= (recorded < 0) | (canonical < 0)
         if wrong.any():
             raise ValueError(f"block {int(np.flatnonzero(wrong)[0])} is empty on a side its kind needs")
 
     def lengths(self) -> tuple[Offsets, Offsets]:
         """Tokens of each block on the recorded and on the canonical side, `[B]` each."""
-        return np.diff(self.recorded_end, prepend=0), np.diff(self.canonical_end, prepend=0)
+        return _lengths(self.recorded_end), _lengths(self.canonical_end)
 
     def differing(self) -> list[tuple[BlockKind, int, int, int, int]]:
         """(kind, recorded start, end, canonical start, end) of every block that is not SAME."""
         where = np.flatnonzero(self.kind != BlockKind.SAME)
-        recorded_start = np.concatenate(([0], self.recorded_end[:-1]))
-        canonical_start = np.concatenate(([0], self.canonical_end[:-1]))
-        return [
-            (
-                BlockKind(int(self.kind[b])),
-                int(recorded_start[b]),
-                int(self.recorded_end[b]),
-                int(canonical_start[b]),
-                int(self.canonical_end[b]),
-            )
-            for b in where
-        ]
+        columns = (
+            self.kind[where],
+            _starts(self.recorded_end, where),
+            self.recorded_end[where],
+            _starts(self.canonical_end, where),
+            self.canonical_end[where],
+        )
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [(BlockKind(kind), r, r_end, c, c_end) for kind, r, r_end, c, c_end in rows]
 
     def matched(self) -> tuple[Offsets, Offsets]:
         """Positions of the tokens that stayed themselves, recorded and canonical, `[N]` each."""
@@ -99,22 +99,20 @@ def blocks_of_ends(recorded: Ids, canonical: Ids, recorded_end: Offsets, canonic
 
     `recorded_end[b]` and `canonical_end[b]` are the token positions of the b-th common end.
     """
-    recorded_count = np.diff(recorded_end, prepend=0)
-    canonical_count = np.diff(canonical_end, prepend=0)
-    kind = np.full(len(recorded_end), BlockKind.RESPLIT, np.int8)
-    kind[(recorded_count > 1) & (canonical_count == 1)] = BlockKind.MERGE
-    kind[(recorded_count == 1) & (canonical_count > 1)] = BlockKind.SPLIT
-    single = np.flatnonzero((recorded_count == 1) & (canonical_count == 1))
-    equal = recorded[recorded_end[single] - 1] == canonical[canonical_end[single] - 1]
-    kind[single[equal]] = BlockKind.SAME
+    recorded_count, canonical_count = _lengths(recorded_end), _lengths(canonical_end)
+    same = recorded_count + canonical_count == 2
+    same &= recorded[recorded_end - 1] == canonical[canonical_end - 1]
+    kind = np.where(same, np.int8(BlockKind.SAME), np.int8(BlockKind.RESPLIT))
+    others = np.flatnonzero(~same)
+    on_recorded, on_canonical = recorded_count[others], canonical_count[others]
+    kind[others[(on_recorded > 1) & (on_canonical == 1)]] = BlockKind.MERGE
+    kind[others[(on_recorded == 1) & (on_canonical > 1)]] = BlockKind.SPLIT
     # Tokens of no bytes sit in the block before them, so a block of several may still be all the same.
-    for b in np.flatnonzero((recorded_count == canonical_count) & (recorded_count > 1)):
+    for b in others[(on_recorded == on_canonical) & (on_recorded > 1)].tolist():
         r, c, n = int(recorded_end[b]), int(canonical_end[b]), int(recorded_count[b])
         if np.array_equal(recorded[r - n : r], canonical[c - n : c]):
             kind[b] = BlockKind.SAME
-    last_of_run = np.ones(len(kind), np.bool_)
-    last_of_run[:-1] = ~((kind[:-1] == BlockKind.SAME) & (kind[1:] == BlockKind.SAME))
-    return Blocks(recorded_end[last_of_run], canonical_end[last_of_run], kind[last_of_run])
+    return _joined(recorded_end, canonical_end, kind)
 
 
 def join_blocks(parts: list[Blocks]) -> Blocks:
@@ -128,6 +126,24 @@ def join_blocks(parts: list[Blocks]) -> Blocks:
         canonical.append(part.canonical_end + c)
         r, c = r + int(part.recorded_end[-1]), c + int(part.canonical_end[-1])
     kind = np.concatenate([part.kind for part in parts])
+    return _joined(np.concatenate(recorded), np.concatenate(canonical), kind)
+
+
+def _joined(recorded_end: Offsets, canonical_end: Offsets, kind: NDArray[np.int8]) -> Blocks:
+    """Blocks of these columns, neighbouring SAME blocks as one."""
+    same = kind == BlockKind.SAME
     last_of_run = np.ones(len(kind), np.bool_)
-    last_of_run[:-1] = ~((kind[:-1] == BlockKind.SAME) & (kind[1:] == BlockKind.SAME))
-    return Blocks(np.concatenate(recorded)[last_of_run], np.concatenate(canonical)[last_of_run], kind[last_of_run])
+    last_of_run[:-1] = ~(same[:-1] & same[1:])
+    return Blocks(recorded_end[last_of_run], canonical_end[last_of_run], kind[last_of_run])
+
+
+def _lengths(end: Offsets) -> Offsets:
+    """Tokens of each block, `[B]`."""
+    lengths = end.copy()
+    lengths[1:] -= end[:-1]
+    return lengths
+
+
+def _starts(end: Offsets, where: Offsets) -> Offsets:
+    """The first token of these blocks, `[N]`."""
+    return np.where(where > 0, end[where - 1], 0)

@@ -6,6 +6,7 @@ import numpy as np
 
 from tito_audit.align.blocks import BlockKind, Blocks, blocks_of_ends, one_block
 from tito_audit.align.pieces import Pieces
+from tito_audit.record.arrays import Offsets
 
 __all__ = ["align_cuts"]
 
@@ -20,11 +21,22 @@ def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
         same = np.array_equal(recorded.ids, canonical.ids)
         kind = BlockKind.SAME if same else BlockKind.RESPLIT
         return one_block(kind, len(recorded), len(canonical))
-    common = np.intersect1d(recorded.end, canonical.end)
-    common = common[common > 0]
     return blocks_of_ends(
         recorded.ids,
         canonical.ids,
-        np.searchsorted(recorded.end, common, side="right"),
-        np.searchsorted(canonical.end, common, side="right"),
+        _shared(recorded.end, canonical.end, len(recorded.data)),
+        _shared(canonical.end, recorded.end, len(recorded.data)),
     )
+
+
+def _shared(mine: Offsets, theirs: Offsets, size: int) -> Offsets:
+    """How many of my tokens end at or before each byte end that both have, but 0; `[B]` int64, rising.
+
+    `mine` and `theirs` never fall and end at `size`.
+    """
+    ends = np.zeros(size + 1, np.bool_)
+    ends[theirs] = True
+    ends[0] = False
+    shared = ends[mine]
+    shared[:-1] &= mine[1:] != mine[:-1]  # of several tokens that end at one byte the last
+    return np.flatnonzero(shared) + 1

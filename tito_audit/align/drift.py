@@ -106,10 +106,14 @@ def _from_back(pieces: Pieces) -> Offsets:
 
 
 def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
-    common = np.intersect1d(a[a <= length], b[b <= length])
+    """Tokens of both sides up to the last byte that both have a cut at, no further than `length`."""
+    a, b = a[: np.searchsorted(a, length, side="right")], b[: np.searchsorted(b, length, side="right")]
+    cuts = np.zeros(length + 1, np.bool_)
+    cuts[a] = True
+    common = np.flatnonzero(cuts[b])
     if not len(common):
         return 0, 0
-    last = common[-1]
+    last = b[common[-1]]
     return int(np.searchsorted(a, last, side="right")), int(np.searchsorted(b, last, side="right"))
 
 

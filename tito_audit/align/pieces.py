@@ -52,8 +52,8 @@ class Pieces:
 
     def around(self, start: int, end: int, limit: int = 4000) -> tuple[bytes, bytes]:
         """Bytes before and after a token range, to the nearest control token (included), bounded."""
-        before = np.flatnonzero(self.control[:start])
-        after = np.flatnonzero(self.control[end:])
-        first = int(before[-1]) if len(before) else 0
-        last = end + int(after[0]) + 1 if len(after) else len(self.ids)
+        before = self.control[:start].tobytes().rfind(b"\1")
+        after = self.control[end:].tobytes().find(b"\1")
+        first = max(before, 0)
+        last = end + after + 1 if after >= 0 else len(self.ids)
         return self.bytes_of(first, start)[-limit:], self.bytes_of(end, last)[:limit]

@@ -1,0 +1,295 @@
+"""Safe cuts: the parts of a text encode as the whole does, by `tokenizers` itself."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+import tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+
+from tests.fuzz_encoders import FRAGMENTS, Drawn
+from tito_audit.errors import TokenizerError
+from tito_audit.tokens import _derive_cuts, safe_cuts
+from tito_audit.tokens._derive_cuts import derive, in_matcher, splitting_steps
+from tito_audit.tokens.encoders import ReferenceEncoder
+from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.safe_cuts import TABLES, SafeCuts, find_safe_cuts
+from tito_audit.tokens.tokenizer import Tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+TOYS = ROOT / "fixtures" / "tokenizers"
+SHARED = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" / "tokenizers")
+STRINGS = int(os.environ.get("TITO_AUDIT_FUZZ", "2000"))
+WANTED = ("qwen3", "qwen2.5-coder", "llama-3.1", "gpt-oss", "deepseek-v3", "smollm2")
+NAMES = ["toy_bpe", *(pytest.param(name, marks=pytest.mark.shared) for name in WANTED)]
+HARD = (
+    *(
+        "'",
+        "'s",
+        "'S",
+        "'ſ",
+        "'l",
+        "'ll",
+        "'LL",
+        "'re",
+        "'R",
+        "’s",
+        "'st",
+        "a",
+        "A",
+        "é",
+        "ǅ",
+        "ʼ",
+        "ª",
+        "中",
+        "あ",
+    ),
+    *("1", "12", "1234", "٣", "½", "Ⅳ", "²", " ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u0085"),
+    *("\u2028", "\x1c", "/", "//", ".", "...", "!", "_", "$", "€", "<", "=", "≠", "\u0338", "\u0301", "e\u0301"),
+    *("\u0958", "\u093c", "\u1100", "\u1161", "\u11a8", "가", "\u0344", "\u212b", "\u0378", "\ue000", "\ufeff"),
+    *("\u200d", "👍🏽", "\ud83d", "\ude00", "\ufffd", "\x00", "ﬆ", "ß", "İ", "\u0e33", "ก", "्", "\U0001e94b"),
+)
+
+
+@functools.cache
+def loaded(name: str) -> Tokenizer:
+    folder = TOYS / name if (TOYS / name).is_dir() else SHARED / name
+    if not folder.is_dir():
+        pytest.skip(f"no {name} tokenizer at {SHARED}")
+    return load_tokenizer(str(folder))
+
+
+@functools.cache
+def cuts_of(name: str) -> SafeCuts:
+    cuts = find_safe_cuts(loaded(name).backend)
+    assert cuts is not None, f"{name} has lost its table"
+    return cuts
+
+
+def hard_texts(name: str, count: int) -> list[str]:
+    """What regexes and normalizers trip over, in any order, with control tokens whole and in pieces."""
+    draw = random.Random(name)
+    vocabulary = loaded(name).vocabulary
+    control = [vocabulary.piece(i) for i in sorted(vocabulary.added_ids)]
+    texts = []
+    for _ in range(count):
+        some = draw.sample(HARD, draw.randint(1, 6)) + draw.choices(FRAGMENTS, k=2)
+        parts = [draw.choice(some) * draw.choice((1, 1, 1, 2, 3, 7)) for _ in range(draw.randint(1, 9))]
+        for _ in range(draw.choice((0, 0, 1, 2))):
+            content = draw.choice(control)
+            part = draw.choice((content, content, content[:-1], content[1:], content * 2))
+            parts.insert(draw.randint(0, len(parts)), part)
+        texts.append("".join(parts))
+    return texts
+
+
+def cut_up(text: str, places: list[int]) -> list[str]:
+    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def assert_cuts_hold(tokenizer: Tokenizer, cuts: SafeCuts, texts: list[str], *, one_of: random.Random) -> int:
+    """Whole against cut at every safe place, and against cut at one of them; how many there were."""
+    encode = ReferenceEncoder(tokenizer.backend).encode_batch
+    total = 0
+    for start in range(0, len(texts), 250):
+        batch = texts[start : start + 250]
+        found = [cuts.within(text).tolist() for text in batch]
+        total += sum(map(len, found))
+        pieces = [cut_up(text, places) for text, places in zip(batch, found, strict=True)]
+        halves = [
+            cut_up(text, [one_of.choice(places)] if places else [])
+            for text, places in zip(batch, found, strict=True)
+        ]
+        distinct = list(dict.fromkeys([*batch, *(piece for cut in pieces + halves for piece in cut)]))
+        ids = dict(zip(distinct, (one.tolist() for one in encode(distinct)), strict=True))
+        for text, *cut in zip(batch, pieces, halves, strict=True):
+            for parts in cut:
+                assert list(chain.from_iterable(ids[part] for part in parts)) == ids[text], (
+                    ascii(text),
+                    ascii(parts),
+                )
+    return total
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_parts_of_a_text_cut_at_its_safe_places_encode_as_the_whole(name):
+    tokenizer, cuts = loaded(name), cuts_of(name)
+    texts = Drawn(tokenizer, seed=3).texts(STRINGS) + Drawn(tokenizer, seed=4).chats(STRINGS // 2)
+    assert assert_cuts_hold(tokenizer, cuts, texts, one_of=random.Random(5)) > STRINGS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_do_so_for_what_regexes_and_normalizers_trip_over(name):
+    tokenizer, cuts = loaded(name), cuts_of(name)
+    assert assert_cuts_hold(tokenizer, cuts, hard_texts(name, STRINGS), one_of=random.Random(6)) > STRINGS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prose_is_cut_into_words(name):
+    text = "The quick brown fox.\n\nIt isn't <b>here</b>, is it?"
+    assert {" quick", " brown", " it"} <= set(cut_up(text, cuts_of(name).within(text).tolist()))
+
+
+def test_no_cut_is_inside_a_control_token_and_its_ends_are_cuts():
+    text = "a<|im_end|>b <think></think>\n<|im_end"
+    places = cuts_of("toy_bpe").within(text).tolist()
+    assert {"a", "<|im_end|>", "<think>", "</think>"} <= set(cut_up(text, places))
+    assert cuts_of("toy_bpe").within("").tolist() == cuts_of("toy_bpe").within("<think>").tolist() == []
+
+
+def changed(*contents: AddedToken) -> tokenizers.Tokenizer:
+    """The toy tokenizer with more added tokens."""
+    backend = load_tokenizer(str(TOYS / "toy_bpe")).backend
+    backend.add_tokens(list(contents))
+    return backend
+
+
+def test_where_control_tokens_overlap_the_cuts_keep_away_from_them():
+    backend = changed(*(AddedToken(text, normalized=False) for text in ("<a>", "<a><b", "b><c>", "> x <", "<a")))
+    cuts = find_safe_cuts(backend)
+    assert cuts is not None
+    assert not cuts.apart
+    draw = random.Random(1)
+    bits = ("<a>", "<a", "<b", "b>", "<c>", ">", "> x <", " ", "x", "y", "\n", "<|im_end|>", " the", "'s")
+    texts = ["".join(draw.choices(bits, k=draw.randint(1, 12))) for _ in range(STRINGS)]
+    tokenizer = Tokenizer("changed", backend, loaded("toy_bpe").vocabulary)
+    assert assert_cuts_hold(tokenizer, cuts, texts, one_of=draw) > STRINGS // 2
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_a_control_token_that_looks_beside_itself_leaves_no_cut_safe(flag):
+    assert find_safe_cuts(changed(AddedToken("<odd>", **{flag: True}))) is None
+
+
+def test_so_does_one_that_is_looked_for_in_normalised_text():
+    backend = changed(AddedToken("<odd>", normalized=True))
+    assert find_safe_cuts(backend) is not None, "nothing is normalised"
+    backend.normalizer = normalizers.NFC()
+    assert find_safe_cuts(backend) is None
+
+
+def test_merges_left_out_at_random_leave_no_cut_safe():
+    backend = changed()
+    backend.model.dropout = 0.1
+    assert find_safe_cuts(backend) is None
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pre_tokenizers.Metaspace(),
+        pre_tokenizers.ByteLevel(add_prefix_space=True),
+        pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Digits(True)]),
+        pre_tokenizers.Split(tokenizers.Regex(r"\s"), "removed"),
+        None,
+    ],
+    ids=["metaspace", "prefix", "bytes first", "removed", "none"],
+)
+def test_a_tokenizer_that_splits_otherwise_has_none(part):
+    backend = changed()
+    if part is None:
+        backend = tokenizers.Tokenizer(models.BPE())
+    else:
+        backend.pre_tokenizer = part
+    assert find_safe_cuts(backend) is None
+
+
+def test_another_normalizer_leaves_none():
+    backend = changed()
+    backend.normalizer = normalizers.NFKC()
+    assert find_safe_cuts(backend) is None
+
+
+def test_a_part_that_is_code_leaves_none():
+    class Own:
+        def pre_tokenize(self, pretok):
+            pass
+
+    backend = changed()
+    backend.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Own())
+    assert find_safe_cuts(backend) is None
+
+
+def test_a_table_that_is_not_true_of_the_library_is_not_used(monkeypatch, tmp_path):
+    backend = changed()
+    steps = safe_cuts._steps(backend)
+    stored = orjson.loads((TABLES / f"{safe_cuts._key(*steps)}.json").read_bytes())
+    stored["run_lengths"][0] += 1
+    stored["run_lengths"][1] -= 1
+    (tmp_path / f"{safe_cuts._key(*steps)}.json").write_bytes(orjson.dumps(stored))
+    monkeypatch.setattr(safe_cuts, "TABLES", tmp_path)
+    safe_cuts._table.cache_clear()
+    try:
+        assert find_safe_cuts(backend) is None
+    finally:
+        safe_cuts._table.cache_clear()
+
+
+def states(name: str) -> tuple[list[str], bool]:
+    steps = safe_cuts._steps(loaded(name).backend)
+    assert steps is not None
+    return steps
+
+
+@pytest.mark.parametrize("name", ["toy_bpe", *(pytest.param(n, marks=pytest.mark.shared) for n in ("smollm2",))])
+def test_the_table_that_is_kept_is_the_one_that_is_derived(name, monkeypatch):
+    # The kept ones took strings of one character more and forty times as many random ones.
+    monkeypatch.setattr(_derive_cuts, "_RANDOM_STRINGS", 5_000)
+    monkeypatch.setattr(_derive_cuts, "_SHORTEST", 5)
+    steps = states(name)
+    kept = safe_cuts._stored(derive(loaded(name).backend, *steps), *steps)
+    file = TABLES / f"{safe_cuts._key(*steps)}.json"
+    stored = orjson.loads(file.read_bytes())
+    sizes = {"run_lengths", "run_classes", "settled_at"}  # another Python knows other characters
+    assert stored["settled_at"] >= 6
+    fresh = orjson.loads(orjson.dumps(kept))
+    assert {key: stored[key] for key in stored.keys() - sizes} == {key: fresh[key] for key in fresh.keys() - sizes}
+    old, new = (np.repeat(one["run_classes"], one["run_lengths"]) for one in (stored, fresh))
+    unknown = len(stored["members"])
+    assert np.array_equal(old[(old != unknown) & (new != unknown)], new[(old != unknown) & (new != unknown)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_character_is_of_the_class_that_the_library_puts_it_in(name):
+    steps = states(name)
+    stored = orjson.loads((TABLES / f"{safe_cuts._key(*steps)}.json").read_bytes())
+    cuts = cuts_of(name)
+    points = np.flatnonzero(cuts.classes != cuts.unknown)
+    characters = [chr(point) for point in points.tolist()]
+    for number, matcher in enumerate(stored["matchers"]):
+        marks = np.array([row[number] == "1" for row in stored["members"]])
+        assert np.array_equal(in_matcher(matcher, characters), marks[cuts.classes[points]]), matcher
+
+
+def test_every_table_is_named_after_what_it_was_derived_from():
+    files = sorted(TABLES.glob("*.json"))
+    assert len(files) >= 6
+    for file in files:
+        stored = orjson.loads(file.read_bytes())
+        assert file.stem == safe_cuts._key(stored["regexes"], stored["nfc"])
+
+
+def test_a_regex_that_looks_back_or_refers_back_is_not_taken_on():
+    backend = changed()
+    for pattern in (r"(?<=a)b", r"(a)\1", r"\bword", r"[[:alpha:]&&[^a]]", r"^a"):
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        steps = safe_cuts._steps(backend)
+        assert steps is not None
+        with pytest.raises(TokenizerError, match="cannot be understood"):
+            derive(backend, *steps)
+
+
+def test_a_sequence_without_a_byte_level_end_is_not_understood():
+    assert splitting_steps(None, {"type": "Sequence", "pretokenizers": []}) is None
