@@ -8,9 +8,19 @@ from functools import cache
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats._mapping import CANONICAL_COLUMNS, map_columns, unmap_columns
+from tito_audit.formats._numbers import NUMBER_COLUMNS, number_columns
 from tito_audit.registry import plugins
 
-__all__ = ["CANONICAL_COLUMNS", "all_formats", "format_named", "map_columns", "pick_format", "unmap_columns"]
+__all__ = [
+    "CANONICAL_COLUMNS",
+    "NUMBER_COLUMNS",
+    "all_formats",
+    "format_named",
+    "map_columns",
+    "number_columns",
+    "pick_format",
+    "unmap_columns",
+]
 
 _TEXT_ONLY: tuple[tuple[frozenset[str], str], ...] = (
     (

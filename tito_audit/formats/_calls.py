@@ -28,6 +28,7 @@ from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = [
+    "CALL_LISTS",
     "CALL_LOGPROBS",
     "COMPLETION_IDS",
     "PROMPT_IDS",
@@ -69,6 +70,8 @@ CALL_LOGPROBS = (
     "sampled_logprobs",
     "old_log_probs",
 )
+CALL_LISTS = ("calls", "turns", "steps", "trajectory")
+"""Columns that list the calls of a row."""
 _TEXT = ("completion_text", "text", "response_text", "output_text", "completion", "response", "output")
 _ENTRY_PROMPT = (*PROMPT_IDS, "input_ids")
 _ENTRY_COMPLETION = (*COMPLETION_IDS, "token_ids")

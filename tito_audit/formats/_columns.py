@@ -15,6 +15,7 @@ from tito_audit.record.column import MovePolicy
 
 __all__ = [
     "FLAT_IDS",
+    "STALE",
     "Raw",
     "first_filled",
     "first_list",
@@ -34,7 +35,7 @@ Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 FLAT_IDS = ("token_ids", "tokens", "input_ids")
 """Names under which a whole sequence of ids stands in a row."""
 
-_STALE = {
+STALE = {
     # Computed from the old ids by a trainer, a critic, a reference model or a teacher.
     "distill_logprobs",
     "distill_token_ids",
@@ -62,6 +63,7 @@ _STALE = {
     "trainer_logprobs",
     "values",
 }
+"""Columns that somebody else than the sampler computed."""
 _DROP = {
     "expert_indices",
     "rollout_expert_indices",
@@ -159,7 +161,7 @@ def policy_of(name: str) -> MovePolicy:
         return MovePolicy.DROP
     if name in ("position_ids", "attention_mask"):
         return MovePolicy.COPY
-    return MovePolicy.STALE if name in _STALE else MovePolicy.MOVE
+    return MovePolicy.STALE if name in STALE else MovePolicy.MOVE
 
 
 def stated_facts(row: Mapping[str, Any]) -> dict[str, object]:

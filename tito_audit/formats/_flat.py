@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +29,9 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
 
-__all__ = ["flat_row", "split_row", "updated_flat"]
+__all__ = ["MASKS", "ROW_LOGPROBS", "flat_row", "split_row", "updated_flat"]
 
-_MASKS = (
+MASKS = (
     "loss_mask",
     "loss_masks",
     "mask",
@@ -44,8 +44,8 @@ _MASKS = (
     "action_mask",
     "labels",
 )
-_RESPONSE_MASKS = ("env_mask", "response_mask", "completion_mask", "action_mask", *_MASKS)
-_ROW_LOGPROBS = (
+_RESPONSE_MASKS = ("env_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
+ROW_LOGPROBS = (
     "logprobs",
     "log_probs",
     "rollout_log_probs",
@@ -73,8 +73,8 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
     ids = ids_or_none(row.get(name or ""), name or "")
     if ids is None:
         return None
-    names = tuple(n for n in _ROW_LOGPROBS if not has_calls or n not in CALL_LOGPROBS[:6])
-    logprobs, mask = first_filled(row, names), first_filled(row, _MASKS)
+    names = tuple(n for n in ROW_LOGPROBS if not has_calls or n not in CALL_LOGPROBS[:6])
+    logprobs, mask = first_filled(row, names), first_filled(row, MASKS)
     prompt_length, stated = _prompt_length(row, len(ids))
     trained = training_row(
         ids,
@@ -221,7 +221,7 @@ def _other_masks(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str,
         return {}
     values: dict[str, Any] = {}
     for old in before.columns:
-        if old.role is not ColumnRole.OTHER or old.name not in _MASKS or old.alignment is not Alignment.FULL:
+        if old.role is not ColumnRole.OTHER or old.name not in MASKS or old.alignment is not Alignment.FULL:
             continue
         encoding = mask_encoding(old.values, before.token_ids)
         if encoding is None or not np.array_equal(trained_of(old.values, encoding), before.loss_mask):
@@ -251,9 +251,12 @@ def _with_sentinel(row: TrainingRow) -> TrainingRow:
     """
     if row.logprobs is None or row.loss_mask is None:
         return row
-    outside = np.unique(row.logprobs[~row.loss_mask & ~np.isnan(row.logprobs)])
+    outside = row.logprobs[~row.loss_mask]
+    missing = np.isnan(outside)
+    if missing.any():
+        outside = outside[~missing]
     # A lone untrained token may have a real logprob, which is below zero and above any floor.
-    if len(outside) != 1 or -100 < outside[0] < 0:
+    if not len(outside) or -100 < outside[0] < 0 or (outside != outside[0]).any():
         return row
     sentinel = float(outside[0])
     columns = tuple(
@@ -265,12 +268,13 @@ def _with_sentinel(row: TrainingRow) -> TrainingRow:
 
 def _trains_all_of_response(mask: Raw, prompt: Ids, response: Ids) -> bool:
     """True for a mask that says no more than that everything sampled is trained."""
-    entries = list(mask)
-    if len(entries) == len(prompt) + len(response) != len(response):
-        if any(entries[: len(prompt)]):
+    if len(mask) == len(prompt) + len(response) != len(response):
+        if mask[: len(prompt)].any() if isinstance(mask, np.ndarray) else any(mask[: len(prompt)]):
             return False
-        entries = entries[len(prompt) :]
-    return len(entries) == len(response) and all(entry == 1 for entry in entries)
+        mask = mask[len(prompt) :]
+    if len(mask) != len(response):
+        return False
+    return bool((mask == 1).all()) if isinstance(mask, np.ndarray) else all(entry == 1 for entry in mask)
 
 
 def _taken(mask: str | None, logprobs: str | None) -> set[str]:
@@ -293,9 +297,16 @@ def _prompt_length(row: Row, full: int) -> tuple[int | None, bool]:
     return None, False
 
 
-def _starts_with(row: Row, prompt: Sequence[Any]) -> bool:
+def _starts_with(row: Row, prompt: Raw) -> bool:
     name = first_filled(row, FLAT_IDS)
-    return name is not None and list(row[name][: len(prompt)]) == list(prompt)
+    # A list inside the list is no id; compared with one it may be an array, which is neither equal nor not.
+    if name is None or any(map(is_list, prompt[:1])):
+        return False
+    return bool(_plain(row[name][: len(prompt)]) == _plain(prompt))
+
+
+def _plain(values: Raw) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
 def _without_padding(row: Row, name: str | None) -> tuple[Row, Padding]:

@@ -13,7 +13,15 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import COMPLETION_IDS, PROMPT_IDS, answers, call_turn, is_messages, updated_call
+from tito_audit.formats._calls import (
+    CALL_LISTS,
+    COMPLETION_IDS,
+    PROMPT_IDS,
+    answers,
+    call_turn,
+    is_messages,
+    updated_call,
+)
 from tito_audit.formats._columns import FLAT_IDS, is_list, is_numbers, parsed, stated_facts
 from tito_audit.formats._copies import with_counts, with_list
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
@@ -24,7 +32,6 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
 __all__ = ["FORMAT"]
 
-_CALLS = ("calls", "turns", "steps", "trajectory")
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
@@ -101,7 +108,7 @@ def _updated(row: Row, before: Rollout, one: Mended) -> Row:
             raise RecordError("a training row can neither be added to these columns nor be taken away")
         return new
     has_turn = calls is None and bool(before.turns)
-    return updated_flat(new, old, trained, skip=(*_CALLS, "messages", "tools"), has_turn=has_turn)
+    return updated_flat(new, old, trained, skip=(*CALL_LISTS, "messages", "tools"), has_turn=has_turn)
 
 
 def _with_calls(row: Row, name: str, before: Rollout, one: Mended) -> Row:
@@ -206,7 +213,7 @@ def _call_turns(entries: Sequence[Any], name: str, messages: Sequence[Message]) 
 
 def _calls_name(row: Row) -> str | None:
     """The column that lists the row's calls: objects of which one of the first has a column of ids."""
-    for name in _CALLS:
+    for name in CALL_LISTS:
         entries = parsed(row, name)
         if isinstance(entries, list | tuple) and any(
             isinstance(entry, Mapping) and _CALL_KEYS & entry.keys() for entry in entries[:8]

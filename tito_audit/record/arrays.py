@@ -59,14 +59,12 @@ def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
         if len(array):
             raise RecordError(f"column {name!r} holds {array.dtype} values, not token ids")
         return empty_ids()
-    if array.dtype != np.int32 and len(array):
-        wrong = np.flatnonzero((array > _INT32.max) | (array < _INT32.min))
-        if len(wrong):
-            position = int(wrong[0])
-            raise RecordError(
-                f"column {name!r} holds id {array[position]} at position {position}, "
-                "which no vocabulary has (ids are below 2^31)"
-            )
+    if array.dtype != np.int32 and len(array) and (array.max() > _INT32.max or array.min() < _INT32.min):
+        position = int(np.flatnonzero((array > _INT32.max) | (array < _INT32.min))[0])
+        raise RecordError(
+            f"column {name!r} holds id {array[position]} at position {position}, "
+            "which no vocabulary has (ids are below 2^31)"
+        )
     return array.astype(np.int32, copy=False)
 
 
@@ -97,4 +95,6 @@ def _kind(value: object) -> str:
     words = {bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
     if type(value) in words:
         return words[type(value)]
-    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a value"
+    return (
+        "an object" if isinstance(value, dict) else "a list" if isinstance(value, list | np.ndarray) else "a value"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from tito_audit.errors import RecordError
 
@@ -57,29 +57,27 @@ def as_message(value: object, where: str) -> Message:
     `reasoning` and `thinking` are also offered to the template as `reasoning_content`, the name that
     chat templates read.
     """
-    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+    if not _is_object(value) or not isinstance(value.get("role"), str):
         raise RecordError(f"{where} is not a message: an object with a `role` is expected")
     content = value.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        if not all(isinstance(part, Mapping) for part in content):
-            raise RecordError(f"{where}.content is a list, but not of content parts (objects)")
-        content = tuple(content)
-    elif content is not None and not isinstance(content, str):
-        raise RecordError(f"{where}.content is neither text nor a list of parts")
-    reasoning = next((value[k] for k in _REASONING_KEYS if isinstance(value.get(k), str)), None)
-    calls = value.get("tool_calls") or ()
-    if not isinstance(calls, Sequence) or isinstance(calls, str):
-        raise RecordError(f"{where}.tool_calls is not a list")
+    if content is not None and type(content) is not str:
+        content = _content(content, where)
+    reasoning = None
+    for key in _REASONING_KEYS:
+        found = value.get(key)
+        if isinstance(found, str):
+            reasoning = found
+            break
+    calls = value.get("tool_calls")
+    tool_calls: tuple[ToolCall, ...] = ()
+    if calls:
+        if not isinstance(calls, Sequence) or isinstance(calls, str):
+            raise RecordError(f"{where}.tool_calls is not a list")
+        tool_calls = tuple(_as_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls))
     wire: Mapping[str, Any] = value
     if reasoning is not None and "reasoning_content" not in value:
         wire = {**value, "reasoning_content": reasoning}
-    return Message(
-        role=value["role"],
-        wire=wire,
-        content=content,
-        reasoning=reasoning,
-        tool_calls=tuple(_as_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)),
-    )
+    return Message(value["role"], wire, content, reasoning, tool_calls)
 
 
 def as_messages(values: object, where: str) -> tuple[Message, ...]:
@@ -102,13 +100,29 @@ def as_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
     return tuple(values)
 
 
+def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
+    # What JSON gives is told by its type, which costs less than asking whether it is a Mapping.
+    return type(value) is dict or isinstance(value, Mapping)
+
+
+def _content(value: object, where: str) -> str | tuple[Mapping[str, Any], ...]:
+    """Content that is there and no plain text: a text of another type, or parts."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Sequence):
+        raise RecordError(f"{where}.content is neither text nor a list of parts")
+    if not all(map(_is_object, value)):
+        raise RecordError(f"{where}.content is a list, but not of content parts (objects)")
+    return tuple(value)
+
+
 def _as_tool_call(value: object, where: str) -> ToolCall:
-    function = value.get("function", value) if isinstance(value, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+    function = value.get("function", value) if _is_object(value) else None
+    if not _is_object(function) or not isinstance(function.get("name"), str):
         raise RecordError(f"{where} is not a tool call: an object with a `name` is expected")
     arguments = function.get("arguments")
-    if arguments is not None and not isinstance(arguments, str | Mapping):
+    if arguments is not None and not isinstance(arguments, str) and not _is_object(arguments):
         raise RecordError(f"{where}.arguments is neither a string nor an object")
-    assert isinstance(value, Mapping)
+    assert _is_object(value)
     identifier = value.get("id")
     return ToolCall(function["name"], arguments, identifier if isinstance(identifier, str) else None)

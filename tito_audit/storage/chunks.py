@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.storage.documents import cut_values
-from tito_audit.storage.lines import Piece, cut_lines, rows_of_lines
+from tito_audit.storage.lines import ParseRow, Piece, cut_lines, rows_of_lines
 from tito_audit.storage.log import Log, unreadable
 from tito_audit.storage.parquet import batches_of, open_parquet, rows_of_batch
 from tito_audit.storage.row import RawRow, parse_row, too_long
@@ -93,11 +93,12 @@ class _Lines(Chunk):
     """None: to the end of the file, however much was written since."""
     first: bool
     """Whether a line starts right at `start`; else only behind the first line end from the byte before it."""
+    parse: ParseRow
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
         """The lines that are not blank."""
         with self.path.open("rb", buffering=0) as file:
-            yield from rows_of_lines(_counted(self._blocks(file), reading), self.limit)
+            yield from rows_of_lines(_counted(self._blocks(file), reading), self.limit, parse=self.parse)
 
     def _blocks(self, file: Any) -> Iterator[bytes]:
         """The bytes from the start of the first line to the end of the last."""
@@ -157,7 +158,7 @@ def _of_lines(log: Log, start: int, size: int) -> Iterator[Chunk]:
     starts = range(start, max(log.size, start + 1), size)
     for number in starts:
         stop = number + size if number + size < log.size else None
-        yield _Lines(log.path, log.max_row_bytes, stop or log.size, number, stop, number == start)
+        yield _Lines(log.path, log.max_row_bytes, stop or log.size, number, stop, number == start, log.parse)
 
 
 @dataclass(slots=True)
@@ -167,6 +168,7 @@ class _Pieces(Chunk):
     size: int = 0
     pieces: list[tuple[int, bytes | None, int, bool]] = field(default_factory=list)
     """Number, text (None: too long), bytes, complete."""
+    parse: ParseRow = parse_row
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
         """The rows, parsed."""
@@ -174,7 +176,7 @@ class _Pieces(Chunk):
             if data is None:
                 yield too_long(number, size, self.limit)
             else:
-                yield parse_row(number, data, cut_off=not complete)
+                yield self.parse(number, data, cut_off=not complete)
         reading.size = self.size
 
 
@@ -194,7 +196,7 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, *, b
     """Pieces together until they have the size; unless `blank`, those that are blank only count."""
 
     def empty() -> _Pieces:
-        return _Pieces(log.path, log.max_row_bytes, log.size)
+        return _Pieces(log.path, log.max_row_bytes, log.size, parse=parse_row if blank else log.parse)
 
     chunk, held, damage = empty(), 0, None
     try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from tito_audit.storage.row import RawRow, parse_row, too_long
 
-__all__ = ["Between", "Gathered", "Piece", "cut_lines", "rows_of_lines"]
+__all__ = ["Between", "Gathered", "ParseRow", "Piece", "cut_lines", "rows_of_lines"]
+
+ParseRow: TypeAlias = Callable[..., RawRow]
+"""What reads a row as `parse_row` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ class Gathered:
         return piece
 
 
-def rows_of_lines(blocks: Iterable[bytes], limit: int, between: Between | None = None) -> Iterator[RawRow]:
+def rows_of_lines(
+    blocks: Iterable[bytes], limit: int, between: Between | None = None, parse: ParseRow = parse_row
+) -> Iterator[RawRow]:
     """One row a line that is not blank; its index is the number of the line, from 0.
 
     With `between` rows keep their text, and what is left in it at the end follows the last row.
@@ -89,7 +95,7 @@ def rows_of_lines(blocks: Iterable[bytes], limit: int, between: Between | None =
         if line.data is None:
             row = too_long(index, line.size, limit)
         elif line.data and not line.data.isspace():
-            row = parse_row(index, line.data, cut_off=not line.complete)
+            row = parse(index, line.data, cut_off=not line.complete)
         if between is None:
             if row is not None:
                 yield row

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.documents import cut_values, rows_of_values
-from tito_audit.storage.lines import Between, Piece, rows_of_lines
+from tito_audit.storage.lines import Between, ParseRow, Piece, rows_of_lines
 from tito_audit.storage.parquet import rows_of_parquet
-from tito_audit.storage.row import RawRow, parses
+from tito_audit.storage.row import RawRow, parse_row, parses
 from tito_audit.storage.sniff import PARQUET_MAGIC, refuse_binary, refuse_text
+from tito_audit.storage.splice import Splicer
 from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
 
 __all__ = ["MAX_ROW_BYTES", "Kind", "Log", "lost_row", "open_log", "unreadable"]
@@ -32,7 +33,9 @@ class Log:
     the place are given, then one error row; StorageError when nothing at all can be read.
     """
 
-    def __init__(self, path: Path, max_row_bytes: int, keep_text: bool = False) -> None:
+    def __init__(
+        self, path: Path, max_row_bytes: int, keep_text: bool = False, parse: ParseRow = parse_row
+    ) -> None:
         self.path = path
         self.size = path.stat().st_size
         """Bytes on disk; 0 for a pipe."""
@@ -42,6 +45,8 @@ class Log:
         """What followed the last row, once all were read, if the log keeps text."""
         self.keep_text = keep_text
         """Whether rows of JSON hold their bytes."""
+        self.parse = parse
+        """How a line of JSON is read."""
         self.max_row_bytes = max_row_bytes
         self._kind: Kind | None = None
         self._compression: Compression = None
@@ -87,7 +92,7 @@ class Log:
             return
         kept = between if self.keep_text else None
         if kind == "lines":
-            rows = rows_of_lines(stream, self.max_row_bytes, kept)
+            rows = rows_of_lines(stream, self.max_row_bytes, kept, self.parse)
         else:
             rows = rows_of_values(stream, array=kind == "array", limit=self.max_row_bytes, between=kept)
         try:
@@ -128,17 +133,27 @@ class Log:
         raise refuse_text(self.path, head)
 
 
-def open_log(path: Path, *, max_row_bytes: int = MAX_ROW_BYTES, keep_text: bool = False) -> Log:
+def open_log(
+    path: Path,
+    *,
+    max_row_bytes: int = MAX_ROW_BYTES,
+    keep_text: bool = False,
+    arrays: Mapping[str, str] | None = None,
+) -> Log:
     """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, or Parquet.
 
     What the file is, its content says; StorageError when it is missing, cannot be opened, or is of a
     kind that is not read. A longer row than `max_row_bytes` becomes an error row and is never held.
-    With `keep_text` rows of JSON hold their bytes, so that all leads and texts and the tail are the file.
+    With `keep_text` rows of JSON hold their bytes, so that all leads and texts and the tail are the file. In the
+    columns `arrays` (see Splicer) long lists of numbers in lines of JSON are numpy arrays, as all are in
+    Parquet: quicker to read, but nothing to write again.
     """
     if path.is_dir():
         raise StorageError(f"{path}: this is a folder. Name a file in it, or let find_logs list its logs.")
     try:
-        log = Log(path, max_row_bytes, keep_text)
+        log = Log(
+            path, max_row_bytes, keep_text, Splicer(arrays).parse_row if arrays and not keep_text else parse_row
+        )
         if path.is_file():
             path.open("rb").close()
     except OSError as error:

@@ -1,0 +1,205 @@
+"""What readers do with arrays and messages in few steps is what the plain way does."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict, UserDict, UserList
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tito_audit.errors import RecordError
+from tito_audit.formats import _flat
+from tito_audit.record.arrays import as_ids
+from tito_audit.record.build import training_row
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.message import Message, ToolCall, as_message
+from tito_audit.record.rollout import TrainingRow
+
+
+class Text(str):
+    __slots__ = ()
+
+
+# Messages
+
+
+def plain_message(value: Any, where: str) -> Message:
+    """A message read with one question after the other."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise RecordError(f"{where} is not a message: an object with a `role` is expected")
+    content = value.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        if not all(isinstance(part, Mapping) for part in content):
+            raise RecordError(f"{where}.content is a list, but not of content parts (objects)")
+        content = tuple(content)
+    elif content is not None and not isinstance(content, str):
+        raise RecordError(f"{where}.content is neither text nor a list of parts")
+    keys = ("reasoning_content", "reasoning", "thinking")
+    reasoning = next((value[key] for key in keys if isinstance(value.get(key), str)), None)
+    calls = value.get("tool_calls") or ()
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise RecordError(f"{where}.tool_calls is not a list")
+    wire: Mapping[str, Any] = value
+    if reasoning is not None and "reasoning_content" not in value:
+        wire = {**value, "reasoning_content": reasoning}
+    return Message(
+        role=value["role"],
+        wire=wire,
+        content=content,
+        reasoning=reasoning,
+        tool_calls=tuple(plain_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)),
+    )
+
+
+def plain_call(value: Any, where: str) -> ToolCall:
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RecordError(f"{where} is not a tool call: an object with a `name` is expected")
+    arguments = function.get("arguments")
+    if arguments is not None and not isinstance(arguments, str | Mapping):
+        raise RecordError(f"{where}.arguments is neither a string nor an object")
+    identifier = value.get("id")
+    return ToolCall(function["name"], arguments, identifier if isinstance(identifier, str) else None)
+
+
+def outcome(read: Any, *arguments: Any) -> Any:
+    try:
+        return read(*arguments)
+    except RecordError as error:
+        return str(error)
+
+
+CONTENTS = (
+    "a",
+    "",
+    Text("b"),
+    None,
+    [],
+    [{"type": "text", "text": "a"}],
+    ({},),
+    ["a"],
+    7,
+    {},
+    b"ab",
+    UserList([{}]),
+)
+CALL = {"name": "run", "arguments": "{}"}
+CALLS = (
+    *(None, [], (), "", 0, 7, "run", {"name": "run"}, [7], ["run"], [{}], [{"function": None}], [{"function": 7}]),
+    *([CALL], (CALL, {"id": "1", "function": CALL}), [{"id": 1, "function": OrderedDict(CALL)}], [UserDict(CALL)]),
+    *([{"name": 7}], [{"name": "run"}], [{"name": "run", "arguments": {}}], [{"name": "run", "arguments": [1]}]),
+)
+REASONS: tuple[dict[str, Any], ...] = (
+    *({}, {"reasoning_content": "a"}, {"reasoning": "a"}, {"thinking": Text("a")}, {"thinking": ""}),
+    *(
+        {"reasoning_content": None, "thinking": "a"},
+        {"reasoning_content": "a", "reasoning": "b"},
+        {"reasoning": 7},
+    ),
+)
+
+
+def test_a_message_is_read_as_by_asking_one_thing_after_the_other():
+    for content, calls, reason in itertools.product(CONTENTS, CALLS, REASONS):
+        value = {"role": "assistant", "content": content, "tool_calls": calls, **reason, "more": 1}
+        for kind in (dict, OrderedDict, UserDict):
+            one, other = outcome(as_message, kind(value), "m"), outcome(plain_message, kind(value), "m")
+            assert one == other
+            assert type(one) is type(other)
+            if isinstance(one, Message):
+                assert type(one.wire) is type(other.wire)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 7, "role", [], {}, {"role": None}, {"role": 7}, {"role": Text("user")}, UserDict()]
+)
+def test_what_is_no_message_is_refused_in_the_same_words(value: Any):
+    assert outcome(as_message, value, "m") == outcome(plain_message, value, "m")
+
+
+# Training rows
+
+
+def plain_sentinel(row: TrainingRow) -> float | None:
+    if row.logprobs is None or row.loss_mask is None:
+        return None
+    outside = np.unique(row.logprobs[~row.loss_mask & ~np.isnan(row.logprobs)])
+    return None if len(outside) != 1 or -100 < outside[0] < 0 else float(outside[0])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                [0.0, 0.0, 0.0, 1.0, -0.5, -100.0, -9999.0, float("nan"), float("inf"), float("-inf")]
+            ),
+            st.booleans(),
+        ),
+        max_size=8,
+    )
+)
+def test_the_value_of_untrained_tokens_is_the_only_one_they_have(tokens: list[tuple[float, bool]]):
+    row = training_row(
+        np.arange(len(tokens), dtype=np.int32),
+        mask=("mask", np.array([trained for _, trained in tokens], np.bool_)),
+        logprobs=("logprobs", np.array([value for value, _ in tokens])),
+    )
+    sentinel = plain_sentinel(row)
+    found = _flat._with_sentinel(row)
+    assert found.sentinel == sentinel
+    for column in found.columns:
+        assert column.sentinel == (sentinel if column.role is ColumnRole.LOGPROBS else None)
+    assert np.array_equal(found.token_ids, row.token_ids)
+
+
+def plainly_trains_all(mask: Any, prompt: Any, response: Any) -> bool:
+    entries = list(mask)
+    if len(entries) == len(prompt) + len(response) != len(response):
+        if any(entries[: len(prompt)]):
+            return False
+        entries = entries[len(prompt) :]
+    return len(entries) == len(response) and all(entry == 1 for entry in entries)
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 1, 1]), max_size=7)
+    | st.lists(st.sampled_from([0.0, 1.0, 0.5, -100.0]), max_size=7),
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.sampled_from([list, np.array, lambda values: np.array(values, np.bool_), lambda values: [*values, None]]),
+)
+def test_a_mask_that_trains_all_of_a_response_is_seen(values: list[Any], prompt: int, response: int, kind: Any):
+    mask, ids = kind(values), np.zeros(9, np.int32)
+    assert _flat._trains_all_of_response(mask, ids[:prompt], ids[:response]) is bool(
+        plainly_trains_all(mask, ids[:prompt], ids[:response])
+    )
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(0, 3), max_size=4))
+def test_a_prompt_is_found_in_front_whether_columns_are_lists_or_arrays(ids: list[int], prompt: list[int]):
+    for one, other in itertools.product((list, np.array), repeat=2):
+        assert _flat._starts_with({"token_ids": one(ids)}, other(prompt)) is (ids[: len(prompt)] == prompt)
+    assert not _flat._starts_with({"token_ids": np.array(ids)}, [np.array(ids), np.array(ids)])
+    assert not _flat._starts_with({"token_ids": ids}, ["a", None])
+
+
+@given(
+    st.lists(
+        st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3) | st.sampled_from([2**31, 2**31 - 1]), max_size=5
+    )
+)
+def test_ids_that_fit_no_vocabulary_are_named_in_lists_and_arrays_alike(ids: list[int]):
+    wrong = [(i, value) for i, value in enumerate(ids) if not -(2**31) <= value < 2**31]
+    for values in (ids, np.array(ids, np.int64)):
+        found = outcome(as_ids, values, "ids")
+        if wrong:
+            position, value = wrong[0]
+            assert found.startswith(f"column 'ids' holds id {value} at position {position}, ")
+        else:
+            assert found.dtype == np.int32
+            assert found.tolist() == ids

@@ -1,0 +1,468 @@
+"""Arrays cut out of a row's text: what is read is what parsing the whole row gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tito_audit.config import Settings
+from tito_audit.errors import RecordError
+from tito_audit.formats import NUMBER_COLUMNS, map_columns, number_columns, pick_format
+from tito_audit.pipeline import read_rollouts, scan_rollouts
+from tito_audit.record.rollout import Place
+from tito_audit.storage import open_log, splice
+from tito_audit.storage.number_text import numbers_of
+from tito_audit.storage.row import RawRow, parse_row
+from tito_audit.storage.splice import Splicer
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "formats"
+SHARED = Path(__file__).parent.parent.parent / "shared"
+LOGS = sorted(FIXTURES.glob("*.jsonl"))
+REAL = [
+    *sorted((SHARED / "rollouts").glob("*/*.jsonl.gz")),
+    *sorted((SHARED / "recorded").glob("*.json")),
+]
+SEPARATORS = ((",", ":"), (", ", ": "))
+
+
+@pytest.fixture
+def every_array_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splice, "_SHORTEST", 3)
+    monkeypatch.setattr(splice, "_SHORTEST_INTEGERS", 3)
+
+
+def numbers(text: str) -> Any:
+    data = b'{"some_key":[%b]}' % text.encode()
+    return numbers_of(data, 13, len(data) - 2)
+
+
+def by_parsing(text: str) -> Any:
+    """The array that a list of numbers of one kind makes; None for everything else."""
+    try:
+        values = orjson.loads(f"[{text}]")
+    except orjson.JSONDecodeError:
+        return None
+    kinds = set(map(type, values))
+    if kinds not in ({int}, {float}, {bool}):
+        return None
+    try:
+        return np.array(values, {int: np.int64, float: np.float64, bool: np.bool_}[kinds.pop()])
+    except OverflowError:
+        return None
+
+
+def assert_right_or_nothing(text: str) -> Any:
+    found, wanted = numbers(text), by_parsing(text)
+    if found is not None:
+        assert wanted is not None, text[:200]
+        assert (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes()), text
+    return found
+
+
+def exactly(left: Any, right: Any, *, arrays: bool = False) -> None:
+    """Equal in values and types; with `arrays` a numpy array on the left may be a list on the right."""
+    if arrays and isinstance(left, np.ndarray) and isinstance(right, list):
+        assert left.ndim == 1
+        left = left.tolist()
+    assert type(left) is type(right)
+    if isinstance(left, np.ndarray):
+        assert (left.dtype, left.shape) == (right.dtype, right.shape)
+        if left.dtype == object:
+            exactly(left.tolist(), right.tolist())
+        else:
+            assert left.tobytes() == right.tobytes()
+    elif isinstance(left, dict):
+        assert list(left) == list(right)
+        for key in left:
+            exactly(left[key], right[key], arrays=arrays)
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            exactly(one, other, arrays=arrays)
+    elif dataclasses.is_dataclass(left):
+        for field in dataclasses.fields(left):
+            exactly(getattr(left, field.name), getattr(right, field.name), arrays=arrays)
+    elif isinstance(left, float):
+        assert left.hex() == right.hex()
+    else:
+        assert left == right
+
+
+def reading(row: Any, mapping: dict[str, str] | None = None) -> Any:
+    """The rollouts of a row, or why there are none."""
+    if row is None:
+        return None
+    try:
+        row = map_columns(row, mapping) if mapping else row
+        return list(pick_format(row).read(row, Place("log", 0)))
+    except RecordError as error:
+        return str(error)
+
+
+def assert_same_row(data: bytes, columns: Any = NUMBER_COLUMNS, *, read: bool = True) -> RawRow:
+    found = Splicer(columns).parse_row(7, data, cut_off=True)
+    wanted = parse_row(7, data, cut_off=True)
+    exactly(found, wanted, arrays=True)
+    if read:
+        exactly(reading(found.value), reading(wanted.value))
+    return found
+
+
+# Numbers
+
+
+COMMON = {
+    "ids": "151644,8948,198,2101,12,7,0,151645,99999999",
+    "labels": "-100,-100,-100,5,77,-100",
+    "a mask": "0,0,0,1,1,0",
+    "a mask of booleans": "true,false,false,true",
+    "logprobs": "0.0,0.0,-0.25,-1.1920928955078125e-07,-0.0007125309202820063,-31.5,-1e-05,-0.0",
+    "logprobs with runs": ",".join(["0.0"] * 900 + ["-0.5", "-10.0"] + ["0.0"] * 8 + ["-0.1"] + ["0.0"] * 4700),
+    "logprobs that start late": ",".join(["-0.5"] + ["0.0"] * 50 + ["-1.5"]),
+    "a sentinel": ",".join(["1.0"] * 30 + ["-1.0"] + ["1.0"] * 30 + ["11.0"] + ["1.0"] * 30),
+}
+
+
+@pytest.mark.parametrize("text", COMMON.values(), ids=COMMON)
+def test_numbers_as_logs_hold_them_are_read_as_parsing_gives_them(text: str):
+    for written in (text, text.replace(",", ", ")):
+        assert assert_right_or_nothing(written) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "1",
+            "1,",
+            ",1",
+            "1,,2",
+            "1,2,",
+            "01,2",
+            "1,02",
+            "00,1",
+            "1,00",
+            "-0,1",
+            "1,-0",
+            "-,1",
+            "1,-",
+            "--1,1",
+        ),
+        *("+1,2", "1,+2", "0x1,2", "1 ,2", "1,  2", "1, 2,3", "1,2, 3", " 1,2", "1,2 ", "1\n,2", "1,\t2", "1;2,3"),
+        *("123456789,1", "1,9223372036854775808", "18446744073709551616,1", "1_0,2", "١,2", "1,2\x002", "1/2,3:4"),
+        *("null,1", "1,null", "1,true", "true,1", "true,0", "1,false,0", "tru,false", "truefalse,1", "1true,0"),
+        *(
+            "1.,2.0",
+            ".5,1.5",
+            "01.5,1.0",
+            "1.5,-.5",
+            "1.5,2",
+            "1,2.5",
+            "1e5,2.0",
+            "1.5e,2.0",
+            "1.5.5,2.0",
+            "NaN,1.5",
+        ),
+        *(
+            "Infinity,1.5",
+            "1e400,1.5",
+            "-1e400,1.5",
+            "1e-400,1.5",
+            "1.5,-0.0",
+            "+1.5,2.0",
+            "1.5,0x1p3",
+            "1.0 2.0,3.5",
+        ),
+        *(
+            '"1.5",1.5',
+            '"1.5","2.5"',
+            '"a.b",1.5',
+            "[1.5,2.5",
+            "{1.5,2.5",
+            "1.5,nan",
+            "1.5,inf",
+            "1.0f,2.0",
+            "1.0,2.0,",
+        ),
+        *(",".join(["0.0"] * 20) + ",", ",".join(["0.0"] * 20) + ",5", "5," + ",".join(["0.0"] * 20)),
+        *(
+            "5 " + ", ".join(["0.0"] * 20) + ", ,7.0",
+            ",".join(["0.0"] * 20) + ",,1.5",
+            "1.5" + "0.0," * 20 + "1.5",
+        ),
+        *("00.0," + "0.0," * 20 + "1.5", "0.0," * 20 + "0.00", ", ".join(["0.0"] * 20) + ",1.5", "1.5,,"),
+        *(
+            "0.0, " * 20 + ", 1.5",
+            "1.5, " + "0.0, " * 20,
+            "1.50.0," + "0.0," * 20 + "1.5",
+            "e," + "0.0," * 20 + "1",
+        ),
+        *(",".join(["0." + "3" * 90] * 20), ",".join(["-0.333333333333333333333333333333"] * 9)),
+        *("0" * 30 + ".5,1.5", "1." + "3" * 400 + ",0.5", "4.35,0.1,2.675,9007199254740993.0", "5e-324,1.5e308"),
+    ],
+)
+def test_what_is_no_plain_list_of_one_kind_is_never_read_otherwise_than_by_parsing(text: str):
+    assert_right_or_nothing(text)
+    assert_right_or_nothing(",".join([text] * 12))
+
+
+@settings(max_examples=400)
+@given(
+    st.one_of(
+        st.lists(st.integers(-200, 200_000), min_size=2, max_size=60),
+        st.lists(st.integers(0, 9), min_size=2, max_size=60),
+        st.lists(st.integers(), min_size=2, max_size=9),
+        st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=60),
+        st.lists(st.sampled_from([0.0, -0.0, 1.0, -0.25, -1e-07]), min_size=2, max_size=300),
+        st.lists(st.booleans(), min_size=2, max_size=60),
+        st.lists(st.sampled_from([0, 1, 0.0, True, None, "0.0", []]), min_size=2, max_size=20),
+    ),
+    st.sampled_from([",", ", "]),
+)
+def test_random_lists_are_read_as_parsing_gives_them(values: list[Any], comma: str):
+    text = json.dumps(values, separators=(comma, ":"))[1:-1]
+    found = assert_right_or_nothing(text)
+    kinds = set(map(type, values))
+    if (
+        kinds == {bool}
+        or (kinds == {float} and "." in text)
+        or (kinds == {int} and all(abs(value) < 10**8 for value in values))
+    ):
+        assert found is not None
+
+
+def test_texts_with_random_faults_are_never_read_otherwise_than_by_parsing():
+    rng = random.Random(5)
+    refused = 0
+    for _ in range(3000):
+        text = list(rng.choice(list(COMMON.values()))[: rng.choice((40, 400))].rsplit(",", 1)[0])
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(text))
+            text[at] = rng.choice(["", text[at] * 2, *'0123456789.,-+eE \ttnuf[]{}"'])
+        refused += assert_right_or_nothing("".join(text)) is None
+    assert 500 < refused < 3000
+
+
+# Rows
+
+
+def lines(log: Path) -> Iterator[bytes]:
+    for row in open_log(log):
+        for separators in SEPARATORS:
+            yield json.dumps(row.value, separators=separators).encode()
+        yield orjson.dumps(row.value)
+
+
+@pytest.mark.usefixtures("every_array_is_cut")
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_an_example_log_reads_the_same(log: Path):
+    for data in lines(log):
+        assert_same_row(data)
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not REAL, reason="no logs beside the checkout")
+@pytest.mark.usefixtures("every_array_is_cut")
+def test_logs_of_real_models_read_the_same():
+    for log in REAL:
+        for number, data in enumerate(lines(log)):
+            if number < 60:
+                assert_same_row(data)
+
+
+@pytest.mark.usefixtures("every_array_is_cut")
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_a_row_with_numbers_of_any_kind_in_any_column_reads_the_same(log: Path):
+    """Wherever an example has a list, and under every name of a column of numbers."""
+    rng = random.Random(3)
+    values: list[Any] = [
+        *([1, 2, 3], [0, 1, 1], [0.5, 1.5, -0.5], [True, False, True], [1.5, 2, 3], [-100, 5, 6], [2**40, 1, 2]),
+        *([[1, 2, 3], [4, 5, 6]], [[0.5, 0.5], [1.5, 1.5]], [[1, 2], [3.5, 4.5]], [None, 1.5, 2.5], [2**70, 1]),
+    ]
+    names = sorted(name for name in NUMBER_COLUMNS if "." not in name)
+    for raw in open_log(log):
+        row = dict(raw.value or {})
+        sizes = {len(value) for value in row.values() if isinstance(value, list)} - {0, 1}
+        for name in [*row, *rng.sample(names, 4)]:
+            for value in values:
+                long = (value * 400)[: rng.choice([len(value), *sizes])]
+                assert_same_row(json.dumps({**row, name: long}).encode())
+                held = row.get(name)
+                if isinstance(held, list) and held and isinstance(held[0], dict):
+                    inner = rng.choice([*held[0], *names])
+                    changed = [{**held[0], inner: long}, *held[1:]]
+                    assert_same_row(orjson.dumps({**row, name: changed}) if 2**70 not in value else b"{}")
+
+
+BIG = ",".join(map(str, range(1000, 1900)))
+FLAT = ",".join(["-0.5"] * 300)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"token_ids":[BIG],"loss_mask":null}',
+        '{"token_ids": [BIG ], "logprobs": [FLAT ]}',
+        # Twice, in either order, and once under a name with an escape.
+        '{"token_ids":[BIG],"token_ids":[7]}',
+        '{"token_ids":[7],"token_ids":[BIG]}',
+        '{"token_ids":[BIG],"token\\u005fids":[7]}',
+        # Inside texts, whose quotes are escaped.
+        '{"a":"\\"token_ids\\":[BIG]","token_ids":[BIG]}',
+        '{"a":"\\\\","token_ids":[BIG]}',
+        '{"a":"x\\"token_ids":[BIG]}',
+        '{"a":"token_ids":[BIG]}',
+        '{"a":"b","x\\\\"token_ids":[BIG]}',
+        '{"token_ids":":[BIG]"}',
+        # Not the whole value of the key, or nothing that closes.
+        '{"token_ids":[BIG]5}',
+        '{"token_ids":[BIG]]}',
+        '{"token_ids":[BIG}',
+        '{"token_ids":[BIG',
+        '{"token_ids":[BIG],}',
+        '{"token_ids":[BIG]} trailing',
+        '{"token_ids":[BIG]}{"token_ids":[1]}',
+        '{"token_ids":[[BIG],[BIG]]}',
+        '{"token_ids":[[BIG],5,[BIG]]}',
+        '{"token_ids":[[BIG],[BIG],"x"]}',
+        '{"token_ids":[[BIG][BIG]]}',
+        '{"token_ids":[[[BIG]]]}',
+        '{"token_ids":[BIG,NaN]}',
+        '{"token_ids":[BIG],"x":NaN}',
+        '{"token_ids":[BIG],"x":"\\ud800"}',
+        '{"token_ids":[BIG],"x":1e999}',
+        '{"token_ids":[BIG,01]}',
+        '{"token_ids":[FLAT]',
+        '{"token_ids":[FLAT]}',
+        '{"messages":[{"role":"user","content":"a","token_ids":[BIG]}],"token_ids":[BIG]}',
+        '{"messages":[{"role":"assistant","content":"a","tool_calls":[BIG]}],"token_ids":[BIG]}',
+        '{"messages":[BIG],"token_ids":[BIG]}',
+        '{"calls":[{"prompt_ids":[BIG],"completion_ids":[BIG],"logprobs":[FLAT]}]}',
+        '{"calls":[{"prompt_ids":[BIG]},{"x":{"prompt_ids":[BIG]}}]}',
+        '{"calls":{"prompt_ids":[BIG]}}',
+        '{"calls":[1,{"prompt_ids":[BIG]}]}',
+        '{"calls":"[{\\"prompt_ids\\":[BIG]}]"}',
+        '[{"token_ids":[BIG]}]',
+        '["token_ids":[BIG]]',
+        '"token_ids":[BIG]',
+        '{"token_ids":[BIG],"\\u0000":"\x00"}',
+        '{"token_ids" :[BIG]}',
+        '{"token_ids":\n[BIG]}',
+        '\ufeff{"token_ids":[BIG]}',
+    ],
+)
+def test_a_hostile_row_is_read_or_refused_as_without_cutting(text: str):
+    for name, numbers in (("BIG", BIG), ("FLAT", FLAT)):
+        text = text.replace(f"{name} ", numbers.replace(",", ", ")).replace(name, numbers)
+    assert_same_row(text.encode("utf-8", "surrogatepass"))
+    assert_same_row(text.encode("utf-8", "surrogatepass") + b"\xff")
+
+
+def test_a_row_of_many_arrays_that_never_end_takes_no_longer_than_its_length():
+    started = time.process_time()
+    for unit in (b'"token_ids":[1,', b'{"logprobs":[1.0,', b'"token_ids": [1, 2,', b'{"loss_mask":[1,[0,1],'):
+        assert_same_row(b"{" + unit * 200_000, read=False)
+        assert_same_row(b"{" + unit * 200_000 + b"]", read=False)
+    assert time.process_time() - started < 60
+
+
+def test_a_row_that_writes_the_mark_is_read_as_without_cutting():
+    for mark in (splice._MARK, splice._MARK + "0", splice._MARK + "x"):
+        assert_same_row(b'{"token_ids":[%b],"loss_mask":["%b"]}' % (BIG.encode(), mark.encode()[:-1]))
+        assert_same_row(b'{"x":"%b","token_ids":[%b]}' % (mark.encode(), BIG.encode()))
+
+
+@pytest.mark.usefixtures("every_array_is_cut")
+def test_rows_with_random_faults_are_read_or_refused_as_without_cutting():
+    rng = random.Random(11)
+    rows = [data for log in LOGS for data in lines(log) if len(data) < 4000]
+    cut = 0
+    for _ in range(2000):
+        data = bytearray(rng.choice(rows))
+        for _ in range(rng.randint(1, 2)):
+            at = rng.randrange(len(data))
+            data[at : at + rng.randint(0, 2)] = rng.choice(
+                [b"", b'"', b"\\", b"[", b"]", b",", b"1", b".", b":", b" "]
+            )
+        row = assert_same_row(bytes(data), read=False)
+        cut += row.value is not None and any(isinstance(value, np.ndarray) for value in row.value.values())
+    assert cut > 150
+
+
+def test_long_lists_of_numbers_become_arrays_where_they_are_wanted_only():
+    floats, integers = [-0.5] * 300, list(range(1000, 1900))
+    row = {
+        "token_ids": integers,
+        "logprobs": floats,
+        "loss_mask": [1] * 300,
+        "calls": [{"prompt_ids": integers, "token_ids": [5] * 9}],
+        "messages": [{"role": "user", "token_ids": integers}],
+        "scores": floats,
+        "tokens": floats,
+    }
+    value = Splicer(NUMBER_COLUMNS).parse_row(0, orjson.dumps(row)).value
+    assert value is not None
+    arrays = (
+        value["token_ids"],
+        value["logprobs"],
+        value["loss_mask"],
+        value["calls"][0]["prompt_ids"],
+    )
+    assert [array.dtype for array in arrays] == [np.int64, np.float64, np.int64, np.int64]
+    lists = value["calls"][0]["token_ids"], value["messages"][0]["token_ids"], value["scores"], value["tokens"]
+    assert all(type(entry) is list for entry in lists)
+    exactly(value, row, arrays=True)
+
+
+def test_a_mapped_column_is_read_as_an_array():
+    columns = number_columns({"token_ids": "mine", "logprobs": "extra.mine", "messages": "chat"})
+    row = {"mine": list(range(1000, 1900)), "extra": {"mine": [-0.5] * 900}, "chat": [1] * 300}
+    value = Splicer(columns).parse_row(0, orjson.dumps(row)).value
+    assert value is not None
+    mapping = {"token_ids": "mine", "logprobs": "extra.mine"}
+    assert isinstance(value["mine"], np.ndarray)
+    assert isinstance(value["extra"]["mine"], np.ndarray)
+    assert type(value["chat"]) is list
+    exactly(reading(value, mapping), reading(row, mapping))
+
+
+# Scans
+
+
+def test_rows_that_keep_their_text_keep_their_lists(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(orjson.dumps({"token_ids": list(range(1000, 1900))}) + b"\n")
+    (plain,), (array,), (text,) = (
+        open_log(path),
+        open_log(path, arrays=NUMBER_COLUMNS),
+        open_log(path, arrays=NUMBER_COLUMNS, keep_text=True),
+    )
+    assert isinstance((array.value or {})["token_ids"], np.ndarray)
+    assert type((text.value or {})["token_ids"]) is type((plain.value or {})["token_ids"]) is list
+
+
+@pytest.mark.usefixtures("every_array_is_cut")
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_a_scan_says_the_same_of_rows_read_either_way(log: Path, monkeypatch: pytest.MonkeyPatch):
+    def said(jobs: int) -> list[Any]:
+        scan = scan_rollouts(log, Settings(jobs=jobs))
+        scan.chunk_bytes = 1 << 12
+        return [(one.place, one.findings, one.skips, dict(one.counts)) for one in scan]
+
+    found = said(1), said(2)
+    rollouts = list(read_rollouts(log))
+    monkeypatch.setattr("tito_audit.pipeline.number_columns", lambda mapping: {})
+    assert found == (said(1), said(1))
+    exactly(rollouts, list(read_rollouts(log)))

@@ -1,0 +1,46 @@
+"""Which columns hold numbers only, so that storage may read them as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tito_audit.formats._atropos import KNOWN
+from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
+from tito_audit.formats._columns import FLAT_IDS, STALE
+from tito_audit.formats._flat import MASKS, ROW_LOGPROBS
+
+__all__ = ["NUMBER_COLUMNS", "number_columns"]
+
+_INTEGERS, _NUMBERS = "i", "ifb"
+"""Kinds of numpy dtypes. A column of ids stays a list unless it holds integers: what is wrong in it is said of
+the first entry that is no id."""
+
+_IDS = (*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS)
+_OTHERS = (
+    *MASKS,
+    *ROW_LOGPROBS,
+    *CALL_LOGPROBS,
+    *KNOWN,
+    *STALE,
+    "advantages",
+    "attention_mask",
+    "masked_tokens",
+    "position_ids",
+    "rewards",
+    "token_loss_mask",
+    "token_mask",
+    "token_rewards",
+)
+_KINDS = {**dict.fromkeys(_OTHERS, _NUMBERS), **dict.fromkeys(_IDS, _INTEGERS)}
+
+NUMBER_COLUMNS: Mapping[str, str] = {
+    **_KINDS,
+    **{f"{calls}[].{name}": kinds for calls in CALL_LISTS for name, kinds in _KINDS.items()},
+}
+"""Columns of a row and of the calls that it lists, and of which kinds an array may be there."""
+
+
+def number_columns(mapping: Mapping[str, str]) -> Mapping[str, str]:
+    """The same with those that a user's names stand for: `mapping` is ours -> the log's."""
+    theirs = {name: _KINDS[ours] for ours, name in mapping.items() if ours in _KINDS}
+    return {**NUMBER_COLUMNS, **theirs} if theirs else NUMBER_COLUMNS

@@ -1,0 +1,117 @@
+"""Rows of JSON whose long arrays of numbers are cut out of the text before it is parsed.
+
+An array that was cut leaves a mark: a list of one text that no log holds. The text that is left is parsed, and
+a mark found in its place as such a list shows that the array was a whole value there, and no part of a string.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from numpy.typing import NDArray
+
+from tito_audit.storage.number_text import numbers_of
+from tito_audit.storage.row import RawRow, parse_row
+
+__all__ = ["Splicer"]
+
+_SHORTEST = 256
+"""Bytes of the shortest array that is cut out."""
+_SHORTEST_INTEGERS = 2048
+"""The same for integers of several digits: as few as fit in there the parser reads sooner."""
+_LONGEST = 1 << 24
+"""Bytes of the longest: reading it takes a few times as much memory for a moment."""
+_FIRST = frozenset(bytes([byte]) for byte in b"-0123456789tf")
+_MARK = secrets.token_hex(16)
+"""Another text in every process, so that no log can hold it."""
+
+
+class Splicer:
+    """Reads rows whose long lists of numbers become numpy arrays, where that is wanted.
+
+    `columns` says where, and of what kinds (of numpy's dtypes) an array may be there: `{"token_ids": "i"}` for
+    a column of the row, `{"calls[].token_ids": "i"}` for those of objects in a list.
+    """
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self._columns = columns
+        self._kinds = {path.rpartition(".")[2].encode(): kinds for path, kinds in columns.items()}
+
+    def parse_row(self, index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
+        """The row as `storage.row.parse_row` gives it, but for lists that are arrays `[N]`.
+
+        Integers become int64, floats float64, booleans bool; lists of other things, and mixed ones, stay.
+        """
+        value = self._spliced(data) if len(data) >= _SHORTEST else None
+        return parse_row(index, data, cut_off=cut_off) if value is None else RawRow(index, value)
+
+    def _spliced(self, data: bytes) -> dict[str, Any] | None:
+        """The object in `data`; None if nothing was cut out, or what was is not found again."""
+        marked, pieces = self._cut(data)
+        if not marked:
+            return None
+        try:
+            value = orjson.loads(b"".join(pieces))
+        except orjson.JSONDecodeError:
+            return None
+        if isinstance(value, dict):
+            self._put_back(value, marked)
+        return value if not marked else None
+
+    def _cut(self, data: bytes) -> tuple[dict[str, NDArray[Any]], list[bytes]]:
+        """The arrays behind keys, under the marks that stand for them in the text."""
+        marked: dict[str, NDArray[Any]] = {}
+        pieces: list[bytes] = []
+        key = data.find(b'":')
+        opening = b'": [' if data[key + 2 : key + 3] == b" " else b'":['
+        copied = at = 0
+        while (found := data.find(opening, at)) >= 0:
+            at = found + len(opening)
+            kinds = self._kinds.get(data[data.rfind(b'"', copied, found) + 1 : found])
+            if kinds is None:
+                continue
+            if data[at : at + 1] not in _FIRST:
+                continue
+            start, at = at, data.find(b"]", at)
+            if at < 0:
+                break
+            numbers = _numbers(data, start, at)
+            if numbers is not None and numbers.dtype.kind in kinds:
+                mark = f"{_MARK}{len(marked)}"
+                pieces += data[copied:start], b'"%b"' % mark.encode()
+                marked[mark] = numbers
+                copied = at
+        pieces.append(data[copied:])
+        return marked, pieces
+
+    def _put_back(self, value: dict[str, Any], marked: dict[str, NDArray[Any]]) -> None:
+        """Set the arrays in place of their marks, or lists where none is wanted; those not found are left over."""
+        waiting: list[tuple[Any, str]] = [(value, "")]
+        while waiting and marked:
+            node, path = waiting.pop()
+            if type(node) is list:
+                waiting += [(child, f"{path}[]") for child in node if type(child) is dict or type(child) is list]
+                continue
+            for key, child in node.items():
+                if type(child) is dict:
+                    waiting.append((child, f"{path}.{key}" if path else key))
+                elif type(child) is list and child:
+                    first = child[0]
+                    here = f"{path}.{key}" if path else key
+                    if type(first) is dict or type(first) is list:
+                        waiting.append((child, here))
+                    elif type(first) is str and len(child) == 1 and first in marked:
+                        array = marked.pop(first)
+                        node[key] = array if here in self._columns else array.tolist()
+
+
+def _numbers(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
+    """The numbers between `start` and `stop` if they are all there is, and worth cutting out."""
+    if not _SHORTEST <= stop - start <= _LONGEST:
+        return None
+    if stop - start < _SHORTEST_INTEGERS and data[start + 1] != 0x2C and data.find(b".", start, stop) < 0:
+        return None
+    return numbers_of(data, start, stop)
