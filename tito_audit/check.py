@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from tito_audit.evidence.model import Difference, Evidence, Explained
+from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Hit, Severity, Side, Skip
 from tito_audit.repair import Repair, Safety
-from tito_audit.rule import Rule, missing
+from tito_audit.rule import Reason, Rule, missing
 
 __all__ = ["check", "explain"]
 
 _SHOWN = 16
 """Tokens of a side that a finding carries; the rest is counted in its message."""
+
+Explain = Callable[[Difference, Evidence], Reason | None]
 
 
 def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
@@ -22,11 +26,12 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
 
     All rules take part, selected or not, so that leaving one out never renames a difference.
     """
-    owners = sorted((rule for rule in rules if rule.explain is not None), key=lambda rule: rule.precedence)
+    if not evidence.differences and not evidence.explained:
+        return evidence  # nothing to explain, so nothing that was worked out of it changes either
     explained = []
     for difference in evidence.differences:
-        for rule in owners:
-            reason = rule.explain(difference, evidence) if rule.explain else None
+        for rule, reason_for in _owners(tuple(rules)):
+            reason = reason_for(difference, evidence)
             if reason is not None:
                 explained.append(Explained(difference, rule.code, reason.cause, reason.message))
                 break
@@ -41,61 +46,89 @@ def check(
     With `repairs`, each finding that is no note names the first that would take it on.
     """
     evidence = explain(evidence, rules)
+    owned = _owned(evidence)
     findings: list[Finding] = []
     skips: list[Skip] = []
-    for rule in rules:
-        if rule.code not in selected:
-            continue
-        because = missing(rule, evidence.present)
-        hits = _hits(rule, evidence)
-        if because is not None and not hits:
-            skips.append(Skip(rule.code, because))
+    for rule, skip in _asked(tuple(rules), selected, evidence.present, bool(owned)):
+        mine = owned.get(rule.code)
+        if skip is not None and mine is None:
+            skips.append(skip)
             continue
         if rule.check is not None:
-            hits = list(rule.check(evidence))
-        findings += [
-            Finding(
-                rule.code,
-                rule.severity if hit.severity is None else hit.severity,
-                evidence.rollout.place,
-                hit,
-            )
-            for hit in hits
-        ]
-    return tuple(_with_repair(finding, evidence, repairs) for finding in findings), tuple(skips)
+            hits = rule.check(evidence)
+        elif mine is not None:
+            hits = (_hit(rule, one, evidence) for one in mine)
+        else:
+            continue
+        for hit in hits:
+            severity = rule.severity if hit.severity is None else hit.severity
+            findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
+    if not findings:
+        return (), tuple(skips)
+    offers = {code: _offers(code, repairs) for code in {finding.code for finding in findings}}
+    return tuple(_with_repair(one, evidence, offers[one.code]) for one in findings), tuple(skips)
 
 
-def _with_repair(finding: Finding, evidence: Evidence, repairs: Sequence[Repair]) -> Finding:
+@lru_cache(maxsize=64)
+def _owners(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, Explain], ...]:
+    """The rules that name causes of differences, by precedence, each with how it does."""
+    owners = [(rule, rule.explain) for rule in rules if rule.explain is not None]
+    return tuple(sorted(owners, key=lambda owner: owner[0].precedence))
+
+
+@lru_cache(maxsize=256)
+def _asked(
+    rules: tuple[Rule, ...], selected: frozenset[str], present: Needs, differs: bool
+) -> tuple[tuple[Rule, Skip | None], ...]:
+    """The selected rules that may speak, each with the skip that stands for it when it cannot look.
+
+    Where nothing differs, a rule that names the cause of differences has nothing to say but that.
+    """
+    asked = ((rule, missing(rule, present)) for rule in rules if rule.code in selected)
+    return tuple(
+        (rule, None if because is None else Skip(rule.code, because))
+        for rule, because in asked
+        if differs or rule.check is not None or because is not None
+    )
+
+
+def _owned(evidence: Evidence) -> dict[str, list[Explained]]:
+    """The differences by the code of the rule that owns them."""
+    owned: dict[str, list[Explained]] = {}
+    for one in evidence.explained:
+        owned.setdefault(one.code, []).append(one)
+    return owned
+
+
+def _offers(code: str, repairs: Sequence[Repair]) -> list[Repair]:
+    """The repairs that claim a code and may run without being asked for."""
+    return [repair for repair in repairs if repair.safety is not Safety.UNSAFE and repair.claims(code)]
+
+
+def _with_repair(finding: Finding, evidence: Evidence, offers: Sequence[Repair]) -> Finding:
     """The finding with the name of the repair that it calls for; a note calls for none."""
     if finding.severity is Severity.NOTE:
         return finding
-    for repair in repairs:
-        if repair.safety is not Safety.UNSAFE and repair.claims(finding.code) and repair.fits(evidence, finding):
-            return replace(finding, repair=repair.name)
-    return finding
+    name = next((repair.name for repair in offers if repair.fits(evidence, finding)), None)
+    if name is None:
+        return finding
+    return Finding(finding.code, finding.severity, finding.place, finding.hit, name)
 
 
-def _hits(rule: Rule, evidence: Evidence) -> list[Hit]:
-    """The differences that a rule owns, as hits."""
-    return [
-        Hit(
-            one.difference.where,
-            one.difference.start,
-            one.difference.end,
-            one.message,
-            turn=one.difference.turn,
-            cause=one.cause,
-            severity=_severity(rule, one.difference),
-            recorded=_side(one.difference.recorded.ids, evidence),
-            canonical=_side(one.difference.canonical.ids, evidence),
-        )
-        for one in evidence.explained
-        if one.code == rule.code
-    ]
-
-
-def _severity(rule: Rule, difference: Difference) -> Severity:
-    return min(rule.severity, difference.severity)
+def _hit(rule: Rule, one: Explained, evidence: Evidence) -> Hit:
+    """A difference that a rule owns, as a hit."""
+    difference = one.difference
+    return Hit(
+        difference.where,
+        difference.start,
+        difference.end,
+        one.message,
+        turn=difference.turn,
+        cause=one.cause,
+        severity=min(rule.severity, difference.severity),
+        recorded=_side(difference.recorded.ids, evidence),
+        canonical=_side(difference.canonical.ids, evidence),
+    )
 
 
 def _side(ids: Ids, evidence: Evidence) -> Side:

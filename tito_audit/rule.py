@@ -21,9 +21,12 @@ class Reason:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """One file of `rules/` defines one of these with @rule or @cause; the docstring is its manual."""
+    """One file of `rules/` defines one of these with @rule or @cause; the docstring is its manual.
+
+    There is one of each, so two are equal only when they are one: they are cheap keys.
+    """
 
     code: str
     name: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.masks import mask_slide, sampled_turns
+from tito_audit.evidence.masks import row_slide, runs_inside, sampled_turns
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, ColumnRole
@@ -37,12 +37,16 @@ class LogprobShift:
 
 def shifts(evidence: Evidence) -> list[LogprobShift]:
     """Stretches of the row whose logprobs provably belong to other tokens; [] when none do."""
+    return evidence.once("shifts", _shifts)
+
+
+def _shifts(evidence: Evidence) -> list[LogprobShift]:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None:
         return []
     if view is not None and view.expected_logprobs is not None:
-        return _against_calls(row, row.logprobs, view, view.expected_logprobs)
-    return _against_sentinels(row, row.logprobs, view)
+        return _against_calls(evidence, row, row.logprobs, view, view.expected_logprobs)
+    return _against_sentinels(evidence, row, row.logprobs)
 
 
 def first_covered(row: TrainingRow) -> int:
@@ -53,18 +57,25 @@ def first_covered(row: TrainingRow) -> int:
     return (row.prompt_length or 0) if column.alignment is Alignment.RESPONSE else 1
 
 
-def _against_calls(row: TrainingRow, logprobs: Logprobs, view: RowView, expected: Logprobs) -> list[LogprobShift]:
+def _against_calls(
+    evidence: Evidence, row: TrainingRow, logprobs: Logprobs, view: RowView, expected: Logprobs
+) -> list[LogprobShift]:
     """Turns whose values are not those of their call, with the offset at which they are."""
     # Infinite values are LPR503's, and nothing can be told from their differences.
     known = np.isfinite(expected) & ~view.drifted
-    silent = ~np.isfinite(logprobs) | np.isin(logprobs, IMPOSSIBLE)
-    if row.sentinel is not None:
-        silent |= logprobs == row.sentinel
     expected = np.where(known, expected, np.nan)
-    wrong = known & ~silent & ~(np.abs(logprobs - expected) <= ROUNDING)
+    wrong = known & ~(np.abs(logprobs - expected) <= ROUNDING)
     if row.loss_mask is not None:
         wrong &= row.loss_mask
-    turns = [(turn, spans) for turn, spans in sampled_turns(view) if any(wrong[a:b].any() for a, b in spans)]
+    if not wrong.any():
+        return []
+    wrong &= np.isfinite(logprobs)
+    for silent in (*IMPOSSIBLE, *(() if row.sentinel is None else (row.sentinel,))):
+        wrong &= logprobs != silent
+    runs = trained_runs(wrong)
+    turns = [
+        (turn, spans) for turn, spans in sampled_turns(evidence) if any(runs_inside(runs, a, b) for a, b in spans)
+    ]
     spans = [span for _, stretch in turns for span in stretch]
     offset = _offset(logprobs, expected, spans)
     found = []
@@ -97,37 +108,41 @@ def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]
     return 0
 
 
-def _against_sentinels(row: TrainingRow, logprobs: Logprobs, view: RowView | None) -> list[LogprobShift]:
+def _against_sentinels(evidence: Evidence, row: TrainingRow, logprobs: Logprobs) -> list[LogprobShift]:
     """The whole trained part when values and sentinels begin and end early or late by the same places."""
     mask = row.loss_mask
     if mask is None or not mask.any() or mask.all():
         return []
-    if view is not None and mask_slide(mask, view.sampled):
-        # The mask is what slid; the logprobs lie where they should.
-        return []
-    covered = first_covered(row)
     real = ~np.isnan(logprobs)
     if row.sentinel is not None:
         real &= logprobs != row.sentinel
-    spans = trained_runs(mask)
+    # A shift leaves a value outside of the trained part and a sentinel inside it.
+    if not (real & ~mask).any() or not (mask & ~real).any():
+        return []
+    if row_slide(evidence):
+        # The mask is what slid; the logprobs lie where they should.
+        return []
+    covered = first_covered(row)
     for far in range(1, _FARTHEST_SHIFT + 1):
         for offset in (far, -far):
-            if _explains(real, spans, offset, covered):
+            if _explains(real, mask, offset, covered):
+                spans = trained_runs(mask)
                 lost = int((mask & ~real).sum())
                 return [LogprobShift(spans[0][0], spans[-1][1], None, offset, False, lost)]
     return []
 
 
-def _explains(real: Mask, spans: list[tuple[int, int]], offset: int, covered: int) -> bool:
-    """True when moving the spans by the offset, and only that, accounts for every value and sentinel.
+def _explains(real: Mask, trained: Mask, offset: int, covered: int) -> bool:
+    """True when moving the trained tokens by the offset, and only that, accounts for every value and sentinel.
 
-    A sentinel inside the moved spans is let go: 0.0 is also the value of a certain token.
+    A sentinel inside the moved part is let go: 0.0 is also the value of a certain token.
     """
     moved = np.zeros(len(real), np.bool_)
-    trained = moved.copy()
-    for start, end in spans:
-        trained[start:end] = True
-        moved[max(start + offset, covered) : max(end + offset, covered)] = True
+    if offset > 0:
+        moved[offset:] = trained[:-offset]
+    else:
+        moved[:offset] = trained[-offset:]
+    moved[:covered] = False
     gained, lost = moved & ~trained, trained & ~moved
     if not gained.any() or not lost.any() or (real & ~moved).any():
         return False

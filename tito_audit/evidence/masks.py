@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 
@@ -12,7 +15,17 @@ from tito_audit.evidence.roles import TURN_END, UNKNOWN
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.rollout import TrainingRow, trained_runs
 
-__all__ = ["WholeMask", "is_end", "mask_slide", "sampled_turns", "unslid", "whole_mask"]
+__all__ = [
+    "WholeMask",
+    "is_end",
+    "mask_slide",
+    "row_slide",
+    "runs_inside",
+    "sampled_turns",
+    "trained_as_sampled",
+    "unslid",
+    "whole_mask",
+]
 
 _FARTHEST_SLIDE = 2
 
@@ -25,8 +38,36 @@ class WholeMask(StrEnum):
     INVERTED = "inverted"
 
 
+def trained_as_sampled(evidence: Evidence) -> bool:
+    """Whether the loss mask of the row is exactly what was sampled: then no part of it is wrong."""
+    return evidence.once("trained as sampled", _trained_as_sampled)
+
+
 def whole_mask(evidence: Evidence) -> WholeMask | None:
     """What is wrong with the mask as a whole; None when it is worth looking at its parts."""
+    return evidence.once("whole mask", _whole_mask)
+
+
+def row_slide(evidence: Evidence) -> int:
+    """How far the loss mask of the row slid, as `mask_slide` has it; 0 without mask or sampling."""
+    return evidence.once("row slide", _row_slide)
+
+
+def _trained_as_sampled(evidence: Evidence) -> bool:
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or row.loss_mask is None or view is None:
+        return False
+    return bool((row.loss_mask == view.sampled).all())
+
+
+def _row_slide(evidence: Evidence) -> int:
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or row.loss_mask is None or view is None or trained_as_sampled(evidence):
+        return 0
+    return mask_slide(row.loss_mask, view.sampled)
+
+
+def _whole_mask(evidence: Evidence) -> WholeMask | None:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or not len(row.token_ids):
         return None
@@ -34,7 +75,7 @@ def whole_mask(evidence: Evidence) -> WholeMask | None:
         return WholeMask.NOTHING
     if row.loss_mask.all():
         return WholeMask.EVERYTHING if _starts_with_prompt(row, view) else None
-    if view is not None and _inverted(row, view, evidence.end_ids):
+    if view is not None and not trained_as_sampled(evidence) and _inverted(row, view, evidence.end_ids):
         return WholeMask.INVERTED
     return None
 
@@ -51,9 +92,10 @@ def mask_slide(trained: Mask, sampled: Mask) -> int:
     mine = trained_runs(trained)
     for far in range(1, _FARTHEST_SLIDE + 1):
         for offset in (far, -far):
-            moved = [(start - offset, end - offset if end < full else full) for start, end in mine]
-            clipped = [(start - offset, end - offset) for start, end in mine]
-            if all(a in runs or b in runs for a, b in zip(moved, clipped, strict=True)):
+            if all(
+                (start - offset, end - offset) in runs or (end == full and (start - offset, full) in runs)
+                for start, end in mine
+            ):
                 return offset
     return 0
 
@@ -71,16 +113,36 @@ def unslid(trained: Mask, sampled: Mask) -> Mask | None:
     return out
 
 
-def sampled_turns(view: RowView) -> list[tuple[int | None, list[tuple[int, int]]]]:
+def sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int, int]]]]:
     """The sampled stretches of the row, turn by turn; turn None where no call says which it was."""
+    return evidence.once("sampled turns", _sampled_turns)
+
+
+def _sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int, int]]]]:
+    view = evidence.row
+    if view is None:
+        return []
+    # A stretch is cut where one sampled token is another turn's than the sampled one before it.
+    turn, sampled = view.turn, view.sampled
+    cuts = (((turn[1:] != turn[:-1]) & sampled[1:] & sampled[:-1]).nonzero()[0] + 1).tolist()
     turns: dict[int, list[tuple[int, int]]] = {}
-    for number, (start, end) in enumerate(trained_runs(view.sampled)):
-        cuts = np.flatnonzero(np.diff(view.turn[start:end])) + start + 1
-        edges = [start, *cuts.tolist(), end]
-        for a, b in pairwise(edges):
-            turn = int(view.turn[a])
-            turns.setdefault(turn if turn >= 0 else -1 - number, []).append((a, b))
+    for number, (start, end) in enumerate(trained_runs(sampled)):
+        inner = cuts[bisect_right(cuts, start) : bisect_right(cuts, end)] if cuts else ()
+        for a, b in pairwise((start, *inner, end)):
+            key = int(turn[a])
+            turns.setdefault(key if key >= 0 else -1 - number, []).append((a, b))
     return [(key if key >= 0 else None, spans) for key, spans in turns.items()]
+
+
+def runs_inside(runs: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """The parts of runs, which are in order, that lie inside `[start, end)`."""
+    found = []
+    for at in range(bisect_right(runs, start, key=itemgetter(1)), len(runs)):
+        first, last = max(runs[at][0], start), min(runs[at][1], end)
+        if first >= end:
+            break
+        found.append((first, last))
+    return found
 
 
 def is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:

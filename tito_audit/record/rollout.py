@@ -135,7 +135,11 @@ class Rollout:
 
 def trained_runs(loss_mask: Mask) -> list[tuple[int, int]]:
     """The half-open stretches `[start, end)` where the mask is true, in order."""
-    padded = np.zeros(len(loss_mask) + 2, np.bool_)
-    padded[1:-1] = loss_mask
-    edges = np.flatnonzero(padded[1:] != padded[:-1]).tolist()
+    if not len(loss_mask):
+        return []
+    edges = ((loss_mask[1:] != loss_mask[:-1]).nonzero()[0] + 1).tolist()
+    if loss_mask[0]:
+        edges.insert(0, 0)
+    if loss_mask[-1]:
+        edges.append(len(loss_mask))
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -14,7 +14,7 @@ BROKEN = frozenset((Break.RETOKENIZED, Break.TEMPLATE))
 
 def broken_links(evidence: Evidence) -> list[Link]:
     """The links at which a prompt holds the history in other tokens than were seen."""
-    return [link for link in evidence.links if link.kind in BROKEN]
+    return evidence.once("broken links", lambda evidence: [link for link in evidence.links if link.kind in BROKEN])
 
 
 def chains_of(evidence: Evidence) -> list[list[int]]:

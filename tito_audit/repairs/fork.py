@@ -25,7 +25,7 @@ _PARTS = frozenset((Break.RETOKENIZED, Break.TEMPLATE, Break.REWRITTEN, Break.OR
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """Where a call does not continue the calls before it."""
-    return any(link.kind in _PARTS for link in evidence.links) and not finding.code.startswith(("MSK", "LPR"))
+    return not finding.code.startswith(("MSK", "LPR")) and any(link.kind in _PARTS for link in evidence.links)
 
 
 @repair("fork", cures=("SEQ", "TOK", "TPL"), safety=Safety.SAFE, precedence=15, fits=_fits)

@@ -45,7 +45,8 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
     row = evidence.rollout.training_row
     if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
         return False
-    return bool((_taken_out(evidence, row, [finding], RepairChoices()) & row.loss_mask).any())
+    place = _place(evidence, row, finding)
+    return place is not None and bool(row.loss_mask[place.positions].any())
 
 
 @repair(

@@ -10,7 +10,7 @@ import numpy as np
 from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
 from tito_audit.evidence.logprobs import shifts
-from tito_audit.evidence.masks import mask_slide, unslid
+from tito_audit.evidence.masks import row_slide, unslid
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, spread
@@ -28,7 +28,7 @@ __all__ = ["realign"]
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """A mask that slid, logprobs at an offset, or a column with one entry too many or too few."""
     if finding.code.startswith("MSK"):
-        return _slide(evidence) != 0
+        return row_slide(evidence) != 0
     if finding.code == "LPR502":
         return any(shift.offset for shift in shifts(evidence))
     return finding.hit.cause in ("one too many", "one too few")
@@ -106,16 +106,9 @@ def _named(findings: Sequence[Finding], code: str, where: Where) -> bool:
     return any(one.code.startswith(code) and one.hit.where is where for one in findings)
 
 
-def _slide(evidence: Evidence) -> int:
-    row, view = evidence.rollout.training_row, evidence.row
-    if row is None or row.loss_mask is None or view is None:
-        return 0
-    return mask_slide(row.loss_mask, view.sampled)
-
-
 def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
     """The row with every trained run on the sampled run that it slid off."""
-    view, slide = evidence.row, _slide(evidence)
+    view, slide = evidence.row, row_slide(evidence)
     if not slide or view is None or row.loss_mask is None:
         return row
     back = unslid(row.loss_mask, view.sampled)

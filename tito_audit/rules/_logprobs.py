@@ -15,16 +15,12 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import TrainingRow, trained_runs
 
-__all__ = [
-    "SampledValues",
-    "constant_stretches",
-    "placeholders",
-    "sampled_values",
-    "zeros",
-]
+__all__ = ["SampledValues", "sampled_values"]
 
 _EQUAL = 4
 _EQUAL_ZERO = 8
+_SENTINELS_BELOW = -1000
+"""No probability that was sampled has such a logarithm: from here down, a format's value stands for none."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +44,37 @@ class SampledValues:
     """True when the column lies off its tokens: then only LPR502 speaks."""
 
     @cached_property
+    def spoken(self) -> Logprobs:
+        """`[S]` the values that enter the loss, in order."""
+        whole = self.runs == ((0, len(self.logprobs)),)
+        return self.logprobs if whole else self.logprobs[self.trained]
+
+    @cached_property
+    def ordinary(self) -> bool:
+        """True when every value that enters the loss is a number that a probability has.
+
+        None is missing, infinite, above zero or a placeholder; nothing is said of 0.0.
+        """
+        # Most columns are ordinary everywhere, which is cheaper to see than in the trained part alone.
+        return _ordinary(self.logprobs) or _ordinary(self.spoken)
+
+    @cached_property
     def placeholders(self) -> Mask:
         """`[N]` True where a value is a sentinel that no probability has."""
         return _placeholders(self)
+
+    @cached_property
+    def zeros(self) -> Mask:
+        """`[N]` True where a value is exactly 0.0; -0.0 is not, since only arithmetic writes it."""
+        return np.asarray((self.logprobs == 0) & ~np.signbit(self.logprobs))
+
+    @cached_property
+    def constant_stretches(self) -> list[list[tuple[int, int]]]:
+        """Stretches in which every value is the same: all of them as one entry, or each alone."""
+        runs = list(self.runs)
+        if runs and _constant(self, runs):
+            return [runs]
+        return [[run] for run in runs if _constant(self, [run])]
 
 
 def sampled_values(evidence: Evidence) -> list[SampledValues]:
@@ -75,15 +99,15 @@ def _sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
     if trained is not None:
         runs = tuple(trained_runs(trained if evidence.row is None else trained & evidence.row.sampled))
         expected = evidence.row.expected_logprobs if evidence.row is not None else None
-        shifted = bool(evidence.once("shifts", shifts))
+        shifted = bool(shifts(evidence))
         yield SampledValues(
             Where.ROW, None, row.token_ids, row.logprobs, trained, runs, row.sentinel, expected, shifted
         )
 
 
-def placeholders(values: SampledValues) -> Mask:
-    """`[N]` True where a value is a sentinel that no probability has: 1.0, -9999, or the format's own."""
-    return values.placeholders
+def _ordinary(logprobs: Logprobs) -> bool:
+    """True when every value is a number from above the sentinels up to 0; False for none and for NaN."""
+    return len(logprobs) > 0 and bool(logprobs.max() <= 0) and bool(logprobs.min() > _SENTINELS_BELOW)
 
 
 def _placeholders(values: SampledValues) -> Mask:
@@ -93,25 +117,12 @@ def _placeholders(values: SampledValues) -> Mask:
     wrong unit or sign. Never true for 0.0, which a certain token reaches.
     """
     marks = [*IMPOSSIBLE]
-    if values.sentinel is not None and (values.sentinel > 0 or values.sentinel <= -1000):
+    if values.sentinel is not None and (values.sentinel > 0 or values.sentinel <= _SENTINELS_BELOW):
         marks.append(values.sentinel)
     spoken = values.logprobs[values.trained & np.isfinite(values.logprobs) & (values.logprobs != 1.0)]
     if len(spoken) and (spoken > ROUNDING).mean() > 0.5:
         marks = [mark for mark in marks if mark < 0]
     return np.asarray(np.isin(values.logprobs, marks))
-
-
-def zeros(values: SampledValues) -> Mask:
-    """`[N]` True where a value is exactly 0.0; -0.0 is not, since only arithmetic writes it."""
-    return np.asarray((values.logprobs == 0) & ~np.signbit(values.logprobs))
-
-
-def constant_stretches(values: SampledValues) -> list[list[tuple[int, int]]]:
-    """Stretches in which every value is the same: all of them as one entry, or each alone."""
-    runs = list(values.runs)
-    if runs and _constant(values, runs):
-        return [runs]
-    return [[run] for run in runs if _constant(values, [run])]
 
 
 def _constant(values: SampledValues, parts: list[tuple[int, int]]) -> bool:
@@ -121,10 +132,12 @@ def _constant(values: SampledValues, parts: list[tuple[int, int]]) -> bool:
         return False  # most stretches end here
     where = np.concatenate([np.arange(start, end) for start, end in parts])
     mine = values.logprobs[where]
-    if len(mine) < _EQUAL or not np.isfinite(mine).all() or placeholders(values)[where].any():
+    if len(mine) < _EQUAL or not np.isfinite(mine).all():
+        return False
+    if not values.ordinary and values.placeholders[where].any():
         return False
     if mine[0] == 0:
-        return len(mine) >= _EQUAL_ZERO and bool(zeros(values)[where].all())
+        return len(mine) >= _EQUAL_ZERO and bool(values.zeros[where].all())
     return bool((mine == mine[0]).all())
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.masks import is_end, mask_slide, sampled_turns, whole_mask
+from tito_audit.evidence.masks import is_end, row_slide, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN
 from tito_audit.record.arrays import Ids, Mask
@@ -35,21 +35,23 @@ class JudgedMask:
 
 
 def judged_mask(evidence: Evidence) -> JudgedMask | None:
-    """The parts of the mask that are wrong; None without mask or sampling, or when all of it is wrong."""
+    """The parts of the mask that are wrong; None without mask or sampling, or when none or all of it is."""
     return evidence.once("judged mask", _judged)
 
 
 def _judged(evidence: Evidence) -> JudgedMask | None:
     row, view = evidence.rollout.training_row, evidence.row
-    if row is None or row.loss_mask is None or view is None or whole_mask(evidence) is not None:
+    if row is None or row.loss_mask is None or view is None or trained_as_sampled(evidence):
+        return None
+    if whole_mask(evidence) is not None:
         return None
     trained = row.loss_mask
-    slide = mask_slide(trained, view.sampled)
+    slide = row_slide(evidence)
     missing = np.zeros(len(trained), np.bool_)
     added = missing.copy()
     rewritten = _rewritten(view, trained)
     if not slide:
-        missing = _ends_not_trained(row.token_ids, trained, view, evidence.end_ids)
+        missing = _ends_not_trained(row.token_ids, trained, view, evidence)
         added = _ends_not_sampled(row.token_ids, trained, view, evidence.end_ids) & ~rewritten
     return JudgedMask(
         ids=row.token_ids,
@@ -63,21 +65,21 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
     )
 
 
-def _ends_not_trained(ids: Ids, trained: Mask, view: RowView, end_ids: frozenset[int]) -> Mask:
+def _ends_not_trained(ids: Ids, trained: Mask, view: RowView, evidence: Evidence) -> Mask:
     out = np.zeros(len(ids), np.bool_)
-    for _, spans in sampled_turns(view):
+    for _, spans in sampled_turns(evidence):
         last = spans[-1][1] - 1
-        in_loss = any(trained[start:end].any() for start, end in spans)
-        if in_loss and not trained[last] and is_end(last, ids, view, end_ids):
-            out[last] = True
+        if trained[last] or not is_end(last, ids, view, evidence.end_ids):
+            continue
+        out[last] = any(trained[start:end].any() for start, end in spans)
     return out
 
 
 def _ends_not_sampled(ids: Ids, trained: Mask, view: RowView, end_ids: frozenset[int]) -> Mask:
     out = np.zeros(len(ids), np.bool_)
     follows = np.concatenate(([False], view.sampled[:-1]))
-    for position in np.flatnonzero(trained & ~view.sampled & follows):
-        out[position] = is_end(int(position), ids, view, end_ids)
+    for position in (trained & ~view.sampled & follows).nonzero()[0].tolist():
+        out[position] = is_end(position, ids, view, end_ids)
     return out
 
 
@@ -86,7 +88,8 @@ def _rewritten(view: RowView, trained: Mask) -> Mask:
     out = view.drifted & trained & ~view.sampled
     for start, end in trained_runs(view.drifted & ~view.sampled):
         # Text of an answer may read as a control token now; its role is then not the answer's any more.
-        inside = start > 0 and end < len(out) and view.turn[start - 1] == view.turn[end] >= 0
-        for position in range(start, end):
-            out[position] &= inside or view.roles[position] in (ASSISTANT, UNKNOWN, TURN_END)
+        if start > 0 and end < len(out) and view.turn[start - 1] == view.turn[end] >= 0:
+            continue
+        for position in (out[start:end].nonzero()[0] + start).tolist():
+            out[position] = view.roles[position] in (ASSISTANT, UNKNOWN, TURN_END)
     return out

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 _BROKEN = "\ufffd"
+_BROKEN_RUN = re.compile(f"{_BROKEN}+")
 _CHARACTERS_MISSED = 4
 """A shorter gap is a disagreement, not a loss."""
 _STOP_STRING = 32
@@ -49,13 +51,18 @@ class Agreement(StrEnum):
     DIFFERENT = "text and ids disagree"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reading:
     """One way in which servers decode a completion."""
 
     text: str
     kept: Offsets
     """`[K]` positions of the tokens that the text is made of."""
+
+    @cached_property
+    def folded(self) -> str:
+        """The text as it is compared."""
+        return _folded(self.text)
 
 
 def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
@@ -66,35 +73,48 @@ def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
     return messages[index]
 
 
-def readings(evidence: Evidence, ids: Ids, text: str) -> list[Reading]:
-    """The ways to decode a completion that may have given `text`.
+def readings(evidence: Evidence, number: int, text: str) -> list[Reading]:
+    """The ways to decode a turn's completion that may have given `text`.
 
     Special tokens are kept, dropped, or only the last one dropped if it is an end; where the text holds
     broken characters, also as decoders break them that look at less than the whole.
     """
-    vocabulary = evidence.vocabulary
-    if vocabulary is None:
+    vocabulary, ids = evidence.vocabulary, evidence.rollout.turns[number].completion_ids
+    if vocabulary is None or ids is None:
         return []
+    whole = evidence.once(f"readings {number}", lambda evidence: _readings(evidence, vocabulary, ids))
+    if _BROKEN not in text:
+        return whole
+    return whole + evidence.once(
+        f"broken readings {number}",
+        lambda _: [Reading(one, of.kept) for of in whole for one in _broken(vocabulary, ids[of.kept])],
+    )
+
+
+def _readings(evidence: Evidence, vocabulary: Vocabulary, ids: Ids) -> list[Reading]:
+    """The ways to decode ids that look at the whole of what they keep."""
     every = np.arange(len(ids))
-    special = np.isin(ids, [*vocabulary.special_ids])
+    special = vocabulary.control(ids)
     ends = len(ids) > 0 and (int(ids[-1]) in evidence.end_ids or bool(special[-1]))
     parts = [every, every[:-1] if ends else every, every[~special]]
     distinct = {part.tobytes(): part for part in parts}.values()
-    whole = [Reading(vocabulary.text(ids[part]), part) for part in distinct]
-    if _BROKEN not in text:
-        return whole
-    broken = [Reading(one, part) for part in distinct for one in _broken(vocabulary, ids[part])]
-    return whole + broken
+    return [Reading(vocabulary.text(ids[part]), part) for part in distinct]
 
 
-def agreement(evidence: Evidence, ids: Ids, text: str, finish_reason: str | None) -> Agreement:
-    """How the text of a completion agrees with its ids, at best over all readings. Needs a vocabulary."""
-    vocabulary = evidence.vocabulary
+def agreement(evidence: Evidence, number: int) -> Agreement:
+    """How a turn's text agrees with its ids, at best over all readings. Needs a vocabulary and both."""
+    return evidence.once(f"agreement {number}", lambda evidence: _agreement(evidence, number))
+
+
+def _agreement(evidence: Evidence, number: int) -> Agreement:
+    turn, vocabulary = evidence.rollout.turns[number], evidence.vocabulary
+    text, finish_reason = turn.completion_text, turn.finish_reason
     assert vocabulary is not None
-    decoded = [_folded(reading.text) for reading in readings(evidence, ids, text)]
-    want = _folded(text)
-    if any(_same(one, want, vocabulary) for one in decoded):
+    assert text is not None
+    ways, want = readings(evidence, number, text), _folded(text)
+    if any(_same(way.folded, want, vocabulary) for way in ways):
         return Agreement.SAME
+    decoded = [way.folded for way in ways]
     if any(_after_markup(one, want) for one in decoded):
         return Agreement.SAME
     if any(one.strip() == want.strip() for one in decoded):
@@ -106,17 +126,17 @@ def agreement(evidence: Evidence, ids: Ids, text: str, finish_reason: str | None
     return Agreement.DIFFERENT
 
 
-def contained(evidence: Evidence, ids: Ids, part: str) -> bool:
-    """True when the decoded completion holds this text, white space around it aside."""
+def contained(evidence: Evidence, number: int, part: str) -> bool:
+    """True when a turn's decoded completion holds this text, white space around it aside."""
     want = _folded(part).strip()
-    return any(want in _folded(reading.text) for reading in readings(evidence, ids, part))
+    return any(want in reading.folded for reading in readings(evidence, number, part))
 
 
-def missing_part(evidence: Evidence, ids: Ids, text: str) -> str | None:
-    """What the text holds and the ids lack, when the ids hold all the rest of it; None otherwise."""
+def missing_part(evidence: Evidence, number: int, text: str) -> str | None:
+    """What the text holds and a turn's ids lack, when the ids hold all the rest of it; None otherwise."""
     want = _folded(text).strip()
-    for reading in readings(evidence, ids, text):
-        have = _folded(reading.text).strip()
+    for reading in readings(evidence, number, text):
+        have = reading.folded.strip()
         ahead = _common_prefix(have, want)
         behind = _common_prefix(have[ahead:][::-1], want[ahead:][::-1])
         missed = want[ahead : len(want) - behind]
@@ -125,10 +145,12 @@ def missing_part(evidence: Evidence, ids: Ids, text: str) -> str | None:
     return None
 
 
-def first_difference(evidence: Evidence, ids: Ids, text: str) -> tuple[int, str, str]:
-    """The token at which ids and text part, and what each says from there on, in the best reading."""
+def first_difference(evidence: Evidence, number: int, text: str) -> tuple[int, str, str]:
+    """The token at which a turn's ids and a text part, and what each says from there on, in the best reading."""
+    ids = evidence.rollout.turns[number].completion_ids
     assert evidence.vocabulary is not None
-    best, *others = readings(evidence, ids, text)
+    assert ids is not None
+    best, *others = readings(evidence, number, text)
     ahead = _common_prefix(best.text, text)
     for reading in others:
         common = _common_prefix(reading.text, text)
@@ -143,7 +165,10 @@ def first_difference(evidence: Evidence, ids: Ids, text: str) -> tuple[int, str,
 
 def _folded(text: str) -> str:
     """Text in NFC, with each run of replacement characters as one: decoders differ in their number."""
-    return re.sub(f"{_BROKEN}+", _BROKEN, unicodedata.normalize("NFC", text))
+    if text.isascii():
+        return text
+    composed = unicodedata.normalize("NFC", text)
+    return _BROKEN_RUN.sub(_BROKEN, composed) if _BROKEN in composed else composed
 
 
 def _same(decoded: str, text: str, vocabulary: Vocabulary) -> bool:

@@ -39,7 +39,7 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     row = evidence.rollout.training_row
     if row is None:
         return
-    for shift in evidence.once("shifts", shifts):
+    for shift in shifts(evidence):
         cause = f"shifted by {shift.offset:+d}" if shift.offset else "other values than the calls recorded"
         yield Hit(
             Where.ROW,

@@ -38,7 +38,7 @@ def missing_or_infinite_logprobs(evidence: Evidence) -> Iterator[Hit]:
     `splice` takes the values of the calls; `mask` takes the tokens out of the loss.
     """
     for values in sampled_values(evidence):
-        if values.shifted:
+        if values.shifted or values.ordinary:
             continue
         for cause, wrong in (
             ("not recorded", np.isnan(values.logprobs)),

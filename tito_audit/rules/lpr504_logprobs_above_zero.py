@@ -12,7 +12,7 @@ from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.rollout import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import SampledValues, placeholders, sampled_values
+from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import counted, shown
 
 _TOLERANCE = 1e-6
@@ -41,8 +41,10 @@ def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
     None is certain: convert the column where it is written, or `drop` the rollout.
     """
     for values in sampled_values(evidence):
+        if values.ordinary:
+            continue
         above = values.trained & (values.logprobs > _TOLERANCE) & np.isfinite(values.logprobs)
-        above &= ~placeholders(values)
+        above &= ~values.placeholders
         if not above.any():
             continue
         spoken = values.logprobs[values.trained & np.isfinite(values.logprobs)]

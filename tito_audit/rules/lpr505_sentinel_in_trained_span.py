@@ -13,13 +13,7 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.rollout import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import (
-    SampledValues,
-    constant_stretches,
-    placeholders,
-    sampled_values,
-    zeros,
-)
+from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import counted, shown
 
 _EDGE_ZEROS = 3
@@ -56,18 +50,14 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     for values in sampled_values(evidence):
         if values.shifted:
             continue
-        marked = placeholders(values) & values.trained
-        for start, end in trained_runs(marked):
+        for start, end in () if values.ordinary else trained_runs(values.placeholders & values.trained):
             shows = f"{values.logprobs[start]:g}"
             yield _hit(evidence, values, start, end, f"the placeholder {shows}", f"sentinel {shows}", None)
-        proven = zeros(values) & values.trained & _refuted(values)
-        for start, end in (run for parts in constant_stretches(values) for run in parts):
-            # A stretch of nothing but zeros is LPR506's.
-            proven[start:end] = False
-        for start, end in trained_runs(proven):
-            said = "0 where the call recorded another value"
-            yield _hit(evidence, values, start, end, said, "sentinel 0", None)
-        if values.expected is None:
+        if values.expected is not None:
+            for start, end in trained_runs(_refuted(values, values.expected)):
+                said = "0 where the call recorded another value"
+                yield _hit(evidence, values, start, end, said, "sentinel 0", None)
+        else:
             for start, end in _suspect(values):
                 said = "exactly 0, which reads like padding"
                 yield _hit(evidence, values, start, end, said, "zeros at the edge", Severity.WARNING)
@@ -96,18 +86,21 @@ def _hit(
     )
 
 
-def _refuted(values: SampledValues) -> Mask:
-    """`[N]` True where a call says that the value is not close to zero."""
-    if values.expected is None:
-        return np.zeros(len(values.ids), np.bool_)
-    return np.asarray(values.expected < -ROUNDING)
+def _refuted(values: SampledValues, expected: Logprobs) -> Mask:
+    """`[N]` True where a value in the loss is zero and a call says that it is not close to zero."""
+    proven = values.zeros & values.trained & (expected < -ROUNDING)
+    for start, end in (run for parts in values.constant_stretches for run in parts):
+        # A stretch of nothing but zeros is LPR506's.
+        proven[start:end] = False
+    return np.asarray(proven)
 
 
 def _suspect(values: SampledValues) -> Iterator[tuple[int, int]]:
     """Exact zeros at the edges of sampled stretches that nothing else in the stretch makes likely."""
-    zero = zeros(values)
     for start, end in values.runs:
-        inside = zero[start:end]
+        if values.logprobs[start] != 0 and values.logprobs[end - 1] != 0:
+            continue  # most stretches have no zero at an edge
+        inside = values.zeros[start:end]
         # All zero is LPR506's; a value that nearly reaches zero makes exact ones likely.
         if inside.all() or not inside.any() or _certain(values.logprobs[start:end]):
             continue

@@ -9,7 +9,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import SampledValues, constant_stretches, sampled_values
+from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import shown
 
 
@@ -37,7 +37,7 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
     `splice` takes the values of the calls; `mask` takes the tokens out of the loss.
     """
     for values in sampled_values(evidence):
-        for parts in constant_stretches(values):
+        for parts in values.constant_stretches:
             yield _hit(evidence, values, parts)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.masks import sampled_turns
+from tito_audit.evidence.masks import runs_inside, sampled_turns
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
@@ -43,15 +43,16 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
     mask = judged_mask(evidence)
     if mask is None:
         return
-    turns = sampled_turns(mask.view)
-    trained = [any(mask.trained[a:b].any() for a, b in spans) for _, spans in turns]
+    turns = sampled_turns(evidence)
+    in_loss, left_out = trained_runs(mask.trained), trained_runs(mask.not_trained)
+    trained = [any(runs_inside(in_loss, a, b) for a, b in spans) for _, spans in turns]
     for number, (turn, spans) in enumerate(turns):
         start, end = spans[0][0], spans[-1][1]
         # A run as short as its slide is off its tokens altogether, and still no choice of the trainer.
         if trained[number] or mask.slide:
             for a, b in spans:
-                for s, e in trained_runs(mask.not_trained[a:b]):
-                    yield _part(evidence, mask, a + s, a + e, turn)
+                for s, e in runs_inside(left_out, a, b):
+                    yield _part(evidence, mask, s, e, turn)
         else:
             severity, message = _left_out(evidence, turn, number, trained)
             yield Hit(

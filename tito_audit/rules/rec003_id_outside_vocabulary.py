@@ -51,8 +51,8 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
             yield from _outside(evidence, Where.PROMPT, number, turn.prompt_ids, _shared(seen, turn.prompt_ids))
         if turn.completion_ids is not None:
             yield from _outside(evidence, Where.COMPLETION, number, turn.completion_ids, 0)
-        if turn.seen_ids is not None:
-            seen = turn.seen_ids
+        whole = turn.seen_ids
+        seen = seen if whole is None else whole
     row = evidence.rollout.training_row
     if row is not None:
         for hit in _outside(evidence, Where.ROW, None, row.token_ids, 0):
@@ -64,9 +64,8 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
 
 def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, known: int) -> Iterator[Hit]:
     """One hit for each run of ids that are no tokens, behind the first `known`."""
-    unknown = _unknown(evidence, ids)
-    unknown[:known] = False
-    for start, end in trained_runs(unknown):
+    for first, last in trained_runs(_unknown(evidence, ids[known:])):
+        start, end = first + known, last + known
         wrong = ids[start:end]
         named = [str(i) for i in wrong[:_NAMED]] + (["…"] if len(wrong) > _NAMED else [])
         size = f" of {evidence.vocabulary.size} entries" if evidence.vocabulary is not None else ""
@@ -102,5 +101,6 @@ def _cause(evidence: Evidence, wrong: Ids) -> str:
 def _shared(seen: Ids, prompt: Ids) -> int:
     """How many tokens a prompt shares with what came before it."""
     short = min(len(seen), len(prompt))
-    different = np.flatnonzero(seen[:short] != prompt[:short])
-    return int(different[0]) if len(different) else short
+    different = seen[:short] != prompt[:short]
+    first = int(different.argmax()) if short else 0
+    return first if short and different[first] else short

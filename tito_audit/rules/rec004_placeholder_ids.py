@@ -46,7 +46,7 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     rollout = evidence.rollout
     stated = bool(rollout.stated.get("dummy_tokens"))
     for number, turn in enumerate(rollout.turns):
-        for where, ids, cause in _of_turn(evidence, turn, stated):
+        for where, ids, cause in _of_turn(evidence, number, turn, stated):
             yield _hit(evidence, where, number, ids, cause)
     if rollout.training_row is not None:
         ids = rollout.training_row.token_ids
@@ -55,30 +55,35 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
             yield _hit(evidence, Where.ROW, None, ids, guess)
 
 
-def _of_turn(evidence: Evidence, turn: Turn, stated: bool) -> Iterator[tuple[Where, Ids, str]]:
+def _of_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Iterator[tuple[Where, Ids, str]]:
     """The sequences of a call that are placeholders, and why they seem so."""
     prompt, completion = turn.prompt_ids, turn.completion_ids
-    if prompt is not None and len(prompt) >= _CONSTANT and (prompt == prompt[0]).all():
+    if prompt is not None and _one_id(prompt):
         yield Where.PROMPT, prompt, "one id repeated"
     if completion is None or not len(completion):
         return
     cause = "stated by the log" if stated else _pattern(completion)
     if cause is None and prompt is not None and np.array_equal(prompt, [0]) and not completion.any():
         cause = "nothing but 0"
-    if cause is not None and (stated or not _is_real(evidence, turn, completion)):
+    if cause is not None and (stated or not _is_real(evidence, number, turn)):
         yield Where.COMPLETION, completion, cause
 
 
 def _pattern(ids: Ids) -> str | None:
     """What makes a whole sequence look filled in; None when nothing does."""
-    if len(ids) >= _CONSTANT and (ids == ids[0]).all():
+    if _one_id(ids):
         return "one id repeated"
     if len(ids) >= _COUNTING and ids[0] in (0, 1) and (np.diff(ids) == 1).all():
         return "counting up"
     return None
 
 
-def _is_real(evidence: Evidence, turn: Turn, completion: Ids) -> bool:
+def _one_id(ids: Ids) -> bool:
+    """Whether a sequence is one id, often enough to mean something."""
+    return len(ids) >= _CONSTANT and bool(ids[0] == ids[-1]) and bool((ids == ids[0]).all())
+
+
+def _is_real(evidence: Evidence, number: int, turn: Turn) -> bool:
     """True when a sampler gave the ids logprobs of their own, or they decode to the text in the log."""
     logprobs = turn.completion_logprobs
     if logprobs is not None and len(np.unique(logprobs)) > 1:
@@ -86,10 +91,9 @@ def _is_real(evidence: Evidence, turn: Turn, completion: Ids) -> bool:
     if evidence.vocabulary is None:
         return False
     if turn.completion_text:
-        found = agreement(evidence, completion, turn.completion_text, turn.finish_reason)
-        return found is not Agreement.DIFFERENT
+        return agreement(evidence, number) is not Agreement.DIFFERENT
     answer = answer_of(evidence, turn)
-    return answer is not None and bool(answer.text) and contained(evidence, completion, answer.text)
+    return answer is not None and bool(answer.text) and contained(evidence, number, answer.text)
 
 
 def _hit(evidence: Evidence, where: Where, turn: int | None, ids: Ids, cause: str) -> Hit:

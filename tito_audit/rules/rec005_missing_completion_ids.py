@@ -91,15 +91,17 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
     answer = answer_of(evidence, turn)
     missed = None
     if turn.completion_text is not None:
-        if agreement(evidence, ids, turn.completion_text, turn.finish_reason) is Agreement.DIFFERENT:
-            missed = missing_part(evidence, ids, turn.completion_text)
-    elif answer is not None and not contained(evidence, ids, answer.text):
-        missed = missing_part(evidence, ids, answer.text)
+        if agreement(evidence, number) is Agreement.DIFFERENT:
+            missed = missing_part(evidence, number, turn.completion_text)
+    elif answer is not None and not contained(evidence, number, answer.text):
+        missed = missing_part(evidence, number, answer.text)
     told, cause = "", "part of the text"
     if missed is not None:
         told = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
     elif answer is not None:
-        names = [call.name for call in answer.tool_calls if call.name and not contained(evidence, ids, call.name)]
+        names = [
+            call.name for call in answer.tool_calls if call.name and not contained(evidence, number, call.name)
+        ]
         told, cause = (
             (f"spell no call of `{names[0]}`, which its message makes", "tool call") if names else ("", "")
         )

@@ -62,18 +62,18 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
         if evidence.vocabulary is None:
             continue
         if turn.completion_text is not None:
-            yield from _against_text(evidence, number, turn, ids, turn.completion_text)
+            yield from _against_text(evidence, number, ids, turn.completion_text)
         else:
             yield from _against_message(evidence, number, turn, ids)
 
 
-def _against_text(evidence: Evidence, number: int, turn: Turn, ids: Ids, text: str) -> Iterator[Hit]:
-    found = agreement(evidence, ids, text, turn.finish_reason)
+def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Iterator[Hit]:
+    found = agreement(evidence, number)
     if found is Agreement.SAME:
         return
-    if found is Agreement.DIFFERENT and missing_part(evidence, ids, text) is not None:
+    if found is Agreement.DIFFERENT and missing_part(evidence, number, text) is not None:
         return
-    start, decoded, recorded = first_difference(evidence, ids, text)
+    start, decoded, recorded = first_difference(evidence, number, text)
     start = min(start, len(ids) - 1)
     severity = Severity.NOTE
     if found in _HARMLESS:
@@ -103,7 +103,7 @@ def _against_message(evidence: Evidence, number: int, turn: Turn, ids: Ids) -> I
     if answer is None:
         return
     for part, name in ((answer.text, "content"), (answer.reasoning or "", "reasoning")):
-        if contained(evidence, ids, part) or missing_part(evidence, ids, part) is not None:
+        if contained(evidence, number, part) or missing_part(evidence, number, part) is not None:
             continue
         message = f"the {name} of the message ({quoted(part.strip())}) is nowhere in what the ids decode to"
         yield Hit(

@@ -1,0 +1,447 @@
+"""The rules' fast forms say what the simple ones say: every shortcut against the sentence it stands for."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_rules import RULES, every
+
+from tito_audit.check import check
+from tito_audit.config import RepairChoices
+from tito_audit.evidence.logprobs import IMPOSSIBLE, LogprobShift, first_covered, shifts
+from tito_audit.evidence.masks import mask_slide, row_slide, runs_inside, sampled_turns, whole_mask
+from tito_audit.evidence.model import Evidence, Explained, RowView
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Logprobs, Mask
+from tito_audit.record.build import call_columns, training_row
+from tito_audit.record.finding import Finding, Hit, Severity, Skip, Where
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, trained_runs
+from tito_audit.repair import Safety
+from tito_audit.repairs import all_repairs
+from tito_audit.repairs.mask import _taken_out
+from tito_audit.rule import Rule, missing
+from tito_audit.rules import rule_of
+from tito_audit.rules._texts import _folded
+
+Runs = list[tuple[int, int]]
+END = 7
+"""The id that ends a turn in these rows."""
+VALUES = (-0.5, -0.7, -1e-4, -2.25, 0.0, -0.0, 1.0, -9999.0, 0.3, 5e-7, -1000.0, np.nan, np.inf, -np.inf)
+CODES = [rule.code for rule in RULES]
+
+
+# The simple forms.
+
+
+def simple_runs(mask: Mask) -> Runs:
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(int), [0])))).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def simple_turns(view: RowView) -> list[tuple[int | None, Runs]]:
+    turns: dict[int, Runs] = {}
+    for number, (start, end) in enumerate(simple_runs(view.sampled)):
+        cuts = np.flatnonzero(np.diff(view.turn[start:end])) + start + 1
+        for a, b in pairwise([start, *cuts.tolist(), end]):
+            turn = int(view.turn[a])
+            turns.setdefault(turn if turn >= 0 else -1 - number, []).append((a, b))
+    return [(key if key >= 0 else None, spans) for key, spans in turns.items()]
+
+
+def simple_slide(trained: Mask, sampled: Mask) -> int:
+    if not (trained & ~sampled).any() or not (sampled & ~trained).any():
+        return 0
+    runs, full = set(simple_runs(sampled)), len(sampled)
+    mine = simple_runs(trained)
+    for offset in (1, -1, 2, -2):
+        moved = [(start - offset, end - offset if end < full else full) for start, end in mine]
+        clipped = [(start - offset, end - offset) for start, end in mine]
+        if all(a in runs or b in runs for a, b in zip(moved, clipped, strict=True)):
+            return offset
+    return 0
+
+
+def simple_shift_by_sentinels(row: TrainingRow, view: RowView | None) -> list[LogprobShift]:
+    mask, logprobs = row.loss_mask, row.logprobs
+    assert logprobs is not None
+    if mask is None or not mask.any() or mask.all() or (view is not None and simple_slide(mask, view.sampled)):
+        return []
+    real = ~np.isnan(logprobs) & (True if row.sentinel is None else logprobs != row.sentinel)
+    spans, covered = simple_runs(mask), first_covered(row)
+    for offset in (1, -1, 2, -2, 3, -3, 4, -4):
+        moved = np.zeros(len(real), np.bool_)
+        for start, end in spans:
+            moved[max(start + offset, covered) : max(end + offset, covered)] = True
+        gained, lost = moved & ~mask, mask & ~moved
+        apart = gained.any() and lost.any() and not (real & ~moved).any()
+        if apart and real[gained].all() and not real[lost].any():
+            return [LogprobShift(spans[0][0], spans[-1][1], None, offset, False, int((mask & ~real).sum()))]
+    return []
+
+
+def simple_wrong(row: TrainingRow, view: RowView) -> Mask:
+    """`[T]` values of the row that are not the calls', whatever the offset."""
+    expected, logprobs = view.expected_logprobs, row.logprobs
+    assert expected is not None
+    assert logprobs is not None
+    known = np.isfinite(expected) & ~view.drifted
+    silent = ~np.isfinite(logprobs) | np.isin(logprobs, IMPOSSIBLE)
+    if row.sentinel is not None:
+        silent |= logprobs == row.sentinel
+    wrong = known & ~silent & ~(np.abs(logprobs - np.where(known, expected, np.nan)) <= 1e-3)
+    return wrong if row.loss_mask is None else wrong & row.loss_mask
+
+
+def simple_check(
+    evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str]
+) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
+    """Every rule asked in turn, every difference to every rule, every repair to every finding."""
+    explained = []
+    for difference in evidence.differences:
+        for rule in sorted((rule for rule in rules if rule.explain), key=lambda rule: rule.precedence):
+            reason = rule.explain(difference, evidence) if rule.explain else None
+            if reason is not None:
+                explained.append(Explained(difference, rule.code, reason.cause, reason.message))
+                break
+    evidence = replace(evidence, explained=tuple(explained), memo={})
+    findings, skips = [], []
+    for rule in rules:
+        if rule.code not in selected:
+            continue
+        because = missing(rule, evidence.present)
+        hits = [simple_hit(rule, one, evidence) for one in explained if one.code == rule.code]
+        if because is not None and not hits:
+            skips.append(Skip(rule.code, because))
+            continue
+        hits = list(rule.check(evidence)) if rule.check is not None else hits
+        for hit in hits:
+            severity = rule.severity if hit.severity is None else hit.severity
+            findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
+    return tuple(replace(one, repair=simple_repair(one, evidence)) for one in findings), tuple(skips)
+
+
+def simple_hit(rule: Rule, one: Explained, evidence: Evidence) -> Hit:
+    of = one.difference
+    recorded, canonical = (evidence.side(side.ids[:16]) for side in (of.recorded, of.canonical))
+    severity = min(rule.severity, of.severity)
+    return Hit(of.where, of.start, of.end, one.message, of.turn, one.cause, severity, recorded, canonical)
+
+
+def simple_repair(finding: Finding, evidence: Evidence) -> str | None:
+    for repair in all_repairs():
+        evidence = replace(evidence, memo={})
+        asked = finding.severity is not Severity.NOTE and repair.safety is not Safety.UNSAFE
+        if asked and repair.claims(finding.code) and repair.fits(evidence, finding):
+            return repair.name
+    return None
+
+
+# Rows in which anything may be wrong.
+
+
+def masks(length: int) -> st.SearchStrategy[Mask]:
+    """Masks of runs, as masks are, and now and then of single tokens."""
+    edges = st.lists(st.integers(0, length), max_size=8)
+    return edges.map(lambda cuts: np.isin(np.arange(length), cuts).cumsum() % 2 == 1)
+
+
+@st.composite
+def rows(draw: st.DrawFn, *, calls: bool = False) -> Evidence:
+    """A row whose mask is mostly what was sampled, or slid, or anything; whose values are a few odd ones."""
+    length = draw(st.integers(1, 24))
+    sampled = draw(masks(length))
+    mask = draw(st.one_of(st.just(sampled), masks(length), st.integers(-3, 3).map(lambda n: np.roll(sampled, n))))
+    turn = np.where(sampled, np.array(draw(st.lists(st.integers(-1, 2), min_size=length, max_size=length))), -1)
+    turn = np.sort(turn) if draw(st.booleans()) else turn
+    seed = np.random.default_rng(draw(st.integers(0, 999)))
+    usual = -seed.permutation(length) * 0.05 - 0.05
+    expected = np.where(sampled, usual, np.nan) if calls else None
+    values = np.where(sampled, usual, draw(st.sampled_from((0.0, np.nan, -0.3))))
+    values = np.roll(values, draw(st.sampled_from((0, 0, 1, -1, 2, -4))))
+    for at, value in draw(st.lists(st.tuples(st.integers(0, length - 1), st.sampled_from(VALUES)), max_size=6)):
+        values[at : at + draw(st.sampled_from((1, 3, 9)))] = value
+    ids = np.arange(10, 10 + length, dtype=np.int32)
+    ids[draw(st.lists(st.integers(0, length - 1), max_size=4))] = END
+    row = training_row(
+        ids,
+        mask=("loss_mask", mask),
+        logprobs=("logprobs", values),
+        prompt_length=draw(st.sampled_from((None, 0, 1))),
+        sentinel=draw(st.sampled_from((None, 0.0, 1.0, -9999.0, 5.0))),
+    )
+    roles = tuple(draw(st.lists(st.sampled_from(("user", "assistant")), min_size=length, max_size=length)))
+    view = RowView(
+        sampled, calls, roles, turn.astype(np.int32), turn.astype(np.int32), expected, draw(masks(length))
+    )
+    present = Needs.ROW | Needs.MASK | Needs.SAMPLED | Needs.ROW_LOGPROBS
+    return Evidence(
+        Rollout(Place("made up", 0), "toy", training_row=row), None, present, None, frozenset({END}), row=view
+    )
+
+
+@st.composite
+def moved_rows(draw: st.DrawFn) -> Evidence:
+    """A row whose mask slid off what was sampled, or whose values slid off the mask; both cut off at its ends."""
+    length = draw(st.integers(4, 30))
+    sampled = draw(masks(length))
+    mask = moved(sampled, draw(st.sampled_from((0, 0, 1, -1, 2))), False)
+    filler = draw(st.sampled_from((0.0, np.nan)))
+    values = moved(np.where(mask, -0.5 - np.arange(length), filler), draw(st.integers(-5, 5)), filler)
+    values[draw(st.lists(st.integers(0, length - 1), max_size=1))] = filler
+    prompt_length = draw(st.sampled_from((None, 2)))
+    row = training_row(
+        np.arange(10, 10 + length, dtype=np.int32),
+        mask=("loss_mask", mask),
+        logprobs=("logprobs", values[draw(st.sampled_from((0, 1, prompt_length or 0))) :]),
+        prompt_length=prompt_length,
+        sentinel=None if np.isnan(filler) else filler,
+    )
+    nobody, nothing = np.full(length, -1, np.int32), np.zeros(length, np.bool_)
+    view = RowView(sampled, False, ("user",) * length, nobody, nobody, None, nothing)
+    present = Needs.ROW | Needs.MASK | Needs.SAMPLED | Needs.ROW_LOGPROBS
+    return Evidence(Rollout(Place("made up", 0), "toy", training_row=row), None, present, row=view)
+
+
+def moved(column: Any, places: int, filler: Any) -> Any:
+    """A column some places late (+) or early (-)."""
+    out = np.full(len(column), filler, column.dtype)
+    inside = column[: max(len(column) - places, 0)] if places >= 0 else column[-places:]
+    start = max(places, 0)
+    out[start : start + len(inside)] = inside
+    return out
+
+
+def parts(evidence: Evidence) -> tuple[TrainingRow, RowView, Mask, Logprobs]:
+    row, view = evidence.rollout.training_row, evidence.row
+    assert row is not None
+    assert view is not None
+    assert row.loss_mask is not None
+    assert row.logprobs is not None
+    return row, view, row.loss_mask, row.logprobs
+
+
+def hits(code: str, evidence: Evidence) -> list[Hit]:
+    rule = rule_of(code)
+    assert rule is not None
+    assert rule.check is not None
+    return list(rule.check(evidence))
+
+
+def spans(found: Sequence[Hit], *causes: str) -> Runs:
+    return [(hit.start, hit.end) for hit in found if not causes or hit.cause.startswith(causes)]
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 40), st.integers(0, 40))
+def test_runs_are_where_the_mask_is_true_and_can_be_cut(flags: list[bool], a: int, b: int) -> None:
+    mask = np.array(flags, np.bool_)
+    runs = trained_runs(mask)
+    assert runs == simple_runs(mask)
+    start, end = min(a, b, len(mask)), min(max(a, b), len(mask))
+    assert runs_inside(runs, start, end) == [(s + start, e + start) for s, e in simple_runs(mask[start:end])]
+
+
+@settings(max_examples=200)
+@given(rows())
+def test_turns_slides_and_whole_masks_are_those_of_the_simple_forms(evidence: Evidence) -> None:
+    _, view, mask, _ = parts(evidence)
+    assert sampled_turns(evidence) == simple_turns(view)
+    assert mask_slide(mask, view.sampled) == row_slide(evidence) == simple_slide(mask, view.sampled)
+    if np.array_equal(mask, view.sampled):
+        assert whole_mask(evidence) in ((None, "all zeros") if not mask.all() else (None, "all ones"))
+        assert [hit for code in ("MSK401", "MSK402", "MSK404") for hit in hits(code, evidence)] == []
+
+
+@settings(max_examples=200)
+@given(rows())
+def test_parts_of_turns_left_out_are_found_turn_by_turn(evidence: Evidence) -> None:
+    _, view, mask, _ = parts(evidence)
+    found = hits("MSK402", evidence)
+    if whole_mask(evidence) is not None or simple_slide(mask, view.sampled):
+        return
+    ends = {hit.start for hit in hits("MSK404", evidence) if hit.cause == "sampled, not trained"}
+    want: Runs = []
+    for _, stretches in simple_turns(view):
+        if any(mask[a:b].any() for a, b in stretches):
+            for a, b in stretches:
+                lacks = [not mask[at] and at not in ends for at in range(a, b)]
+                want += [(s + a, e + a) for s, e in simple_runs(np.array(lacks))]
+        else:
+            want.append((stretches[0][0], stretches[-1][1]))
+    assert spans(found) == want
+
+
+@settings(max_examples=300)
+@given(rows(), st.booleans())
+def test_shifts_by_sentinels_are_those_of_the_simple_form(evidence: Evidence, viewed: bool) -> None:
+    evidence = evidence if viewed else replace(evidence, row=None, memo={})
+    row = evidence.rollout.training_row
+    assert row is not None
+    assert shifts(evidence) == simple_shift_by_sentinels(row, evidence.row)
+
+
+@settings(max_examples=500)
+@given(moved_rows())
+def test_slides_and_shifts_that_are_cut_off_are_those_of_the_simple_forms(evidence: Evidence) -> None:
+    row, view = evidence.rollout.training_row, evidence.row
+    assert row is not None
+    assert view is not None
+    assert row.loss_mask is not None
+    assert row_slide(evidence) == simple_slide(row.loss_mask, view.sampled)
+    if row.logprobs is not None:
+        assert shifts(evidence) == simple_shift_by_sentinels(row, view)
+
+
+@settings(max_examples=200)
+@given(rows(calls=True))
+def test_shifts_against_calls_hold_every_wrong_value_and_no_turn_without_one(evidence: Evidence) -> None:
+    row, view, _, _ = parts(evidence)
+    wrong = simple_wrong(row, view)
+    found = shifts(evidence)
+    marked = [
+        (turn, np.concatenate([np.flatnonzero(wrong[a:b]) + a for a, b in stretch]))
+        for turn, stretch in simple_turns(view)
+        if any(wrong[a:b].any() for a, b in stretch)
+    ]
+    assert [(one.turn, one.values) for one in found] == [(turn, len(at)) for turn, at in marked]
+    for one, (_, at) in zip(found, marked, strict=True):
+        assert one.offset or (one.start, one.end) == (at[0], at[-1] + 1)
+
+
+@settings(max_examples=300)
+@given(rows(), st.booleans())
+def test_values_that_are_no_logprobs_are_found_wherever_they_enter_the_loss(
+    evidence: Evidence, calls: bool
+) -> None:
+    row, view, mask, logprobs = parts(evidence)
+    sentinel = row.sentinel
+    if calls:
+        values, columns = call_columns(row.token_ids, logprobs=("logprobs", logprobs))
+        turn = Turn(None, row.token_ids, values, columns=columns)
+        evidence = Evidence(Rollout(Place("made up", 0), "toy", turns=(turn,)), None, Needs.COMPLETION_LOGPROBS)
+        mask, sentinel = np.ones(len(mask), np.bool_), columns[0].sentinel
+        runs = [(0, len(mask))]
+    else:
+        runs = simple_runs(mask & view.sampled)
+        if shifts(evidence):
+            assert [*hits("LPR503", evidence), *hits("LPR505", evidence)] == []
+            return
+    finite = np.isfinite(logprobs)
+    marks = [1.0, -9999.0, *([sentinel] if sentinel is not None and (sentinel > 0 or sentinel <= -1000) else [])]
+    spoken = logprobs[mask & finite & (logprobs != 1.0)]
+    if len(spoken) and (spoken > 1e-3).mean() > 0.5:
+        marks = [mark for mark in marks if mark < 0]
+    stands_in = np.isin(logprobs, marks)
+    found = hits("LPR503", evidence)
+    assert spans(found, "not recorded") == simple_runs(np.isnan(logprobs) & mask)
+    assert spans(found, "infinite") == simple_runs(np.isinf(logprobs) & mask)
+    above = mask & (logprobs > 1e-6) & finite & ~stands_in
+    whole = len(logprobs[mask & finite]) > 1 and bool((logprobs[mask & finite] > -1e-6).all())
+    at = np.flatnonzero(above)
+    extent = [(int(at[0]), int(at[-1]) + 1)] if len(at) else []
+    assert spans(hits("LPR504", evidence)) == (extent if whole else simple_runs(above))
+    found = hits("LPR505", evidence)
+    assert spans(found, "sentinel") == simple_runs(stands_in & mask)
+    assert spans(found, "zeros") == [run for a, b in runs for run in simple_padding(logprobs, a, b)]
+    same = [runs] if runs and simple_constant(logprobs, stands_in, runs) else None
+    same = same or [[run] for run in runs if simple_constant(logprobs, stands_in, [run])]
+    assert spans(hits("LPR506", evidence)) == [(run[0][0], run[-1][1]) for run in same]
+
+
+def simple_padding(logprobs: Logprobs, start: int, end: int) -> Runs:
+    """Exact zeros at the edges of a stretch and nowhere else in it, where no other value is nearly zero."""
+    inside = [float(value) for value in logprobs[start:end]]
+    zero = [value == 0 and not np.signbit(value) for value in inside]
+    if all(zero) or not any(zero) or any(abs(v) < 1e-3 and not z for v, z in zip(inside, zero, strict=True)):
+        return []
+    head, tail = zero.index(False), zero[::-1].index(False)
+    if sum(zero) != head + tail:
+        return []
+    found = [(start, start + head)] if head >= 3 else []
+    return found + ([(end - tail, end)] if tail and len(inside) - tail >= 3 else [])
+
+
+def simple_constant(logprobs: Logprobs, stands_in: Mask, stretches: Runs) -> bool:
+    where = [at for a, b in stretches for at in range(a, b)]
+    mine = logprobs[where]
+    if len(mine) < 4 or not np.isfinite(mine).all() or stands_in[where].any() or not (mine == mine[0]).all():
+        return False
+    return bool(mine[0]) or (len(mine) >= 8 and not np.signbit(mine).any())
+
+
+@settings(max_examples=300)
+@given(rows(calls=True))
+def test_zeros_are_proven_wrong_by_the_calls_outside_of_constant_stretches(evidence: Evidence) -> None:
+    _, view, mask, logprobs = parts(evidence)
+    if shifts(evidence):
+        return
+    assert view.expected_logprobs is not None
+    proven = (logprobs == 0) & ~np.signbit(logprobs) & mask & (view.expected_logprobs < -1e-3)
+    for hit in hits("LPR506", evidence):
+        for a, b in runs_inside(simple_runs(mask & view.sampled), hit.start, hit.end):
+            proven[a:b] = False
+    assert spans([hit for hit in hits("LPR505", evidence) if hit.message.count("0 where")]) == simple_runs(proven)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.lists(st.integers(-3, 30), max_size=9), min_size=1, max_size=5), st.lists(st.integers(0, 9)))
+def test_ids_that_a_prompt_repeats_are_reported_once(said: list[list[int]], cuts: list[int]) -> None:
+    turns, seen = [], np.empty(0, np.int32)
+    want: list[tuple[str, int, int, int]] = []
+    for number, ids in enumerate(said):
+        cut = cuts[number] if number < len(cuts) else 9
+        prompt = np.concatenate([seen[:cut], np.array(ids[:4], np.int32)])
+        shared = next((at for at in range(min(len(seen), len(prompt))) if seen[at] != prompt[at]), None)
+        shared = min(len(seen), len(prompt)) if shared is None else shared
+        wrong = (prompt < 0) & (np.arange(len(prompt)) >= shared)
+        want += [("prompt", number, a, b) for a, b in simple_runs(wrong)]
+        completion = np.array(ids[4:], np.int32)
+        want += [("completion", number, a, b) for a, b in simple_runs(completion < 0)]
+        turns.append(Turn(prompt, completion))
+        seen = np.concatenate([prompt, completion])
+    evidence = Evidence(Rollout(Place("made up", 0), "toy", turns=tuple(turns)), None, Needs.PROMPTS)
+    assert [(hit.where.value, hit.turn, hit.start, hit.end) for hit in hits("REC003", evidence)] == want
+
+
+@given(st.text(st.sampled_from("aé e\u0301\u212b\ufffd\ud55c\u1112\u1161\u11ab"), max_size=20))
+def test_texts_are_folded_by_normal_form_and_runs_of_broken_characters(text: str) -> None:
+    assert _folded(text) == re.sub("\ufffd+", "\ufffd", unicodedata.normalize("NFC", text))
+
+
+@settings(max_examples=300)
+@given(rows(), st.sets(st.sampled_from(CODES)))
+def test_rows_are_checked_as_by_asking_every_rule_and_repair_in_turn(evidence: Evidence, codes: set[str]) -> None:
+    selected = frozenset(codes or CODES)
+    want = simple_check(replace(evidence, memo={}), RULES, selected)
+    assert repr(check(evidence, RULES, selected, all_repairs())) == repr(want)
+
+
+@pytest.mark.parametrize(("rule", "case"), [*every("flag"), *every("pass")])
+def test_cases_are_checked_as_by_asking_every_rule_and_repair_in_turn(rule: Rule, case: dict[str, Any]) -> None:
+    evidence = toy.evidence_of(case)
+    for selected in (frozenset(CODES), frozenset({rule.code}), frozenset(CODES) - {rule.code}):
+        want = simple_check(replace(evidence, memo={}), RULES, selected)
+        assert repr(check(evidence, RULES, selected, all_repairs())) == repr(want)
+        # What a check worked out once does not change what the next one says.
+        assert repr(check(evidence, RULES, selected, all_repairs())) == repr(want)
+
+
+@settings(max_examples=200)
+@given(rows(), st.integers(0, 23), st.integers(0, 23), st.sampled_from(("TOK101", "MSK401", "LPR503", "LPR504")))
+def test_the_mask_fits_a_finding_that_covers_a_trained_token(
+    evidence: Evidence, a: int, b: int, code: str
+) -> None:
+    row, _, mask, _ = parts(evidence)
+    start, end = min(a, b, len(mask)), min(max(a, b), len(mask))
+    finding = Finding(code, Severity.ERROR, Place("made up", 0), Hit(Where.ROW, start, end, ""))
+    fits = next(repair.fits for repair in all_repairs() if repair.name == "mask")
+    assert fits(evidence, finding) == bool((_taken_out(evidence, row, [finding], RepairChoices()) & mask).any())
