@@ -180,7 +180,12 @@ def test_the_samples_of_the_readme_are_what_the_commands_print(tmp_path: Path) -
             capture_output=True,
             encoding="utf-8",
             cwd=tmp_path,
-            env={"PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+            env={
+                "PYTHONIOENCODING": "utf-8",
+                "PYTHONPATH": str(ROOT),
+                "COLUMNS": "100",
+                "TITO_AUDIT_CACHE": "off",
+            },
         ).stdout.strip()
         if os.environ.get("UPDATE_GOLDENS"):
             text = text[: sample.start(2)] + printed + text[sample.end(2) :]

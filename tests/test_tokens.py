@@ -167,6 +167,108 @@ def test_text_encodes_back_however_the_tokenizer_prepends(pre_tokenizer, normali
     assert tokenizer.encode(tokenizer.vocabulary.text(ids)).tolist() == ids.tolist()
 
 
+class OneByOne:
+    """A vocabulary asked of the library entry by entry: what the arrays have to agree with."""
+
+    def __init__(self, backend) -> None:
+        self.backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.literal = {i: t.content for i, t in added.items() if not t.content.replace("▁", " ").isspace()}
+        self.special = {i for i in self.literal if added[i].special}
+        steps = repr(backend.pre_tokenizer) + repr(backend.decoder)
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in printable]
+        alphabet = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+        self.alphabet = alphabet if "ByteLevel(" in steps else None
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes of an id; None for one that the vocabulary does not have."""
+        token = self.backend.id_to_token(token_id) if token_id >= 0 else None
+        if token is None or token_id in self.literal:
+            return None if token is None else self.literal[token_id].encode()
+        if self.alphabet is not None:
+            if set(token) <= self.alphabet.keys():
+                return bytes(self.alphabet[character] for character in token)
+            return token.encode()
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:
+                pass
+        return token.replace("▁", " ").encode()
+
+    def agrees(self, vocabulary: Vocabulary, ids: np.ndarray) -> None:
+        expected = [self.bytes_of(i) for i in ids.tolist()]
+        data = [one or b"" for one in expected]
+        assert vocabulary.known(ids).tolist() == [one is not None for one in expected]
+        assert vocabulary.byte_lengths(ids).tolist() == list(map(len, data))
+        assert vocabulary.control(ids).tolist() == [i in self.special for i in ids.tolist()]
+        assert vocabulary.data(ids) == b"".join(data)
+        assert vocabulary.special_ids == self.special
+        assert vocabulary.added_ids == self.literal.keys()
+        for start in range(0, len(ids), 997):
+            some = ids[start : start + 7]
+            assert vocabulary.data(some) == b"".join(data[start : start + 7])
+            assert [vocabulary.token_bytes(i) for i in some.tolist()] == data[start : start + 7]
+        for token_id, one in list(zip(ids.tolist(), expected, strict=True))[::499]:
+            assert one is None or token_id in vocabulary.ids_of_bytes(one)
+
+
+BEYOND = [-1, -2, -(2**31), 2**31 - 1, 10**9]
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not REAL, reason=f"no tokenizer folders at {SHARED}")
+@pytest.mark.parametrize("name", REAL)
+def test_every_entry_of_a_real_vocabulary_is_what_the_library_says_of_it(name):
+    tokenizer = real(name)
+    ids = np.array([*range(tokenizer.vocabulary.size + 40), *BEYOND], np.int32)
+    OneByOne(tokenizer.backend).agrees(tokenizer.vocabulary, np.random.default_rng(0).permutation(ids))
+
+
+ODD_ENTRIES = [
+    "<0x0A>",
+    "<0xZZ>",
+    "<0x+1>",
+    "<0x0a",
+    "<0x 1>",
+    "▁",
+    "▁▁",
+    "a▁b",
+    "Ġ",
+    "ł",
+    "Ńx",
+    "é",
+    "中",
+    "🎉",
+    " ",
+    "\n",
+    "",
+]
+
+
+@given(
+    entries=st.lists(st.sampled_from(ODD_ENTRIES) | st.text(max_size=4), min_size=1, max_size=12, unique=True),
+    step=st.integers(1, 9),
+    far=st.booleans(),
+    added=st.lists(st.sampled_from(["<s>", "▁", "\n\n", "<▁x>", "🎉🎉", "é"]), max_size=3, unique=True),
+    byte_level=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_entry_of_an_odd_vocabulary_is_what_the_library_says_of_it(entries, step, far, added, byte_level):
+    vocab = {text: number * step for number, text in enumerate(entries)}
+    if far:
+        vocab |= {"far away": 1_999_999_999, "out of reach": 2**32 - 1, "off": 900_000}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    if byte_level:
+        backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(added[:1])
+    backend.add_special_tokens(added[1:])
+    ids = {i + more for i in vocab.values() for more in (-1, 0, 1)} | {*range(200), *BEYOND}
+    ids = np.array(sorted(i for i in ids if -(2**31) <= i < 2**31), np.int32)
+    OneByOne(backend).agrees(Vocabulary(backend), ids)
+
+
 def test_vectorised_access_agrees_with_one_by_one_access():
     vocabulary = Vocabulary(toy().backend)
     ids = np.array([5, 5, -1, 2006, 2007, 10**9, -(2**31), 2**31 - 1, 300], np.int32)

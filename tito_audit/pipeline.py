@@ -13,7 +13,7 @@ from tito_audit.config import Settings
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.format import Format
-from tito_audit.formats import format_named, map_columns, pick_format
+from tito_audit.formats import format_named, map_columns, number_columns, pick_format
 from tito_audit.jobs import can_fork
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
@@ -90,7 +90,8 @@ class Scan:
                 self.summary.seconds = time.perf_counter() - started
                 yield result
         if tokenizer is not None:
-            self.summary.encoder = tokenizer.encoder_name
+            tokenizer.save()
+            self.summary.encoder = self.summary.encoder or tokenizer.encoder_name  # or what another process said
             if tokenizer.encoder_notice and tokenizer.encoder_notice not in self.summary.notices:
                 self.summary.notices.append(tokenizer.encoder_notice)
         conclude(self.summary)
@@ -111,20 +112,19 @@ class Scan:
         several = (self.settings.jobs or 1) > 1
         how = self._spread(files) if several else None
         if how is not None:
+            if engine.tokenizer is not None:
+                engine.tokenizer.load()
             named = _named(self.settings)
 
             def audit(raw: RawRow, place: Place) -> Iterator[Result]:
                 for at, item in _rollouts(raw, place, named, self.settings):
                     yield _result(at, item, engine)
 
-            yield from spread(
-                files,
-                audit,
-                how,
-                self.summary,
-                self.progress,
-                lambda: engine.tokenizer.encoder_notice if engine.tokenizer is not None else None,
-            )
+            def encoder() -> tuple[str | None, str | None]:
+                at_work = engine.tokenizer
+                return (at_work.encoder_name, at_work.encoder_notice) if at_work is not None else (None, None)
+
+            yield from spread(files, audit, how, self.summary, self.progress, encoder)
             return
         for place, item in _read(files, self.settings, self.summary, self.progress):
             result = _result(place, item, engine)
@@ -143,7 +143,7 @@ class Scan:
         if settings.row is not None or (small and self.chunk_bytes is None):
             return None
         chunk = self.chunk_bytes or chunk_bytes(total, jobs)
-        return Spread(jobs, chunk, settings.max_row_bytes, settings.limit)
+        return Spread(jobs, chunk, settings.max_row_bytes, settings.limit, number_columns(settings.columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ def _read(
     rows = done = 0
     for file in files:
         summary.files.append(str(file))
-        log = open_log(file, max_row_bytes=settings.max_row_bytes)
+        log = open_log(file, max_row_bytes=settings.max_row_bytes, arrays=number_columns(settings.columns))
         for raw in log:
             if settings.limit is not None and rows >= settings.limit:
                 summary.notices.append(f"Stopped after {rows} rows, as asked by --limit.")

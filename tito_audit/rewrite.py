@@ -109,6 +109,8 @@ class Repairs:
                         self.after.add(result)
                 yield outcome
         conclude(self.before)
+        if row_of.tokenizer is not None:
+            row_of.tokenizer.save()
         if self.out is not None:
             self._scan_again()
         else:

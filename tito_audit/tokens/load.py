@@ -8,13 +8,16 @@ of digits); samplers that read the file itself do not.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from tito_audit.errors import TokenizerError
+from tito_audit.tokens.cache import Store, open_store
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -37,6 +40,7 @@ _HUB_FILES = [
     "additional_chat_templates/*.jinja",
 ]
 _OTHER_VOCABULARIES = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json")
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -90,21 +94,87 @@ def _downloaded(name: str) -> Path:
 
 
 def _from_files(path: Path, name: str) -> Tokenizer:
-    """The tokenizer as its JSON files say, without transformers."""
+    """The tokenizer as its JSON files say, without transformers; from what is kept of it, where that is there."""
     import tokenizers
 
+    config = _config(path)
+    special = _special_tokens(config)
+    templates = _templates(path, config)
     file = path / "tokenizer.json"
+    content = _content_of(file)
+    store = open_store(tokenizers.__version__, [(file.name, content), *_settings(path)])
+    if store is None or store.tables is None:
+        backend = _backend(file, content, config, special)
+        return _tokenizer(name, path, backend, special, templates, store)
+    tables, size = store.tables, len(content)
+    digest = sha256(content).digest()
+    del content
+
+    def load() -> tokenizers.Tokenizer:
+        content = _content_of(file)
+        if len(content) != size or sha256(content).digest() != digest:
+            raise TokenizerError(
+                f"{file}: the file was changed while it was in use, so its ids may mean something else now.\n"
+                "Run again once the folder stays as it is."
+            )
+        return _backend(file, content, config, special)
+
+    return Tokenizer(
+        name=name,
+        backend=cast("tokenizers.Tokenizer", _Later(load)),
+        vocabulary=Vocabulary(tables.entries),
+        special_tokens=special,
+        chat_templates=templates,
+        eos_ids=tables.eos_ids,
+        bos_id=tables.bos_id,
+        store=store,
+    )
+
+
+class _Later:
+    """A tokenizer of the library that is loaded when something of it is asked for."""
+
+    def __init__(self, load: Callable[[], tokenizers.Tokenizer]) -> None:
+        self._load = load
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loaded, name)
+
+    @cached_property
+    def _loaded(self) -> tokenizers.Tokenizer:
+        return self._load()
+
+
+def _backend(
+    file: Path, content: bytes, config: Mapping[str, Any], special: Mapping[str, str]
+) -> tokenizers.Tokenizer:
+    """The library's tokenizer, as the content of `tokenizer.json` and the settings say."""
+    import tokenizers
+
     try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
+        backend = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # tokenizers raises plain Exception, whatever is wrong
         raise TokenizerError(
             f"{file}: this is not a tokenizer ({error}).\nIt may be cut off, or a pointer that git-lfs left "
             "in place of the file.\nDownload it again (`git lfs pull` in a clone)."
         ) from error
-    config = _config(path)
-    special = _special_tokens(config)
     _add_missing(backend, config, special)
-    return _tokenizer(name, path, backend, special, _templates(path, config))
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _content_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"{file}: this tokenizer cannot be read ({error}).") from error
+
+
+def _settings(path: Path) -> list[tuple[str, bytes]]:
+    """The files beside tokenizer.json that say something about its tokens."""
+    files = [path / name for name in _SETTINGS]
+    return [(file.name, file.read_bytes()) for file in files if file.is_file()]
 
 
 def _tokenizer(
@@ -113,9 +183,8 @@ def _tokenizer(
     backend: tokenizers.Tokenizer,
     special: Mapping[str, str],
     templates: Mapping[str, str],
+    store: Store | None = None,
 ) -> Tokenizer:
-    backend.no_truncation()
-    backend.no_padding()
     bos = special.get("bos_token")
     return Tokenizer(
         name=name,
@@ -125,6 +194,7 @@ def _tokenizer(
         chat_templates=templates,
         eos_ids=_end_tokens(path, backend, special),
         bos_id=backend.token_to_id(bos) if bos is not None else None,
+        store=store,
     )
 
 
@@ -258,7 +328,10 @@ def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokeni
             "allow remote code."
         ) from error
     backend = getattr(loaded, "backend_tokenizer", None)
-    if backend is None:
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    else:
         raise TokenizerError(
             f"{name}: {type(loaded).__name__} is written in Python and has no fast form; its tokens cannot "
             "be compared with recorded ones.\nPass a folder with a tokenizer.json."

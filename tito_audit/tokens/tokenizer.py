@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,14 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tito_audit.errors import TokenizerError
-from tito_audit.record.arrays import Ids
+from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.tokens.cache import Store, Tables
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, on_one_processor
+from tito_audit.tokens.grown import GrownEncoder, KnownTexts
+from tito_audit.tokens.local_proof import Piece, picked_segments, pieces_to_prove
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
 from tito_audit.tokens.selfcheck import disagreement, probes, shown
+from tito_audit.tokens.spelling import normal_form
 from tito_audit.tokens.vocab import Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from tito_audit.tokens.prover import Prover
+    from tito_audit.tokens.safe_cuts import SafeCuts
 
 __all__ = ["Tokenizer"]
 
@@ -26,6 +32,8 @@ CACHED_CHARACTERS = 32 * 1024 * 1024
 """How much text a tokenizer remembers the ids of; with its ids about four bytes a character."""
 FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
 """The same for the fast encoder, which is asked again about whole texts only."""
+_WORTH_PROVING = 200_000
+"""So many recorded tokens are encoded before it pays to begin proving them."""
 ONE_IN = 64
 """Of how many segments that agree with the log one is encoded by the reference all the same."""
 
@@ -44,7 +52,7 @@ class Tokenizer:
     name: str
     """The folder or hub name it was loaded from."""
     backend: tokenizers.Tokenizer = field(repr=False)
-    """The library's tokenizer, with truncation and padding off."""
+    """The library's tokenizer, with truncation and padding off; loaded late where a store has its tables."""
     vocabulary: Vocabulary = field(repr=False)
     special_tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What a template reads as `bos_token`, `eos_token`, `pad_token` and so on."""
@@ -53,6 +61,8 @@ class Tokenizer:
     eos_ids: tuple[int, ...] = ()
     """The end tokens that its files state: `eos_token` first, then those of the generation settings."""
     bos_id: int | None = None
+    store: Store | None = field(default=None, repr=False)
+    """What earlier runs worked out about it; None: nothing is kept."""
     cached_characters: int = field(default=CACHED_CHARACTERS, repr=False)
     encoder_notice: str | None = field(default=None, init=False, repr=False)
     """Why the run goes without the fast encoder, for the reader of a report; None where it was not wanted."""
@@ -60,8 +70,9 @@ class Tokenizer:
     """How often the fast encoder was found wrong; the first time is the last."""
 
     def __post_init__(self) -> None:
-        self._fast: SegmentEncoder | None = None
+        self._fast: GrownEncoder | None = None
         self._fast_name = ""
+        self._asked = 0
 
     def encode(self, text: str) -> Ids:
         """The ids of one text, `[N]` int32, not to be written to."""
@@ -75,6 +86,19 @@ class Tokenizer:
         """Encode texts that will be asked for, several at a time."""
         self.encode_batch(texts)
 
+    def load(self) -> None:
+        """Load what is loaded late otherwise, in every process that was forked meanwhile anew."""
+        _ = self.cuts, self.backend.encode
+
+    def save(self) -> None:
+        """Keep what this run worked out for the next one, where there is a store."""
+        if self.store is not None:
+            self.store.save(
+                lambda: Tables(
+                    self.vocabulary.entries, self.cuts.tokens, self.normal_form, self.eos_ids, self.bos_id
+                )
+            )
+
     def use_fast(self, wanted: bool | None = None) -> bool:
         """True if a fast encoder is at work from now on.
 
@@ -84,6 +108,7 @@ class Tokenizer:
         """
         if wanted is False:
             self._fast = self.encoder_notice = None
+            vars(self).pop("_known", None)
             return False
         if self._fast is not None:
             return True
@@ -106,7 +131,8 @@ class Tokenizer:
             self._go_without(refused)
             return False
         # Whole texts: to cut, look up and join costs more than it takes fastokens to encode again.
-        self._fast = SegmentEncoder(encoder.encode_batch, Cuts({}), FAST_CACHED_CHARACTERS)
+        whole = SegmentEncoder(encoder.encode_batch, Cuts({}), FAST_CACHED_CHARACTERS)
+        self._fast = GrownEncoder(whole, self.cuts)
         self._fast_name = encoder.name
         self.encoder_notice = None
         return True
@@ -145,17 +171,46 @@ class Tokenizer:
     def proved(self, text: str, fast_ids: Ids, recorded_ids: Ids) -> Ids:
         """The ids of a text as the reference has them, `[N]` int32.
 
-        `fast_ids` are taken over for the segments that stand between the same control tokens, with the
-        same ids, in `recorded_ids`: of these nothing is reported. The reference encodes the others.
+        `fast_ids` are taken over where `recorded_ids` has the same: of these nothing is reported. The reference
+        encodes the others: the pieces of the text that hold them, where it is plain which these are, else the
+        segments that stand nowhere in `recorded_ids` between the same control tokens.
         """
         if self._fast is None:
             return self.encode(text)
+        if self._safe_cuts is not None:
+            pieces = pieces_to_prove(text, fast_ids, recorded_ids, self.vocabulary, self.cuts, self._safe_cuts)
+            if pieces is not None and self._agreed(pieces):
+                return fast_ids
         parts = self.cuts.parts(text, fast_ids)
         if parts is None:
             return self._settled(text, fast_ids)
         recorded = set(self.cuts.divide(recorded_ids))
         doubtful = [(segment, stretch[2]) for segment, stretch in parts if stretch not in recorded]
         return fast_ids if self._confirmed(doubtful) else self.encode(text)
+
+    def leads_to(self, text: str, recorded_ids: Ids, one_in: int = ONE_IN, *, goes_on: bool = False) -> bool:
+        """True if `encode_fast_batch` gives these ids for a text, or them and more where it `goes_on`.
+
+        What the text begins with and another one led to is not encoded again; of the rest the reference agrees
+        on a sample.
+        """
+        known, shared = self._known.find(text)
+        characters, first = known.up_to(shared) if known is not None else (0, 0)
+        begun = known.ids[:first] if known is not None else empty_ids()
+        if not np.array_equal(begun[: len(recorded_ids)] if goes_on else begun, recorded_ids[:first]):
+            return False
+        rest, left = text[characters:], recorded_ids[first:]
+        if rest or not known:  # an encoder may make something of an empty text
+            (fast,) = self.encode_fast_batch([rest])
+            if not np.array_equal(fast[: len(left)] if goes_on else fast, left):
+                return False
+            if not self.sampled_check([rest], [fast], one_in):
+                return False
+        elif len(left):
+            return False
+        if not goes_on:
+            self._known.keep(text, recorded_ids.copy(), known, shared)
+        return True
 
     def sampled_check(self, texts: Sequence[str], fast_ids: Sequence[Ids], one_in: int = ONE_IN) -> bool:
         """True if the reference agrees on a sample of the segments, the same one in every run.
@@ -166,26 +221,76 @@ class Tokenizer:
             return True
         sample: set[tuple[str, bytes]] = set()
         for text, ids in zip(texts, fast_ids, strict=True):
-            if not any(_picked(segment, one_in) for segment in self.cuts.split(text)[::2]):
+            picked = set(picked_segments(ids, self.cuts, one_in).tolist())
+            if not picked:
                 continue
             parts = self.cuts.parts(text, ids)
             if parts is None:
                 sample.add((text, ids.tobytes()))
                 continue
-            sample.update((segment, data) for segment, (_, _, data) in parts if _picked(segment, one_in))
+            for number, (segment, (_, _, data)) in enumerate(parts):
+                if number in picked or (segment and not data):
+                    sample.add((segment, data))
         return self._confirmed(sorted(sample))
+
+    @cached_property
+    def normal_form(self) -> str | None:
+        """What is done to a text before it is cut, "" or "NFC"; None if other bytes may come out than went in."""
+        if self.store is not None and self.store.tables is not None:
+            return self.store.tables.normal_form
+        return normal_form(self.backend)
 
     @cached_property
     def cuts(self) -> Cuts:
         """Where texts may be cut: at control tokens, by their literal text."""
+        if self.store is not None and self.store.tables is not None:
+            return Cuts(self.store.tables.cuts)
         return find_cuts(self.backend, self.vocabulary)
+
+    @cached_property
+    def _known(self) -> KnownTexts:
+        """What led to recorded ids lately."""
+        return KnownTexts(self.cuts)
+
+    def prover(self, tokens: int) -> Prover | None:
+        """What proves recorded ids without encoding them, for so many of them; None where it does not pay.
+
+        It does not where a fast encoder is at work, nor before enough tokens were asked about: it begins by
+        knowing nothing.
+        """
+        if self._fast is not None:
+            return None
+        self._asked += tokens
+        return self._prover if self._asked > _WORTH_PROVING else None
+
+    @cached_property
+    def _prover(self) -> Prover | None:
+        from tito_audit.tokens.prover import find_prover  # here: most runs have a fast encoder
+
+        return find_prover(self.backend, self.vocabulary, self._encode_by_reference)
+
+    @cached_property
+    def _safe_cuts(self) -> SafeCuts | None:
+        """Where texts may be cut between words, if that is known."""
+        from tito_audit.tokens.safe_cuts import find_safe_cuts  # here: most runs have nothing to prove
+
+        return find_safe_cuts(self.backend)
 
     @cached_property
     def _reference(self) -> SegmentEncoder:
         return SegmentEncoder(self._encode_by_reference, self.cuts, self.cached_characters)
 
     def _encode_by_reference(self, texts: Sequence[str]) -> list[Ids]:
-        return ReferenceEncoder(self.backend).encode_batch(texts)
+        reference = ReferenceEncoder(self.backend)
+        if self.store is None or self._fast is not None:  # proofs of large logs will not come again
+            return reference.encode_batch(texts)
+        found = self.store.look_up(texts)
+        missing = [text for text in texts if text not in found]
+        if missing:
+            encoded = reference.encode_batch(missing)
+            self.store.add(missing, encoded)
+            found |= zip(missing, encoded, strict=True)
+        return [found[text] for text in texts]
 
     def _go_without(self, because: str) -> None:
         self._fast = None
@@ -199,6 +304,11 @@ class Tokenizer:
                 self._give_up(segment)
                 return False
         return True
+
+    def _agreed(self, pieces: Sequence[Piece]) -> bool:
+        """True if the reference gives every piece of a text these ids."""
+        found = self.encode_batch([piece for piece, _ in pieces])
+        return all(np.array_equal(ids, own) for (_, own), ids in zip(pieces, found, strict=True))
 
     def _settled(self, text: str, fast_ids: Ids) -> Ids:
         """What the reference says of a whole text; the fast encoder is given up if it said otherwise."""
@@ -214,12 +324,4 @@ class Tokenizer:
             f"the run went on with {ReferenceEncoder.name}."
         )
         self._fast = None
-
-
-def _picked(text: str, one_in: int) -> bool:
-    """True for one in so many texts, whatever run, process or order they are met in.
-
-    Told by length and ends: reading all of every text would cost as much as encoding it.
-    """
-    sign = f"{len(text)} {text[:24]} {text[-24:]}".encode("utf-8", "surrogatepass")
-    return bool(text) and zlib.crc32(sign) % one_in == 0
+        vars(self).pop("_known", None)

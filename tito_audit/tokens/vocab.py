@@ -6,31 +6,36 @@ Three ways of writing a vocabulary are understood, told apart by the tokenizer's
     metaspace        "▁hello": ▁ stands for a space (Llama 2, Gemma)
     byte fallback    "<0x0A>": one byte that no other entry of a metaspace vocabulary can write
 
-The bytes of an added token are its literal content. Bytes are worked out when an id is first met: a
-vocabulary of 260,000 entries costs most of a second, a log uses a tenth of them.
+The bytes of an added token are its literal content. Everything is read at once, in arrays: processes that
+are forked later share it, and it can be kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Mask, Offsets
 
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Prefix", "Vocabulary"]
+__all__ = ["Entries", "Prefix", "Vocabulary"]
 
 _METASPACE = "▁"
-_UNFILLED = -1
-_UNKNOWN = -2
 _FEW = 64
 """Below so many tokens a plain join is faster than arrays."""
+_SPARSE = 1 << 16
+"""Ids from here on, if more than half of those below would be holes, are kept in a list of their own."""
+_NO_ID = 1 << 31
+"""Ids are int32: an entry from here on can be in no log."""
 
 
 class Prefix(StrEnum):
@@ -42,79 +47,103 @@ class Prefix(StrEnum):
     FIRST_UNLESS_SPACE = "first_unless_space"  # at the very start of the text only
 
 
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """All that a vocabulary says, as plain values.
+
+    There is a slot for each id from 0 on, then one for each far id, and a last one for whatever is no id of it.
+    """
+
+    prefix: Prefix
+    """What the tokenizer prepends."""
+    added_ids: tuple[int, ...]
+    special_ids: tuple[int, ...]
+    far_ids: Offsets  # [F] int64, sorted
+    """Ids beyond holes so large that not every id below can have a slot."""
+    data: bytes
+    """What the slots stand for, end to end."""
+    lengths: NDArray[np.int32]  # [S] int32, bytes of each slot
+    known: Mask  # [S] bool, False where the vocabulary has no such id
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer) -> Entries:
+        """The entries of a tokenizer, its added tokens among them."""
+        parts = _Parts(backend)
+        added = backend.get_added_tokens_decoder()
+        literal = {i: token.content for i, token in added.items() if not _ordinary(token.content)}
+        tokens, far = _listed(backend, added)
+        near = len(tokens) - len(far)
+        slots = {i: i if i < near else near + far.index(i) for i in literal if i < near or i in far}
+        contents = {slot: literal[i].encode("utf-8") for i, slot in slots.items()}
+        data, lengths = _spelled(tokens, contents, parts.has("ByteLevel"))
+        return cls(
+            prefix=parts.prefix(),
+            added_ids=tuple(literal),
+            special_ids=tuple(i for i in literal if added[i].special),
+            far_ids=np.array(far, np.int64),
+            data=data,
+            lengths=np.append(lengths, 0).astype(np.int32),
+            known=np.array([*(token is not None for token in tokens), False]),
+        )
+
+
 class Vocabulary:
     """The entries of one tokenizer, by id. An id that is none of them has no bytes, `b""`."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self._backend = backend
-        parts = _Parts(backend)
-        self._byte_level = parts.has("ByteLevel")
-        self.prefix = parts.prefix()
+    def __init__(self, entries: tokenizers.Tokenizer | Entries) -> None:
+        if not isinstance(entries, Entries):
+            entries = Entries.of(entries)
+        self.entries = entries
+        self.prefix = entries.prefix
         """What the tokenizer prepends; `text` takes it away again."""
-        added = backend.get_added_tokens_decoder()
-        self._literal = {i: token.content for i, token in added.items() if not self._ordinary(token.content)}
-        self.added_ids = frozenset(self._literal)
+        self.added_ids = frozenset(entries.added_ids)
         """Every added token that is not plain white space (gemma-3 lists runs of newlines as added)."""
-        self.special_ids = frozenset(i for i in self._literal if added[i].special)
+        self.special_ids = frozenset(entries.special_ids)
         """The added tokens that the tokenizer marks as special."""
-        self.size: int = max([backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added)])
-        """One more than the highest id, as far as it is known without reading the whole vocabulary."""
-        # The last slot of each array stands for every id that the vocabulary does not have.
-        self._bytes: list[bytes] = [b""] * (self.size + 1)
-        self._lengths = np.full(self.size + 1, _UNFILLED, np.int64)
-        self._lengths[-1] = _UNKNOWN
-        # The same bytes end to end, for joining many of them at once.
-        self._flat = bytearray()
-        self._starts = np.zeros(self.size + 1, np.int64)
+        self.size = len(entries.lengths) - len(entries.far_ids) - 1
+        """One more than the highest id, leaving out those beyond large holes."""
+        self._data = entries.data
+        self._known = entries.known
+        self._lengths = entries.lengths.astype(np.int64)
+        self._starts: Offsets = np.cumsum(self._lengths) - self._lengths
+        self._far = entries.far_ids if len(entries.far_ids) else None
         self._spelled: dict[bytes, tuple[int, ...]] | None = None
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that an id stands for; b"" for an id that the vocabulary does not have."""
-        return self._bytes[int(self._slots(np.array([token_id], np.int64))[0])]
+        return self._bytes(self._slot(token_id))
 
     def byte_lengths(self, ids: Ids) -> Offsets:
         """How many bytes each id stands for, `[N]` int64; 0 where the vocabulary has no such id."""
-        slots = self._slots(ids)  # first: it may put a longer array in place
-        return np.maximum(self._lengths[slots], 0)
+        return self._lengths.take(self._slots(ids), mode="clip")
 
     def data(self, ids: Ids) -> bytes:
         """The bytes of all ids, joined."""
+        if len(ids) < _FEW:
+            return b"".join(self._each(ids))
         slots = self._slots(ids)
-        if len(slots) < _FEW:
-            table = self._bytes
-            return b"".join([table[slot] for slot in slots.tolist()])
-        lengths = np.maximum(self._lengths[slots], 0)
-        ends = np.cumsum(lengths)
+        lengths = self._lengths.take(slots, mode="clip")
         # Byte i of the result is byte i - (where its token begins in the result) of that token.
-        offsets = np.repeat(self._starts[slots] - (ends - lengths), lengths)
+        begins = lengths.cumsum()
+        begins -= lengths
+        offsets = np.subtract(self._starts.take(slots, mode="clip"), begins, out=begins).repeat(lengths)
         offsets += np.arange(len(offsets))
-        return np.frombuffer(self._flat, np.uint8)[offsets].tobytes() if len(offsets) else b""
+        return self._flat.take(offsets, mode="clip").tobytes() if len(offsets) else b""
 
     def known(self, ids: Ids) -> Mask:
         """True where the id is in the vocabulary, `[N]` bool."""
-        slots = self._slots(ids)
-        return self._lengths[slots] >= 0
+        return self._known.take(self._slots(ids), mode="clip")
 
     def control(self, ids: Ids) -> Mask:
         """`[N]` True for control tokens, the added tokens that are marked special."""
-        table = self._control_table
-        inside = (ids >= 0) & (ids < len(table))
-        return np.asarray(inside & table[np.where(inside, ids, 0)])
-
-    @cached_property
-    def _control_table(self) -> Mask:
-        """`[largest control id + 2]` so that it is never empty."""
-        special = np.fromiter(self.special_ids, np.int64)
-        table = np.zeros(int(special.max(initial=-1)) + 2, np.bool_)
-        table[special] = True
-        return table
+        return self._control.take(self._slots(ids), mode="clip")
 
     def piece(self, token_id: int) -> str:
         """How a token reads for people: its text, bytes that are no text as \\xNN."""
-        slot = int(self._slots(np.array([token_id], np.int64))[0])
-        if self._lengths[slot] < 0:
+        slot = self._slot(token_id)
+        if not self._known[slot]:
             return f"<unknown id {token_id}>"
-        return self._bytes[slot].decode("utf-8", errors="backslashreplace")
+        return self._bytes(slot).decode("utf-8", errors="backslashreplace")
 
     def text(self, ids: Ids) -> str:
         """The text that these ids encode; special tokens as written, broken characters as U+FFFD.
@@ -128,19 +157,32 @@ class Vocabulary:
     def ids_of_bytes(self, data: bytes) -> tuple[int, ...]:
         """All ids that spell these bytes, lowest first; () if none does. The first call reads every entry."""
         if self._spelled is None:
-            self._spelled = self._read_everything()
+            self._spelled = self._by_bytes()
         return self._spelled.get(data, ())
+
+    @cached_property
+    def _flat(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self._data, np.uint8)
+
+    @cached_property
+    def _control(self) -> Mask:
+        """`[S]` True in the slots of control tokens."""
+        table = np.zeros(len(self._known), np.bool_)
+        if self.special_ids:
+            slots = self._slots(np.fromiter(self.special_ids, np.int64))
+            table[np.minimum(slots, len(table) - 1)] = True
+            table[-1] = False
+        return table
 
     def _stretches(self, ids: Ids) -> list[bytes]:
         """The bytes between added tokens, each without the space that was prepended to it."""
         out: list[bytes] = []
-        table, added = self._bytes, self.added_ids
         stretch: list[bytes] = []
-        for token_id, slot in zip(ids.tolist(), self._slots(ids).tolist(), strict=True):
-            if token_id not in added:
-                stretch.append(table[slot])
+        for token_id, data in zip(ids.tolist(), self._each(ids), strict=True):
+            if token_id not in self.added_ids:
+                stretch.append(data)
                 continue
-            out += (self._unprefixed(b"".join(stretch), not out), table[slot])
+            out += (self._unprefixed(b"".join(stretch), not out), data)
             stretch = []
         out.append(self._unprefixed(b"".join(stretch), not out))
         return out
@@ -153,87 +195,135 @@ class Vocabulary:
         own_space = self.prefix is not Prefix.ALWAYS and (data.startswith(b"  ") or data == b" ")
         return data if own_space else data[1:]
 
-    def _slots(self, ids: Ids | Offsets) -> Offsets:
-        """Where each id's entry is, `[N]` int64, with every entry filled."""
-        slots = ids.astype(np.int64, copy=False)
+    def _slots(self, ids: Ids | Offsets) -> NDArray[Any]:
+        """Where each id's entry is, `[N]`, to be taken with mode "clip": past the end stands what is no id."""
+        if self._far is None and ids.dtype == np.int32:
+            return ids.view(np.uint32)  # below zero becomes far above
+        slots = ids.astype(np.int64)
         outside = (slots < 0) | (slots >= self.size)
         if outside.any():
-            self._grow(np.unique(slots[outside]))
-            slots = np.where((slots < 0) | (slots >= self.size), self.size, slots)
-        missing = slots[self._lengths[slots] == _UNFILLED]
-        if len(missing):
-            for token_id in np.unique(missing).tolist():
-                self._fill(token_id)
+            slots[outside] = [self._slot(token_id) for token_id in slots[outside].tolist()]
         return slots
 
-    def _grow(self, candidates: Offsets) -> None:
-        """Make room for ids beyond the counted size: a vocabulary with holes has some."""
-        present = [i for i in candidates.tolist() if i >= self.size and self._token(i) is not None]
-        if not present:
-            return
-        more = max(present) + 1 - self.size
-        self._bytes += [b""] * more
-        fresh = np.full(more, _UNFILLED, np.int64)
-        self._lengths = np.concatenate([self._lengths[:-1], fresh, self._lengths[-1:]])
-        self._starts = np.concatenate([self._starts, np.zeros(more, np.int64)])
-        self.size += more
+    def _slot(self, token_id: int) -> int:
+        """Where the entry of one id is."""
+        if 0 <= token_id < self.size:
+            return token_id
+        if self._far is not None:
+            at = int(self._far.searchsorted(token_id))
+            if at < len(self._far) and self._far[at] == token_id:
+                return self.size + at
+        return len(self._known) - 1
 
-    def _fill(self, token_id: int) -> None:
-        content = self._literal.get(token_id)
-        if content is None:
-            token = self._token(token_id)
-            if token is None:
-                self._lengths[token_id] = _UNKNOWN
-                return
-            data = self._spell(token)
-        else:
-            data = content.encode("utf-8")
-        self._bytes[token_id] = data
-        self._lengths[token_id] = len(data)
-        self._starts[token_id] = len(self._flat)
-        self._flat += data
+    def _bytes(self, slot: int) -> bytes:
+        start = int(self._starts[slot])
+        return self._data[start : start + int(self._lengths[slot])]
 
-    def _token(self, token_id: int) -> str | None:
-        """The entry as the vocabulary writes it."""
-        return self._backend.id_to_token(token_id) if token_id < 1 << 31 else None
+    def _each(self, ids: Ids) -> list[bytes]:
+        """The bytes of each id."""
+        slots, data = self._slots(ids), self._data
+        starts = self._starts.take(slots, mode="clip").tolist()
+        lengths = self._lengths.take(slots, mode="clip").tolist()
+        return [data[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
-    def _spell(self, token: str) -> bytes:
-        """The bytes of an ordinary entry."""
-        if self._byte_level:
-            alphabet = _byte_alphabet()
-            try:
-                return bytes([alphabet[character] for character in token])
-            except KeyError:  # an entry in plain text, as some vocabularies hold for their control tokens
-                return token.encode("utf-8")
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            try:
-                return bytes([int(token[3:5], 16)])
-            except ValueError:
-                pass
-        return token.replace(_METASPACE, " ").encode("utf-8")
-
-    def _ordinary(self, content: str) -> bool:
-        return content.replace(_METASPACE, " ").isspace()
-
-    def _read_everything(self) -> dict[bytes, tuple[int, ...]]:
-        ids = np.array(sorted(set(self._backend.get_vocab(with_added_tokens=True).values())), np.int64)
+    def _by_bytes(self) -> dict[bytes, tuple[int, ...]]:
+        ids = np.concatenate([np.arange(self.size), self.entries.far_ids])[self._known[:-1]]
         spelled: dict[bytes, tuple[int, ...]] = {}
-        for token_id, slot in zip(ids.tolist(), self._slots(ids).tolist(), strict=True):
-            data = self._bytes[slot]
+        for token_id, data in zip(ids.tolist(), self._each(ids), strict=True):
             spelled[data] = (*spelled.get(data, ()), token_id)
         return spelled
 
 
-@cache
-def _byte_alphabet() -> dict[str, int]:
-    """The character by which byte-level vocabularies write each byte.
+def _listed(
+    backend: tokenizers.Tokenizer, added: Mapping[int, tokenizers.AddedToken]
+) -> tuple[list[str | None], list[int]]:
+    """How the vocabulary writes the entry of each slot but the last, None for a hole; and the far ids."""
+    count: int = backend.get_vocab_size(with_added_tokens=True)
+    dense = 2 * count + _SPARSE
+    size = min(max([count, *(i + 1 for i in added)]), dense)
+    tokens: list[str | None] = list(map(backend.id_to_token, range(size)))
+    if size - tokens.count(None) >= count:
+        return tokens, []
+    # There are holes, and as many entries beyond.
+    entries = {*backend.get_vocab(with_added_tokens=True).values(), *added}
+    beyond = sorted(i for i in entries if size <= i < _NO_ID)
+    far = [i for i in beyond if i >= dense]
+    last = max((i for i in beyond if i < dense), default=size - 1)
+    tokens += map(backend.id_to_token, [*range(size, last + 1), *far])
+    return tokens, far
+
+
+def _spelled(
+    tokens: Sequence[str | None], literal: Mapping[int, bytes], byte_level: bool
+) -> tuple[bytes, NDArray[np.int64]]:
+    """The bytes of all tokens end to end, and how many of them are each one's.
+
+    `literal` has the bytes of those that the vocabulary writes in another way than the others.
+    """
+    plain = ["" if token is None else token for token in tokens]
+    for at in literal:
+        plain[at] = ""
+    text = "".join(plain)
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    ends: Offsets = np.cumsum(np.fromiter(map(len, plain), np.int64, len(plain)))
+    if byte_level:
+        values = _byte_alphabet().take(codes, mode="clip")
+        odd = set(ends.searchsorted(np.flatnonzero(values < 0), "right").tolist())
+        # Entries in plain text, as some vocabularies hold for their control tokens.
+        other = {at: plain[at].encode("utf-8") for at in odd}
+        data, byte_ends = values.astype(np.uint8).tobytes(), ends
+    else:
+        at_six = np.flatnonzero(np.diff(ends, prepend=0) == len("<0x0A>")).tolist()
+        bytes_of = {at: _single_byte(plain[at]) for at in at_six if plain[at].startswith("<0x")}
+        other = {at: data for at, data in bytes_of.items() if data is not None}
+        codes = np.where(codes == ord(_METASPACE), ord(" "), codes)
+        data = text.replace(_METASPACE, " ").encode("utf-8")
+        widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+        byte_ends = np.append(0, np.cumsum(widths))[ends]
+    if other:
+        return _spelled(tokens, {**literal, **other}, byte_level)
+    return _inserted(data, byte_ends, literal)
+
+
+def _inserted(data: bytes, ends: Offsets, literal: Mapping[int, bytes]) -> tuple[bytes, Offsets]:
+    """The bytes of the tokens with those of others, at which they have none, put in between; the lengths."""
+    lengths = np.diff(ends, prepend=0)
+    pieces: list[bytes] = []
+    last = 0
+    for at in sorted(literal):
+        end = int(ends[at])
+        pieces += (data[last:end], literal[at])
+        lengths[at] = len(literal[at])
+        last = end
+    return b"".join([*pieces, data[last:]]), lengths
+
+
+def _single_byte(token: str) -> bytes | None:
+    """The byte that <0x0A> stands for; None if the token only looks like that."""
+    if not token.endswith(">"):
+        return None
+    try:
+        return bytes([int(token[3:5], 16)])
+    except ValueError:
+        return None
+
+
+def _ordinary(content: str) -> bool:
+    """True for an added token that is plain white space."""
+    return content.replace(_METASPACE, " ").isspace()
+
+
+def _byte_alphabet() -> NDArray[np.int16]:
+    """`[325]` The byte that each character stands for in byte-level vocabularies, -1 if none; past the end none.
 
     Printable bytes of Latin-1 stand for themselves; the 68 others take the code points from 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + n): byte for n, byte in enumerate(others)}
+    others = sorted(set(range(256)) - set(printable))
+    table = np.full(256 + len(others) + 1, -1, np.int16)
+    table[printable] = printable
+    table[256:-1] = others
+    return table
 
 
 class _Parts:

@@ -1,0 +1,401 @@
+"""The start of a run: what is kept of a tokenizer from one run to the next, and what is not imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tito_audit.config import Settings
+from tito_audit.errors import TokenizerError
+from tito_audit.pipeline import scan_rollouts
+from tito_audit.tokens import cache, load
+from tito_audit.tokens.cache import Store, cache_folder, open_store
+from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.vocab import Entries
+
+ROOT = Path(__file__).resolve().parents[1]
+TOYS = ROOT / "fixtures" / "tokenizers"
+TOY = TOYS / "toy_bpe"
+LOGS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
+SHARED = Path(
+    os.environ.get("TITO_AUDIT_TOKENIZERS") or Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
+)
+ROLLOUTS = SHARED.parent / "rollouts"
+REAL = sorted(path.parent.name for path in SHARED.glob("*/tokenizer.json"))
+SAMPLED = sorted(path.name for path in ROLLOUTS.glob("*") if path.is_dir())
+TEXTS = ["Skinny <|im_start|>user\nHello there<|im_end|>\n", "über 中文 🎉\n\n", "", "a\ud83db", "x" * 300]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty cache of a test's own."""
+    place = tmp_path / "cache"
+    monkeypatch.setenv("TITO_AUDIT_CACHE", str(place))
+    return place
+
+
+def warmed(texts=TEXTS, tokenizer=TOY) -> list[list[int]]:
+    """The ids of texts, which are in the cache afterwards."""
+    loaded = load_tokenizer(str(tokenizer))
+    ids = [ids.tolist() for ids in loaded.encode_batch(texts)]
+    loaded.save()
+    return ids
+
+
+def needed_the_library(tokenizer) -> bool:
+    """Whether the library's tokenizer was loaded."""
+    return "_loaded" in vars(tokenizer.backend)
+
+
+def no_library(*_: object) -> None:
+    raise AssertionError("the library's tokenizer was loaded")
+
+
+def found(logs, tokenizer, **choices) -> list[object]:
+    """All that a scan says."""
+    run = scan_rollouts(logs, Settings(tokenizer=str(tokenizer), **choices))
+    results = [(result.place, result.findings, result.skips, result.counts) for result in run]
+    return [results, run.summary.notices, run.summary.encoder, run.summary.tokens]
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    """The files of a cache by kind."""
+    return {file.suffix: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_what_was_encoded_before_needs_no_library(folder):
+    ids = warmed()
+    again = load_tokenizer(str(TOY))
+    assert [one.tolist() for one in again.encode_batch(TEXTS)] == ids
+    assert again.vocabulary.piece(again.eos_ids[0]) == "<|im_end|>"
+    assert not needed_the_library(again)
+    assert again.encode("something that is new").tolist() == again.backend.encode("something that is new").ids
+    assert needed_the_library(again)
+
+
+@pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])
+def test_a_tokenizer_out_of_the_cache_is_the_one_that_was_put_in(name, folder):
+    fresh = load_tokenizer(str(TOYS / name))
+    fresh.save()
+    assert_same(load_tokenizer(str(TOYS / name)), fresh)
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not REAL, reason=f"no tokenizer folders at {SHARED}")
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_tokenizer_out_of_the_cache_is_the_one_that_was_put_in(name, folder):
+    fresh = load_tokenizer(str(SHARED / name))
+    fresh.save()
+    assert_same(load_tokenizer(str(SHARED / name)), fresh)
+
+
+def assert_same(kept, fresh) -> None:
+    for field in Entries.__slots__:
+        mine, theirs = getattr(kept.vocabulary.entries, field), getattr(fresh.vocabulary.entries, field)
+        assert np.array_equal(mine, theirs), field
+        if isinstance(theirs, np.ndarray):
+            assert mine.dtype == theirs.dtype
+    assert kept.cuts.tokens == fresh.cuts.tokens
+    assert kept.normal_form == fresh.normal_form
+    assert (kept.eos_ids, kept.bos_id) == (fresh.eos_ids, fresh.bos_id)
+    assert (kept.special_tokens, kept.chat_templates) == (fresh.special_tokens, fresh.chat_templates)
+    assert not needed_the_library(kept)
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_a_scan_says_the_same_without_with_an_empty_and_with_a_full_cache(log, folder, monkeypatch):
+    empty = found(log, TOY)
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "_backend", no_library)
+        full = found(log, TOY)
+    monkeypatch.setenv("TITO_AUDIT_CACHE", "off")
+    assert empty == full == found(log, TOY)
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SAMPLED, reason=f"no rollouts at {ROLLOUTS}")
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_scan_of_real_rollouts_says_the_same_whatever_the_cache(name, folder, monkeypatch):
+    logs, tokenizer = sorted((ROLLOUTS / name).glob("*.jsonl.gz")), SHARED / name
+    empty = found(logs, tokenizer, limit=40)
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "_backend", no_library)
+        assert found(logs, tokenizer, limit=40) == empty
+    for file in folder.iterdir():
+        damage(file, file.stat().st_size // 2)
+    assert found(logs, tokenizer, limit=40) == empty
+    monkeypatch.setenv("TITO_AUDIT_CACHE", "off")
+    assert found(logs, tokenizer, limit=40) == empty
+
+
+def damage(file: Path, at: int) -> None:
+    """Another byte at that place."""
+    content = bytearray(file.read_bytes())
+    content[at] ^= 0x41
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", [".tables", ".segments"])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 1.0])
+def test_a_byte_that_is_not_as_it_was_written_makes_a_file_worthless(kind, share, folder):
+    ids = warmed()
+    before = held(folder)
+    (file,) = folder.glob(f"*{kind}")
+    damage(file, int(share * (file.stat().st_size - 1)))
+    tokenizer = load_tokenizer(str(TOY))
+    assert [one.tolist() for one in tokenizer.encode_batch(TEXTS)] == ids
+    assert kind != ".segments" or needed_the_library(tokenizer)
+    tokenizer.save()
+    assert held(folder) == before  # made anew
+
+
+@pytest.mark.parametrize("kind", ["tables", "segments"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"tito-audit cache 1\n", b"PK\x03\x04", b"\x80\x04K\x01."])
+def test_a_file_of_something_else_is_replaced(kind, content, folder):
+    ids = warmed()
+    before = held(folder)
+    next(folder.glob(f"*.{kind}")).write_bytes(content)
+    assert warmed() == ids
+    assert held(folder) == before
+
+
+def test_a_file_that_is_cut_off_is_worthless_wherever_it_ends(folder):
+    ids = warmed()
+    (file,) = folder.glob("*.segments")
+    content = file.read_bytes()
+    for end in range(0, len(content), max(1, len(content) // 40)):
+        file.write_bytes(content[:end])
+        assert warmed() == ids
+        assert file.read_bytes() == content
+
+
+def test_a_whole_file_under_the_name_of_another_tokenizer_is_not_taken_for_its_own(folder):
+    warmed()
+    (mine,) = folder.glob("*.tables")
+    other = load_tokenizer(str(TOYS / "toy_metaspace"))
+    other.save()
+    (theirs,) = set(folder.glob("*.tables")) - {mine}
+    mine.write_bytes(theirs.read_bytes())
+    assert load_tokenizer(str(TOY)).vocabulary.size != other.vocabulary.size
+
+
+def test_values_that_make_no_tables_are_worthless_even_where_the_checksum_is_right(folder):
+    ids = warmed()
+    store = open_store_of(TOY)
+    before = held(folder)
+    for values, parts in [({}, {}), ({"prefix": "never"}, {"lengths": b"123"}), ({"prefix": 7}, {})]:
+        store._write("tables", values, parts)
+        store._write("segments", values, parts)
+        assert warmed() == ids
+        assert held(folder) == before
+
+
+def open_store_of(tokenizer: Path) -> Store:
+    store = load_tokenizer(str(tokenizer)).store
+    assert store is not None
+    return store
+
+
+@pytest.mark.parametrize("name", ["a-file/below", "a-file"])
+def test_a_folder_that_cannot_be_written_is_gone_without(name, tmp_path, monkeypatch):
+    (tmp_path / "a-file").write_text("nobody's folder")
+    ids = warmed()
+    monkeypatch.setenv("TITO_AUDIT_CACHE", str(tmp_path / name))
+    assert warmed() == ids == warmed()
+    assert (tmp_path / "a-file").read_text() == "nobody's folder"
+
+
+def test_a_folder_in_the_place_of_a_file_is_gone_around(folder):
+    ids = warmed()
+    for file in list(folder.iterdir()):
+        file.unlink()
+        file.mkdir()
+    assert warmed() == ids == warmed()
+
+
+def test_the_cache_lies_where_it_is_wanted(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for value, place in [
+        ("off", None),
+        ("OFF", None),
+        ("", tmp_path / "tito-audit"),
+        (str(tmp_path / "mine"), tmp_path / "mine"),
+        ("~/mine", tmp_path / "home" / "mine"),
+    ]:
+        monkeypatch.setenv("TITO_AUDIT_CACHE", value)
+        assert cache_folder() == place
+    monkeypatch.delenv("TITO_AUDIT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    assert cache_folder() == tmp_path / "home" / ".cache" / "tito-audit"
+
+
+def test_without_a_cache_nothing_is_kept(monkeypatch):
+    monkeypatch.setenv("TITO_AUDIT_CACHE", "off")
+    assert load_tokenizer(str(TOY)).store is None
+
+
+def test_another_version_of_the_library_finds_nothing(folder):
+    files = [("tokenizer.json", b"{}")]
+    one, other = open_store("0.22.1", files), open_store("0.22.2", files)
+    one.add(["text"], [np.array([1, 2], np.int32)])
+    one._write("segments", *one._segments())
+    assert open_store("0.22.1", files).look_up(["text"])["text"].tolist() == [1, 2]
+    assert other.look_up(["text"]) == {}
+
+
+def test_other_files_of_a_tokenizer_are_another_tokenizer(folder, tmp_path):
+    mine = tmp_path / "toy"
+    mine.mkdir()
+    for file in TOY.iterdir():
+        (mine / file.name).write_bytes(file.read_bytes())
+    warmed(tokenizer=TOY)
+    assert not needed_the_library(load_tokenizer(str(mine)))  # the same files in another place
+    (mine / "generation_config.json").write_text('{"eos_token_id": [2000]}')
+    again = load_tokenizer(str(mine))
+    assert again.eos_ids == (2002, 2000)
+    again.save()
+    config = json.loads((mine / "tokenizer_config.json").read_text())
+    (mine / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": "<|new|>"}))
+    more = load_tokenizer(str(mine))
+    assert more.vocabulary.size == again.vocabulary.size + 1
+    assert len(list(folder.glob("*.tables"))) == 2
+
+
+def test_a_file_that_changes_while_it_is_in_use_is_refused(folder, tmp_path):
+    mine = tmp_path / "toy"
+    mine.mkdir()
+    for file in TOY.iterdir():
+        (mine / file.name).write_bytes(file.read_bytes())
+    warmed(tokenizer=mine)
+    tokenizer = load_tokenizer(str(mine))
+    (mine / "tokenizer.json").write_bytes((TOYS / "toy_metaspace" / "tokenizer.json").read_bytes())
+    tokenizer.encode(TEXTS[0])
+    with pytest.raises(TokenizerError, match="was changed while it was in use"):
+        tokenizer.encode("something that is new")
+
+
+def test_texts_are_let_go_that_were_not_asked_for_the_longest(folder):
+    ids = np.arange(10, dtype=np.int32)
+    room = 3 * cache._bytes_of("a" * 10, ids)
+
+    def run(*letters: str) -> list[str]:
+        store = Store(folder, "0" * 32, room)
+        texts = [letter * 10 for letter in letters]
+        known = store.look_up(texts)
+        missing = [text for text in texts if text not in known]
+        store.add(missing, [ids] * len(missing))
+        store._write("segments", *store._segments())
+        return sorted(text[0] for text in Store(folder, "0" * 32)._kept)
+
+    assert run("a", "b") == ["a", "b"]
+    assert run("b", "c", "d") == ["b", "c", "d"]
+    assert run("b", "e") == ["b", "c", "e"]
+    assert run("v", "w", "x", "y", "z") == ["v", "w", "x"]  # no more than there is room for
+
+
+def test_old_files_are_let_go_and_nobody_elses(folder, monkeypatch):
+    folder.mkdir()
+    other = folder / "tokenizer-notes.tables"
+    other.write_bytes(b"x" * 5000)
+    old = folder / f"tokenizer-{'a' * 32}.tables"
+    left = folder / f"tokenizer-{'b' * 32}.tables.7.8.part"
+    young = folder / f"tokenizer-{'c' * 32}.tables.7.8.part"
+    for file in (old, left, young):
+        file.write_bytes(b"x" * 5000)
+    for file in (old, left):
+        os.utime(file, (1, 1))
+    monkeypatch.setattr(cache, "FOLDER_BYTES", 100_000)
+    warmed()
+    assert old.exists()
+    assert not left.exists()
+    assert young.exists()
+    monkeypatch.setattr(cache, "FOLDER_BYTES", sum(len(content) for content in held(folder).values()) - 10_000)
+    warmed(["another text"])
+    assert not old.exists()
+    assert other.exists()
+    assert not needed_the_library(load_tokenizer(str(TOY)))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files are of POSIX")
+def test_what_is_kept_is_for_the_user_alone(folder):
+    warmed()
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_that_was_forked_writes_nothing(folder):
+    tokenizer = load_tokenizer(str(TOY))
+    child = os.fork()
+    if not child:
+        tokenizer.encode("new")
+        tokenizer.save()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not folder.exists()
+    tokenizer.save()
+    assert held(folder).keys() == {".tables"}
+
+
+def test_many_that_write_at_once_leave_whole_files(folder):
+    texts = [f"text number {n} <|im_end|>" for n in range(12)]
+    tokenizers = [load_tokenizer(str(TOY)) for _ in texts]
+    for tokenizer, text in zip(tokenizers, texts, strict=True):
+        tokenizer.encode(text)
+    threads = [threading.Thread(target=tokenizer.save) for tokenizer in tokenizers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(held(folder)) == [".segments", ".tables"]
+    again = load_tokenizer(str(TOY))
+    known = [text for text in texts if again.store.look_up(again.cuts.split(text)[:1])]
+    assert len(known) == 1  # the last to write
+
+
+def test_a_run_with_the_fast_encoder_keeps_the_tables_alone(folder):
+    pytest.importorskip("fastokens")
+    log = next(log for log in LOGS if log.stem == "generic")
+    found(log, TOY, encoder="fastokens")
+    assert held(folder).keys() == {".tables"}
+    found(log, TOY)
+    assert held(folder).keys() == {".tables", ".segments"}
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """What a command imported."""
+    code = (
+        "import atexit, sys; from tito_audit.cli import main; "
+        "atexit.register(lambda: print(' '.join(sys.modules), file=sys.stderr)); "
+        f"sys.argv = ['tito-audit', *{arguments!r}]; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode in (0, 1), done.stderr
+    return set(done.stderr.split())
+
+
+def test_a_small_scan_imports_nothing_that_it_does_not_need():
+    log = ROOT / "fixtures" / "formats" / "generic.jsonl"
+    heavy = {"transformers", "huggingface_hub", "fastokens", "pyarrow", "torch", "requests", "multiprocessing"}
+    assert not heavy & modules_after("scan", str(log), "-t", str(TOY))
+    assert not {*heavy, "numpy", "rich"} & modules_after("--help")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system does not list threads")
+def test_the_command_line_starts_no_threads_for_linear_algebra():
+    code = (
+        "import atexit, os, sys; from tito_audit.cli import main; "
+        "threads = lambda: len(os.listdir('/proc/self/task')); "
+        "atexit.register(lambda: print(threads(), 'numpy' in sys.modules, file=sys.stderr)); "
+        "sys.argv = ['tito-audit', 'list', 'rules']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stderr.split() == ["1", "True"]

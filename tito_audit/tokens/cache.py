@@ -1,0 +1,293 @@
+"""What was worked out about a tokenizer, kept on disk for the next run.
+
+Loading a tokenizer takes longer than auditing ten rows. So its tables are kept (what every id stands for,
+where texts may be cut), and the ids of the texts that the reference encoded last: whoever audits the same
+small logs again needs the library no more.
+
+Files are named by a hash of all that they depend on: the tokenizer's files, the version of `tokenizers`, and
+the code of this room. They hold JSON and plain arrays under a checksum, take their name once they are whole, and
+are never trusted to be there: one that is missing, damaged or of something else is worked out again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tito_audit.record.arrays import Ids
+from tito_audit.tokens.vocab import Entries, Prefix
+
+__all__ = ["Store", "Tables", "cache_folder", "open_store"]
+
+VARIABLE = "TITO_AUDIT_CACHE"
+SEGMENT_BYTES = 8 << 20
+"""How much text and ids are kept for one tokenizer."""
+FOLDER_BYTES = 96 << 20
+"""How much is kept of all tokenizers; those used the longest ago are let go."""
+_MAGIC = b"tito-audit cache 1\n"
+_NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|segments)(\.\d+\.\d+\.part)?")
+_ABANDONED = 24 * 3600
+"""Seconds after which an unfinished file is nobody's any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What is known of a tokenizer once it was loaded."""
+
+    entries: Entries
+    cuts: Mapping[str, int]
+    """The control tokens at which texts may be cut."""
+    normal_form: str | None
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+
+
+def cache_folder() -> Path | None:
+    """Where things are kept: what TITO_AUDIT_CACHE names, else in the user's cache folder; None if it is `off`."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return None if named.lower() == "off" else Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        # As the specification has it, a relative path there is not to be used.
+        folder = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # nobody's home
+        return None
+    return folder / "tito-audit"
+
+
+def open_store(version: str, files: Iterable[tuple[str, bytes]]) -> Store | None:
+    """What is kept of the tokenizer with these files, as this version of the library reads them; or None."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    key = hashlib.sha256(orjson.dumps([_MAGIC.decode(), version, _code()]))
+    for name, content in files:
+        key.update(f"{name} {len(content)}\n".encode())
+        key.update(content)
+    return Store(folder, key.hexdigest()[:32])
+
+
+class Store:
+    """What is kept of one tokenizer."""
+
+    def __init__(self, folder: Path, key: str, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._folder = folder
+        self._key = key
+        self._most = segment_bytes
+        self._process = os.getpid()
+        self._asked: dict[str, Ids] = {}
+        """Segments that this run needed, those that were kept and those that were not."""
+        self._fresh = 0
+        """Bytes of those that were not."""
+
+    @cached_property
+    def tables(self) -> Tables | None:
+        """The tables, if they were kept."""
+        content = self._read("tables")
+        if content is None:
+            return None
+        try:
+            tables = _tables(*content)
+        except (KeyError, TypeError, ValueError):
+            return None
+        with suppress(OSError):
+            os.utime(self._path("tables"))
+        return tables
+
+    def look_up(self, segments: Sequence[str]) -> dict[str, Ids]:
+        """The ids of those segments that are kept."""
+        kept, asked = self._kept, self._asked
+        found = {}
+        for segment in segments:
+            ids = asked.get(segment)
+            if ids is None:
+                ids = kept.get(segment)
+            if ids is not None:
+                found[segment] = asked[segment] = ids
+        return found
+
+    def add(self, segments: Sequence[str], found: Sequence[Ids]) -> None:
+        """Take note of what the reference says of segments, as long as there is room for it."""
+        if os.getpid() != self._process:
+            return
+        for segment, ids in zip(segments, found, strict=True):
+            size = _bytes_of(segment, ids)
+            if self._fresh + size <= self._most:
+                self._asked[segment] = ids
+                self._fresh += size
+
+    def save(self, tables: Callable[[], Tables]) -> None:
+        """Write what was not kept before, where that can be done; nothing in a process that was forked."""
+        if os.getpid() != self._process:
+            return
+        try:
+            if self.tables is None:
+                self._write("tables", *_plain(tables()))
+            if self._fresh:
+                self._write("segments", *self._segments())
+                self._fresh = 0
+        except OSError:  # a cache is no reason for a run to fail
+            return
+
+    @cached_property
+    def _kept(self) -> dict[str, Ids]:
+        """The segments that were kept."""
+        content = self._read("segments")
+        try:
+            return _segments(content[1]) if content is not None else {}
+        except (KeyError, TypeError, ValueError):
+            return {}
+
+    def _segments(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """The segments to be kept: those that this run asked for, then others as far as there is room."""
+        kept: dict[str, Ids] = {}
+        size = 0
+        for segments in (self._asked, self._kept):
+            for segment, ids in segments.items():
+                more = 0 if segment in kept else _bytes_of(segment, ids)
+                if size + more <= self._most:
+                    kept[segment] = ids
+                    size += more
+        parts = {
+            "text": "".join(kept).encode("utf-8", "surrogatepass"),
+            "characters": np.fromiter(map(len, kept), "<i4", len(kept)).tobytes(),
+            "counts": np.fromiter(map(len, kept.values()), "<i4", len(kept)).tobytes(),
+            "ids": b"".join(ids.astype("<i4", copy=False).tobytes() for ids in kept.values()),
+        }
+        return {}, parts
+
+    def _path(self, kind: str) -> Path:
+        return self._folder / f"tokenizer-{self._key}.{kind}"
+
+    def _read(self, kind: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
+        """The values and parts of a file; None if it is not there or not as it was written."""
+        try:
+            content = self._path(kind).read_bytes()
+        except OSError:
+            return None
+        size = len(_MAGIC) + 64
+        body = content[size:]
+        if content[:size] != _MAGIC + self._checksum(body):
+            return None
+        head, _, data = body.partition(b"\n")
+        values = orjson.loads(head)
+        parts: dict[str, bytes] = {}
+        start = 0
+        for name, length in values.pop("parts").items():
+            parts[name] = data[start : start + length]
+            start += length
+        return values, parts
+
+    def _write(self, kind: str, values: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
+        """Put a file in place, whole or not at all, and let old ones go."""
+        path = self._path(kind)
+        head = orjson.dumps({**values, "parts": {name: len(data) for name, data in parts.items()}})
+        body = b"\n".join([head, b"".join(parts.values())])
+        self._folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}.part")
+        try:
+            # For the user alone: the texts of logs are in it.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+            with os.fdopen(os.open(part, flags, 0o600), "wb") as out:
+                out.write(_MAGIC + self._checksum(body) + body)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        _tidy(self._folder)
+
+    def _checksum(self, body: bytes) -> bytes:
+        """Of the content and what it is about: a file that was renamed is not taken for another's."""
+        return hashlib.sha256(self._key.encode() + body).hexdigest().encode()
+
+
+def _plain(tables: Tables) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Tables as values and parts of a file."""
+    entries = tables.entries
+    values = {
+        "prefix": str(entries.prefix),
+        "added_ids": entries.added_ids,
+        "special_ids": entries.special_ids,
+        "far_ids": entries.far_ids.tolist(),
+        "cuts": dict(tables.cuts),
+        "normal_form": tables.normal_form,
+        "eos_ids": tables.eos_ids,
+        "bos_id": tables.bos_id,
+    }
+    lengths, known = entries.lengths.astype("<i4").tobytes(), entries.known.astype(np.uint8).tobytes()
+    return values, {"lengths": lengths, "known": known, "data": entries.data}
+
+
+def _tables(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> Tables:
+    """Tables out of the values and parts of a file."""
+    entries = Entries(
+        prefix=Prefix(values["prefix"]),
+        added_ids=tuple(values["added_ids"]),
+        special_ids=tuple(values["special_ids"]),
+        far_ids=np.array(values["far_ids"], np.int64),
+        data=parts["data"],
+        lengths=np.frombuffer(parts["lengths"], "<i4").astype(np.int32, copy=False),
+        known=np.frombuffer(parts["known"], np.bool_),
+    )
+    return Tables(entries, values["cuts"], values["normal_form"], tuple(values["eos_ids"]), values["bos_id"])
+
+
+def _segments(parts: Mapping[str, bytes]) -> dict[str, Ids]:
+    """Segments and their ids out of the parts of a file."""
+    text = parts["text"].decode("utf-8", "surrogatepass")
+    ids = np.frombuffer(parts["ids"], "<i4").astype(np.int32, copy=False)
+    found: dict[str, Ids] = {}
+    at = start = 0
+    characters, counts = (np.frombuffer(parts[name], "<i4").tolist() for name in ("characters", "counts"))
+    for length, count in zip(characters, counts, strict=True):
+        found[text[at : at + length]] = ids[start : start + count]
+        at += length
+        start += count
+    return found
+
+
+def _bytes_of(segment: str, ids: Ids) -> int:
+    """About how much of a file a segment takes."""
+    text = len(segment) if segment.isascii() else len(segment.encode("utf-8", "surrogatepass"))
+    return text + 4 * len(ids) + 8
+
+
+def _code() -> str:
+    """A hash of the code that works the tables out."""
+    code = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        with suppress(OSError):
+            code.update(file.read_bytes())
+    return code.hexdigest()
+
+
+def _tidy(folder: Path) -> None:
+    """Let files go that were used the longest ago, as long as they are too many bytes, and abandoned ones."""
+    files = []
+    for file in folder.iterdir():
+        named = _NAME.fullmatch(file.name)
+        if named is None:
+            continue
+        with suppress(OSError):
+            there = file.stat()
+            if named[2] is None:
+                files.append((there.st_mtime, there.st_size, file))
+            elif there.st_mtime < time.time() - _ABANDONED:
+                file.unlink(missing_ok=True)
+    held = 0
+    for _, size, file in sorted(files, reverse=True):
+        held += size
+        if held > FOLDER_BYTES:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)

@@ -1,0 +1,146 @@
+"""Texts that begin like texts whose ids are known: only what is new is encoded.
+
+The prompts of a conversation grow by a turn each, and the rollouts of a group share their first prompt:
+
+    known   <|im_start|> user\\nHi <|im_end|> \\n <|im_start|> assistant\\n
+    text    <|im_start|> user\\nHi <|im_end|> \\n <|im_start|> assistant\\n Hello <|im_end|> …
+                                                         ^ the last cut inside what both begin with
+
+What stands before a cut is encoded as if nothing followed (see `segments.py`), so the ids up to there are those
+of the known text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from tito_audit.record.arrays import Ids
+from tito_audit.tokens.segments import Cuts, SegmentEncoder
+
+__all__ = ["GrownEncoder", "KnownText", "KnownTexts"]
+
+_LONG = 2048
+"""Characters of a text from which on it is worth looking at the texts before it."""
+_KEPT = 4
+"""Texts that are remembered: the chains that a rollout's calls may take turns in, and the rollout before."""
+
+
+class KnownText:
+    """A text and the ids that it has, `[N]`, with the cuts that were found in it."""
+
+    def __init__(self, cuts: Cuts, text: str, ids: Ids, before: KnownText | None = None, shared: int = 0) -> None:
+        """`shared` cuts are those of `before`, with which the text and the ids begin."""
+        self.text = text
+        self.ids = ids
+        self._cuts = cuts
+        self._ends: list[int] = []
+        """Characters up to the end of each cut token; read when a text comes that may share some."""
+        self._tokens: list[int] = []
+        """The same counted in ids."""
+        self._read = False
+        if before is not None and shared:
+            self._ends, self._tokens = before._ends[:shared], before._tokens[:shared]
+            self.read()
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Characters up to the end of each cut token that was found."""
+        return self._ends
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Ids up to the end of each cut token that was found."""
+        return self._tokens
+
+    def shared(self, text: str) -> int:
+        """How many cuts this text and another one begin with in common."""
+        if not self._read:
+            # To look for cuts costs a third of encoding: not worth it for a system prompt alone.
+            if not text.startswith(self.text[: len(self.text) // 2]):
+                return 0
+            self.read()
+        low, high = 0, len(self._ends)
+        first = high
+        while low < high:
+            begin, end = self._ends[low - 1] if low else 0, self._ends[first - 1]
+            if text.startswith(self.text[begin:end], begin):
+                low = first
+            else:
+                high = first - 1
+            first = (low + high + 1) // 2
+        return low
+
+    def up_to(self, shared: int) -> tuple[int, int]:
+        """Characters and ids up to the end of so many cuts."""
+        return (self._ends[shared - 1], self._tokens[shared - 1]) if shared else (0, 0)
+
+    def has_no_more_than(self, shared: int) -> bool:
+        """True if these are all of its cuts."""
+        return len(self._ends) == shared
+
+    def read(self) -> None:
+        """Find the cuts behind those that are known; none where text and ids do not have the same ones."""
+        if self._read:
+            return
+        self._read = True
+        begin, first = self.up_to(len(self._ends))
+        pieces = self._cuts.split(self.text[begin:])
+        at = self._cuts.positions(self.ids[first:]) + first
+        # A model may write an unknown character as a control token.
+        if [self._cuts.tokens[piece] for piece in pieces[1::2]] == self.ids[at].tolist():
+            self._ends += list(accumulate(map(len, pieces), initial=begin))[2::2]
+            self._tokens += (at + 1).tolist()
+
+
+class KnownTexts:
+    """The last few texts whose ids are known, of several chains that grow by turns."""
+
+    def __init__(self, cuts: Cuts) -> None:
+        self._cuts = cuts
+        self._known: list[KnownText] = []
+
+    def find(self, text: str) -> tuple[KnownText | None, int]:
+        """The known text that has most cuts in common with this one, and how many; None where none has any."""
+        best, most = None, 0
+        for known in reversed(self._known):
+            shared = known.shared(text)
+            if known.up_to(shared) > (best.up_to(most) if best is not None else (0, 0)):
+                best, most = known, shared
+        return best, most
+
+    def keep(self, text: str, ids: Ids, before: KnownText | None = None, shared: int = 0) -> None:
+        """Remember a text; one that it goes on from whole is not needed any more."""
+        if before is not None and before in self._known and before.has_no_more_than(shared):
+            self._known.remove(before)
+        self._known.append(KnownText(self._cuts, text, ids, before, shared))
+        del self._known[:-_KEPT]
+
+
+class GrownEncoder:
+    """An encoder that is asked for whole texts, of a long one for what is new in it."""
+
+    def __init__(self, whole: SegmentEncoder, cuts: Cuts) -> None:
+        self._whole = whole
+        self._known = KnownTexts(cuts)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text, in order."""
+        if len(texts) == 1 and len(texts[0]) >= _LONG:
+            return [self._grown(texts[0])]
+        return self._whole.encode_batch(texts)
+
+    def _grown(self, text: str) -> Ids:
+        known, shared = self._known.find(text)
+        characters, first = known.up_to(shared) if known is not None else (0, 0)
+        if known is not None and characters == len(text):
+            return known.ids[:first]
+        (rest,) = self._whole.encode_batch([text[characters:]])
+        ids = rest
+        if known is not None:
+            ids = np.concatenate([known.ids[:first], rest])
+            ids.flags.writeable = False
+        self._known.keep(text, ids, known, shared)
+        return ids

@@ -1,0 +1,108 @@
+"""Whether the bytes of a text's tokens are the bytes of the text, told without joining them.
+
+A byte-level tokenizer whose parts are all known here can leave bytes of a text out, but it neither adds nor
+changes any: where as many bytes come out as went in, they are the same. One that normalises to NFC is such a
+tokenizer for texts that NFC leaves alone.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["is_plain", "known_to_keep", "normal_form", "spells_itself"]
+
+_ASCII = bytes(range(0x80))
+_LAST_OF_ALPHABET = "\u0143"
+"""The last of the characters that byte-level vocabularies write bytes by."""
+_LONGEST = 4096
+"""Bytes beyond ASCII that are looked at; with more of them, comparing the texts is as fast."""
+_LEFT_ALONE = re.compile(
+    rb"(?:[\xc2-\xcb\xcf-\xd1][\x80-\xbf]"
+    rb"|\xe2(?:\x80[\x82-\xbf]|[\x81\x82\x85-\x8b\x8d-\xaa\xac-\xae][\x80-\xbf])"
+    rb"|\xe3(?:\x80[\x80-\xa9]|\x82[\x80-\x98\x9b-\xbf]|[\x81\x83-\xbf][\x80-\xbf])"
+    rb"|[\xe4-\xe9\xeb\xec][\x80-\xbf]{2}|\xea[\xb0-\xbf][\x80-\xbf]|\xed[\x80-\x9d][\x80-\xbf]"
+    rb"|\xef(?:[\xbc-\xbf][\x80-\xbf]|\xb8[\x80-\x8f])"
+    rb"|\xf0\x9f[\x80-\xbf]{2})*"
+)
+"""Characters that NFC neither changes, nor moves, nor joins to one before: Latin, Cyrillic, most signs, kana,
+Chinese, Korean syllables, emoji."""
+
+
+def is_plain(data: bytes) -> bool:
+    """True if NFC is known to leave this text in UTF-8 as it is."""
+    rest = data.translate(None, _ASCII)
+    return len(rest) <= _LONGEST and _LEFT_ALONE.fullmatch(rest) is not None
+
+
+def spells_itself(backend: tokenizers.Tokenizer, data: bytes) -> bool:
+    """True if the tokens of a text in UTF-8 are known to spell it, provided they have as many bytes as it has."""
+    return known_to_keep(normal_form(backend), data)
+
+
+def known_to_keep(form: str | None, data: bytes) -> bool:
+    """The same for a tokenizer of which the `normal_form` is known."""
+    return form is not None and (not form or is_plain(data))
+
+
+@lru_cache(maxsize=8)
+def normal_form(backend: tokenizers.Tokenizer) -> str | None:
+    """What a tokenizer does to a text before it cuts it, "" or "NFC"; None if it may write other bytes."""
+    try:
+        normalizers = _steps(backend.normalizer, "normalizers")
+        cuts = _steps(backend.pre_tokenizer, "pretokenizers")
+    except Exception:  # tokenizers raises plain Exception for parts written in Python
+        return None
+    if any(step != {"type": "NFC"} for step in normalizers) or not _by_bytes(cuts) or not _has_all_bytes(backend):
+        return None
+    contents = [token.content for token in backend.get_added_tokens_decoder().values()]
+    if not all(map(_is_literal, contents)) or (normalizers and not all(is_plain(c.encode()) for c in contents)):
+        return None
+    return "NFC" if normalizers else ""
+
+
+def _by_bytes(cuts: list[dict[str, Any]]) -> bool:
+    """True if a text is cut up and written by bytes, and nothing else is done to it."""
+    kinds = [step.get("type") for step in cuts]
+    prefixed = any(step.get("add_prefix_space") for step in cuts)
+    return kinds.count("ByteLevel") == 1 and set(kinds) <= {"ByteLevel", "Split", "Digits"} and not prefixed
+
+
+def _has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
+    """True if the model joins bytes to tokens and has a token for each byte, so that none is written otherwise."""
+    from tokenizers import models, pre_tokenizers
+
+    model = backend.model
+    if not isinstance(model, models.BPE) or model.byte_fallback or model.unk_token is not None:
+        return False
+    if model.continuing_subword_prefix or model.end_of_word_suffix:
+        return False
+    return all(model.token_to_id(character) is not None for character in pre_tokenizers.ByteLevel.alphabet())
+
+
+def _is_literal(content: str) -> bool:
+    """True if the bytes of an added token are sure to be its content, wherever the model may write its id too."""
+    if not content.replace("▁", "").strip():
+        return False
+    ascii_signs = all("!" <= character <= "~" for character in content)
+    return ascii_signs or max(content) > _LAST_OF_ALPHABET
+
+
+def _steps(part: Any, name: str) -> list[dict[str, Any]]:
+    """One part of a tokenizer as its JSON steps; raises for a part that is code."""
+    if part is None:
+        return []
+    pending, steps = [orjson.loads(part.__getstate__())], []
+    while pending:
+        step = pending.pop(0)
+        if isinstance(step.get(name), list):
+            pending = [*step[name], *pending]
+        else:
+            steps.append(step)
+    return steps
