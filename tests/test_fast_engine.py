@@ -19,6 +19,7 @@ from tito_audit.pipeline import scan_rollouts
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
 from tito_audit.tokens.encoders import FastEncoder
+from tito_audit.tokens.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -52,15 +53,18 @@ def by_reference(log: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch)
         return np.array(ids, np.int32)
 
     with monkeypatch.context() as patch:
+        patch.setattr("tito_audit.pipeline.number_columns", lambda _: {})
         patch.setattr("tito_audit.evidence.written.spans_fast", nothing)
         patch.setattr(Reference, "render_fast", nothing)
         patch.setattr(Reference, "encode_as", whole)
         patch.setattr(Reference, "leads_to", lambda *_, **__: False)
+        patch.setattr(Tokenizer, "prover", nothing)
         return said(iter(scan_rollouts(log, replace(settings, encoder="tokenizers", jobs=1))))
 
 
 def check(log: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = by_reference(log, settings, monkeypatch)
+    monkeypatch.setattr("tito_audit.tokens.tokenizer._WORTH_PROVING", -1)
     for encoder in ("tokenizers", "fastokens"):
         for jobs in (1, 2):
             scan = scan_rollouts(log, replace(settings, encoder=encoder, jobs=jobs))
@@ -82,7 +86,7 @@ def test_on_tokens_that_models_sampled(model: str, mode: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(model, marks=needs_rollouts) for model in ("qwen2.5-coder", "gemma-3")]
+    "model", [pytest.param(model, marks=needs_rollouts) for model in ("qwen2.5-coder", "gemma-3", "smollm2")]
 )
 def test_on_training_rows_with_and_without_messages(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,7 +37,8 @@ def reencoded_differences(rollout: Rollout, turn: int, reference: Reference) -> 
     if found is None:
         return []
     ids, start = found
-    encoded = reference.encode_as(reference.text(ids), ids)
+    # With messages the same segments are encoded for what they render to, so asking again is free.
+    encoded = reference.encode_as(reference.text(ids), ids) if rollout.messages else reference.reencoded(ids)
     if np.array_equal(encoded, ids):
         return []
     recorded, canonical = reference.pieces(ids), reference.pieces(encoded)

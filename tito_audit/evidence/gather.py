@@ -38,7 +38,7 @@ def gather(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | N
         texts, errors = render_texts(rollout, reference)
     differences = list(chains.differences)
     if reference is not None:
-        _prefetch(rollout, texts, reference)
+        _prefetch(rollout, reference)
     row, more, row_error = _row(rollout, chains, reference)
     differences = _without_doubles(differences + more)
     if reference is not None:
@@ -104,9 +104,11 @@ def _strings_only(turn: Turn) -> bool:
     return turn.completion_ids is None and bool(turn.token_texts)
 
 
-def _prefetch(rollout: Rollout, texts: RenderedTexts, reference: Reference) -> None:
-    """Encode every text that the comparisons will ask for in one batch."""
-    wanted = list(texts.values())
+def _prefetch(rollout: Rollout, reference: Reference) -> None:
+    """Encode every answer that the comparisons will ask for in one batch, unless it will be proven."""
+    if not rollout.messages and reference.tokenizer.prover(0) is not None:
+        return
+    wanted = []
     for turn in range(len(rollout.turns)):
         found = tail_and_completion(rollout, turn, reference)
         if found is not None:

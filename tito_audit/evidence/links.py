@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
 from tito_audit.align.drift import align, common_prefix
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
+from tito_audit.evidence.growth import GrownPieces, common_start
 from tito_audit.evidence.model import Against, Break, Difference, Link
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, token_roles
@@ -29,6 +32,7 @@ class Chains:
     """The links of a rollout's turns and what follows from them."""
 
     links: tuple[Link, ...]
+    """In the order of their turns."""
     regions: tuple[tuple[Region, ...], ...]
     """For turn k, the completions inside its prompt + completion that are known to sit there."""
     seen: tuple[Ids | None, ...]
@@ -37,7 +41,8 @@ class Chains:
 
     def link(self, turn: int) -> Link | None:
         """The link of a turn; None for the first."""
-        return next((link for link in self.links if link.turn == turn), None)
+        at = bisect_left(self.links, turn, key=attrgetter("turn"))
+        return self.links[at] if at < len(self.links) and self.links[at].turn == turn else None
 
 
 def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
@@ -48,11 +53,13 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     links: list[Link] = []
     regions: list[tuple[Region, ...]] = []
     differences: list[Difference] = []
+    pieces = GrownPieces(reference) if reference is not None else None
+    earlier: list[tuple[int, Ids]] = []
     for k, turn in enumerate(turns):
         found: list[Stretch] = []
         link = None
-        if turn.prompt_ids is not None and any(s is not None for s in seen[:k]):
-            link, found = _link(turns, k, seen, regions, reference)
+        if turn.prompt_ids is not None and earlier:
+            link, found = _link(turns, k, earlier, regions, reference, pieces)
             links.append(link)
         if link is not None and link.parent is not None:
             effect = f"turn {k} was sampled after that, not after what turn {link.parent} said"
@@ -70,6 +77,8 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
                 for stretch in found
             ]
         regions.append(_regions(k, turn, link, regions))
+        if (mine := seen[k]) is not None:
+            earlier.append((k, mine))
     return Chains(tuple(links), tuple(regions), seen, tuple(differences))
 
 
@@ -85,14 +94,14 @@ def _regions(k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Regio
 def _link(
     turns: Sequence[Turn],
     k: int,
-    seen: Sequence[Ids | None],
+    earlier: list[tuple[int, Ids]],
     regions: Sequence[tuple[Region, ...]],
     reference: Reference | None,
+    pieces: GrownPieces | None,
 ) -> tuple[Link, list[Stretch]]:
     """How turn k relates to the turns before it; with the stretches that its prompt holds otherwise."""
     prompt = turns[k].prompt_ids
     assert prompt is not None
-    earlier = [(j, s) for j in range(k) if (s := seen[j]) is not None]
     last, last_seen = earlier[-1]
     if _starts(prompt, last_seen):
         return Link(k, last, Break.EXTENDS, len(prompt), len(last_seen)), []
@@ -100,15 +109,15 @@ def _link(
         asked = turns[j].prompt_ids
         if asked is not None and np.array_equal(prompt, asked):
             return Link(k, j, Break.RETRY, len(prompt), len(prompt), f"the same prompt as turn {j}"), []
-    if reference is None:
+    if reference is None or pieces is None:
         return _without_text(k, prompt, earlier)
-    data = reference.pieces(prompt)
-    if data.data.startswith(reference.pieces(last_seen).data):
-        return _retokenized(k, last, data, reference.pieces(last_seen))
+    data, last_data = pieces.of(prompt), pieces.of(last_seen)
+    if data.data.startswith(last_data.data):
+        return _retokenized(k, last, data, last_data)
     linear = _messages_changed(turns[last], turns[k]) is False
     parent, parent_seen = _closest(prompt, earlier) if linear else _sibling_or_closest(prompt, earlier)
     before = turns[last].prompt_ids
-    inside = before is not None and data.data.startswith(reference.pieces(before).data)
+    inside = before is not None and data.data.startswith(pieces.of(before).data)
     # Longer than what the last call was asked, it holds another answer to that, whole.
     beside = not inside or (before is not None and len(parent_seen) > len(before))
     if parent != last and _starts(prompt, parent_seen) and beside:
@@ -116,13 +125,13 @@ def _link(
         return Link(k, parent, Break.RETRY, len(prompt), len(parent_seen), detail), []
     if inside:
         parent, parent_seen = last, last_seen
-    return _other_text(turns, k, parent, data, reference.pieces(parent_seen), regions[parent], reference)
+    return _other_text(turns, k, parent, data, pieces.of(parent_seen), regions[parent], reference)
 
 
 def _without_text(k: int, prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[Link, list[Stretch]]:
     """Without a tokenizer: what can be said of ids alone."""
     parent, parent_seen = _sibling_or_closest(prompt, earlier)
-    at = _common(prompt, parent_seen)
+    at = common_start(prompt, parent_seen)
     if parent != earlier[-1][0] and at == len(parent_seen):
         detail = f"continues turn {parent} beside turn {earlier[-1][0]}"
         return Link(k, parent, Break.RETRY, len(prompt), at, detail), []
@@ -131,7 +140,7 @@ def _without_text(k: int, prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[
 
 
 def _retokenized(k: int, parent: int, prompt: Pieces, seen: Pieces) -> tuple[Link, list[Stretch]]:
-    at = _common(prompt.ids, seen.ids)
+    at = common_start(prompt.ids, seen.ids)
     return Link(k, parent, Break.RETOKENIZED, at, at), _before_end(seen, prompt, 0, frozenset())
 
 
@@ -145,7 +154,7 @@ def _other_text(
     reference: Reference,
 ) -> tuple[Link, list[Stretch]]:
     """The texts differ: written otherwise by the template, rewritten on purpose, or of no chain."""
-    at = _common(prompt.ids, seen.ids)
+    at = common_start(prompt.ids, seen.ids)
     end_ids = reference.end_ids()
     if at < _first_message(seen, end_ids):
         return Link(k, None, Break.ORPHAN, at, at, "it shares no first message with any earlier call"), []
@@ -215,20 +224,13 @@ def _sibling_or_closest(prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[in
 
     What two branches share behind their fork (the header of the next message) is not history.
     """
-    return max(earlier, key=lambda pair: (_starts(prompt, pair[1]), _common(prompt, pair[1]), pair[0]))
+    return max(earlier, key=lambda pair: (_starts(prompt, pair[1]), common_start(prompt, pair[1]), pair[0]))
 
 
 def _closest(prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[int, Ids]:
     """The earlier call whose history the prompt shares most of; of equals the last."""
-    return max(earlier, key=lambda pair: (_common(prompt, pair[1]), pair[0]))
+    return max(earlier, key=lambda pair: (common_start(prompt, pair[1]), pair[0]))
 
 
 def _starts(ids: Ids, prefix: Ids) -> bool:
     return len(ids) >= len(prefix) and np.array_equal(ids[: len(prefix)], prefix)
-
-
-def _common(a: Ids, b: Ids) -> int:
-    """How many tokens two sequences start with in common."""
-    n = min(len(a), len(b))
-    unequal = np.flatnonzero(a[:n] != b[:n])
-    return int(unequal[0]) if len(unequal) else n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,20 +11,32 @@ from tito_audit.align.blocks import BlockKind
 from tito_audit.align.drift import align
 from tito_audit.errors import RenderError
 from tito_audit.evidence.differences import Stretch, difference, region_of, stretches
+from tito_audit.evidence.growth import Comparison, GrownPieces, Spelled, compared, settled
 from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
+from tito_audit.render.renderer import Forms
 
-__all__ = ["RenderedTexts", "render_texts", "rendered_differences"]
+__all__ = ["RenderedText", "RenderedTexts", "render_texts", "rendered_differences"]
 
 KEPT = "harmless as logged: the prompt keeps the tokens that were seen before; the template would write this"
 OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
 _SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 
-RenderedTexts = dict[int | None, str]
+
+@dataclass(frozen=True, slots=True)
+class RenderedText:
+    """A text that the template writes."""
+
+    text: str
+    settled: bool
+    """True if it is known to lead to the recorded ids."""
+
+
+RenderedTexts = dict[int | None, RenderedText]
 """Text by turn: what its prompt should be; under None, the conversation with its last answer."""
 
 
@@ -51,14 +64,24 @@ def render_texts(
     last = rollout.turns[-1] if rollout.turns else None
     if last is not None and last.message_index is not None and last.prompt_messages is None:
         jobs.append((None, rollout.messages[: last.message_index + 1], False))
+    spelled, forms = Spelled(reference), Forms()
     for key, messages, opens in jobs:
-        quick = reference.render_fast(messages, rollout.tools, rollout.template_kwargs, opens_answer=opens)
+        quick = reference.render_fast(
+            messages, rollout.tools, rollout.template_kwargs, opens_answer=opens, forms=forms
+        )
         recorded = rollout.turns[-1].seen_ids if key is None else rollout.turns[key].prompt_ids
-        if quick is not None and recorded is not None and reference.leads_to(quick, recorded, goes_on=key is None):
-            texts[key] = quick
-            continue
+        if quick is not None and recorded is not None:
+            if reference.leads_to(quick, recorded, goes_on=key is None):
+                texts[key] = RenderedText(quick, settled=True)
+                if key is not None:
+                    spelled.keep(quick, recorded)
+                continue
+            if key is not None and spelled.bears_out(quick, recorded):
+                texts[key] = RenderedText(quick, settled=False)
+                continue
         try:
-            texts[key] = reference.render(messages, rollout.tools, rollout.template_kwargs, opens_answer=opens)
+            text = reference.render(messages, rollout.tools, rollout.template_kwargs, opens_answer=opens)
+            texts[key] = RenderedText(text, settled=False)
         except RenderError as error:
             if not errors or errors[-1][1] != str(error):
                 errors.append((key, str(error)))
@@ -71,22 +94,24 @@ def rendered_differences(
     """Where prompts, and the last answer, hold other tokens than the template writes, each said once."""
     out: list[Difference] = []
     said: dict[int, set[tuple[int, int, bytes]]] = {}
+    comparisons: dict[int, Comparison | None] = {}
+    pieces = GrownPieces(reference)
     indices = tuple(turn.message_index for turn in rollout.turns)
     for k, turn in enumerate(rollout.turns):
         link = chains.link(k)
         parent = link.parent if link and link.kind is Break.EXTENDS else None
         said[k] = set() if parent is None else said[parent]
-        if turn.prompt_ids is None or k not in texts:
+        rendered = texts.get(k)
+        if turn.prompt_ids is None or rendered is None or rendered.settled:
             continue
         old = link.at if link else 0
         regions = chains.regions[parent] if parent is not None else ()
         if regions:
             old = regions[-1].end
-        encoded = reference.encode_as(texts[k], turn.prompt_ids)
-        if np.array_equal(encoded, turn.prompt_ids):
-            continue
-        recorded, canonical = reference.pieces(turn.prompt_ids), reference.pieces(encoded)
-        for stretch in stretches(recorded, canonical, align(recorded, canonical)):
+        # What the parent's prompt holds otherwise was said or passed over there.
+        before = None if parent is None else _comparison(rollout, parent, texts, comparisons, reference)
+        found, comparisons[k] = compared(rendered.text, turn.prompt_ids, before, reference, pieces)
+        for stretch in found:
             in_answer = region_of(stretch, regions) is not None
             if stretch.key in said[k] or (in_answer and stretch.kind in _SAME_BYTES):
                 continue
@@ -106,6 +131,20 @@ def rendered_differences(
     return out + _last_answer(rollout, chains, texts, reference, said)
 
 
+def _comparison(
+    rollout: Rollout,
+    turn: int,
+    texts: RenderedTexts,
+    known: dict[int, Comparison | None],
+    reference: Reference,
+) -> Comparison | None:
+    """How the prompt of an earlier turn compares with its text; None where they are not the same bytes."""
+    ids, rendered = rollout.turns[turn].prompt_ids, texts.get(turn)
+    if turn not in known and ids is not None and rendered is not None and rendered.settled:
+        known[turn] = settled(rendered.text, ids, reference)
+    return known.get(turn)
+
+
 def _last_answer(
     rollout: Rollout,
     chains: Chains,
@@ -116,9 +155,10 @@ def _last_answer(
     """Where the template would write the last answer otherwise; its missing end is not a difference."""
     last = len(rollout.turns) - 1
     seen = chains.seen[last] if last >= 0 else None
-    if seen is None or None not in texts:
+    rendered = texts.get(None)
+    if seen is None or rendered is None or rendered.settled:
         return []
-    encoded = reference.encode_as(texts[None], seen)
+    encoded = reference.encode_as(rendered.text, seen)
     if np.array_equal(encoded[: len(seen)], seen):
         return []
     recorded, canonical = reference.pieces(seen), reference.pieces(encoded)

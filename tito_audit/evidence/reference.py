@@ -11,7 +11,8 @@ import numpy as np
 from tito_audit.align.pieces import Pieces
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.render.renderer import Renderer
+from tito_audit.render.renderer import Forms, Renderer
+from tito_audit.tokens.spelling import known_to_keep
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -54,10 +55,27 @@ class Reference:
         end = np.cumsum(vocabulary.byte_lengths(ids))
         return Pieces(ids, end, vocabulary.data(ids), control)
 
+    def spell(self, ids: Ids, size: int, text: str) -> bool:
+        """Whether the bytes of these ids, so many of them, are those of a text that encodes as them."""
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:  # half a surrogate pair, which no tokenizer takes as it is
+            data = text.encode("utf-8", "surrogatepass")
+        else:
+            if len(data) == size and known_to_keep(self.tokenizer.normal_form, data):
+                return True
+        return len(data) == size and self.vocabulary.data(ids) == data
+
     def tail_start(self, prompt: Ids) -> int:
         """Where the last control token of a prompt sits: what follows it can mix with a completion."""
-        control = np.flatnonzero(self.vocabulary.control(prompt))
-        return int(control[-1]) if len(control) else 0
+        end, size = len(prompt), 64
+        while end:
+            start = max(end - size, 0)
+            control = np.flatnonzero(self.vocabulary.control(prompt[start:end]))
+            if len(control):
+                return start + int(control[-1])
+            end, size = start, 4 * size
+        return 0
 
     def text(self, ids: Ids) -> str:
         """The text these tokens stand for, control tokens as their literal text."""
@@ -78,11 +96,14 @@ class Reference:
             return fast
         return self.tokenizer.proved(text, fast, recorded)
 
+    def reencoded(self, ids: Ids) -> Ids:
+        """`[N]` the tokens today of the text that recorded ids stand for."""
+        prover = self.tokenizer.prover(len(ids))
+        return self.encode_as(self.text(ids), ids) if prover is None else prover.encoded(ids)
+
     def leads_to(self, text: str, recorded: Ids, *, goes_on: bool = False) -> bool:
         """Whether a text encodes as these ids; with `goes_on`, as them and more."""
-        (fast,) = self.tokenizer.encode_fast_batch([text])
-        same = np.array_equal(fast[: len(recorded)] if goes_on else fast, recorded)
-        return same and self.tokenizer.sampled_check([text], [fast], _ONE_IN)
+        return self.tokenizer.leads_to(text, recorded, _ONE_IN, goes_on=goes_on)
 
     def render_fast(
         self,
@@ -91,11 +112,12 @@ class Reference:
         kwargs: Mapping[str, object],
         *,
         opens_answer: bool,
+        forms: Forms | None = None,
     ) -> str | None:
         """The text as the faster template engine writes it; a guess that only the recorded ids can bear out."""
         assert self.renderer is not None
         return self.renderer.render_fast(
-            messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs
+            messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs, forms=forms
         )
 
     def prefetch(self, texts: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from tito_audit.evidence.differences import Region, difference, region_of, stret
 from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference, RowView
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, Roles, token_roles
+from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, token_roles
 from tito_audit.evidence.written import Written
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
@@ -158,21 +158,21 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
     """Whose each row token is, by the rendered messages; and where the template writes other tokens."""
     row = rollout.training_row
     assert row is not None
-    same = np.array_equal(row.token_ids, written.pieces.ids)
-    held = written.pieces if same else reference.pieces(row.token_ids)
-    blocks = align(held, written.pieces, open_end=True)
-    at = _starts(held) if same else _canonical_bytes(held, written.pieces, blocks)
-    if written.roles is None or written.sampled is None:
+    if row.token_ids is written.ids or np.array_equal(row.token_ids, written.ids):
+        if written.owners is None:
+            return _view_by_roles(reference.pieces(written.ids), reference), []
+        return _view(*written.owners.of_tokens(written.starts)), []
+    held, canonical = reference.pieces(row.token_ids), reference.pieces(written.ids)
+    blocks = align(held, canonical, open_end=True)
+    if written.owners is None:
         view = _view_by_roles(held, reference)
     else:
-        place = np.clip(at, 0, max(len(written.roles) - 1, 0))
-        roles = Roles(written.names, written.roles[place] if len(written.roles) else written.roles)
-        view = _view(written.sampled[place] if len(written.sampled) else np.zeros(0, np.bool_), roles)
+        view = _view(*written.owners.of_tokens(_canonical_bytes(held, canonical, blocks)))
     if view is not None:
         for _, start, end, _, _ in blocks.differing():
             view.drifted[start:end] = True
     out = []
-    for stretch in stretches(held, written.pieces, blocks):
+    for stretch in stretches(held, canonical, blocks):
         if stretch.start >= len(held):
             continue  # the row ends before the template does
         mine = view is not None and bool(view.sampled[stretch.start : stretch.end].any())
@@ -198,7 +198,10 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
     row = rollout.training_row
     assert row is not None
     held = reference.pieces(row.token_ids)
-    canonical = reference.pieces(reference.encode_as(reference.text(row.token_ids), row.token_ids))
+    encoded = reference.reencoded(row.token_ids)
+    if np.array_equal(encoded, row.token_ids):
+        return _view_by_roles(held, reference), []
+    canonical = reference.pieces(encoded)
     out = [
         difference(
             stretch,
@@ -218,10 +221,10 @@ def _view_by_roles(held: Pieces, reference: Reference) -> RowView | None:
     """What was sampled as the role markers have it; None when there are none."""
     roles = token_roles(held, reference.end_ids())
     sampled = np.array([role in (ASSISTANT, TURN_END) for role in roles], np.bool_)
-    return _view(sampled, tuple(roles)) if sampled.any() else None
+    return _view(tuple(roles), sampled) if sampled.any() else None
 
 
-def _view(sampled: Mask, roles: Sequence[str]) -> RowView:
+def _view(roles: Sequence[str], sampled: Mask) -> RowView:
     nobody = np.full(len(sampled), -1, np.int32)
     return RowView(sampled, False, roles, nobody, nobody.copy(), None, np.zeros(len(sampled), np.bool_))
 

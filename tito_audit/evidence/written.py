@@ -2,74 +2,109 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
-from tito_audit.record.arrays import Mask, empty_ids
+from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles
+from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.marks import SpanKind
 from tito_audit.render.spans import Rendering, spans, spans_fast
 
-__all__ = ["Written", "write_conversation"]
+__all__ = ["Owners", "Written", "write_conversation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Whose the bytes of a text are, span by span."""
+
+    names: tuple[str, ...]
+    """Role names that `codes` counts in."""
+    codes: NDArray[np.int16]
+    """`[S]` the role of each span."""
+    starts: Offsets
+    """`[S]` the byte at which each span begins, the first at 0; a span ends where the next begins."""
+    sampled: tuple[tuple[int, int], ...]
+    """Stretches of bytes that the model would have generated; none is empty."""
+    size: int
+    """Bytes in all, more than none."""
+
+    def of_tokens(self, at: Offsets) -> tuple[Roles, Mask]:
+        """`[N]` each: the role of the byte at which each token begins, and whether the model would generate it.
+
+        `at` is where each token begins; it never falls. What begins behind the last byte is that byte's.
+        """
+        first = at.searchsorted(self.starts)
+        counts = np.empty_like(first)
+        counts[:-1] = first[1:] - first[:-1]
+        counts[-1] = len(at) - first[-1]
+        mine = np.zeros(len(at), np.bool_)
+        if self.sampled:
+            edges = at.searchsorted([edge for stretch in self.sampled for edge in stretch]).tolist()
+            for (_, end), start, stop in zip(self.sampled, edges[::2], edges[1::2], strict=True):
+                mine[start : stop if end < self.size else None] = True
+        return Roles(self.names, self.codes.repeat(counts)), mine
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
     """A rendered conversation, encoded."""
 
-    pieces: Pieces
-    names: tuple[str, ...] = ()
-    """Role names that `roles` counts in."""
-    roles: NDArray[np.int16] | None = None
-    """`[bytes]` the role of each byte; None when the spans are unknown."""
-    sampled: Mask | None = None
-    """`[bytes]` True where the model would have generated it; None when unknown."""
+    ids: Ids
+    """`[N]` its tokens today."""
+    starts: Offsets
+    """`[N]` the byte at which each of them begins."""
+    owners: Owners | None
+    """Whose its bytes are; None when that is not known."""
 
 
 def write_conversation(rollout: Rollout, reference: Reference) -> tuple[Written | None, str | None]:
     """All messages as the template writes them today; or None and why it cannot."""
-    assert reference.renderer is not None
+    renderer = reference.renderer
+    assert renderer is not None
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
-    rendering = spans_fast(reference.renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
-    if rendering is not None and reference.leads_to(rendering.text, recorded):
-        return _written(rollout, rendering, reference.pieces(recorded)), None
+    guess = spans_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+    if guess is not None and reference.leads_to(guess.text, recorded):
+        return _written(rollout, guess, recorded, reference), None
     try:
-        rendering = spans(reference.renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+        rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs, guess=guess)
     except RenderError as error:
         return None, str(error)
-    return _written(rollout, rendering, reference.pieces(reference.encode_as(rendering.text, recorded))), None
+    return _written(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
 
 
-def _written(rollout: Rollout, rendering: Rendering, pieces: Pieces) -> Written:
+def _written(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Reference) -> Written:
     """A rendered conversation with its tokens."""
-    text = rendering.text.encode("utf-8", "surrogatepass")
-    answers = [i for i, message in enumerate(rollout.messages) if message.role == ASSISTANT]
-    ranges = [rendering.sampled.get(i) for i in answers]
-    if pieces.data != text or not answers or any(found is None for found in ranges):
-        return Written(pieces)  # a normaliser changed the text, or its spans are not known
-    offset = _byte_offsets(rendering.text)
-    names, roles = _roles(rendering, offset)
-    sampled = np.zeros(len(text), np.bool_)
-    for found in ranges:
-        if found is not None:
-            sampled[offset[found[0]] : offset[found[1]]] = True
-    return Written(pieces, names, roles, sampled)
+    lengths = reference.vocabulary.byte_lengths(ids)
+    ends = lengths.cumsum()
+    size = int(ends[-1]) if len(ends) else 0
+    # Where a normaliser changed the text, its spans say nothing of the bytes of the tokens.
+    known = reference.spell(ids, size, rendering.text)
+    return Written(ids, ends - lengths, _owners(rollout, rendering, size) if known else None)
 
 
-def _roles(rendering: Rendering, offset: NDArray[np.int64]) -> tuple[tuple[str, ...], NDArray[np.int16]]:
-    """Role names, and the number of the name for each byte."""
+def _owners(rollout: Rollout, rendering: Rendering, size: int) -> Owners | None:
+    """Whose each byte of a text is; None where an answer of the model is not found in it."""
+    ranges = [rendering.sampled.get(i) for i, message in enumerate(rollout.messages) if message.role == ASSISTANT]
+    sampled = [found for found in ranges if found is not None]
+    if not size or not ranges or len(sampled) < len(ranges):
+        return None
+    edges = {edge for found in sampled for edge in found} | {span.start for span in rendering.spans}
+    byte = _byte_offsets(rendering.text, edges)
     names: dict[str, int] = {}
-    roles = np.zeros(int(offset[-1]), np.int16)
-    for span in rendering.spans:
-        name = _role_name(span.kind, span.role)
-        roles[offset[span.start] : offset[span.end]] = names.setdefault(name, len(names))
-    return tuple(names), roles
+    codes = [names.setdefault(_role_name(span.kind, span.role), len(names)) for span in rendering.spans]
+    return Owners(
+        tuple(names),
+        np.array(codes, np.int16),
+        np.array([byte[span.start] for span in rendering.spans], np.int64),
+        tuple((byte[start], byte[end]) for start, end in sampled if start < end),
+        size,
+    )
 
 
 def _role_name(kind: SpanKind, role: str | None) -> str:
@@ -82,8 +117,15 @@ def _role_name(kind: SpanKind, role: str | None) -> str:
     return role or UNKNOWN
 
 
-def _byte_offsets(text: str) -> NDArray[np.int64]:
-    """`[len(text) + 1]` the byte at which each character starts in UTF-8."""
-    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    widths = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(widths)))
+def _byte_offsets(text: str, places: Iterable[int]) -> dict[int, int]:
+    """At which byte of a text in UTF-8 each of these characters begins."""
+    if text.isascii():
+        return {place: place for place in places}
+    out: dict[int, int] = {}
+    before = byte = 0
+    for place in sorted(places):
+        part = text[before:place]
+        byte += len(part) if part.isascii() else len(part.encode("utf-8", "surrogatepass"))
+        out[place] = byte
+        before = place
+    return out

@@ -18,11 +18,12 @@ _WIDE = re.compile(r"\d{7}")
 _POINTER = 16
 """A list of short strings takes some ten times the memory of its text."""
 _MOST_BITS = 100_000
+_SIZED = (str, bytes, list, tuple, Mapping)
 
 
 def length(value: object) -> int:
     """Characters of a text, elements of a collection, 0 for anything else."""
-    return len(value) if isinstance(value, str | bytes | list | tuple | Mapping) else 0
+    return len(value) if isinstance(value, _SIZED) else 0
 
 
 def binary_cost(operator: str, left: Any, right: Any) -> int:

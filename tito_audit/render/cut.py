@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tito_audit.render.marks import SpanKind
 
@@ -14,8 +13,7 @@ __all__ = ["Cut", "Span", "common_start", "first_of", "last_of"]
 _Label: TypeAlias = tuple[SpanKind, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A half-open stretch `[start, end)` of the text, in characters."""
 
     start: int
@@ -49,10 +47,14 @@ class Cut:
         """The stretches of one kind and message, in order; `nameless` is the kind of all others."""
         if not self._size:
             return ()
-        edges = sorted({0, self._size, *(edge for stroke in self._strokes for edge in stroke[:2])})
+        edges = {0, self._size}
+        for start, end, _, _ in self._strokes:
+            edges.add(start)
+            edges.add(end)
+        order = sorted(edges)
         out: list[Span] = []
         start, here = 0, None
-        for edge, label in zip(edges, self._labels(edges), strict=False):
+        for edge, label in zip(order, self._labels(order), strict=False):
             label = label or (nameless, None)
             if label != here:
                 if here is not None:

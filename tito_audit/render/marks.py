@@ -8,10 +8,10 @@ counts only if the text without marks is the very text that was written without 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,7 @@ class Marking:
     tool_calls: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A marked text, found in the rendered text."""
 
     start: int
@@ -67,10 +66,13 @@ class _Marker:
         body = text.strip()
         if not body:
             return text
-        at = text.index(body)
         number = len(self.owners)
         self.owners.append((index, kind))
-        return f"{text[:at]}{_character(2 * number)}{body}{_character(2 * number + 1)}{text[at + len(body) :]}"
+        marked = f"{_character(2 * number)}{body}{_character(2 * number + 1)}"
+        if len(body) == len(text):
+            return marked
+        at = len(text) - len(text.lstrip())
+        return f"{text[:at]}{marked}{text[at + len(body) :]}"
 
     def inside(self, value: Any, index: int, kind: SpanKind) -> Any:
         """A JSON value with every text in it marked; keys are left alone."""
@@ -148,13 +150,27 @@ def has_marks(text: str) -> bool:
     return (b"\xf3" in data or b"\xf4" in data) and _MARK.search(text) is not None
 
 
-def unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, list[Found]] | None:
-    """The text without its marks and what they enclose, in order; None if a pair came apart."""
+def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[Found] | None:
+    """What the marks in a text enclose, in order; None if a pair came apart.
+
+    None too if the text without its marks is not the one that is wanted, which holds none.
+    """
+    marks = _in_turn(text, 2 * len(owners))
+    unmarked, found = _opened(text, marks, owners) if marks is not None else (None, None)
+    if unmarked != wanted:  # there were others, or not all of them in their order
+        unmarked, found = _opened(text, _marks(text), owners)
+    return found if unmarked == wanted else None
+
+
+def _opened(
+    text: str, marks: Iterable[tuple[int, int]], owners: list[tuple[int, SpanKind]]
+) -> tuple[str | None, list[Found]]:
+    """The text without these marks and what they enclose; no text if a pair came apart."""
     pieces: list[str] = []
     found: list[Found] = []
     at = length = 0
     opened: tuple[int, int] | None = None
-    for position, number in _marks(text):
+    for position, number in marks:
         pieces.append(text[at:position])
         length += position - at
         at = position + 1
@@ -165,10 +181,23 @@ def unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, list[Fou
             found.append(Found(opened[1], length, kind, index))
             opened = None
         else:
-            return None
+            return None, []
     if opened is not None:
-        return None
-    return "".join([*pieces, text[at:]]), found
+        return None, []
+    pieces.append(text[at:])
+    return "".join(pieces), found
+
+
+def _in_turn(text: str, count: int) -> list[tuple[int, int]] | None:
+    """Where the first so many marks are, each behind the one before, as most templates leave them; else None."""
+    out: list[tuple[int, int]] = []
+    at = 0
+    for number in range(count):
+        at = text.find(_character(number), at)
+        if at < 0:
+            return None
+        out.append((at, number))
+    return out
 
 
 def _marks(text: str) -> Iterator[tuple[int, int]]:

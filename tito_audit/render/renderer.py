@@ -22,7 +22,7 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template, compile_template
 from tito_audit.tokens.tokenizer import Tokenizer
 
-__all__ = ["Chat", "Renderer", "ToolArguments", "make_renderer"]
+__all__ = ["Chat", "Forms", "Renderer", "ToolArguments", "make_renderer"]
 
 Chat: TypeAlias = list[dict[str, Any]]
 """Messages in the very form that a template is given."""
@@ -105,16 +105,23 @@ class Renderer:
         *,
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, object] | None = None,
+        forms: Forms | None = None,
     ) -> str | None:
         """The text of these messages as a faster engine writes it; None where it cannot tell.
 
-        A guess at what `render` returns, to be used only where something else bears it out.
+        A guess at what `render` returns, to be used only where something else bears it out. `forms` are to be
+        given where the same messages come again.
         """
         given = self.variables(tools, template_kwargs)
-        return self.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)[1]
+        return self.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt, forms=forms)[1]
 
     def accepted_fast(
-        self, messages: Sequence[Message], given: Mapping[str, Any], *, add_generation_prompt: bool
+        self,
+        messages: Sequence[Message],
+        given: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+        forms: Forms | None = None,
     ) -> tuple[Chat, str | None]:
         """What `accepted` returns, as a faster engine sees it; no text where it cannot tell."""
         template = self.template(bool(given["tools"])).fast
@@ -122,7 +129,7 @@ class Renderer:
             return [], None
         from tito_audit.render.fast import GivenUp
 
-        for chat in _forms(messages, self.tool_arguments):
+        for chat in _forms(messages, self.tool_arguments, forms):
             try:
                 return chat, template.run(
                     {**given, "messages": chat, "add_generation_prompt": add_generation_prompt}
@@ -199,15 +206,33 @@ def _check_choice(where: str, sources: Mapping[str, str], name: str | None) -> N
         )
 
 
-def _forms(messages: Sequence[Message], tool_arguments: ToolArguments) -> Iterator[Chat]:
+class Forms:
+    """Messages in the forms a template might take, each worked out once. For the calls of one conversation."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, bool, str], tuple[Message, dict[str, Any]]] = {}
+
+    def of(self, message: Message, *, parsed: bool, no_content: str) -> dict[str, Any]:
+        """One message for a template, not to be written to."""
+        key = id(message), parsed, no_content
+        made = self._made.get(key)
+        if made is None:  # the message is kept, so that no other one gets its id
+            wire = _wire(_plain(message.wire), parsed=parsed, no_content=no_content)
+            made = self._made[key] = message, wire
+        return made[1]
+
+
+def _forms(
+    messages: Sequence[Message], tool_arguments: ToolArguments, forms: Forms | None = None
+) -> Iterator[Chat]:
     """The messages in each form a template might take, the usual one first, no form twice."""
     if not messages:
         return
-    wires = [_plain(message.wire) for message in messages]
+    forms = forms or Forms()
     seen: list[Chat] = []
     for no_content in _NO_CONTENT:
         for parsed in {"auto": (True, False), "object": (True,), "string": (False,)}[tool_arguments]:
-            chat = [_wire(wire, parsed=parsed, no_content=no_content) for wire in wires]
+            chat = [forms.of(message, parsed=parsed, no_content=no_content) for message in messages]
             if chat not in seen:
                 seen.append(chat)
                 yield chat

@@ -20,7 +20,7 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -31,6 +31,11 @@ __all__ = ["ChatEnvironment", "Refused", "strftime_now", "to_json", "without_gen
 
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 _encode = json.JSONEncoder(ensure_ascii=False).encode
+_OF_DICTS = frozenset(dir(dict))
+"""Names that a dict has of its own, whatever is stored in it."""
+_OF_TEXTS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
+_OF_LOOPS = frozenset(("depth", "first", "index", "index0", "last", "length", "revindex", "revindex0"))
+"""Harmless names of texts and of `loop`; what formats is wrapped by Jinja."""
 
 
 class Refused(jinja2.TemplateError):
@@ -98,6 +103,15 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
         vars(guarded).update(vars(function))
         return guarded
+
+    def getattr(self, obj: Any, attribute: str) -> Any | Undefined:
+        """What Jinja's sandbox gives for `obj.attribute`, at once for what templates ask most."""
+        kind = type(obj)
+        if kind is dict and attribute not in _OF_DICTS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if (kind is str and attribute in _OF_TEXTS) or (kind is LoopContext and attribute in _OF_LOOPS):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call something from a template, within the budget."""

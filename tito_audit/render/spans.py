@@ -10,8 +10,8 @@ a span is never wrong, it is UNKNOWN.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec
@@ -39,6 +39,8 @@ class Rendering:
     sampled: Mapping[int, tuple[int, int] | None]
     """For each assistant message the stretch `[start, end)` a model would have generated: all behind the
     generation prompt, up to and including the turn end. None where that is not known."""
+    chat: Chat = field(default_factory=list, compare=False, repr=False)
+    """The messages in the form that the template took."""
 
     def __post_init__(self) -> None:
         at = 0
@@ -57,15 +59,21 @@ def spans(
     template_kwargs: Mapping[str, object] | None = None,
     *,
     add_generation_prompt: bool = False,
+    guess: Rendering | None = None,
 ) -> Rendering:
-    """The text of these messages with its spans; RenderError when the template cannot write them."""
+    """The text of these messages with its spans; RenderError when the template cannot write them.
+
+    `guess` is what `spans_fast` returned for them; it is taken over where its text turns out to be right.
+    """
     chat, text = renderer.accepted(
         messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
     )
+    if guess is not None and guess.text == text and guess.chat == chat:
+        return guess
     given = renderer.variables(tools, template_kwargs)
-    run = renderer.template(bool(tools)).run
-    job = _Conversation(renderer, chat, text, given, add_generation_prompt, run)
-    return _by_marks(job) or _by_prefixes(job)
+    template = renderer.template(bool(tools))
+    job = _Conversation(renderer, chat, text, given, add_generation_prompt, template.run, template.opener(given))
+    return (None if has_marks(text) else _by_marks(job)) or _by_prefixes(job)
 
 
 def spans_fast(
@@ -82,19 +90,21 @@ def spans_fast(
     """
     given = renderer.variables(tools, template_kwargs)
     chat, text = renderer.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)
-    template = renderer.template(bool(tools)).fast
-    if text is None or template is None or has_marks(text):
+    template = renderer.template(bool(tools))
+    fast = template.fast
+    if text is None or fast is None or has_marks(text):
         return None
     from tito_audit.render.fast import GivenUp
 
     def run(variables: Mapping[str, Any]) -> str:
         try:
-            return template.run(variables)
+            return fast.run(variables)
         except RenderError as error:  # whether the reference environment raises here too is not for sure
             raise GivenUp from error
 
+    opener = template.opener(given)
     try:
-        return _by_marks(_Conversation(renderer, chat, text, given, add_generation_prompt, run))
+        return _by_marks(_Conversation(renderer, chat, text, given, add_generation_prompt, run, opener))
     except GivenUp:
         return None
 
@@ -109,6 +119,8 @@ class _Conversation:
     given: Mapping[str, Any]
     opens_answer: bool
     run: Callable[[Mapping[str, Any]], str]
+    fixed_opener: str | None
+    """What a generation prompt adds behind any of the messages; None if that may depend on them."""
 
     def write(self, chat: Chat, *, opens_answer: bool) -> str:
         return self.run({**self.given, "messages": chat, "add_generation_prompt": opens_answer})
@@ -123,29 +135,31 @@ class _Conversation:
 
     def opener(self, count: int) -> str:
         """What a generation prompt adds behind the first `count` messages; "" if nothing or unknown."""
+        if not count:
+            return ""
+        if self.fixed_opener is not None:
+            return self.fixed_opener
         try:
             closed = self.write(self.chat[:count], opens_answer=False)
             opened = self.write(self.chat[:count], opens_answer=True)
         except RenderError:
             return ""
-        return opened[len(closed) :] if count and opened.startswith(closed) else ""
+        return opened[len(closed) :] if opened.startswith(closed) else ""
 
     def new_cut(self) -> Cut:
         return Cut(len(self.text), [message.get("role") for message in self.chat])
 
 
 def _by_marks(job: _Conversation) -> Rendering | None:
-    """The spans as marks show them; None when the template does not bear marks."""
-    if has_marks(job.text):
-        return None
+    """The spans as marks show them; None when the template does not bear marks. The text holds none itself."""
     for marking in _MARKINGS:
         try:
             marked, owners = mark(job.chat, marking)
-            result = unmark(job.write(marked, opens_answer=job.opens_answer), owners)
+            found = unmark(job.write(marked, opens_answer=job.opens_answer), owners, job.text)
         except (RenderError, OverflowError):
             continue
-        if result is not None and result[0] == job.text:
-            return _assemble(job, result[1], marking)
+        if found is not None:
+            return _assemble(job, found, marking)
     return None
 
 
@@ -153,7 +167,7 @@ def _assemble(job: _Conversation, found: list[Found], marking: Marking) -> Rende
     """Spans out of the marked texts, with the turns of the model found around them."""
     cut = job.new_cut()
     for piece in found:
-        cut.put(piece.start, piece.end, piece.kind, piece.message_index)
+        cut.put(*piece)
     finder = _TurnFinder(job, found, marking)
     sampled: dict[int, tuple[int, int] | None] = {}
     behind = 0  # no turn begins before the end of the last marked text or turn in front of it
@@ -165,17 +179,17 @@ def _assemble(job: _Conversation, found: list[Found], marking: Marking) -> Rende
             if turn is not None:
                 _cut_turn(cut, job, index, turn, own)
                 behind = turn.end
-        behind = max([behind, *(piece.end for piece in own)])
+        for piece in own:
+            behind = max(behind, piece.end)
     if job.opens_answer:
         closed = job.prefix_length(len(job.chat), opens_answer=False)
         if closed is not None and closed >= behind:
             cut.put(closed, len(job.text), SpanKind.GENERATION_PROMPT, None)
     nameless = SpanKind.UNKNOWN if marking.assistant_only else SpanKind.SCAFFOLD
-    return Rendering(job.text, cut.spans(nameless), sampled)
+    return Rendering(job.text, cut.spans(nameless), sampled, job.chat)
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
+class _Turn(NamedTuple):
     """Where an assistant message is opened, where the model begins, where its end token is."""
 
     opened: int
@@ -196,18 +210,19 @@ class _TurnFinder:
         self._text = job.text
         self._marking = marking
         self._openers: dict[object, str] = {}
-        self._found: dict[int, list[Found]] = {}
+        self._found: list[list[Found]] = [[] for _ in job.chat]
         for piece in found:
-            self._found.setdefault(piece.message_index, []).append(piece)
+            self._found[piece.message_index].append(piece)
         # Where the first marked text of any later message begins.
         self._next: list[int] = [len(job.text)] * (len(job.chat) + 1)
         for index in range(len(job.chat) - 1, -1, -1):
-            starts = [piece.start for piece in self.of(index)]
-            self._next[index] = min([self._next[index + 1], *starts])
+            # The marked texts come in their order in the text.
+            own = self._found[index]
+            self._next[index] = min(self._next[index + 1], own[0].start) if own else self._next[index + 1]
 
     def of(self, index: int) -> list[Found]:
         """The marked texts of one message."""
-        return self._found.get(index, [])
+        return self._found[index]
 
     def turn(self, index: int, behind: int) -> _Turn | None:
         """The turn of an assistant message that begins at `behind` or later."""
@@ -299,7 +314,7 @@ def _by_prefixes(job: _Conversation) -> Rendering:
             cut.put(begin, stop, SpanKind.UNKNOWN, index)
     if job.opens_answer and bounds[-1] is not None:
         cut.put(bounds[-1], len(job.text), SpanKind.GENERATION_PROMPT, None)
-    return Rendering(job.text, cut.spans(SpanKind.UNKNOWN), sampled)
+    return Rendering(job.text, cut.spans(SpanKind.UNKNOWN), sampled, job.chat)
 
 
 def _turn_between(job: _Conversation, cut: Cut, index: int, begin: int, stop: int) -> tuple[int, int] | None:

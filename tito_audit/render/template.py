@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,10 @@ TIME_LIMIT = 10.0
 SIZE_LIMIT = 64 * 1024 * 1024
 """Characters one rendering may write."""
 _LONGEST_REASON = 500
+_MOST_OPENERS = 256
+_ABSENT = object()
+_PLAIN = frozenset((object, str, bool, int, type(None)))
+"""Types whose equal values are written alike."""
 
 
 class Template:
@@ -42,13 +47,18 @@ class Template:
         self._time_limit = time_limit
         self._size_limit = size_limit
         self._timed_out = False
+        self._openers: dict[tuple[object, ...], str] = {}
         self._tools: Sequence[Any] = ()
+        self._said_tools: bytes | None = None
         self._plain_tools: list[Any] = []
 
     def kept(self, tools: Sequence[Any], plain: Callable[[Any], Any]) -> list[Any]:
         """The tools in plain form, made once for tools that come again: a log has the same ones for many texts."""
         if tools is not self._tools:
-            self._plain_tools = plain(list(tools))
+            found = plain(list(tools))
+            said = _exactly(found)
+            if said is None or said != self._said_tools:
+                self._plain_tools, self._said_tools = found, said
             self._tools = tools if isinstance(tools, tuple) else ()
         return self._plain_tools
 
@@ -62,6 +72,49 @@ class Template:
                 return open_fast(self.source)
         except TimeUp:
             return None
+
+    def opener(self, given: Mapping[str, Any]) -> str | None:
+        """What a generation prompt adds behind any messages, "" if it cannot; None if the messages may decide it.
+
+        `given` are the variables beside the messages.
+        """
+        if self._opener is None:
+            return None
+        template, names = self._opener
+        values = [given.get(name, _ABSENT) for name in names]
+        kinds = tuple(map(type, values))
+        key = (*kinds, *values) if _PLAIN.issuperset(kinds) else None
+        if key is not None and key in self._openers:
+            return self._openers[key]
+        try:
+            text = template.run(given)
+        except RenderError:
+            text = ""
+        if key is not None and len(self._openers) < _MOST_OPENERS:
+            self._openers[key] = text
+        return text
+
+    @cached_property
+    def _opener(self) -> tuple[Template, tuple[str, ...]] | None:
+        """The part of the template that writes the generation prompt, and the names that decide it."""
+        from tito_audit.render.opener import opener_of
+
+        try:
+            with alarm(self._time_limit):
+                found = opener_of(self._environment.parse(self.source))
+                compiled = self._environment.from_string(found[0]) if found is not None else None
+        except (Exception, TimeUp):  # a source too deep or too large to be read once more
+            return None
+        if found is None or compiled is None:
+            return None
+        part = Template(
+            self.source,
+            compiled,
+            self._environment,
+            time_limit=self._time_limit,
+            size_limit=self._size_limit,
+        )
+        return part, found[1]
 
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes for these variables; RenderError, in one line, if it writes nothing."""
@@ -116,6 +169,14 @@ def compile_template(
         "Without it no messages can be rendered again.\n"
         "Mend the template, or pass another one with --chat-template FILE."
     )
+
+
+def _exactly(value: Any) -> bytes | None:
+    """Bytes that tell a value of plain types from every other, 1 from 1.0 and True; None if it is too deep."""
+    try:
+        return marshal.dumps(value, 2)
+    except ValueError:
+        return None
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,250 @@
+"""What rows are told by spans and arrays of tokens is what they are told byte by byte."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import toy
+from tests.test_render_fast import RENDERERS, RENDERS, cases
+from tito_audit.align.drift import align
+from tito_audit.align.pieces import Pieces
+from tito_audit.errors import RenderError
+from tito_audit.evidence import row as rows
+from tito_audit.evidence.differences import difference, stretches
+from tito_audit.evidence.gather import gather
+from tito_audit.evidence.model import Against, Difference, RowView
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.roles import ASSISTANT, TURN_END, token_roles
+from tito_audit.evidence.written import _owners, _role_name
+from tito_audit.record.build import training_row
+from tito_audit.record.finding import Severity, Where
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.render.renderer import Renderer
+from tito_audit.render.spans import Rendering, spans
+from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.tokenizer import Tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = [
+    *sorted((ROOT / "fixtures" / "tokenizers").glob("toy_*/")),
+    *sorted(ROOT.parent.glob("shared/tokenizers/*/")),
+]
+USED = [folder for folder in FOLDERS if folder.name in RENDERERS]
+
+
+# Byte by byte
+
+
+def byte_offsets(text: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    widths = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(widths)))
+
+
+def byte_by_byte(rollout: Rollout, rendering: Rendering) -> tuple[list[str], list[bool]] | None:
+    """The role of each byte of a rendering and whether the model would generate it."""
+    answers = [i for i, message in enumerate(rollout.messages) if message.role == ASSISTANT]
+    ranges = [rendering.sampled.get(i) for i in answers]
+    if not answers or any(found is None for found in ranges):
+        return None
+    offset = byte_offsets(rendering.text)
+    roles, sampled = [""] * int(offset[-1]), [False] * int(offset[-1])
+    for span in rendering.spans:
+        for byte in range(offset[span.start], offset[span.end]):
+            roles[byte] = _role_name(span.kind, span.role)
+    for found in ranges:
+        assert found is not None
+        for byte in range(offset[found[0]], offset[found[1]]):
+            sampled[byte] = True
+    return roles, sampled
+
+
+def slow_row(
+    rollout: Rollout, renderer: Renderer, tokenizer: Tokenizer
+) -> tuple[RowView | None, list[Difference], str]:
+    """What `gather` tells of a row with messages, by the reference alone."""
+    row, reference = rollout.training_row, Reference(tokenizer, renderer)
+    assert row is not None
+    try:
+        rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+    except RenderError as error:
+        return (*rows.row_against_itself(rollout, reference), str(error))
+    held, canonical = reference.pieces(row.token_ids), reference.pieces(tokenizer.encode(rendering.text))
+    blocks = align(held, canonical, open_end=True)
+    owned = byte_by_byte(rollout, rendering)
+    if canonical.data != rendering.text.encode("utf-8", "surrogatepass") or owned is None:
+        roles = token_roles(held, reference.end_ids())
+        view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
+        view = view if view.sampled.any() else None  # type: ignore[assignment]
+    else:
+        at = canonical_bytes(held, canonical, blocks.recorded_end.tolist(), blocks.canonical_end.tolist())
+        view = slow_view([owned[0][byte] for byte in at], [owned[1][byte] for byte in at])
+    if view is not None:
+        for _, start, end, _, _ in blocks.differing():
+            view.drifted[start:end] = True
+    out = []
+    for stretch in stretches(held, canonical, blocks):
+        if stretch.start >= len(held):
+            continue
+        mine = view is not None and bool(view.sampled[stretch.start : stretch.end].any())
+        trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
+        harmless = mine and (stretch.recorded.data == stretch.canonical.data or not trained)
+        effect = (
+            "it may be what was sampled; only a log with the calls could prove it"
+            if mine
+            else "the row holds tokens that the template does not write for these messages"
+        )
+        severity = Severity.NOTE if harmless else Severity.WARNING
+        found = difference(stretch, Against.TEMPLATE, severity, effect, regions=(), turn=None, where=Where.ROW)
+        out.append(replace(found, sampled=mine))
+    return view, out, ""
+
+
+def slow_view(roles: list[str], sampled: list[bool]) -> RowView:
+    nobody = np.full(len(roles), -1, np.int32)
+    return RowView(np.array(sampled, np.bool_), False, roles, nobody, nobody, None, np.zeros(len(roles), np.bool_))
+
+
+def canonical_bytes(held: Pieces, canonical: Pieces, ends: list[int], canonical_ends: list[int]) -> list[int]:
+    """For each row token the byte of the canonical text that it stands at, token by token."""
+    held_end, canonical_end = [0, *held.end.tolist()], [0, *canonical.end.tolist()]
+    out = []
+    blocks = list(zip(pairwise([0, *ends]), pairwise([0, *canonical_ends]), strict=True))
+    for (start, end), (first, last) in blocks:
+        for token in range(start, end):
+            at = canonical_end[first] + held_end[token] - held_end[start]
+            out.append(min(at, max(canonical_end[last] - 1, 0)))
+    return [min(max(at, 0), max(len(canonical.data) - 1, 0)) for at in out]
+
+
+# The comparisons
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+def test_a_token_has_the_role_of_the_byte_at_which_it_begins(name: str) -> None:
+    renderer, dice, told = RENDERERS[name], random.Random(f"{name} roles"), 0
+    for _ in range(RENDERS // len(RENDERERS) // 2):
+        messages, tools, kwargs, _ = cases(dice)
+        rollout = Rollout(Place("x", 0), "x", messages=messages, tools=tuple(tools))
+        try:
+            rendering = spans(renderer, messages, tools, kwargs)
+        except RenderError:
+            continue
+        size = len(rendering.text.encode("utf-8", "surrogatepass"))
+        owned, owners = byte_by_byte(rollout, rendering), _owners(rollout, rendering, size)
+        assert (owners is None) == (owned is None)
+        if owners is None or owned is None:
+            continue
+        told += 1
+        for many in (0, 1, 7, size, 3 * size):  # tokens of no bytes too, at the very end as well
+            at = sorted(dice.choices(range(size + 1), k=many))
+            roles, sampled = owners.of_tokens(np.array(at, np.int64))
+            assert list(roles) == [owned[0][min(byte, size - 1)] for byte in at]
+            assert sampled.tolist() == [owned[1][min(byte, size - 1)] for byte in at]
+    assert told > 3 or name in ("jumps", "values", "macros")
+
+
+def rows_of(tokenizer: Tokenizer, renderer: Renderer, dice: random.Random) -> Iterator[Rollout]:
+    """Rows as the template writes them, and with faults of any kind."""
+    size = tokenizer.vocabulary.size
+    while True:
+        messages, tools, kwargs, _ = cases(dice)
+        try:
+            ids = tokenizer.encode(
+                renderer.render(messages, tools, add_generation_prompt=False, template_kwargs=kwargs)
+            )
+        except RenderError:
+            ids = tokenizer.encode("x")
+        ids = ids.copy()
+        for _ in range(dice.choice((0, 0, 1, 2, 5))):
+            at = dice.randrange(len(ids) + 1)
+            new = [dice.randrange(size) for _ in range(dice.choice((0, 1, 1, 2)))]
+            if dice.random() < 0.4 and at < len(ids):
+                new = tokenizer.encode(tokenizer.vocabulary.text(ids[at : at + 1])[:1]).tolist() + new[:1]
+            ids = np.array([*ids[:at], *new, *ids[at + dice.choice((0, 1, 1, 3)) :]], np.int32)
+        if dice.random() < 0.1:
+            ids = ids[: dice.randrange(len(ids) + 1)]
+        mask = ("loss_mask", [dice.random() < 0.5 for _ in ids])
+        row = training_row(ids, mask=mask) if dice.random() < 0.7 else training_row(ids)
+        yield Rollout(
+            Place("x", 0),
+            "x",
+            messages=messages,
+            tools=tuple(tools),
+            template_kwargs=kwargs or {},
+            training_row=row,
+        )
+
+
+@pytest.mark.parametrize("folder", USED, ids=lambda folder: folder.name)
+def test_a_row_with_messages_is_told_what_it_is_told_byte_by_byte(folder: Path) -> None:
+    tokenizer, renderer = load_tokenizer(str(folder)), RENDERERS[folder.name]
+    dice = random.Random(f"{folder.name} rows")
+    clean = known = 0
+    found = rows_of(tokenizer, renderer, dice)
+    for _ in range(150):
+        rollout = next(found)
+        if rollout.training_row is None or not len(rollout.training_row.token_ids) or not rollout.messages:
+            continue
+        view, differences, error = slow_row(rollout, renderer, tokenizer)
+        evidence = gather(rollout, tokenizer, renderer)
+        assert same_views(evidence.row, view)
+        assert sorted(map(shown, evidence.differences)) == sorted(map(shown, unique(differences)))
+        assert [text for _, text in evidence.render_errors] == ([error] if error else [])
+        clean += not differences
+        known += view is not None
+    assert clean > 20
+    assert known > 20 or folder.name == "toy_metaspace"  # its template has no role markers that are tokens
+
+
+def test_a_row_of_a_text_that_is_normalised_is_read_by_its_role_markers() -> None:
+    """The composed letter has another length in bytes, so spans would point beside the tokens."""
+    from tokenizers import normalizers
+
+    tokenizer = load_tokenizer(str(toy.TOKENIZERS / "toy_bpe"))
+    tokenizer.backend.normalizer = normalizers.NFC()
+    from tito_audit.record.message import as_messages
+
+    for content in ("cafe\u0301 is open", "café is open", "q\u0307\u0323 is open"):
+        chat = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
+        messages = as_messages(chat, "m")
+        text = toy.toy_renderer().render(messages, add_generation_prompt=False)
+        row = training_row(np.array(tokenizer.backend.encode(text, add_special_tokens=False).ids, np.int32))
+        rollout = Rollout(Place("x", 0), "x", messages=messages, training_row=row)
+        view, differences, _ = slow_row(rollout, toy.toy_renderer(), tokenizer)
+        evidence = gather(rollout, tokenizer, toy.toy_renderer())
+        assert same_views(evidence.row, view)
+        assert list(evidence.differences) == differences == []
+
+
+def unique(differences: list[Difference]) -> list[Difference]:
+    kept = {
+        (one.where, one.turn, one.start, one.end, one.canonical.ids.tobytes()): one
+        for one in reversed(differences)
+    }
+    return list(kept.values())
+
+
+def shown(one: Difference) -> str:
+    sides = [(side.ids.tolist(), side.data, side.before, side.after) for side in (one.recorded, one.canonical)]
+    return repr([sides, *(getattr(one, f.name) for f in fields(one) if f.name not in ("recorded", "canonical"))])
+
+
+def same_views(one: RowView | None, other: RowView | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    columns = ("sampled", "turn", "turn_offset", "drifted")
+    return (
+        all(np.array_equal(getattr(one, name), getattr(other, name)) for name in columns)
+        and list(one.roles) == list(other.roles)
+        and one.proven == other.proven
+        and one.expected_logprobs is other.expected_logprobs is None
+    )

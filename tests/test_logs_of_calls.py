@@ -1,0 +1,458 @@
+"""Logs that hold every call's complete prompt: what is worked out once says what working all of it out says."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.calls import recorded_ids  # noqa: E402
+from benchmarks.corpus import Factory, Shape  # noqa: E402
+from tests import test_fast_engine, toy  # noqa: E402
+from tests.faults import END, Log, clean_logs, encode, log_of, places, spelling  # noqa: E402
+from tito_audit.align.drift import align  # noqa: E402
+from tito_audit.config import Settings  # noqa: E402
+from tito_audit.evidence.differences import Stretch, stretches  # noqa: E402
+from tito_audit.evidence.gather import gather  # noqa: E402
+from tito_audit.evidence.growth import GrownPieces, Spelled, common_start, compared  # noqa: E402
+from tito_audit.evidence.links import chain_turns  # noqa: E402
+from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
+from tito_audit.evidence.reference import Reference  # noqa: E402
+from tito_audit.record.arrays import Ids  # noqa: E402
+from tito_audit.record.message import as_messages  # noqa: E402
+from tito_audit.record.rollout import Rollout, Turn  # noqa: E402
+from tito_audit.tokens.grown import GrownEncoder, KnownText, KnownTexts  # noqa: E402
+from tito_audit.tokens.segments import Cuts, SegmentEncoder  # noqa: E402
+
+TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
+few = settings(max_examples=25, deadline=None, derandomize=True)
+some = settings(max_examples=60, deadline=None, derandomize=True)
+PARTS = (
+    "<|im_start|>",
+    "<tool_call>",
+    "<|im_end|>",
+    "user\n",
+    "The dog",
+    " is",
+    "\n",
+    " ",
+    "Füße",
+    " 你好",
+    " 🙂",
+    "<|im",
+    "<unk>",
+)
+
+
+def written(dice: random.Random, most: int = 30) -> str:
+    """Words and control tokens, whole ones and the beginnings of some."""
+    return "".join(dice.choice(PARTS) for _ in range(dice.randrange(most)))
+
+
+def chains(dice: random.Random, count: int = 25) -> list[str]:
+    """Texts of which most go on from one of those before, some cut short or changed."""
+    texts = [written(dice)]
+    while len(texts) < count:
+        text = dice.choice(texts[-3:])
+        cut = dice.randrange(len(text) + 1) if dice.random() < 0.4 else len(text)
+        texts.append(text[:cut] + written(dice, 12))
+    return texts
+
+
+# Texts that begin alike
+
+
+@pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])
+@some
+@given(seed=st.integers(0, 1 << 30))
+def test_a_grown_text_has_the_ids_of_the_whole_text(name: str, seed: int) -> None:
+    tokenizer = toy.toy_tokenizer(name)
+    asked: list[int] = []
+
+    def alone(texts: Any) -> list[Ids]:
+        asked.extend(map(len, texts))
+        return [np.array(tokenizer.backend.encode(text, add_special_tokens=False).ids, np.int32) for text in texts]
+
+    whole = SegmentEncoder(alone, Cuts({}), 1 << 20)
+    grown = GrownEncoder(whole, tokenizer.cuts)
+    for text in chains(random.Random(seed)):
+        text = text.ljust(2048, "a")  # shorter ones are encoded whole
+        assert np.array_equal(grown.encode_batch([text])[0], tokenizer.encode(text))
+    assert grown.encode_batch(["", "The"])[1].tolist() == tokenizer.encode("The").tolist()
+
+
+def test_of_a_growing_text_only_what_is_new_is_encoded() -> None:
+    tokenizer = toy.toy_tokenizer()
+    asked: list[int] = []
+
+    def alone(texts: Any) -> list[Ids]:
+        asked.extend(map(len, texts))
+        return tokenizer.encode_batch(texts)
+
+    grown = GrownEncoder(SegmentEncoder(alone, Cuts({}), 1 << 20), tokenizer.cuts)
+    text = "<|im_start|>user\n" + "The dog is. " * 300
+    for turn in range(40):
+        text += f"<|im_end|>\n<|im_start|>user\nThe dog is {turn}."
+        assert np.array_equal(grown.encode_batch([text])[0], tokenizer.encode(text))
+    assert sum(asked) < 2 * len(text)
+
+
+def test_a_control_token_that_stands_for_an_unknown_character_is_no_cut() -> None:
+    cuts = Cuts({"<unk>": 5, "<e>": 6})
+    text = "é<unk>a<e>b"
+    known = KnownText(cuts, text, np.array([5, 5, 10, 6, 11], np.int32))
+    assert known.shared(text) == 0
+    plain = KnownText(cuts, text, np.array([9, 5, 10, 6, 11], np.int32))
+    assert [plain.up_to(n) for n in range(plain.shared(text) + 1)] == [(0, 0), (6, 2), (10, 4)]
+    assert plain.shared("é<unk>a<e") == 1
+    assert plain.shared("e<unk>a<e>b") == 0
+
+
+def test_a_text_that_has_little_in_common_is_not_looked_at() -> None:
+    cuts = Cuts({"<e>": 6})
+    known = KnownTexts(cuts)
+    known.keep("ab<e>" + "c" * 40, np.array([1, 6, *[3] * 40], np.int32))
+    assert known.find("ab<e>d") == (None, 0)
+    found, shared = known.find("ab<e>" + "c" * 30)
+    assert found is not None
+    assert found.up_to(shared) == (5, 2)
+
+
+@some
+@given(seed=st.integers(0, 1 << 30))
+def test_a_text_leads_to_ids_exactly_if_it_has_them(seed: int) -> None:
+    dice = random.Random(seed)
+    tokenizer = toy.toy_tokenizer()
+    for text in chains(dice):
+        ids = tokenizer.encode(text)
+        other = ids.copy()
+        if len(other) and dice.random() < 0.7:
+            other[dice.randrange(len(other))] = dice.choice((*ids.tolist(), 300))
+        cut, longer = ids[: dice.randrange(len(ids) + 1)], np.append(ids, np.int32(300))
+        for recorded in (other, cut, longer, ids, other[: len(cut)]):
+            same = np.array_equal(ids, recorded)
+            assert tokenizer.leads_to(text, recorded) == same
+            begins = np.array_equal(ids[: len(recorded)], recorded)
+            assert tokenizer.leads_to(text, recorded, goes_on=True) == begins
+
+
+def test_ids_that_are_changed_later_do_not_change_what_is_known() -> None:
+    tokenizer = toy.toy_tokenizer()
+    text = "<|im_start|>user\nThe dog is.<|im_end|>\nThe baker"
+    ids = np.array(tokenizer.encode(text))
+    assert tokenizer.leads_to(text, ids)
+    ids[2] += 1
+    assert not tokenizer.leads_to(text, ids)
+    assert not tokenizer.leads_to(text + " told", np.concatenate([ids, tokenizer.encode(" told")]))
+
+
+@some
+@given(seed=st.integers(0, 1 << 30))
+def test_a_text_is_borne_out_by_the_ids_that_spell_it(seed: int) -> None:
+    dice = random.Random(seed)
+    reference = Reference(toy.toy_tokenizer(), None)
+    spelled = Spelled(reference)
+    for text in chains(dice, 15):
+        ids = respelled(toy.toy_tokenizer().encode(text), dice)
+        other = ids.copy()
+        if len(other):
+            other[dice.randrange(len(other))] = 300
+        for recorded in (other, ids, ids[:-1], np.append(ids, np.int32(300))):
+            assert spelled.bears_out(text, recorded) == (reference.text(recorded) == text)
+    broken = toy.toy_tokenizer().vocabulary.ids_of_bytes(b"\xe2")[0]
+    assert not spelled.bears_out("\ufffd", np.array([broken], np.int32)), "the bytes were lost on the way"
+
+
+def respelled(ids: Ids, dice: random.Random) -> Ids:
+    """Some tokens by their single bytes."""
+    out: list[int] = []
+    vocabulary = toy.toy_tokenizer().vocabulary
+    for token in ids.tolist():
+        if token in vocabulary.added_ids or dice.random() < 0.8:
+            out.append(token)
+        else:
+            out += [vocabulary.ids_of_bytes(bytes([byte]))[0] for byte in spelling(token)]
+    return np.array(out, np.int32)
+
+
+# Ids that begin alike
+
+
+@some
+@given(seed=st.integers(0, 1 << 30))
+def test_pieces_are_the_same_however_they_are_put_together(seed: int) -> None:
+    dice = random.Random(seed)
+    reference = Reference(toy.toy_tokenizer(), None)
+    grown = GrownPieces(reference)
+    known = [np.array(encode(written(dice, 200)), np.int32)]
+    for _ in range(20):
+        ids = dice.choice(known[-4:])
+        cut = dice.randrange(len(ids) + 1) if dice.random() < 0.4 else len(ids)
+        new = [dice.choice((300, 301, 2001, 2002, 1 << 20, -1)) for _ in range(dice.randrange(60))]
+        ids = np.concatenate([ids[:cut], np.array(new, np.int32)])
+        known.append(ids)
+        one, other = grown.of(ids), reference.pieces(ids)
+        assert one.data == other.data
+        for name in ("ids", "end", "control"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
+            assert getattr(one, name).dtype == getattr(other, name).dtype, name
+
+
+@some
+@given(seed=st.integers(0, 1 << 30))
+def test_how_far_two_sequences_are_the_same(seed: int) -> None:
+    dice = random.Random(seed)
+    a = np.array([dice.randrange(3) for _ in range(dice.choice((0, 5, 64, 65, 700)))], np.int32)
+    b = np.append(a[: dice.randrange(len(a) + 1)], np.array([5] * dice.randrange(3), np.int32))
+    wanted = 0
+    while wanted < min(len(a), len(b)) and a[wanted] == b[wanted]:
+        wanted += 1
+    assert common_start(a, b) == common_start(b, a) == wanted
+
+
+# Prompts that grow
+
+
+def grown_and_whole(dice: random.Random) -> int:
+    """A chain of texts compared both ways; how often one left out what was found before."""
+    reference = Reference(toy.toy_tokenizer(), None)
+    pieces = GrownPieces(reference)
+    text, recorded = "", np.empty(0, np.int32)
+    before, known = None, set()
+    shorter = 0
+    for _ in range(14):
+        new = written(dice, 14)
+        ids = encode(new if dice.random() < 0.9 else new + "dog")
+        text, recorded = text + new, np.concatenate([recorded, respelled(np.array(ids, np.int32), dice)])
+        if dice.random() < 0.15:  # a record that does not go on from the one before
+            recorded = respelled(np.array(encode(text), np.int32), dice)
+        found, before = compared(text, recorded, before, reference, pieces)
+        every, _ = plain(text, recorded, None, reference, None)
+        left_out = len(every) - len(found)
+        assert [stated(one) for one in found] == [stated(one) for one in every[left_out:]]
+        assert {one.key for one in every[:left_out]} <= known, "what is left out was found before"
+        if reference.text(recorded) != text:
+            assert (left_out, before) == (0, None), "texts that differ are compared whole"
+        known = {one.key for one in every}
+        shorter += left_out > 0
+        if dice.random() < 0.2:
+            text = text[: dice.randrange(len(text) + 1)]
+            recorded = respelled(np.array(encode(text), np.int32), dice)
+            before, known = None, set()
+    return shorter
+
+
+def stated(one: Stretch) -> list[Any]:
+    return [facts(getattr(one, name)) for name in Stretch.__dataclass_fields__]
+
+
+def test_behind_what_was_compared_the_same_is_found_as_in_the_whole() -> None:
+    assert sum(grown_and_whole(random.Random(seed)) for seed in range(80)) > 40
+
+
+# Whole rollouts
+
+
+def plain(text: str, recorded: Ids, _before: Any, reference: Reference, _pieces: Any) -> Any:
+    """A prompt against its whole text."""
+    encoded = reference.tokenizer.encode(text)
+    held, canonical = reference.pieces(recorded), reference.pieces(encoded)
+    return stretches(held, canonical, align(held, canonical)), None
+
+
+def facts(value: Any) -> Any:
+    """A value that `==` compares whole."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.tolist()
+    if isinstance(value, TextSide):
+        return facts(value.ids), value.data, value.before, value.after
+    return value
+
+
+def said(evidence: Evidence) -> Any:
+    fields = type(evidence.differences[0]).__dataclass_fields__ if evidence.differences else ()
+    return (
+        [[facts(getattr(one, name)) for name in fields] for one in evidence.differences],
+        evidence.links,
+        evidence.render_errors,
+        evidence.present,
+    )
+
+
+def check(rollout: Rollout) -> None:
+    tokenizer, renderer = toy.toy_tokenizer(), toy.toy_renderer()
+    found = said(gather(rollout, tokenizer, renderer))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tito_audit.evidence.prompts.compared", plain)
+        patch.setattr(Spelled, "bears_out", lambda *_: False)
+        patch.setattr(Reference, "leads_to", lambda *_, **__: False)
+        patch.setattr(Reference, "render_fast", lambda *_, **__: None)
+        patch.setattr(GrownPieces, "of", lambda self, ids: self._reference.pieces(ids))
+        assert found == said(gather(rollout, tokenizer, renderer))
+
+
+def other_spelling(log: Log, dice: random.Random) -> Log:
+    """A token of an answer by its bytes; later prompts keep them, or hold what encoding them again gives."""
+    spots = [spot for spot in places(log, 1) if len(spelling(log.completions[spot[0]][spot[1]])) > 1]
+    turn, at, run = dice.choice(spots)
+    before = list(log.completions[turn])
+    new = [toy.toy_tokenizer().vocabulary.ids_of_bytes(bytes([byte]))[0] for byte in spelling(run[0])]
+    out = log.replaced(turn, at, at + 1, new)
+    return out if dice.random() < 0.5 else out.forgotten(turn, before)
+
+
+def disturbed(log: Log, dice: random.Random) -> Rollout:
+    """A rollout of the log in which calls were made anew, left out, or asked otherwise."""
+    for _ in range(dice.choice((0, 1, 1, 2))):
+        log = other_spelling(log, dice)
+    if dice.random() < 0.5:  # what was given, in other tokens or other words, as all later prompts have it
+        at = dice.randrange(len(log))
+        gap = log.gaps[at] if dice.random() < 0.5 else [*log.gaps[at][:3], 314, *log.gaps[at][3:]]
+        log.gaps[at] = respelled(np.array(gap, np.int32), dice).tolist()
+        log.lay()
+    rollout = log.rollout()
+    turns = list(rollout.turns)
+    for _ in range(dice.randrange(3)):
+        at = dice.randrange(len(turns))
+        kind = dice.choice(("again", "sibling", "compacted", "foreign", "silent", "respelled", "without messages"))
+        turn = turns[at]
+        assert turn.prompt_ids is not None
+        if kind == "again":
+            turns.insert(at, turn)
+        elif kind == "sibling":
+            said_instead = np.array(encode("Nobody" + END), np.int32)
+            turns.insert(at, replace(turn, completion_ids=said_instead, completion_logprobs=None, columns=()))
+        elif kind == "compacted":
+            first = dice.randrange(len(turn.prompt_ids))
+            turns[at] = replace(turn, prompt_ids=np.delete(turn.prompt_ids, slice(first, first + 9)))
+        elif kind == "foreign":
+            asked = np.array(encode("<|im_start|>user\nRate it.<|im_end|>\n<|im_start|>assistant\n"), np.int32)
+            turns.insert(at, Turn(asked, np.array(encode("Good" + END), np.int32)))
+        elif kind == "silent":
+            turns[at] = replace(turn, completion_ids=None, completion_logprobs=None, columns=())
+        elif kind == "respelled":
+            turns[at] = replace(turn, prompt_ids=respelled(turn.prompt_ids, dice))
+        else:
+            turns[at] = replace(turn, message_index=None)
+    messages = log.messages
+    if dice.random() < 0.3:
+        number = dice.randrange(len(messages))
+        word = dice.choice((" twice", "\n", "\ufffd", " <|im_end|>"))
+        other = {**messages[number], "content": f"{messages[number]['content']}{word}"}
+        messages = [*messages[:number], other, *messages[number + 1 :]]
+    return replace(rollout, turns=tuple(turns), messages=as_messages(messages, "messages"))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(clean_logs(), st.integers(0, 1 << 30))
+def test_prompts_compared_where_they_are_new_show_what_whole_prompts_show(log: Log, seed: int) -> None:
+    check(disturbed(log, random.Random(seed)))
+
+
+def test_what_a_long_conversation_keeps_is_said_once_and_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(5)
+    messages: list[dict[str, Any]] = []
+    for k in range(12):
+        messages.append({"role": "user", "content": f"The baker told us of dog number {k}."})
+        messages.append({"role": "assistant", "content": f"It is a skinny dog, they say, the dog {k}."})
+    log = log_of(messages, [], 3)
+    for turn in (1, 4, 9):
+        at, run = next((at, run) for t, at, run in places(log, 1, [turn]) if len(spelling(run[0])) > 2)
+        log = log.replaced(turn, at, at + 1, encode_bytes(run[0]))
+    check(disturbed(log, dice))
+    check(log.rollout())
+    asked: list[int] = []
+    whole = Reference.encode_as
+
+    def watched(self: Reference, text: str, recorded: Ids) -> Ids:
+        asked.append(len(recorded))
+        return whole(self, text, recorded)
+
+    rendered: list[bool] = []
+    render = Reference.render
+
+    def counted(self: Reference, *args: Any, opens_answer: bool) -> str:
+        rendered.append(opens_answer)
+        return render(self, *args, opens_answer=opens_answer)
+
+    monkeypatch.setattr(Reference, "encode_as", watched)
+    monkeypatch.setattr(Reference, "render", counted)
+    gather(replace(log.rollout(), training_row=None), toy.toy_tokenizer(), toy.toy_renderer())
+    seen = len(log.prompts[-1]) + len(log.completions[-1])
+    assert sum(asked) < 4 * seen < sum(map(len, log.prompts))
+    assert rendered == [False], "of a prompt, what the ids spell is what the template writes"
+
+
+def encode_bytes(token: int) -> list[int]:
+    """A token by its bytes."""
+    return [toy.toy_tokenizer().vocabulary.ids_of_bytes(bytes([byte]))[0] for byte in spelling(token)]
+
+
+def test_a_link_is_found_by_its_turn() -> None:
+    rollout = Rollout(
+        toy.rollout_of({}).place,
+        "toy",
+        turns=tuple(Turn(np.arange(n, dtype=np.int32) if n != 4 else None, np.array([n])) for n in range(1, 7)),
+    )
+    chains_found = chain_turns(rollout, None)
+    assert [link.turn for link in chains_found.links] == [1, 2, 4, 5]
+    for turn in range(7):
+        wanted = next((link for link in chains_found.links if link.turn == turn), None)
+        assert chains_found.link(turn) is wanted
+
+
+# Logs on disk
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_fast_engine_says_what_the_reference_engine_says(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape(turns=(2, 6, 12), words=14, faulty=0.6, seed=seed, calls=True)
+    corpus = Factory(TOY, tmp_path).corpus(shape, 3000)
+    rows = [orjson.loads(line) for line in Path(corpus.jsonl).read_bytes().splitlines()]
+    assert sum(recorded_ids(row["calls"]) for row in rows) == corpus.recorded > 2 * corpus.tokens
+    dice = random.Random(seed)
+    for row in list(rows):
+        for change in (lambda c: [*c[:1], *c], lambda c: c[::-1], lambda c: c[1:]):
+            if dice.random() < 0.2:
+                rows.append({**row, "calls": change(row["calls"])})
+    log = tmp_path / "calls.jsonl"
+    log.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    test_fast_engine.check(log, Settings(tokenizer=str(TOY)), monkeypatch)
+
+
+def test_a_log_of_calls_holds_the_same_rows_in_both_kinds_of_file(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    corpus = Factory(TOY, tmp_path).corpus(Shape(turns=(2, 4), words=10, faulty=0.6, calls=True), 5000)
+    rows = [orjson.loads(line) for line in Path(corpus.jsonl).read_bytes().splitlines()]
+    table = parquet.read_table(corpus.parquet).to_pylist()
+    assert len(rows) == len(table) == corpus.rows
+    kept, again = 0, 0
+    for number, (row, other) in enumerate(zip(rows, table, strict=True)):
+        for one, two in zip(row["calls"], other["calls"], strict=True):
+            assert one["prompt_token_ids"] == two["prompt_token_ids"]
+            assert one["generation_token_ids"] == two["generation_token_ids"]
+            assert len(one["generation_log_probs"]) == len(one["generation_token_ids"])
+        seen = [call["prompt_token_ids"] + call["generation_token_ids"] for call in row["calls"]]
+        grows = all(
+            call["prompt_token_ids"][: len(before)] == before
+            for before, call in zip(seen, row["calls"][1:], strict=False)
+        )
+        assert grows or number in corpus.faulty
+        kept, again = kept + (grows and number in corpus.faulty), again + (not grows)
+    assert kept > 0, "some later prompts keep what was sampled"
+    assert again > 0, "some later prompts hold it encoded again"
