@@ -4,6 +4,9 @@ Prompts and answers are what the template writes. In 12 % of the rows some sampl
 least one) are spelled by two others that read the same, as models do; in half of those rows the mask has slid by
 one token too. What was done is noted beside the log, so that an engine can be held to it.
 
+A log has training rows or, of the same conversations, all calls with their complete prompts. There half of the
+rows that were spelled otherwise have, in later prompts, what encoding their text again gives.
+
 A row depends on the seed and its number alone, whatever the number of processes that build it.
 """
 
@@ -26,6 +29,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from benchmarks.calls import calls_of, calls_type, recorded_ids
 from benchmarks.conversations import TOOLS, Writer
 
 __all__ = ["Corpus", "Factory", "Shape", "built", "main"]
@@ -46,6 +50,8 @@ class Shape:
     """Words of a message, about."""
     faulty: float = 0.12
     seed: int = 0
+    calls: bool = False
+    """A log of calls, not of training rows."""
 
     def turns_of(self, number: int) -> int:
         """How many answers the row of this number has."""
@@ -66,7 +72,10 @@ class Corpus:
     jsonl: str
     parquet: str
     tokens: int = 0
+    """Of the conversations, each counted once."""
     rows: int = 0
+    recorded: int = 0
+    """Ids that the log holds: more than the tokens where every call repeats its prompt."""
     prompt_tokens: dict[str, int] = field(default_factory=dict)
     """By the length of conversations: tokens of the prompts of all their turns, which one who renders every turn
     has to encode."""
@@ -81,6 +90,7 @@ class _Chunk:
     lines: list[bytes]
     table: bytes
     tokens: list[int]
+    recorded: list[int]
     turns: list[int]
     prompt_tokens: list[int]
     faulty: list[bool]
@@ -139,7 +149,7 @@ class Factory:
 
         with (
             Path(corpus.jsonl).open("wb") as out,
-            parquet.ParquetWriter(corpus.parquet, _schema(), compression="zstd") as writer,
+            parquet.ParquetWriter(corpus.parquet, _schema(shape.calls), compression="zstd") as writer,
         ):
             for chunk in self._chunks(shape, shape.rows_of(min(tokens, CHUNK_TOKENS))):
                 cumulated = corpus.tokens + np.cumsum(chunk.tokens)
@@ -173,21 +183,25 @@ def _note(corpus: Corpus, chunk: _Chunk, kept: int) -> None:
     corpus.faulty += [corpus.rows + at for at in range(kept) if chunk.faulty[at]]
     corpus.rows += kept
     corpus.tokens += sum(chunk.tokens[:kept])
+    corpus.recorded += sum(chunk.recorded[:kept])
     for turns, tokens in zip(chunk.turns[:kept], chunk.prompt_tokens, strict=False):
         corpus.prompt_tokens[str(turns)] = corpus.prompt_tokens.get(str(turns), 0) + tokens
 
 
-def _schema() -> Any:
+def _schema(calls: bool) -> Any:
     import pyarrow as pa
 
+    row = [
+        ("token_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.int8())),
+        ("logprobs", pa.list_(pa.float32())),
+    ]
     return pa.schema(
         [
             ("id", pa.string()),
             ("messages", pa.string()),  # JSON, as most exports have them
             ("tools", pa.string()),
-            ("token_ids", pa.list_(pa.int32())),
-            ("loss_mask", pa.list_(pa.int8())),
-            ("logprobs", pa.list_(pa.float32())),
+            *([("calls", calls_type())] if calls else row),
         ]
     )
 
@@ -226,10 +240,10 @@ class _Builder:
 
     def chunk(self, shape: Shape, first: int, rows: int) -> _Chunk:
         """The rows `[first, first + rows)`."""
-        out = _Chunk([], b"", [], [], [], [])
+        out = _Chunk([], b"", [], [], [], [], [])
         made = [self._row(shape, number, out) for number in range(first, first + rows)]
         out.lines = [orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n" for row in made]
-        out.table = _table(made)
+        out.table = _table(made, shape.calls)
         return out
 
     def _row(self, shape: Shape, number: int, out: _Chunk) -> dict[str, Any]:
@@ -238,23 +252,22 @@ class _Builder:
         messages = Writer(self._words, draw, shape.words).conversation(turns)
         ids, starts, mask = self._tokens(messages)
         faulty = bool(draw.random() < shape.faulty)
+        canonical = ids, mask
         if faulty:
             ids, mask = self._respelled(ids, mask, draw)
         logprobs = np.where(mask == 1, np.round(-draw.exponential(0.4, len(ids)) - 1e-4, 4), 0.0)
-        if faulty and draw.random() < 0.5:
-            mask = np.roll(mask, 1)
+        worse = faulty and bool(draw.random() < 0.5)
         out.tokens.append(len(ids))
         out.turns.append(turns)
         out.prompt_tokens.append(int(starts.sum()))
         out.faulty.append(faulty)
-        return {
-            "id": f"{shape.seed}-{number}",
-            "messages": messages,
-            "tools": TOOLS,
-            "token_ids": ids,
-            "loss_mask": mask,
-            "logprobs": logprobs,
-        }
+        row = {"id": f"{shape.seed}-{number}", "messages": messages, "tools": TOOLS}
+        if shape.calls:
+            calls = calls_of(ids, mask, logprobs, *(canonical if worse else (ids, mask)))
+            out.recorded.append(recorded_ids(calls))
+            return {**row, "calls": calls}
+        out.recorded.append(len(ids))
+        return {**row, "token_ids": ids, "loss_mask": np.roll(mask, 1) if worse else mask, "logprobs": logprobs}
 
     def _tokens(self, messages: list[dict[str, Any]]) -> tuple[Any, Any, Any]:
         """Ids of a conversation, where in them each answer begins, and the mask of what was sampled."""
@@ -330,11 +343,11 @@ def _encoder(tokenizer: Any, folder: str) -> Callable[[str], Any]:
     return encode if np.array_equal(encode(probe), tokenizer.encode(probe)) else tokenizer.encode
 
 
-def _table(rows: list[dict[str, Any]]) -> bytes:
+def _table(rows: list[dict[str, Any]], calls: bool) -> bytes:
     """The rows as an Arrow stream."""
     import pyarrow as pa
 
-    schema = _schema()
+    schema = _schema(calls)
 
     def lists(name: str, dtype: Any) -> Any:
         offsets = np.cumsum([0, *(len(row[name]) for row in rows)]).astype(np.int32)
@@ -344,10 +357,11 @@ def _table(rows: list[dict[str, Any]]) -> bytes:
     columns = [
         pa.array([row["id"] for row in rows]),
         *(pa.array([orjson.dumps(row[name]).decode() for row in rows]) for name in ("messages", "tools")),
-        lists("token_ids", np.int32),
-        lists("loss_mask", np.int8),
-        lists("logprobs", np.float32),
     ]
+    if calls:
+        columns.append(pa.array([row["calls"] for row in rows], calls_type()))
+    else:
+        columns += [lists("token_ids", np.int32), lists("loss_mask", np.int8), lists("logprobs", np.float32)]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.table(columns, schema=schema))

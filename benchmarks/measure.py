@@ -67,17 +67,18 @@ def alternately(
     return found
 
 
-def scan(log: str, tokenizer: Path, jobs: int | None, watch: bool = False) -> Measured:
+def scan(log: str, tokenizer: Path, jobs: int | None, watch: bool = False, cache: Path | None = None) -> Measured:
     """One `tito-audit scan` as a user runs it, with a JSON report of every finding.
 
-    With None it chooses itself in how many processes.
+    With None it chooses itself in how many processes. Nothing is kept from run to run but in `cache`.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "tito_audit", "scan", log, "-t", str(tokenizer), "--quiet"]
         command += ["--fail-on", "never", "--report", f"json={report}"]
         command += ["--jobs", str(jobs)] if jobs is not None and knows_jobs() else []
-        _, wall, spent, together = run(command, watch)
+        kept = {"TITO_AUDIT_CACHE": str(cache) if cache is not None else "off"}
+        _, wall, spent, together = run(command, watch, kept)
         with report.open("rb") as file:
             found: dict[str, Any] = json.load(file)
     summary = found["summary"]
@@ -122,10 +123,13 @@ def knows_jobs() -> bool:
     return "jobs" in inspect.signature(command).parameters
 
 
-def run(command: Sequence[str], watch: bool = False) -> tuple[bytes, float, Any, float | None]:
+def run(
+    command: Sequence[str], watch: bool = False, variables: Mapping[str, str] | None = None
+) -> tuple[bytes, float, Any, float | None]:
     """What a command printed, its wall seconds, what it and its children used, and their memory if watched."""
+    environment = {**os.environ, **(variables or {})}
     started = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, env=environment)
     peak = [0.0]
     ended = threading.Event()
     watcher = threading.Thread(target=_watch, args=(process.pid, ended, peak))

@@ -25,10 +25,18 @@ from benchmarks.corpus import Corpus, Shape, built
 from benchmarks.measure import Measured
 from benchmarks.plan import Plan
 
-__all__ = ["Cold", "Comparison", "Growth", "Studies", "exponent"]
+__all__ = ["LOADING", "Cold", "Comparison", "Growth", "Studies", "exponent"]
 
 PER_TURN, LINEAR, FLOOR = "every turn, transformers", "linear, tokenizers", "floor: reading"
 SCAN = "tito-audit scan"
+LOADING = "loading the tokenizer alone"
+_STARTS = {
+    "the interpreter with numpy": "import numpy",
+    "importing all that a scan asks": "import tito_audit.pipeline as p; p.all_rules(); p.all_repairs(); "
+    "from tito_audit.formats import all_formats; all_formats()",
+    LOADING: "import sys, tokenizers; tokenizers.Tokenizer.from_file(sys.argv[1])",
+}
+"""What is in the start of a scan, as code."""
 Engine = tuple[str, int]
 """Its name and its number of processes."""
 
@@ -67,13 +75,12 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """Scans of a few rows, and loading the tokenizer and nothing else."""
+    """Scans of a few rows, and the parts of a start by themselves."""
 
     rows: int
     tokens: int
-    scans: list[Measured]
-    loading_cpu: list[float]
-    loading_wall: list[float]
+    spent: Mapping[str, list[tuple[float, float]]]
+    """By what was run: CPU seconds and wall seconds of each round."""
 
 
 class Studies:
@@ -129,24 +136,21 @@ class Studies:
         return Growth("turns", self.plan.turns, 1, ours, tuple(theirs.values()))
 
     def cold(self, rows: int = 10) -> Cold:
-        """A scan of a few rows from the shell, and a process that loads the tokenizer only."""
+        """A scan of a few rows from the shell without a cache and with a full one, and what is in its start."""
         few = self.scratch / f"{rows}-rows.jsonl"
         with Path(self._by_length[0].jsonl).open("rb") as file:
             few.write_bytes(b"".join(islice(file, rows)))
-        code = "import sys, tokenizers; tokenizers.Tokenizer.from_file(sys.argv[1])"
-        command = [sys.executable, "-c", code, str(self.tokenizer / "tokenizer.json")]
-        scans: list[Measured] = []
-        loads = []
+        tokens = measure.scan(str(few), self.tokenizer, None, cache=self.scratch / "cache").tokens  # fills it
+        spent: dict[str, list[tuple[float, float]]] = {}
         for _ in range(self.plan.rounds):
-            scans.append(measure.scan(str(few), self.tokenizer, None))
-            loads.append(measure.run(command))
-        return Cold(
-            rows,
-            scans[0].tokens,
-            scans,
-            loading_cpu=[spent.ru_utime + spent.ru_stime for _, _, spent, _ in loads],
-            loading_wall=[wall for _, wall, _, _ in loads],
-        )
+            for what, code in _STARTS.items():
+                command = [sys.executable, "-c", code, str(self.tokenizer / "tokenizer.json")]
+                _, wall, used, _ = measure.run(command, variables={"OPENBLAS_NUM_THREADS": "1"})
+                spent.setdefault(what, []).append((used.ru_utime + used.ru_stime, wall))
+            for kept, cache in (("without a cache", None), ("with a full cache", self.scratch / "cache")):
+                one = measure.scan(str(few), self.tokenizer, None, cache=cache)
+                spent.setdefault(f"{SCAN} of {rows} rows, {kept}", []).append((one.cpu, one.wall))
+        return Cold(rows, tokens, spent)
 
     def huge(self) -> tuple[int, Measured]:
         """The bytes of a Parquet file that repeats the main corpus, and one watched scan of it."""

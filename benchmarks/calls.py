@@ -1,0 +1,50 @@
+"""Conversations as logs of calls: every call with its complete prompt, so that T answers hold O(T²) ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["calls_of", "calls_type", "recorded_ids"]
+
+_LISTS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+
+
+def calls_of(ids: Any, mask: Any, logprobs: Any, heard: Any, heard_mask: Any) -> list[dict[str, Any]]:
+    """The calls of a conversation whose answers are the runs of the mask, `[T]` ids, mask and logprobs.
+
+    Later prompts hold `heard` where `ids` stand: the ids themselves, or what encoding their text again gives.
+    """
+    answers, asked = _runs(mask), _runs(heard_mask)
+    assert len(answers) == len(asked)
+    return [
+        {
+            "prompt_token_ids": heard[:end],
+            "generation_token_ids": ids[first:last],
+            "generation_log_probs": logprobs[first:last],
+            "finish_reason": "stop",
+        }
+        for (first, last), (end, _) in zip(answers, asked, strict=True)
+    ]
+
+
+def recorded_ids(calls: Sequence[dict[str, Any]]) -> int:
+    """How many ids the calls hold."""
+    return sum(len(call[name]) for call in calls for name in _LISTS[:2])
+
+
+def calls_type() -> Any:
+    """The Arrow type of a column of calls."""
+    import pyarrow as pa
+
+    values = (pa.int32(), pa.int32(), pa.float32())
+    fields = [(name, pa.list_(value)) for name, value in zip(_LISTS, values, strict=True)]
+    return pa.list_(pa.struct([*fields, ("finish_reason", pa.string())]))
+
+
+def _runs(mask: Any) -> list[tuple[int, int]]:
+    """Where the mask is set, run by run."""
+    edges = np.flatnonzero(np.diff(mask, prepend=0, append=0)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
