@@ -43,13 +43,7 @@ NORMAL = Plan(
     turns=(2, 10, 40, 128),
     turn_tokens=2_000_000,
 )
-FULL = replace(
-    NORMAL,
-    tokens=50_000_000,
-    linear_tokens=2_000_000,
-    sizes=(1_000_000, 3_000_000, 10_000_000, 25_000_000, 50_000_000),
-    turn_tokens=5_000_000,
-)
+FULL = replace(NORMAL, sizes=(1_000_000, 3_000_000, 10_000_000, 25_000_000, 50_000_000))
 QUICK = Plan(
     tokens=1_000_000,
     rounds=1,

@@ -1,25 +1,22 @@
 """The fast engine says what the reference engine says: the same findings, skips and counts, to the token.
 
-The reference renders with jinja2 alone, encodes whole texts with `tokenizers` alone, in one process.
+The reference is `benchmarks/reference.py`: it renders with jinja2 alone and encodes whole texts with `tokenizers`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.reference import by_reference, main, said
 from tito_audit.config import Settings
-from tito_audit.evidence.reference import Reference
 from tito_audit.pipeline import scan_rollouts
 from tito_audit.record.arrays import Ids
-from tito_audit.record.finding import Result
 from tito_audit.tokens.encoders import FastEncoder
-from tito_audit.tokens.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -30,46 +27,15 @@ needs_rollouts = [
     pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout"),
 ]
 
-Said = list[tuple[Any, ...]]
-
-
-def said(results: Iterator[Result]) -> Said:
-    return [(one.place, one.findings, one.skips, dict(one.counts)) for one in results]
-
-
-def by_reference(log: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Said:
-    """What an engine says that has nothing fast in it."""
-
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
-
-    def whole(self: Reference, text: str, _recorded: Ids) -> Ids:
-        backend = self.tokenizer.backend
-        ids = backend.encode(
-            text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"), add_special_tokens=False
-        ).ids
-        import numpy as np
-
-        return np.array(ids, np.int32)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("tito_audit.pipeline.number_columns", lambda _: {})
-        patch.setattr("tito_audit.evidence.written.spans_fast", nothing)
-        patch.setattr(Reference, "render_fast", nothing)
-        patch.setattr(Reference, "encode_as", whole)
-        patch.setattr(Reference, "leads_to", lambda *_, **__: False)
-        patch.setattr(Tokenizer, "prover", nothing)
-        return said(iter(scan_rollouts(log, replace(settings, encoder="tokenizers", jobs=1))))
-
 
 def check(log: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = by_reference(log, settings, monkeypatch)
+    wanted = list(by_reference(log, replace(settings, jobs=1)))
     monkeypatch.setattr("tito_audit.tokens.tokenizer._WORTH_PROVING", -1)
     for encoder in ("tokenizers", "fastokens"):
         for jobs in (1, 2):
             scan = scan_rollouts(log, replace(settings, encoder=encoder, jobs=jobs))
             scan.chunk_bytes = 1 << 16
-            assert said(iter(scan)) == wanted, f"{encoder}, {jobs} jobs"
+            assert list(said(scan)) == wanted, f"{encoder}, {jobs} jobs"
             assert encoder in str(scan.summary.encoder)
 
 
@@ -119,3 +85,14 @@ def test_a_fast_encoder_that_is_wrong_about_the_log_is_given_up_before_the_first
     list(scan)
     assert scan.summary.encoder == "tokenizers"
     assert any("disagreed with tokenizers at 'What is the weather in Oslo?" in n for n in scan.summary.notices)
+
+
+def test_the_tool_that_compares_both_engines_tells_a_difference(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = str(ROOT / "fixtures" / "formats" / "generic.jsonl")
+    assert main([log, str(TOY)]) == 0
+    assert "no difference" in capsys.readouterr().out
+    monkeypatch.setattr("benchmarks.reference.by_reference", lambda *_: iter([("another",)]))
+    assert main([log, str(TOY)]) == 1
+    assert "rollout 0 differs" in capsys.readouterr().out

@@ -1,0 +1,113 @@
+"""The scan with nothing fast in it, which the scan as it is must agree with to the token.
+
+It renders with jinja2 alone, encodes whole texts with `tokenizers` alone, remembers no prefix and no segment, and
+parses whole lines. `python -m benchmarks.reference LOG TOKENIZER` holds the scan against it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from tito_audit.config import Settings
+from tito_audit.evidence import prompts, written
+from tito_audit.evidence.growth import Comparison, GrownPieces, Spelled
+from tito_audit.evidence.growth import compared as compared_behind
+from tito_audit.evidence.reference import Reference
+from tito_audit.pipeline import scan_rollouts
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Result
+from tito_audit.tokens.tokenizer import Tokenizer
+
+__all__ = ["by_reference", "main", "nothing_fast", "said"]
+
+Said = tuple[Any, ...]
+
+
+@contextmanager
+def nothing_fast() -> Iterator[None]:
+    """Every shortcut of the engine closed, in this process and those that it forks."""
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    def never(*_: Any, **__: Any) -> bool:
+        return False
+
+    def whole(self: Reference, text: str, _recorded: Ids) -> Ids:
+        # As the library takes it: a surrogate pair is its character, half of one U+FFFD.
+        formed = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return np.array(self.tokenizer.backend.encode(formed, add_special_tokens=False).ids, np.int32)
+
+    def all_of_it(
+        text: str, recorded: Ids, _before: Comparison | None, reference: Reference, pieces: GrownPieces
+    ) -> Any:
+        return compared_behind(text, recorded, None, reference, pieces)[0], None
+
+    with ExitStack() as stack:
+        for target, name, instead in (
+            (sys.modules["tito_audit.pipeline"], "number_columns", lambda _: {}),
+            (written, "spans_fast", nothing),
+            (prompts, "compared", all_of_it),
+            (Spelled, "bears_out", never),
+            (GrownPieces, "of", lambda self, ids: self._reference.pieces(ids)),
+            (Reference, "render_fast", nothing),
+            (Reference, "encode_as", whole),
+            (Reference, "leads_to", never),
+            (Tokenizer, "prover", nothing),
+        ):
+            stack.enter_context(patch.object(target, name, instead))
+        yield
+
+
+def said(results: Iterable[Result]) -> Iterator[Said]:
+    """All that a scan says of each rollout."""
+    for one in results:
+        yield one.place, one.findings, one.skips, dict(one.counts)
+
+
+def by_reference(log: str | Path, settings: Settings) -> Iterator[Said]:
+    """What the scan says with nothing fast in it."""
+    with nothing_fast():
+        yield from said(scan_rollouts(log, replace(settings, encoder="tokenizers")))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Scan a log both ways and compare all that is said; 1 at the first rollout that differs."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reference", description=main.__doc__)
+    parser.add_argument("log", type=Path)
+    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("--jobs", type=int, default=2)
+    asked = parser.parse_args(argv)
+    settings = Settings(tokenizer=str(asked.tokenizer), jobs=asked.jobs)
+    started = time.perf_counter()
+    fast = list(said(scan_rollouts(asked.log, settings)))
+    between = time.perf_counter()
+    rollouts = findings = 0
+    for mine, theirs in zip_longest(fast, by_reference(asked.log, settings)):
+        if mine != theirs:
+            print(f"rollout {rollouts} differs:\n  scan       {mine}\n  reference  {theirs}")
+            return 1
+        rollouts += 1
+        findings += len(mine[1])
+    ended = time.perf_counter()
+    tokens = sum(one[3]["tokens"] for one in fast)
+    print(
+        f"{asked.log}: {tokens:,} tokens in {rollouts:,} rollouts, {findings:,} findings, no difference "
+        f"({between - started:.0f} s, the reference {ended - between:.0f} s, {asked.jobs} processes)"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
