@@ -66,6 +66,13 @@ class Reference:
                 return True
         return len(data) == size and self.vocabulary.data(ids) == data
 
+    def spells(self, ids: Ids, text: str) -> bool:
+        """Whether these ids stand for just this text, in whatever tokens; False where it holds U+FFFD.
+
+        That character is what broken ones read as, whatever their bytes were.
+        """
+        return "\ufffd" not in text and self.text(ids) == text
+
     def tail_start(self, prompt: Ids) -> int:
         """Where the last control token of a prompt sits: what follows it can mix with a completion."""
         end, size = len(prompt), 64

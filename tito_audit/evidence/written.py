@@ -71,10 +71,13 @@ def write_conversation(rollout: Rollout, reference: Reference) -> tuple[Written 
     guess = spans_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     if guess is not None and reference.leads_to(guess.text, recorded):
         return _written(rollout, guess, recorded, reference), None
-    try:
-        rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs, guess=guess)
-    except RenderError as error:
-        return None, str(error)
+    if guess is not None and reference.spells(recorded, guess.text):
+        rendering = guess  # other tokens of this very text bear it out as well
+    else:
+        try:
+            rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs, guess=guess)
+        except RenderError as error:
+            return None, str(error)
     return _written(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
 
 

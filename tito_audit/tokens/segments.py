@@ -71,7 +71,8 @@ class Cuts:
 
     def positions(self, ids: Ids) -> Offsets:
         """Where in the ids control tokens stand at which texts are cut."""
-        return np.flatnonzero(self._table.take(ids.astype(np.int64) + 1, mode="clip"))
+        # The highest id there can be wraps around to the lowest, which is no token's either.
+        return np.flatnonzero(self._table.take(ids + np.int32(1), mode="clip"))
 
     def divide(self, ids: Ids) -> list[Stretch]:
         """The stretches between control tokens, empty ones too."""
