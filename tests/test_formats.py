@@ -31,7 +31,7 @@ ROLES = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "I
 
 
 def fixture_file(name: str) -> Path:
-    found = [FIXTURES / f"{name}{suffix}" for suffix in (".jsonl", ".json")]
+    found = [FIXTURES / f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet")]
     return next(path for path in found if path.exists())
 
 
@@ -358,7 +358,7 @@ def test_a_provider_sample_is_told_from_a_slime_sample_by_its_length_column():
     assert rollout.training_row.columns[0].encoding is MaskEncoding.FLOAT
     assert rollout.training_row.columns[1].alignment is Alignment.SAMPLED
     slime = read({**sample, "loss_mask": [1, 1], "response_length": 2})
-    assert slime.format == "generic"
+    assert slime.format == "slime"
     assert slime.training_row is not None
     assert slime.training_row.prompt_length == 2
     assert slime.training_row.columns[0].alignment is Alignment.RESPONSE

@@ -39,7 +39,7 @@ ONE_CALL = ("marin", "tito_call")
 
 
 def fixture_rows(name: str) -> list[dict[str, Any]]:
-    found = [FIXTURES / f"{name}{suffix}" for suffix in (".jsonl", ".json")]
+    found = [FIXTURES / f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet")]
     return [dict(raw.value or {}) for raw in open_log(next(path for path in found if path.exists()))]
 
 
@@ -135,12 +135,12 @@ def test_a_row_in_which_nothing_changed_is_the_row_itself(form: Format, as_read)
         new = form.update(row, [unmended(rollout) for rollout in form.read(row, PLACE)])
         assert len(new) == 1
         assert new[0] is row, row.get("id")
-        assert plain(row) == before
+        assert repr(plain(row)) == repr(before)  # NaN is not equal to itself
 
 
 @pytest.mark.parametrize("form", all_formats(), ids=lambda form: form.name)
 def test_a_format_that_holds_one_row_a_rollout_says_so_of_a_fork(form: Format):
-    if form.name in ("generic", "nemo_gym"):
+    if form.name in ("generic", "miles_session", "nemo_gym"):
         return  # these hold calls, of which a row may keep some
     row = fixture_rows(form.name)[0]
     whole = [unmended(rollout) for rollout in form.read(row, PLACE)]

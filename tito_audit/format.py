@@ -3,17 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["Format", "Row"]
+__all__ = ["Format", "Holds", "Maker", "Row", "Sample"]
 
 Row = Mapping[str, Any]
 """One row as storage gives it: a JSON object, or a Parquet row in which a list of numbers is a
 one-dimensional numpy array and everything else plain Python values."""
+
+
+class Holds(StrEnum):
+    """What a rollout is in a log."""
+
+    ROWS = "training rows"
+    CALLS = "calls"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One rollout for a maker: with a training row and no calls, or with calls and no training row."""
+
+    rollout: Rollout
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What its log says of it beside tokens, messages and tools, by the names of the row that is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """How rollouts that no log of the format held before become a row of it; pure, for `tito-audit convert`."""
+
+    name: str
+    """What `--to` takes."""
+    title: str
+    holds: Holds
+    make: Callable[[Sequence[Sample]], Row]
+    """One sample, or those of a group where rows hold groups. RecordError when the shape has no place for them.
+    Of a sample's columns and facts it writes what it has a place for; reading the row again shows which."""
+    own: frozenset[str]
+    """Keys of the row that no fact may take."""
+    slots: Mapping[str, str] = field(default_factory=dict)
+    """Names of facts to the names that the row has for them."""
+    takes_facts: bool = True
+    """Whether the row has a place for any fact; else only for those of `slots`."""
+    grouped: bool = False
+    """Whether a row holds a group."""
+    tables: bool = False
+    """Whether its rows can be read from Parquet, where messages, tools and calls are JSON in a string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +78,7 @@ class Format:
     is the row itself. RecordError when this shape cannot hold what the rollouts say."""
     shows: str = ""
     """What can be audited in it and what cannot, for the README's table."""
+    open_object: str = ""
+    """The object of a row that may hold keys of anybody, where the row itself may not; "": the row may."""
+    makers: tuple[Maker, ...] = ()
+    """How rows of it are made of the rollouts of other logs; () when they cannot be."""

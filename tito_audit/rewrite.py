@@ -13,7 +13,8 @@ from tito_audit.cure import Audited, Cure, Terms, Written, cure_row
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.format import Format, Row
-from tito_audit.formats import format_named, map_columns, pick_format, unmap_columns
+from tito_audit.formats import format_named, map_columns, unmap_columns
+from tito_audit.join import Join, form_of, lines_of
 from tito_audit.pipeline import (
     Progress,
     Scan,
@@ -90,6 +91,7 @@ class Repairs:
         targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
         refuse_taken(targets, overwrite=self.repairs.force)
         row_of.load(self.before)
+        row_of.join = join = Join.of(self.settings, files)
         self.vocabulary = row_of.tokenizer.vocabulary if row_of.tokenizer is not None else None
         started = time.perf_counter()
         # The quarantine ends first: no log that lacks rows gets its name before they have theirs.
@@ -101,13 +103,14 @@ class Repairs:
                 quarantine = stack.enter_context(Quarantine.opened(place, overwrite=self.repairs.force))
                 allow_open_files(len(files))
             for outcome in self._files(files, targets, row_of, quarantine, later):
-                for result in outcome.before:
+                for result in outcome.before if join is None else join.noted(outcome.before):
                     self.before.add(result)
                 self.before.seconds = time.perf_counter() - started
                 if self.out is None:
                     for result in outcome.after:
                         self.after.add(result)
                 yield outcome
+        self.before.notices += join.notices() if join is not None else ()
         conclude(self.before)
         if row_of.tokenizer is not None:
             row_of.tokenizer.save()
@@ -128,6 +131,7 @@ class Repairs:
         """The outcomes; a file in which rows are left out waits in `later` for its name."""
         total = sum(file.stat().st_size for file in files if file.is_file())
         done = rows = 0
+        join = row_of.join
         for file in files:
             self.before.files.append(str(file))
             log = open_log(file, max_row_bytes=self.settings.max_row_bytes, keep_text=bool(targets))
@@ -137,8 +141,11 @@ class Repairs:
                 if targets:
                     if targets[file] != self.out:  # a folder, whose parts are made as needed
                         make_folder(targets[file].parent)
-                    out = stack.enter_context(open_output(log, targets[file], overwrite=self.repairs.force))
-                for raw in log:
+                    added = (COLUMN,) if self.repairs.provenance else ()
+                    place = open_output(log, targets[file], overwrite=self.repairs.force, added=added)
+                    out = stack.enter_context(place)
+                    out = out if join is None else join.output(out, log)
+                for raw in log if join is None else join.rows(log):
                     outcome, written = row_of.outcome(Place(str(file), raw.index), raw)
                     if out is not None:
                         _write(raw, outcome, written, out, quarantine)
@@ -189,6 +196,7 @@ class _Rows:
         self.tokenizer: Tokenizer | None = None
         self.renderer: Renderer | None = None
         self.named: Format | None = None
+        self.join: Join | None = None
         if settings.format is not None or settings.columns:
             self.named = format_named(settings.format or "generic")
         self.terms = Terms(
@@ -211,7 +219,7 @@ class _Rows:
             return self._left(place, (result,)), None
         try:
             row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
-            form = self.named or pick_format(row)
+            form = form_of(row, self.named)
             audited = self._audit(form, row, place)
         except RecordError as error:
             result = unreadable(place, str(error), self.codes)
@@ -220,10 +228,10 @@ class _Rows:
         if not self._to_do(before):
             return self._left(place, before), None
         cure = cure_row(row, form, audited, lambda again: self._audit(form, again, place), self.terms)
-        return self._outcome(place, raw.value, before, cure)
+        return self._outcome(place, raw, form, before, cure)
 
     def _outcome(
-        self, place: Place, original: Row, before: tuple[Result, ...], cure: Cure
+        self, place: Place, raw: RawRow, form: Format, before: tuple[Result, ...], cure: Cure
     ) -> tuple[Outcome, list[Row] | None]:
         after = tuple(self._shown(one.result) for written in cure.rows for one in written.audited)
         open_ = [finding for result in after for finding in result.findings if self._fails(finding)]
@@ -243,11 +251,14 @@ class _Rows:
         )
         if because is not None or not cure.cured:
             return outcome, None
-        rows = [self._row(original, written, number, outcome) for number, written in enumerate(cure.rows)]
+        assert raw.value is not None
+        # A table has columns of a fixed kind, and nothing reads its rows as strictly as a document.
+        inside = form.open_object if raw.text is not None else ""
+        rows = [self._row(raw.value, one, number, outcome, inside) for number, one in enumerate(cure.rows)]
         return outcome, rows
 
-    def _row(self, original: Row, written: Written, number: int, outcome: Outcome) -> Row:
-        """One row as it goes into the file, with its provenance."""
+    def _row(self, original: Row, written: Written, number: int, outcome: Outcome, inside: str) -> Row:
+        """One row as it goes into the file, with its provenance in itself or in the object `inside` it."""
         row = written.row
         if self.settings.columns:
             row = unmap_columns(original, row, self.settings.columns)
@@ -261,16 +272,18 @@ class _Rows:
             said["part"] = {"number": number, "of": outcome.rows}
         if outcome.notes:
             said["notes"] = list(outcome.notes)
-        if original.get(COLUMN) is not None:
-            said["before"] = original[COLUMN]
-        return {**row, COLUMN: said}
+        was = original.get(inside) or {} if inside else original
+        if was.get(COLUMN) is not None:
+            said["before"] = was[COLUMN]
+        return {**row, inside: {**was, COLUMN: said}} if inside else {**row, COLUMN: said}
 
     def _audit(self, form: Format, row: Row, place: Place) -> list[Audited]:
         """The rollouts of a row with everything that every rule finds in them."""
         audited = []
-        for rollout in form.read(row, place):
+        rollouts = form.read(row, place)
+        for rollout in rollouts if self.join is None else self.join.given(rollouts, row):
             evidence = gather(rollout, self.tokenizer, self.renderer)
-            findings, skips = check(evidence, self.rules, self.every, all_repairs())
+            findings, skips = check(evidence, self.rules, self.every, all_repairs)
             result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence.rollout))
             audited.append(Audited(evidence, result))
         return audited
@@ -313,7 +326,8 @@ def _write(
                 f"{outcome.place}: `drop` leaves rows out and needs --quarantine FILE to keep them in."
             )
         codes = sorted({f.code for r in outcome.before for f in r.findings if f.severity > Severity.NOTE})
-        quarantine.add(raw, outcome.place, {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}})
+        for line in lines_of(raw):
+            quarantine.add(line, outcome.place, {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}})
         out.replace(raw, [])
     elif rows is None:
         out.keep(raw)

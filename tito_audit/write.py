@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tito_audit.config import Settings
 from tito_audit.errors import RecordError
-from tito_audit.formats import format_named, map_columns, pick_format, unmap_columns
+from tito_audit.formats import format_named, map_columns, unmap_columns
+from tito_audit.join import Join, form_of
 from tito_audit.record.mended import unmended
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.storage import open_log, open_output
@@ -36,8 +37,10 @@ def write_rollouts(
     upcoming = next(waiting, None)
     written = 0
     source = open_log(Path(log), max_row_bytes=settings.max_row_bytes, keep_text=True)
-    with open_output(source, Path(out), overwrite=overwrite) as output:
-        for raw in source:
+    join = Join.of(settings, [Path(log)])
+    with open_output(source, Path(out), overwrite=overwrite, added=()) as whole:
+        output = whole if join is None else join.output(whole, source)
+        for raw in source if join is None else join.rows(source):
             mine: dict[int, Rollout] = {}
             while upcoming is not None and upcoming.place.row == raw.index:
                 mine[upcoming.place.item] = upcoming
@@ -46,7 +49,7 @@ def write_rollouts(
                 output.keep(raw)
                 continue
             row = map_columns(raw.value, settings.columns) if settings.columns else raw.value
-            form = named or pick_format(row)
+            form = form_of(row, named)
             now = [mine.get(old.place.item, old) for old in form.read(row, Place(str(log), raw.index))]
             rows = form.update(row, [unmended(rollout) for rollout in now])
             if settings.columns:

@@ -7,41 +7,71 @@ from functools import cache
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
+from tito_audit.formats._columns import FLAT_IDS, STALE
+from tito_audit.formats._flat import MASKS, ROW_LOGPROBS
+from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._mapping import CANONICAL_COLUMNS, map_columns, unmap_columns
 from tito_audit.formats._numbers import NUMBER_COLUMNS, number_columns
+from tito_audit.formats._responses_items import chat_tools
+from tito_audit.formats._signature import Near, Told, near_formats, told_by
 from tito_audit.registry import plugins
 
 __all__ = [
+    "CALL_LISTS",
     "CANONICAL_COLUMNS",
+    "COMPLETION_IDS",
+    "FLAT_IDS",
+    "LOGPROBS",
+    "MASKS",
     "NUMBER_COLUMNS",
+    "PROMPT_IDS",
+    "STALE",
+    "Near",
+    "Told",
     "all_formats",
+    "calls_unknown_tools",
+    "chat_tools",
     "format_named",
     "map_columns",
+    "near_formats",
     "number_columns",
     "pick_format",
+    "told_by",
     "unmap_columns",
 ]
+
+LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))
+"""Names under which logprobs stand in a row or a call."""
 
 _TEXT_ONLY: tuple[tuple[frozenset[str], str], ...] = (
     (
         frozenset({"gts", "output"}),
         "a verl rollout log. It holds decoded text, special tokens removed. Save the agent loop's output "
-        "instead: prompt_ids, response_ids, response_mask and response_logprobs, one object a sample",
+        "instead: prompt_ids, response_ids, response_mask and response_logprobs, one object a sample; or the "
+        "batch: prompts, responses, attention_mask, response_mask and rollout_log_probs as lists",
     ),
     (
         frozenset({"step", "completion", "advantage"}),
         "a TRL completions log. It holds decoded text, special tokens removed. Save what the rollout "
-        "function returns instead: prompt_ids, completion_ids, logprobs and env_mask, one object a sample",
+        "function returns instead: prompt_ids, completion_ids, logprobs and env_mask, one object a sample or a "
+        "batch",
     ),
     (
         frozenset({"input_prompt", "output_response"}),
         "a SkyRL evaluation log. It holds decoded text. Save the generator's output instead: "
-        "prompt_token_ids, response_ids, loss_mask and rollout_logprobs, one object a sample",
+        "prompt_token_ids, response_ids, loss_masks and rollout_logprobs, one object a batch",
     ),
     (
         frozenset({"head_version", "completion"}),
         "an AReaL rollout dump. It holds decoded text. Save the model response of each call instead: "
-        "input_tokens, output_tokens and output_logprobs, as entries of `calls`",
+        "input_tokens, output_tokens, output_logprobs and output_versions; or the tensors of a trajectory as "
+        "lists: input_ids, loss_mask, logprobs, versions and attention_mask",
+    ),
+    (
+        frozenset({"schema_version", "traj_idx"}),
+        "a tinker-cookbook rollout summary. It holds lengths and rewards. Save the datums that are trained on "
+        "instead, one object each: model_input and loss_fn_inputs",
     ),
 )
 """Keys of logs known to hold no ids, and what to say of each."""
@@ -66,7 +96,8 @@ def pick_format(row: Row) -> Format:
         raise RecordError("the row is an empty object: nothing was recorded in it")
     raise RecordError(
         f"no known format has these columns: {', '.join(sorted(map(str, row))[:40])}. "
-        "Name the columns of ids with --map (for example --map token_ids=NAME), or the format with --format."
+        "Name the columns of ids with --map (for example --map token_ids=NAME), or the format with --format; "
+        "`tito-audit inspect LOG` shows what the columns hold and the mapping to paste."
     )
 
 

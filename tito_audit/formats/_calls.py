@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ __all__ = [
     "updated_call",
     "updated_single_call",
     "weight_versions",
+    "written_once",
 ]
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
@@ -168,6 +170,23 @@ def answers(messages: Sequence[Message], calls: int) -> list[int | None]:
     if len(indices) < calls or not calls:
         return [None] * calls
     return list(indices[-calls:])
+
+
+def written_once(turns: Sequence[Turn], messages: Sequence[Message]) -> tuple[Turn, ...]:
+    """The calls, of which each wrote a message behind those of the calls before it.
+
+    Where two name the same message, as a retry does, it is the later one's, and the other keeps what it was sent.
+    """
+    limit = len(messages)
+    found: list[Turn] = []
+    for turn in reversed(turns):
+        index = turn.message_index
+        if index is not None and index >= limit:
+            turn = replace(turn, message_index=None, prompt_messages=tuple(messages[:index]))
+        elif index is not None:
+            limit = index
+        found.append(turn)
+    return tuple(reversed(found))
 
 
 def finish_reason(entry: Mapping[str, Any]) -> str | None:

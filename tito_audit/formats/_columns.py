@@ -10,7 +10,7 @@ import orjson
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.record.arrays import Ids, as_ids
+from tito_audit.record.arrays import Ids, as_ids, json_kind
 from tito_audit.record.column import MovePolicy
 
 __all__ = [
@@ -131,7 +131,7 @@ def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] |
             raise RecordError(f"column {name!r} is an object without a `content` list of tokens")
         return name, [entry.get("logprob") for entry in content]
     if not is_list(value):
-        raise RecordError(f"column {name!r} is {type(value).__name__}, not a list of logprobs")
+        raise RecordError(f"column {name!r} is {json_kind(value)}, not a list of logprobs")
     if len(value) and is_list(value[0]):
         # A table of numbers may have made arrays of the inner lists; tolist gives back plain numbers.
         inner = [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in value]

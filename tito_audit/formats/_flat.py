@@ -24,7 +24,7 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
 from tito_audit.formats._update import as_logged, column_as_logged, updated_columns, with_values
-from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.record.arrays import Ids, as_floats, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
@@ -117,14 +117,21 @@ def split_row(row: Row) -> TrainingRow | None:
 
 
 def updated_flat(
-    row: Row, before: TrainingRow, after: TrainingRow, *, skip: Collection[str] = (), has_turn: bool = False
+    row: Row,
+    before: TrainingRow,
+    after: TrainingRow,
+    *,
+    ids: str | None = None,
+    skip: Collection[str] = (),
+    has_turn: bool = False,
 ) -> Row:
     """A flat or split row with its columns, copies and counts as they are from now on.
 
     What stands under a name of `skip` is not the row's own; with `has_turn`, neither are the columns of
-    a prompt and a completion, which say what a call was given and wrote.
+    a prompt and a completion, which say what a call was given and wrote. `ids` is the column of the ids
+    where a format knows it.
     """
-    name = first_filled(row, FLAT_IDS)
+    name = ids or first_filled(row, FLAT_IDS)
     name = name if name is not None and len(row[name]) else None
     if after.padding != Padding() and (name is None or not is_list(row.get("attention_mask"))):
         raise RecordError("the row has no attention_mask over its ids: nothing would tell padding from tokens")
@@ -148,6 +155,8 @@ def updated_flat(
 
 def _split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
     """The columns of prompt ids and of response ids."""
+    if before is after or (_same(before.token_ids, after.token_ids) and _same(before.loss_mask, after.loss_mask)):
+        return {}
     prompt, response = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)
     mask = first_list(row, _RESPONSE_MASKS)
     start = after.prompt_length or 0
@@ -274,7 +283,9 @@ def _trains_all_of_response(mask: Raw, prompt: Ids, response: Ids) -> bool:
         mask = mask[len(prompt) :]
     if len(mask) != len(response):
         return False
-    return bool((mask == 1).all()) if isinstance(mask, np.ndarray) else all(entry == 1 for entry in mask)
+    if isinstance(mask, np.ndarray):
+        return bool((mask == 1).all())
+    return all(isinstance(entry, int | float) and entry == 1 for entry in mask)
 
 
 def _taken(mask: str | None, logprobs: str | None) -> set[str]:
@@ -305,6 +316,10 @@ def _starts_with(row: Row, prompt: Raw) -> bool:
     return bool(_plain(row[name][: len(prompt)]) == _plain(prompt))
 
 
+def _same(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
+    return left is right or (left is not None and right is not None and np.array_equal(left, right))
+
+
 def _plain(values: Raw) -> list[Any]:
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
@@ -314,7 +329,7 @@ def _without_padding(row: Row, name: str | None) -> tuple[Row, Padding]:
     mask = row.get("attention_mask")
     if name is None or not is_list(mask) or len(mask) != len(row[name]):  # type: ignore[arg-type]
         return row, Padding()
-    seen = np.flatnonzero(np.asarray(mask) == 1)
+    seen = np.flatnonzero(as_floats(mask, "attention_mask") == 1)  # type: ignore[arg-type]
     if not len(seen) or len(seen) == len(row[name]):
         return row, Padding()
     start, end = int(seen[0]), int(seen[-1]) + 1

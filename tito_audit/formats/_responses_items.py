@@ -203,15 +203,16 @@ def _content(value: object, where: str) -> object:
     if not all(isinstance(part, Mapping) for part in value):
         raise RecordError(f"{where} holds content that is neither text nor a list of parts")
     parts = [_chat_part(part) for part in value]
-    if all(part.get("type") == "text" for part in parts):
+    if all(text_of(part.get("type")) == "text" and isinstance(part.get("text"), str) for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
 
 
 def _chat_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    if part.get("type") in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
+    kind = text_of(part.get("type"))
+    if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
-    if part.get("type") == "input_image":
+    if kind == "input_image":
         return {"type": "image_url", "image_url": {"url": part.get("image_url")}}
     return part
 

@@ -209,7 +209,7 @@ def _token_text(entry: object) -> TokenText:
     if data is not None:
         try:
             data = bytes(int(value) for value in data)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise RecordError("logprobs.content holds `bytes` that are not numbers below 256") from None
     return TokenText(entry["token"], data, _number(entry.get("logprob")))
 
@@ -270,7 +270,8 @@ def _is_response(value: Mapping[str, Any]) -> bool:
     listed = value.get("choices")
     if isinstance(listed, list | tuple):
         return _is_choice(listed[0]) if listed else any(key in value for key in ("model", "usage", "object"))
-    return isinstance(value.get("meta_info"), Mapping) and ("output_ids" in value or "text" in value)
+    meta = value.get("meta_info")
+    return isinstance(meta, Mapping) and ("output_token_logprobs" in meta or "output_ids" in value or "text" in value)
 
 
 def _is_choice(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,38 @@ from tito_audit.formats._responses_log import (
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.message import Message, as_message, as_messages, as_tools
+from tito_audit.record.message import Message, as_message, as_messages, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn
 
-__all__ = ["request_facts", "rollouts_of"]
+__all__ = ["Answered", "answered", "request_facts", "request_fields", "request_messages", "rollouts_of"]
 
 _ID_KEYS = ("token_ids", "output_ids", "prompt_token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One choice of an answer."""
+
+    turn: Turn
+    """Without what it was sent: neither `message_index` nor `prompt_messages`."""
+    message: Message | None
+    """None for a completion, and for a message that is not the assistant's."""
+    disagreement: str | None
+    """How two copies of its ids differ."""
+    wants_ids: bool
+    """False: it has neither ids nor tokens as text, and no column for them."""
+
+
+def answered(
+    request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any], number: int = 0
+) -> Answered:
+    """The call that wrote choice `number` of an answer; `response` may be the choice itself."""
+    tokens = generated(choice)
+    message = _answer(choice)
+    turn = _with_prompt(_turn(tokens, choice, response, message), request, response, choice, number)
+    nothing = turn.prompt_ids is None and tokens.ids is None and tokens.texts is None
+    said = message if message is not None and message.role == "assistant" else None
+    return Answered(turn, said, tokens.disagreement, not nothing or _wants_ids(choice))
 
 
 def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
@@ -38,8 +64,8 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
     if found is None:
         raise RecordError("no answer of a server: an object with `choices` or `meta_info` is expected")
     listed = [(response, choice, number) for response, choice, number, _ in answers(found)]
-    base = Rollout(place, name, **_request_fields(found.request))
-    before = _request_messages(found.request)
+    base = Rollout(place, name, **request_fields(found.request))
+    before = request_messages(found.request)
     return tuple(
         _rollout(replace(base, place=replace(place, item=item)), before, found.request, answer, len(listed))
         for item, answer in enumerate(listed)
@@ -57,15 +83,17 @@ def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> di
     return stated
 
 
-def _request_fields(request: Mapping[str, Any]) -> dict[str, Any]:
+def request_fields(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a Rollout that a chat request states: tools and template arguments."""
     kwargs = request.get("chat_template_kwargs")
     return {
         "tools": as_tools(request.get("tools"), "request.tools"),
-        "template_kwargs": dict(kwargs) if isinstance(kwargs, Mapping) else {},
+        "template_kwargs": dict(without_arrays(kwargs)) if isinstance(kwargs, Mapping) else {},
     }
 
 
-def _request_messages(request: Mapping[str, Any]) -> tuple[Message, ...]:
+def request_messages(request: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The messages of a chat request, without empty fields; () when it has none."""
     wires = request.get("messages")
     if isinstance(wires, list | tuple):
         wires = [message_wire(wire) if isinstance(wire, Mapping) else wire for wire in wires]
@@ -81,19 +109,16 @@ def _rollout(
 ) -> Rollout:
     """The rollout of one choice."""
     response, choice, number = answer
-    tokens = generated(choice)
-    message = _answer(choice)
-    messages = (*before, message) if before and message is not None else ()
-    turn = _turn(tokens, choice, response, message)
-    turn = _with_prompt(turn, request, response, choice, number)
-    turn = replace(turn, message_index=len(before) if messages else None)
+    found = answered(request, response, choice, number)
+    messages = (*before, found.message) if before and found.message is not None else ()
+    turn = replace(found.turn, message_index=len(before) if messages else None)
     stated = request_facts(request, response)
     if siblings > 1 and response.get("id") is not None:
         stated["group"] = response["id"]
-    if tokens.disagreement is not None:
-        stated["copies_disagree"] = tokens.disagreement
+    if found.disagreement is not None:
+        stated["copies_disagree"] = found.disagreement
     turns: tuple[Turn, ...] = (turn,)
-    if turn.prompt_ids is None and tokens.ids is None and tokens.texts is None and not _wants_ids(choice):
+    if not found.wants_ids:
         stated["ids_wanted"] = False
         turns = ()
     return replace(base, messages=messages, turns=turns, stated=stated)

@@ -25,7 +25,7 @@ from tito_audit.record.arrays import Ids, Logprobs, as_floats, as_ids
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.mended import Mended
 
-__all__ = ["entry_edits", "updated_choices", "updated_with"]
+__all__ = ["choice_edits", "entry_edits", "updated_choices", "updated_with"]
 
 Edits = Callable[[int, Mapping[int, Change]], Iterator[Edit]]
 
@@ -42,14 +42,19 @@ def updated_choices(row: Row, mended: Sequence[Mended], read: Read) -> Row:
         response, choice, _, path = listed[item]
         for change in changes.values():
             assert found is not None
-            above = path if choice is response else path[:-2]
-            if change.prompt_ids is not None:
-                yield from _prompt_edits(row, found, above, path, change, change.prompt_ids)
-            if change.logprobs is not None:
-                yield from _logprob_edits(choice, path, change, change.logprobs)
-            yield from _column_edits(choice, path, change)
+            yield from choice_edits(row, found, path if choice is response else path[:-2], path, change)
 
     return updated_with(row, mended, read, edits)
+
+
+def choice_edits(row: Row, found: Exchange, above: Path, path: Path, change: Change) -> Iterator[Edit]:
+    """The edits for one choice at `path` of the answer at `above`, in every copy that the row holds."""
+    choice = _at(row, path)
+    if change.prompt_ids is not None:
+        yield from _prompt_edits(row, found, above, path, change, change.prompt_ids)
+    if change.logprobs is not None:
+        yield from _logprob_edits(choice, path, change, change.logprobs)
+    yield from _column_edits(choice, path, change)
 
 
 def updated_with(row: Row, mended: Sequence[Mended], read: Read, edits: Edits) -> Row:

@@ -138,7 +138,18 @@ def _equal(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, float) and isinstance(b, int):
+        b = _as_float(b)  # a whole number that no float holds was read as the nearest one
+    elif isinstance(a, int) and isinstance(b, float):
+        a = _as_float(a)
     return bool(a == b) or (_unknown(a) and _unknown(b))
+
+
+def _as_float(value: int) -> float | int:
+    try:
+        return float(value)
+    except OverflowError:
+        return value
 
 
 def _unknown(value: object) -> bool:

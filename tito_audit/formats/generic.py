@@ -1,8 +1,7 @@
 """Generic columns: a flat training row, a split row, or a list of calls, under any of the names in use.
 
 The last resort of detection, and what `--map` leads to. What a column describes is decided by its length.
-slime and miles samples written as JSON, verl, TRL, SkyRL and AReaL fields saved one sample a row are all
-rows of this kind.
+verl, TRL, SkyRL and AReaL fields saved one sample a row are all rows of this kind.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from tito_audit.formats._calls import (
     is_messages,
     updated_call,
 )
-from tito_audit.formats._columns import FLAT_IDS, is_list, is_numbers, parsed, stated_facts
+from tito_audit.formats._columns import FLAT_IDS, first_filled, is_list, is_numbers, parsed, stated_facts
 from tito_audit.formats._copies import with_counts, with_list
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
+from tito_audit.formats._make_generic import CALLS, ROWS
 from tito_audit.formats._update import with_values
 from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages, as_tools
@@ -193,7 +193,14 @@ def _conversation(row: Row) -> _Conversation:
 
 def _single_turn(row: Row, conversation: _Conversation) -> Turn:
     """The one call of a split row: it wrote the last answer, unless the messages are what it was sent."""
-    plain = {name: value for name, value in row.items() if name not in ("messages", *FLAT_IDS)}
+    whole, answer = first_filled(row, FLAT_IDS), first_filled(row, COMPLETION_IDS)
+    # Beside a training row, what is as long as that is the row's and not the call's.
+    long = len(row[whole]) if whole is not None and (answer is None or len(row[whole]) != len(row[answer])) else -1
+    plain = {
+        name: value
+        for name, value in row.items()
+        if name not in ("messages", *FLAT_IDS) and not (is_list(value) and len(value) == long > 0)
+    }
     messages = conversation.messages
     if conversation.prompt_only:
         return call_turn(plain, prompt_messages=messages)
@@ -246,4 +253,5 @@ FORMAT = Format(
     update=_update,
     shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools. Other names are "
     "given with `--map OURS=THEIRS`.",
+    makers=(CALLS, ROWS),
 )

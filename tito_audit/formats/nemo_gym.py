@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import written_once
 from tito_audit.formats._gym_calls import Call, cut_by_length, is_chat, layout_of, opens, request_of
 from tito_audit.formats._gym_write import updated_rows
+from tito_audit.formats._make_nemo import NEMO_GYM
 from tito_audit.formats._responses_items import (
     TOKEN_KEYS,
     Item,
@@ -81,7 +83,7 @@ def _turns(calls: Sequence[Call], messages: Sequence[Message], stated: dict[str,
         stated["ids_wanted"] = False
         if not bearers:
             return ()
-    return tuple(_turn(call, messages) for call in calls)
+    return written_once([_turn(call, messages) for call in calls], messages)
 
 
 def _turn(call: Call, messages: Sequence[Message]) -> Turn:
@@ -181,4 +183,5 @@ FORMAT = Format(
     update=_update,
     shows="Messages, tools and every call: its complete prompt, what was sampled, its logprobs. No tokenizer "
     "is named and no loss mask is written: what was generated is trained.",
+    makers=(NEMO_GYM,),
 )

@@ -16,6 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import policy_of
+from tito_audit.formats._make_nemo import NEMO_RL
 from tito_audit.formats._update import at_most_one_each, updated_row, with_values
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import training_row
@@ -164,4 +165,5 @@ FORMAT = Format(
     update=_update,
     shows="The training row with its mask and logprobs. There are no roles, tools or model, so tokens can be "
     "checked and templates cannot; distillation and validation dumps hold no ids.",
+    makers=(NEMO_RL,),
 )

@@ -17,6 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._boundaries import moved_boundaries
 from tito_audit.formats._copies import row_counts, with_counts, with_list
+from tito_audit.formats._make_nemo import MESSAGE_LOG
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._update import as_logged, at_most_one_each, changed_columns, with_values
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
@@ -225,4 +226,5 @@ FORMAT = Format(
     update=_update,
     shows="The training row put together from its messages, with mask and logprobs. Messages are rendered "
     "only when their contents are bodies, not text that a template already wrote.",
+    makers=(MESSAGE_LOG,),
 )

@@ -36,7 +36,14 @@ __all__ = ["FORMAT"]
 
 
 def _matches(row: Row) -> bool:
-    return exchange(row) is not None
+    found = exchange(row)
+    return found is not None and not any(map(_bears_ids, found.responses))
+
+
+def _bears_ids(response: Mapping[str, Any]) -> bool:
+    """True for a Responses object with the ids of NeMo-Gym on its items: there is more in it than is read here."""
+    items = filled_list(response.get("output"))
+    return any(isinstance(item, Mapping) and item.get("generation_token_ids") is not None for item in items)
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:

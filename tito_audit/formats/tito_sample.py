@@ -1,7 +1,7 @@
 """Samples of a token-in, token-out stack: slime's names with a mask over all tokens.
 
 arb8020/research `rollouts/rollouts/training/types.py` (`Sample`). slime and miles write `response_length`
-and a mask over the response alone; those rows are read as generic columns.
+and a mask over the response alone; those rows are `slime`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tito_audit.formats._columns import (
     parsed,
     stated_facts,
 )
+from tito_audit.formats._make_samples import TITO_SAMPLE
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.mended import Mended
@@ -34,9 +35,10 @@ def _matches(row: Row) -> bool:
     if "response_length" in row or sum(name in row for name in _OTHERS) < 2:
         return False
     tokens, mask = row.get("tokens"), row.get("loss_mask")
-    if not is_list(tokens) or "loss_mask" not in row:
+    if not is_list(tokens) or not is_list(mask):
         return False
-    return mask is None or (is_list(mask) and not (len(tokens) and is_list(tokens[0])))  # type: ignore[arg-type, index]
+    # A mask of another length, or null, is over a response, and nothing says where that begins.
+    return len(mask) == len(tokens) and not (len(tokens) and is_list(tokens[0]))  # type: ignore[arg-type, index]
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
@@ -85,4 +87,5 @@ FORMAT = Format(
     update=_update,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",
+    makers=(TITO_SAMPLE,),
 )

@@ -34,7 +34,7 @@ def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
 FORMAT = Format(
     name="vllm",
     title="vLLM responses",
-    signature="`choices[].token_ids`, `prompt_token_ids`, or token strings `token_id:N`",
+    signature="`choices[].token_ids`; or `prompt_token_ids` beside `choices`; or token strings `token_id:N`",
     precedence=240,
     matches=_matches,
     read=_read,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 
-__all__ = ["Ids", "Logprobs", "Mask", "Offsets", "as_floats", "as_ids", "empty_ids"]
+__all__ = ["Ids", "Logprobs", "Mask", "Offsets", "as_floats", "as_ids", "empty_ids", "json_kind"]
 
 Ids: TypeAlias = NDArray[np.int32]
 """Token ids, `[N]` int32."""
@@ -43,10 +43,10 @@ def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
         array = values
     else:
         if not isinstance(values, list | tuple):
-            raise RecordError(f"column {name!r} is {_kind(values)}, not a list of token ids")
+            raise RecordError(f"column {name!r} is {json_kind(values)}, not a list of token ids")
         if not set(map(type, values)) <= {int}:
             position, value = next((i, v) for i, v in enumerate(values) if type(v) is not int)
-            raise RecordError(f"column {name!r} holds {_kind(value)} at position {position}, not a token id")
+            raise RecordError(f"column {name!r} holds {json_kind(value)} at position {position}, not a token id")
         try:
             array = np.array(values, dtype=np.int64)
         except OverflowError:
@@ -75,11 +75,11 @@ def as_floats(values: Sequence[Any] | NDArray[Any], name: str) -> NDArray[np.flo
             raise RecordError(f"column {name!r} holds {values.dtype} values of {values.ndim} dimensions")
         return values.astype(np.float64, copy=False)
     if not isinstance(values, list | tuple):
-        raise RecordError(f"column {name!r} is {_kind(values)}, not a list of numbers")
+        raise RecordError(f"column {name!r} is {json_kind(values)}, not a list of numbers")
     kinds = set(map(type, values))
     if not kinds <= _NUMBERS:
         position, value = next((i, v) for i, v in enumerate(values) if type(v) not in _NUMBERS)
-        raise RecordError(f"column {name!r} holds {_kind(value)} at position {position}, not a number")
+        raise RecordError(f"column {name!r} holds {json_kind(value)} at position {position}, not a number")
     try:
         if type(None) not in kinds:
             return np.array(values, dtype=np.float64)
@@ -88,7 +88,7 @@ def as_floats(values: Sequence[Any] | NDArray[Any], name: str) -> NDArray[np.flo
         raise RecordError(f"column {name!r} holds a number that no float can hold") from None
 
 
-def _kind(value: object) -> str:
+def json_kind(value: object) -> str:
     """The JSON word for a value's type, for messages."""
     if value is None:
         return "null"
@@ -96,5 +96,5 @@ def _kind(value: object) -> str:
     if type(value) in words:
         return words[type(value)]
     return (
-        "an object" if isinstance(value, dict) else "a list" if isinstance(value, list | np.ndarray) else "a value"
+        "an object" if isinstance(value, dict) else "a list" if isinstance(value, list | tuple | np.ndarray) else "a value"
     )

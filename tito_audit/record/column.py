@@ -24,6 +24,10 @@ __all__ = [
 ]
 
 
+_NO_ID = 2**31
+"""From here on a number in a column of labels is no token id."""
+
+
 class Alignment(StrEnum):
     """What entry *i* of a column describes."""
 
@@ -136,13 +140,15 @@ def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding 
         return MaskEncoding.BOOL
     if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and np.isnan(values).any()):
         return None
-    if ids is not None and len(ids) == len(values) and (values == -100).any():
+    if ids is not None and len(ids) == len(values) and (values == -100).any() and values.max() < _NO_ID:
         return MaskEncoding.LABELS
     if ((values == 0) | (values == 1)).all():
         return MaskEncoding.FLOAT if values.dtype.kind == "f" else MaskEncoding.BINARY
     if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
         return MaskEncoding.FLOAT
-    if values.min() >= -100 and (values[values < 0] == -100).all() and (values == np.floor(values)).all():
+    if values.max() >= _NO_ID or values.min() < -100:
+        return None
+    if (values[values < 0] == -100).all() and (values == np.floor(values)).all():
         return MaskEncoding.LABELS
     return None
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, TypeGuard
+
+import numpy as np
 
 from tito_audit.errors import RecordError
 
-__all__ = ["Message", "ToolCall", "ToolSpec", "as_message", "as_messages", "as_tools"]
+__all__ = ["Message", "ToolCall", "ToolSpec", "as_message", "as_messages", "as_tools", "without_arrays"]
 
 ToolSpec = Mapping[str, Any]
 """One tool definition as logged, in OpenAI chat form: `{"type": "function", "function": {...}}`."""
@@ -57,6 +60,7 @@ def as_message(value: object, where: str) -> Message:
     `reasoning` and `thinking` are also offered to the template as `reasoning_content`, the name that
     chat templates read.
     """
+    value = without_arrays(value)
     if not _is_object(value) or not isinstance(value.get("role"), str):
         raise RecordError(f"{where} is not a message: an object with a `role` is expected")
     content = value.get("content")
@@ -70,7 +74,7 @@ def as_message(value: object, where: str) -> Message:
             break
     calls = value.get("tool_calls")
     tool_calls: tuple[ToolCall, ...] = ()
-    if calls:
+    if calls is not None and (len(calls) if isinstance(calls, Sized) else calls):
         if not isinstance(calls, Sequence) or isinstance(calls, str):
             raise RecordError(f"{where}.tool_calls is not a list")
         tool_calls = tuple(_as_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls))
@@ -97,7 +101,24 @@ def as_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
         raise RecordError(f"{where} is not a list of tools")
     if not all(isinstance(tool, Mapping) for tool in values):
         raise RecordError(f"{where} holds something that is not a tool definition (an object)")
-    return tuple(values)
+    return tuple(without_arrays(tool) for tool in values)
+
+
+def without_arrays(value: Any) -> Any:
+    """A value with lists in place of the numpy arrays of a table; itself where it holds none.
+
+    Arrays of more than one number are neither equal nor unequal, and templates cannot write them.
+    """
+    kind = type(value)
+    if kind is str or value is None:
+        return value
+    if kind is dict:
+        found = {key: without_arrays(entry) for key, entry in value.items()}
+        return value if all(found[key] is entry for key, entry in value.items()) else found
+    if kind is list:
+        entries = [without_arrays(entry) for entry in value]
+        return value if all(map(is_, entries, value)) else entries
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:

@@ -1,0 +1,134 @@
+"""One ART trajectory, the same in a JSONL group and inside a Parquet row, as rollouts.
+
+A trajectory holds histories (`messages_and_choices`, where a sampled turn is a choice object) or, in later
+versions, `exchanges` as they went over the wire. OpenPipe/ART `src/art/trajectories.py`, later
+`src/art/trajectories/__init__.py`; checked with openpipe-art 0.5.18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._art_exchanges import KINDS, exchange_threads
+from tito_audit.formats._call_log import ChangeEdits, Part, part_of
+from tito_audit.formats._responses_items import message_wire
+from tito_audit.formats._responses_log import Exchange
+from tito_audit.formats._responses_read import answered
+from tito_audit.formats._responses_write import choice_edits
+from tito_audit.formats._turn_change import Change
+from tito_audit.record.edits import Edit, Path
+from tito_audit.record.message import Message, as_message, as_tools
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["is_trajectory", "trajectory_parts"]
+
+
+def is_trajectory(value: object) -> bool:
+    """True for an object with histories or exchanges as ART writes them."""
+    if not isinstance(value, Mapping):
+        return False
+    exchanges = value.get("exchanges")
+    return isinstance(value.get("messages_and_choices"), list | tuple) or (
+        isinstance(exchanges, Mapping) and any(isinstance(exchanges.get(kind), list | tuple) for kind in KINDS)
+    )
+
+
+def trajectory_parts(
+    root: Row, trajectory: Mapping[str, Any], path: Path, place: Place, name: str, stated: Mapping[str, object]
+) -> list[Part]:
+    """The rollouts of a trajectory at `path` of the row: its histories, then its exchanges.
+
+    One that holds neither gives a rollout without messages, whose ids nobody misses.
+    """
+    facts = {**_policies(trajectory), **stated}
+    parts = [_history(root, one, at, place, name, facts) for one, at in _histories(trajectory, path)]
+    exchanges = trajectory.get("exchanges")
+    if exchanges is not None:
+        for calls in exchange_threads(root, exchanges, (*path, "exchanges")):
+            parts.append(part_of(calls, place, name, facts))
+    return parts or [Part(Rollout(place, name, stated={**facts, "ids_wanted": False}), ())]
+
+
+def _histories(trajectory: Mapping[str, Any], path: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
+    """The objects that hold messages and choices: the trajectory itself, then its further histories."""
+    if trajectory.get("messages_and_choices") is not None:
+        yield trajectory, path
+    more = trajectory.get("additional_histories")
+    if more is None:
+        return
+    where = _words((*path, "additional_histories"))
+    if not isinstance(more, list | tuple):
+        raise RecordError(f"{where} is not a list of histories")
+    for number, history in enumerate(more):
+        if not isinstance(history, Mapping):
+            raise RecordError(f"{where}[{number}] is not a history (an object)")
+        yield history, (*path, "additional_histories", number)
+
+
+def _history(
+    root: Row, history: Mapping[str, Any], path: Path, place: Place, name: str, stated: Mapping[str, object]
+) -> Part:
+    """The rollout of one conversation; each of its choices is a call."""
+    path = (*path, "messages_and_choices")
+    entries = history.get("messages_and_choices", ())
+    if not isinstance(entries, list | tuple):
+        raise RecordError(f"{_words(path)} is not a list of messages and choices")
+    messages: list[Message] = []
+    turns: list[Turn] = []
+    edits: list[ChangeEdits] = []
+    facts = dict(stated)
+    wanted = False
+    for index, entry in enumerate(entries):
+        if not _is_choice(entry):
+            wire = message_wire(entry) if isinstance(entry, Mapping) else entry
+            messages.append(as_message(wire, f"{_words(path)}[{index}]"))
+            continue
+        found = answered({}, entry, entry)
+        assert found.message is not None
+        messages.append(found.message)
+        turns.append(_turn(found.turn, index, facts))
+        edits.append(_edits(root, entry, (*path, index)))
+        wanted |= found.wants_ids
+        if found.disagreement is not None:
+            facts.setdefault("copies_disagree", found.disagreement)
+    if not wanted:
+        facts["ids_wanted"] = False
+    tools = as_tools(history.get("tools"), _words((*path[:-1], "tools")))
+    return Part(
+        Rollout(place, name, tuple(messages), tools, turns=tuple(turns if wanted else ()), stated=facts),
+        tuple(edits if wanted else ()),
+    )
+
+
+def _turn(turn: Turn, index: int, stated: Mapping[str, object]) -> Turn:
+    """The turn of a choice, with the weights of the trajectory where they did not change on the way."""
+    versions = stated.get("policy_versions")
+    same = isinstance(versions, tuple) and len(set(versions)) == 1
+    known = turn.weight_versions or ((str(versions[0]),) if same and isinstance(versions, tuple) else ())
+    return replace(turn, message_index=index, weight_versions=known)
+
+
+def _edits(root: Row, choice: Mapping[str, Any], path: Path) -> ChangeEdits:
+    def edits(change: Change) -> Iterator[Edit]:
+        return choice_edits(root, Exchange({}, (choice,), (), (path,)), path, path, change)
+
+    return edits
+
+
+def _is_choice(entry: object) -> bool:
+    """True for a sampled turn. A table leaves out fields that are null, so `finish_reason` may be missing."""
+    return isinstance(entry, Mapping) and isinstance(entry.get("message"), Mapping) and "role" not in entry
+
+
+def _policies(trajectory: Mapping[str, Any]) -> dict[str, object]:
+    """The versions of the weights at the first and the last call, where the trajectory names both."""
+    versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
+    return {"policy_versions": tuple(versions)} if all(type(version) is int for version in versions) else {}
+
+
+def _words(path: Sequence[str | int]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")

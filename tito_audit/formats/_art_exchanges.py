@@ -1,0 +1,201 @@
+"""What ART captured on the wire, one list for each kind of endpoint, as threads of calls.
+
+Chat completions and completions hold ids as vLLM answers them; a Responses object holds them in
+`token_generations`, a Messages answer beside its content. OpenPipe/ART `src/art/trajectories/_protocols.py`
+and `_tokenize.py` (unreleased after 0.5.18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._anthropic import anthropic_answer, anthropic_request
+from tito_audit.formats._call_log import LoggedCall, chat_calls, threads
+from tito_audit.formats._calls import call_turn, updated_call
+from tito_audit.formats._responses_items import chat_tools, input_steps, steps, text_of, unread_types
+from tito_audit.formats._responses_read import request_facts, request_fields
+from tito_audit.formats._responses_write import entry_edits
+from tito_audit.formats._turn_change import Change, recounted
+from tito_audit.formats._update import as_logged
+from tito_audit.record.arrays import as_ids, empty_ids
+from tito_audit.record.build import call_columns
+from tito_audit.record.edits import Edit, Path
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Turn
+
+__all__ = ["KINDS", "exchange_threads"]
+
+KINDS = ("chat_completions", "completions", "responses", "messages")
+"""The lists of exchanges, in the order in which ART reads them."""
+
+
+def exchange_threads(root: Row, exchanges: object, path: Path) -> list[list[LoggedCall]]:
+    """The calls of a trajectory's exchanges at `path`, each thread in the order in which it was asked."""
+    if not isinstance(exchanges, Mapping):
+        raise RecordError("exchanges is not an object with one list for each kind of endpoint")
+    found: list[list[LoggedCall]] = []
+    for kind in KINDS:
+        listed = exchanges.get(kind)
+        if listed is None:
+            continue
+        if not isinstance(listed, list | tuple):
+            raise RecordError(f"exchanges.{kind} is not a list")
+        in_time = _in_time([_parts_of(one, f"exchanges.{kind}[{n}]") for n, one in enumerate(listed)])
+        found += threads([c for n in in_time for c in _calls(root, kind, listed[n], (*path, kind, n))])
+    return found
+
+
+def _parts_of(exchange: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(exchange, Mapping) or not all(
+        isinstance(exchange.get(key), Mapping) for key in ("request", "response")
+    ):
+        raise RecordError(f"{where} is not an exchange: an object with a `request` and a `response` is expected")
+    return exchange
+
+
+def _in_time(exchanges: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The exchanges' numbers by when they were asked and answered; as they stand where a time is unreadable."""
+    try:
+        times = [[datetime.fromisoformat(one[key]) for key in ("start_time", "end_time")] for one in exchanges]
+        return sorted(range(len(exchanges)), key=times.__getitem__)
+    except (KeyError, TypeError, ValueError):
+        return list(range(len(exchanges)))
+
+
+def _calls(root: Row, kind: str, exchange: Mapping[str, Any], path: Path) -> list[list[LoggedCall]]:
+    """The calls of an exchange, one after the other; each as its choices."""
+    request, response = exchange["request"], exchange["response"]
+    if kind == "messages":
+        return [[_message_call(request, response, (*path, "response"))]]
+    if kind == "responses":
+        return [[call] for call in _generations(request, response, (*path, "response"))]
+    return [chat_calls(root, request, response, (*path, "request"), (*path, "response"))]
+
+
+def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> LoggedCall:
+    """The call of an Anthropic Messages exchange."""
+    asked, answer = anthropic_request(request), anthropic_answer(response)
+    turn = call_turn(response, "exchanges.messages[].response")
+
+    def edits(change: Change) -> Iterator[Edit]:
+        yield Edit(path, updated_call(response, change.before, change.after))
+
+    return LoggedCall(
+        turn,
+        edits,
+        prompt=asked.messages if answer is not None else (),
+        answer=answer,
+        tools=asked.tools,
+        template_kwargs=request_fields({"chat_template_kwargs": request.get("chat_template_kwargs")})[
+            "template_kwargs"
+        ],
+        stated=request_facts(request, response),
+        wants_ids=any(response.get(key) is not None for key in ("token_ids", "prompt_token_ids")),
+    )
+
+
+def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> Iterator[LoggedCall]:
+    """The calls of a Responses exchange: one for each of its generations, which write some items each."""
+    output = response.get("output")
+    if not isinstance(output, list | tuple):
+        raise RecordError("exchanges.responses[].response.output is not a list of items")
+    before = tuple(
+        s.message for s in input_steps({"instructions": response.get("instructions"), **request}, "request")
+    )
+    if unread_types(output) or text_of(request.get("previous_response_id")):
+        before = ()
+    tools = request.get("tools")
+    fields = {
+        "tools": chat_tools(tools if isinstance(tools, list | tuple) else None, "request.tools"),
+        "template_kwargs": request_fields({"chat_template_kwargs": request.get("chat_template_kwargs")})[
+            "template_kwargs"
+        ],
+        "stated": request_facts(request, response),
+    }
+    listed = response.get("token_generations")
+    if listed is None:
+        turn = Turn(prompt_ids=None, completion_ids=None)
+        yield LoggedCall(turn, _no_edits, before, _answer(output), wants_ids=False, **fields)
+        return
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, Mapping) for one in listed):
+        raise RecordError("token_generations is not a list of generations (objects)")
+    for number, generation in enumerate(listed):
+        own = _indices(generation, len(output), number)
+        sent = before and (*before, *(s.message for s in steps(output[: own[0]] if own else output, "output")))
+        answer = _answer([output[i] for i in own])
+        edits = partial(_generation_edits, response, generation, path, number, len(listed) == 1)
+        yield LoggedCall(_generation_turn(generation, number), edits, sent if answer else (), answer, **fields)
+
+
+def _indices(generation: Mapping[str, Any], count: int, number: int) -> list[int]:
+    """Which output items a generation wrote."""
+    values = generation.get("output_indices")
+    own = as_ids([] if values is None else values, f"token_generations[{number}].output_indices").tolist()
+    if any(not 0 <= value < count for value in own) or own != sorted(set(own)):
+        raise RecordError(f"token_generations[{number}].output_indices are not those of output items, in order")
+    return [int(value) for value in own]
+
+
+def _answer(items: Sequence[Any]) -> Message | None:
+    """The assistant message that items write; None when they write none or several."""
+    written = [step.message for step in steps(items, "output")]
+    return written[0] if len(written) == 1 and written[0].role == "assistant" else None
+
+
+def _generation_turn(generation: Mapping[str, Any], number: int) -> Turn:
+    where = f"token_generations[{number}]"
+    prompt, entries = generation.get("prompt_token_ids"), generation.get("output_tokens")
+    if entries is not None and (
+        not isinstance(entries, list | tuple) or not all(isinstance(entry, Mapping) for entry in entries)
+    ):
+        raise RecordError(f"{where}.output_tokens is not a list of tokens (objects)")
+    ids = (
+        None if entries is None else as_ids([entry.get("token_id") for entry in entries], f"{where}.output_tokens")
+    )
+    logprobs = [entry.get("logprob") for entry in entries or ()]
+    values, columns = call_columns(
+        empty_ids() if ids is None else ids,
+        logprobs=("output_tokens", logprobs) if any(value is not None for value in logprobs) else None,
+    )
+    return Turn(
+        prompt_ids=None if prompt is None else as_ids(prompt, f"{where}.prompt_token_ids"),
+        completion_ids=ids,
+        completion_logprobs=None if ids is None else values,
+        columns=columns,
+    )
+
+
+def _generation_edits(
+    response: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    path: Path,
+    number: int,
+    alone: bool,
+    change: Change,
+) -> Iterator[Edit]:
+    at = (*path, "token_generations", number)
+    before, after = change.before, change.after
+    if change.prompt_ids is not None and before.prompt_ids is not None:
+        yield Edit((*at, "prompt_token_ids"), as_logged(change.prompt_ids, generation["prompt_token_ids"]))
+        usage = response.get("usage")
+        size = 0 if before.completion_ids is None else len(before.completion_ids)
+        if alone and isinstance(usage, Mapping):
+            lengths = [(len(before.prompt_ids), size)], [(len(change.prompt_ids), size)]
+            for name, value in recounted(usage, *lengths).items():
+                yield Edit((*path, "usage", name), value)
+    old = change.recorded_logprobs
+    if change.logprobs is not None and old is not None:
+        if len(old) != len(change.logprobs) or after.completion_ids is None:
+            raise RecordError("output_tokens holds ids and logprobs together, so none of either can go")
+        yield from entry_edits(generation["output_tokens"], (*at, "output_tokens"), old, change.logprobs)
+    elif change.columns:
+        raise RecordError("output_tokens holds ids and logprobs together, so none of either can go")
+
+
+def _no_edits(change: Change) -> Iterator[Edit]:
+    raise RecordError("the answer has no place for tokens")

@@ -1,0 +1,141 @@
+"""One sample of a batch: prompt and response ids with columns over the response, as trainers keep them.
+
+A row holds one sample, or a batch of them as parallel lists: one list a sample in every column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._calls import call_turn, updated_call
+from tito_audit.formats._columns import FLAT_IDS, is_list, parsed, stated_facts
+from tito_audit.formats._flat import flat_row, split_row, updated_flat
+from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import Message, as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+
+__all__ = ["batch_read", "batch_update", "is_batch", "sample_rollout", "updated_sample"]
+
+ReadSample = Callable[[Row, Place], Rollout]
+UpdateSample = Callable[[Row, Rollout, Mended], Row]
+
+
+def is_batch(row: Row, name: str) -> bool:
+    """True when the column holds a list of lists: one a sample."""
+    value: Any = row.get(name)
+    return is_list(value) and len(value) > 0 and (value[0] is None or is_list(value[0]))
+
+
+def batch_read(row: Row, place: Place, ids: str, read: ReadSample) -> Sequence[Rollout]:
+    """A rollout for each sample of a batch, or the one of a row that is a sample."""
+    if not is_batch(row, ids):
+        return (read(row, place),)
+    found = []
+    for item, sample in enumerate(_samples(row, ids)):
+        try:
+            found.append(read(sample, replace(place, item=item)))
+        except RecordError as error:
+            raise RecordError(f"sample {item}: {error}") from None
+    return tuple(found)
+
+
+def batch_update(
+    row: Row, mended: Sequence[Mended], ids: str, read: ReadSample, update: UpdateSample
+) -> Sequence[Row]:
+    """The row with what its samples say from now on."""
+    if not mended:
+        return ()
+    before = batch_read(row, replace(mended[0].rollout.place, item=0), ids, read)
+    chosen = at_most_one_each(before, mended)
+    if not is_batch(row, ids):
+        return (update(row, before[0], chosen[0]),)
+    changed: dict[str, list[Any]] = {}
+    for number, (sample, old, one) in enumerate(zip(_samples(row, ids), before, chosen, strict=True)):
+        for name, value in update(sample, old, one).items():
+            if name in sample and value is sample[name]:
+                continue
+            column: Any = row.get(name)
+            if not _is_column(column, len(before)):
+                raise RecordError(f"column {name!r} is one for all samples and cannot change for one of them")
+            changed.setdefault(name, list(column))[number] = value
+    return (with_values(row, {name: _as_column(values, row[name]) for name, values in changed.items()}),)
+
+
+def sample_rollout(
+    row: Row, place: Place, format_name: str, names: Collection[str], *, prompt: object = None
+) -> Rollout:
+    """A sample in the columns that `generic` reads: a training row, or one call that is all trained.
+
+    `names` are the columns of ids; a sample without any entry in them wants none. `prompt` is what was
+    asked, as messages, where the log keeps it beside the columns.
+    """
+    flat = any(is_list(row.get(name)) for name in FLAT_IDS)
+    trained: TrainingRow | None = flat_row(row, has_calls=False) if flat else split_row(row)
+    messages, asked = _messages(row, prompt)
+    turns: tuple[Turn, ...] = ()
+    stated = stated_facts(row)
+    if not any(is_list(row.get(name)) and len(row[name]) for name in names):
+        stated["ids_wanted"] = False
+    elif trained is None:
+        plain = {name: value for name, value in row.items() if name not in ("messages", *FLAT_IDS)}
+        turns = (call_turn(plain, prompt_messages=asked or None),)
+    if trained is not None and asked:
+        messages = ()  # a question alone is not what the row was rendered from
+    tools = as_tools(parsed(row, "tools"), "tools")
+    return Rollout(place, format_name, messages, tools, turns=turns, training_row=trained, stated=stated)
+
+
+def updated_sample(row: Row, before: Rollout, one: Mended) -> Row:
+    """A sample with its columns as they are from now on."""
+    if one.turns_from != tuple(range(len(before.turns))):
+        raise RecordError("the sample is one call and cannot be left without it")
+    new: Row = row
+    for old_turn, turn in zip(before.turns, one.rollout.turns, strict=True):
+        new = updated_call(new, old_turn, turn, skip=("messages", *FLAT_IDS))
+    old, trained = before.training_row, one.rollout.training_row
+    if old is None or trained is None:
+        if old is not trained:
+            raise RecordError("a training row can neither be added to these columns nor be taken away")
+        return new
+    return updated_flat(new, old, trained, skip=("messages", "tools"))
+
+
+def _samples(row: Row, ids: str) -> list[Row]:
+    """The samples of a batch: of each list as long as the batch its entries, of anything else but lists itself.
+
+    RecordError where a column that holds lists has another number of them.
+    """
+    size = len(row[ids])
+    for name, value in row.items():
+        nested = is_list(value) and len(value) > 0 and is_list(value[0])
+        if nested and len(value) != size:
+            raise RecordError(
+                f"column {name!r} holds {len(value)} lists for {size} samples: whose they are cannot be told"
+            )
+    columns = {name: value for name, value in row.items() if _is_column(value, size)}
+    rest = {name: value for name, value in row.items() if not is_list(value)}
+    return [{**rest, **{name: value[number] for name, value in columns.items()}} for number in range(size)]
+
+
+def _messages(row: Row, prompt: object) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """All messages of a sample if its answers are among them, and those of its prompt."""
+    found = as_messages(parsed(row, "messages"), "messages")
+    if found and any(message.role == "assistant" for message in found):
+        return found, ()
+    asked = found or as_messages(prompt, "prompt")
+    return asked, asked
+
+
+def _is_column(value: Any, size: int) -> bool:
+    return is_list(value) and len(value) == size
+
+
+def _as_column(values: list[Any], original: Any) -> Any:
+    return np.array(values, original.dtype) if isinstance(original, np.ndarray) else values

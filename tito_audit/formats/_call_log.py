@@ -1,0 +1,186 @@
+"""Calls that a log holds with what each was sent, as rollouts; and the same calls written again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._responses_log import Exchange, choices
+from tito_audit.formats._responses_read import answered, request_facts, request_fields, request_messages
+from tito_audit.formats._responses_write import choice_edits, updated_with
+from tito_audit.formats._turn_change import Change
+from tito_audit.record.edits import Edit, Path
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["ChangeEdits", "LoggedCall", "Part", "chat_calls", "numbered", "part_of", "threads", "updated_parts"]
+
+ChangeEdits = Callable[[Change], Iterator[Edit]]
+"""What to write where, in the row that was read, for a change of one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCall:
+    """One model call with what it was sent."""
+
+    turn: Turn
+    """Without `message_index` and `prompt_messages`."""
+    edits: ChangeEdits
+    prompt: tuple[Message, ...] = ()
+    """() when the log does not say what it was sent."""
+    answer: Message | None = None
+    tools: tuple[ToolSpec, ...] = ()
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    stated: Mapping[str, object] = field(default_factory=dict)
+    wants_ids: bool = True
+    """False: there is neither an id nor a place for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rollout of a row, and how each of its calls is written."""
+
+    rollout: Rollout
+    edits: tuple[ChangeEdits, ...]
+
+
+def chat_calls(
+    root: Row, request: Mapping[str, Any], response: Mapping[str, Any], asked: Path, path: Path
+) -> list[LoggedCall]:
+    """One call for each choice of a chat answer or completion at `path` of the row; [] when it has none."""
+    listed = response.get("choices")
+    if isinstance(listed, list | tuple) and not listed:
+        return []
+    found = Exchange(request, (response,), (asked,), (path,))
+    fields, before = request_fields(request), request_messages(request)
+    calls = []
+    for number, choice in enumerate(choices(response)):
+        at = path if choice is response else (*path, "choices", number)
+
+        def edits(change: Change, at: Path = at) -> Iterator[Edit]:
+            return choice_edits(root, found, path, at, change)
+
+        one = answered(request, response, choice, number)
+        stated = request_facts(request, response)
+        if one.disagreement is not None:
+            stated["copies_disagree"] = one.disagreement
+        calls.append(
+            LoggedCall(one.turn, edits, before, one.message, stated=stated, wants_ids=one.wants_ids, **fields)
+        )
+    return calls
+
+
+def threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[LoggedCall]]:
+    """Calls that may be one conversation together, in order; each exchange is given as its choices.
+
+    Calls with other models, tools or template arguments are another agent's. Of several choices the one that
+    a later call was sent back stays in line, else the first; each of the others stands alone.
+    """
+    lines: list[list[Sequence[LoggedCall]]] = []
+    for exchange in exchanges:
+        if not exchange:
+            continue
+        line = next((line for line in lines if _context(line[0][0]) == _context(exchange[0])), None)
+        if line is None:
+            lines.append(line := [])
+        line.append(exchange)
+    found: list[list[LoggedCall]] = []
+    beside: list[list[LoggedCall]] = []
+    for line in lines:
+        kept = [_continued(exchange, line[number + 1 :]) for number, exchange in enumerate(line)]
+        found.append([exchange[k] for exchange, k in zip(line, kept, strict=True)])
+        for exchange, k in zip(line, kept, strict=True):
+            beside += [[call] for n, call in enumerate(exchange) if n != k]
+    return [*found, *beside]
+
+
+def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Mapping[str, object]) -> Part:
+    """The rollout of one thread: its messages are the last call's, and a call that fits into them says so."""
+    last = calls[-1]
+    messages = last.prompt if last.answer is None or not last.prompt else (*last.prompt, last.answer)
+    rollout = Rollout(
+        place,
+        name,
+        messages,
+        last.tools,
+        last.template_kwargs,
+        stated={**last.stated, **_first_of(calls), **stated},
+    )
+    if not any(call.wants_ids for call in calls):
+        return Part(replace(rollout, stated={**rollout.stated, "ids_wanted": False}), ())
+    turns: list[Turn] = []
+    limit = len(messages)
+    for call in reversed(calls):
+        index = len(call.prompt)
+        fits = call.answer is not None and 0 < index < limit
+        if fits and call.answer is not None and _same(messages[: index + 1], (*call.prompt, call.answer)):
+            limit = index
+            turns.append(replace(call.turn, message_index=index))
+        else:
+            turns.append(replace(call.turn, prompt_messages=call.prompt or None))
+    return Part(replace(rollout, turns=tuple(reversed(turns))), tuple(call.edits for call in calls))
+
+
+def numbered(parts: Sequence[Part], place: Place) -> tuple[Part, ...]:
+    """The parts of a row with their places in it."""
+    return tuple(
+        replace(part, rollout=replace(part.rollout, place=replace(place, item=item)))
+        for item, part in enumerate(parts)
+    )
+
+
+def updated_parts(row: Row, mended: Sequence[Mended], parts_of: Callable[[Row, Place], Sequence[Part]]) -> Row:
+    """The row with what the rollouts say; itself when that is nothing new, RecordError where it has no place."""
+    if not mended:
+        raise RecordError("no rollout of the row is left, so there is no row to write")
+    parts = parts_of(row, replace(mended[0].rollout.place, item=0))
+    items = [one.rollout.place.item for one in mended]
+    if len(set(items)) != len(items):
+        raise RecordError("this format holds each conversation once, and the parts of a fork have no place in it")
+    for one in mended:
+        item = one.rollout.place.item
+        if item < len(parts) and len(one.turns_from) != len(parts[item].rollout.turns):
+            raise RecordError("this format has no way to leave out a call of a conversation")
+
+    def edits(item: int, changes: Mapping[int, Change]) -> Iterator[Edit]:
+        for number, change in changes.items():
+            yield from parts[item].edits[number](change)
+
+    def read(again: Row, place: Place) -> Sequence[Rollout]:
+        return tuple(part.rollout for part in parts_of(again, place))
+
+    return updated_with(row, mended, read, edits)
+
+
+def _context(call: LoggedCall) -> tuple[Any, ...]:
+    return call.stated.get("model"), call.stated.get("attempt"), call.tools, call.template_kwargs
+
+
+def _continued(exchange: Sequence[LoggedCall], after: Sequence[Sequence[LoggedCall]]) -> int:
+    if len(exchange) == 1:
+        return 0
+    for number, call in enumerate(exchange):
+        if call.answer is None or not call.prompt:
+            continue
+        said = (*call.prompt, call.answer)
+        if any(_same(later[0].prompt[: len(said)], said) for later in after):
+            return number
+    return 0
+
+
+def _first_of(calls: Sequence[LoggedCall]) -> dict[str, object]:
+    """What only one of the calls states and all should be known by."""
+    found = next((call.stated["copies_disagree"] for call in calls if "copies_disagree" in call.stated), None)
+    return {} if found is None else {"copies_disagree": found}
+
+
+def _same(left: Sequence[Message], right: Sequence[Message]) -> bool:
+    """True if these are the same messages; only what rules and templates read is compared."""
+    return len(left) == len(right) and all(
+        a is b or (a.role, a.text, a.reasoning, a.tool_calls) == (b.role, b.text, b.reasoning, b.tool_calls)
+        for a, b in zip(left, right, strict=True)
+    )

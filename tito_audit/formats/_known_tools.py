@@ -1,0 +1,20 @@
+"""Whether a conversation can be rendered again: a template prints the tools that a model was offered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tito_audit.record.message import Message, ToolSpec
+
+__all__ = ["calls_unknown_tools"]
+
+
+def calls_unknown_tools(messages: Iterable[Message], tools: Sequence[ToolSpec]) -> bool:
+    """True when a message calls a tool that was not logged.
+
+    Either the tools are missing, and no prompt can be written as it was, or nobody offered any and an agent
+    made the calls out of the model's text, which the messages then do not hold.
+    """
+    functions = (tool.get("function", tool) for tool in tools)
+    known = {one.get("name") for one in functions if isinstance(one, Mapping) and isinstance(one.get("name"), str)}
+    return any(call.name not in known for message in messages for call in message.tool_calls)

@@ -1,0 +1,129 @@
+"""The chunks of a streamed chat answer joined, with where in them each token's logprob is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.formats._columns import is_list
+from tito_audit.formats._responses_write import entry_edits
+from tito_audit.formats._turn_change import Change
+from tito_audit.formats._update import as_logged
+from tito_audit.record.edits import Edit, Path
+
+__all__ = ["Joined", "is_chunks", "joined"]
+
+_TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
+_SILENT = ("role", "tool_calls", *_TEXTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A streamed answer in one piece."""
+
+    response: Mapping[str, Any]
+    chunks: Sequence[Mapping[str, Any]]
+
+    def edits(self, path: Path, change: Change) -> Iterator[Edit]:
+        """What to write into the chunks at `path`; RecordError for what is spread over them."""
+        if change.prompt_ids is not None:
+            for number, chunk in enumerate(self.chunks):
+                if is_list(chunk.get("prompt_token_ids")) and len(chunk["prompt_token_ids"]):
+                    new = as_logged(change.prompt_ids, chunk["prompt_token_ids"])
+                    yield Edit((*path, number, "prompt_token_ids"), new)
+        old, values = change.recorded_logprobs, change.logprobs
+        if change.columns or (values is not None and (old is None or len(old) != len(values))):
+            raise RecordError("a stream's chunks hold ids, logprobs and texts together, so none of them can go")
+        if values is None or old is None:
+            return
+        start = 0
+        for number, chunk in enumerate(self.chunks):
+            entries = _content(chunk)
+            end = start + len(entries)
+            at = (*path, number, "choices", 0, "logprobs", "content")
+            yield from entry_edits(entries, at, old[start:end], values[start:end])
+            start = end
+
+
+def is_chunks(value: object) -> bool:
+    """True for a list of stream chunks."""
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(one, Mapping) for one in value)
+
+
+def joined(chunks: Sequence[Mapping[str, Any]]) -> Joined:
+    """The answer that the chunks of one choice make; RecordError for several choices and for unknown deltas."""
+    message: dict[str, Any] = {"role": "assistant"}
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": None}
+    response: dict[str, Any] = {"choices": [choice]}
+    calls: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for key in ("id", "model", "created", "usage"):
+            if chunk.get(key) is not None:
+                response[key] = chunk[key]
+        if is_list(chunk.get("prompt_token_ids")) and len(chunk["prompt_token_ids"]):
+            response.setdefault("prompt_token_ids", chunk["prompt_token_ids"])
+        piece = _choice(chunk)
+        if piece is None:
+            continue
+        if piece.get("finish_reason") is not None:
+            choice["finish_reason"] = piece["finish_reason"]
+        if piece.get("token_ids") is not None:
+            choice.setdefault("token_ids", []).extend(_plain(piece["token_ids"], "token_ids"))
+        if piece.get("logprobs") is not None:
+            choice.setdefault("logprobs", {"content": []})["content"].extend(_content(chunk))
+        _add(message, calls, piece.get("delta"))
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return Joined(response, chunks)
+
+
+def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The choice of a chunk; None for one that only counts, as the last of a stream does."""
+    listed = chunk.get("choices")
+    if listed is None or (is_list(listed) and not len(listed)):
+        return None
+    if not isinstance(listed, list | tuple) or len(listed) != 1 or not isinstance(listed[0], Mapping):
+        raise RecordError("a stream of several choices: their chunks are not told apart. Log the joined answer")
+    if listed[0].get("index") not in (None, 0):
+        raise RecordError("a stream of several choices: their chunks are not told apart. Log the joined answer")
+    return listed[0]
+
+
+def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: object) -> None:
+    """A delta added to the message that it goes on with."""
+    if delta is None:
+        return
+    if not isinstance(delta, Mapping):
+        raise RecordError("a stream's `delta` is not an object")
+    unknown = [key for key, value in delta.items() if key not in _SILENT and value]
+    if unknown:
+        raise RecordError(f"a stream's delta holds {unknown[0]!r}, which is not joined. Log the joined answer")
+    for key in _TEXTS:
+        if isinstance(delta.get(key), str):
+            message[key] = message.get(key, "") + delta[key]
+    for part in _plain(delta.get("tool_calls") or (), "tool_calls"):
+        function = part.get("function") if isinstance(part, Mapping) else None
+        if not isinstance(function, Mapping) or type(part.get("index", 0)) is not int:
+            raise RecordError("a stream's delta holds a tool call without a function")
+        call = calls.setdefault(
+            part.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = call["id"] or part.get("id")
+        for key in ("name", "arguments"):
+            call["function"][key] += function[key] if isinstance(function.get(key), str) else ""
+
+
+def _content(chunk: Mapping[str, Any]) -> list[Any]:
+    """The entries of a chunk's logprobs."""
+    piece = _choice(chunk)
+    logged = piece.get("logprobs") if piece is not None else None
+    entries = logged.get("content") if isinstance(logged, Mapping) else None
+    return _plain(entries, "logprobs.content") if entries is not None else []
+
+
+def _plain(value: Any, name: str) -> list[Any]:
+    if not is_list(value):
+        raise RecordError(f"a stream's {name} is not a list")
+    return value.tolist() if hasattr(value, "tolist") else list(value)

@@ -1,0 +1,257 @@
+"""A verifiers episode written again: logprobs and columns compacted by the mask, prompts cut into their nodes.
+
+Its branches are sequences of their own already, so nothing is ever split; and what was sampled stays, so what
+changes is the tokens of messages before it and the columns beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._boundaries import moved_boundaries
+from tito_audit.formats._columns import is_list
+from tito_audit.formats._turn_change import Change, Read, changes_of, same_floats, same_ids, says_this
+from tito_audit.formats._update import as_logged, at_most_one_each, with_values
+from tito_audit.formats._values import equal_values
+from tito_audit.formats._verifiers_counts import counts_after
+from tito_audit.formats._verifiers_graph import Branches, Node, episode_of, prompts_of, trees_of, wrapped_in
+from tito_audit.record.arrays import Ids
+from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Rollout, TrainingRow
+
+__all__ = ["updated_rows"]
+
+_DIGITS = 4
+"""Decimals of per-token floats since release 0.4.0 (`RECORD_FLOAT_DECIMALS` in `v1/graph.py`)."""
+_UNREBUILT = ("routed_experts", "sampling_mask")
+Changed = dict[tuple[Path, int], dict[Path, Any]]
+"""Values from now on, by the path of the trace, the number of the node and the key in it."""
+
+
+def updated_rows(row: Row, mended: Sequence[Mended], read: Read) -> Sequence[Row]:
+    """The row with what its rollouts say; itself when nothing changed."""
+    if not mended:
+        return ()
+    rollouts = read(row, mended[0].rollout.place)
+    if len({one.rollout.place.item for one in mended}) < len(mended):
+        raise RecordError(
+            "a trace cannot hold a fork, and needs none: its branches are sequences of their own already"
+        )
+    ones = at_most_one_each(rollouts, mended)
+    episode = episode_of(row)
+    changed: Changed = {}
+    trees = trees_of(episode) if "traces" in episode or "nodes" in episode else []
+    for tree, before, one in zip(trees, rollouts, ones, strict=False):
+        if len(one.turns_from) != len(before.turns):
+            raise RecordError("a call of a trace cannot be left out: the messages behind it stand on its tokens")
+        _row_stays(before.training_row, one.rollout.training_row)
+        _collect(tree, before, changes_of(before, one), changed)
+    if not changed:
+        return (row,)
+    edits = [
+        Edit((*path, "nodes", number, *name), value)
+        for (path, number), values in changed.items()
+        for name, value in values.items()
+    ]
+    written = with_edits(episode, edits)
+    new = _put_back(row, with_edits(written, list(counts_after(episode, written))))
+    for again, one, before in zip(read(new, rollouts[0].place), ones, rollouts, strict=True):
+        says_this(again, _as_rounded(one, again), before)
+    return (new,)
+
+
+def _row_stays(before: TrainingRow | None, after: TrainingRow | None) -> None:
+    """Masks cannot say less than was sampled: a token out of the mask has no place for its logprob."""
+    same = before is after or (
+        before is not None
+        and after is not None
+        and same_ids(before.token_ids, after.token_ids)
+        and equal_values(before.loss_mask, after.loss_mask)
+        and same_floats(before.logprobs, after.logprobs)
+    )
+    if not same:
+        raise RecordError(
+            "a node's mask says what was sampled and its logprobs are those of the mask, so the loss of a "
+            "trace cannot be changed by itself"
+        )
+
+
+def _collect(tree: Branches, before: Rollout, changes: Mapping[int, Change], changed: Changed) -> None:
+    """What the changed calls of a rollout say of its nodes."""
+    prompts: dict[int, Ids] = {}
+    for turn, change in changes.items():
+        number = tree.sampled[turn]
+        node = tree.nodes[number]
+        values = changed.setdefault((tree.path, number), {})
+        if change.logprobs is not None:
+            values["logprobs",] = _logprobs(node, change.logprobs)
+        for name, column in change.columns.items():
+            keys: Path = (name,) if name in node.wire else tuple(name.split(".", 1))
+            values[keys] = _column(node, keys, column, _nothing(tree))
+        if change.prompt_ids is not None:
+            prompts[number] = change.prompt_ids
+    own = _own_tokens(tree, prompts)
+    for number, ids in own.items():
+        node = tree.nodes[number]
+        values = changed.setdefault((tree.path, number), {})
+        for keys, value in _given_again(node, ids, _nothing(tree)).items():
+            values.setdefault(keys, value)
+    for key in [key for key, values in changed.items() if not values]:
+        del changed[key]
+
+
+def _nothing(tree: Branches) -> object:
+    """How this log says "none": episode lines leave nulls out, lines of a bare trace keep them."""
+    return None if any("parent" in node.wire for node in tree.nodes if node.parent is None) else ABSENT
+
+
+def _logprobs(node: Node, values: NDArray[np.float64]) -> Any:
+    """The logprobs of the tokens under the mask, with as many digits as before."""
+    original = node.wire.get("logprobs")
+    compact = values[node.trained]
+    if np.isnan(compact).any() and not _holds_null(original):
+        raise RecordError(f"{node.where}.logprobs holds a number for each sampled token and cannot hold null")
+    return as_logged(_rounded(compact, original), original)
+
+
+def _column(node: Node, keys: Path, values: NDArray[Any] | None, nothing: object) -> Any:
+    """Any other column, in the length in which the log has it; what cannot be told is left out whole."""
+    original: Any = node.wire
+    for key in keys:
+        original = original[key]
+    if values is None:
+        return nothing
+    if len(original) != np.count_nonzero(node.mask):
+        values = np.concatenate([np.asarray(original, values.dtype)[: node.start], values])
+    else:
+        values = values[node.trained]
+    if any(value is None or value != value for value in values.tolist()) and not _holds_null(original):
+        return nothing
+    return as_logged(_rounded(values, original), original)
+
+
+def _own_tokens(tree: Branches, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
+    """What each changed node adds from now on before its completion, out of the prompts that hold it."""
+    before = prompts_of(tree)
+    own: dict[int, Ids] = {}
+    for number, ids in prompts.items():
+        old, path = before[number]
+        parts = [(n, given) for n in path for given in ((True, False) if tree.nodes[n].sampled else (True,))]
+        parts.append((number, True))
+        lengths = [_size(tree.nodes[n], given) for n, given in parts]
+        cuts = _cuts(old, ids, [0, *np.cumsum(lengths).tolist()], [not given for _, given in parts])
+        for (n, given), start, end in zip(parts, cuts[:-1], cuts[1:], strict=True):
+            node, part = tree.nodes[n], ids[start:end]
+            if not given:
+                if not same_ids(part, node.completion):
+                    raise RecordError(f"{node.where} was sampled, and no repair may change what was sampled")
+            elif not same_ids(part, own.get(n, node.ids[: node.start])):
+                if n in own:
+                    raise RecordError(f"{node.where} belongs to several branches, which would hold it otherwise")
+                own[n] = part
+    return own
+
+
+def _size(node: Node, given: bool) -> int:
+    return node.start if given else len(node.completion)
+
+
+def _cuts(old: Ids, new: Ids, ends: Sequence[int], sampled: Sequence[bool]) -> list[int]:
+    """Where the parts of a prompt end from now on."""
+    try:
+        return moved_boundaries(TrainingRow(old, None, None), TrainingRow(new, None, None), ends, sampled)
+    except RecordError:
+        raise RecordError(
+            "tokens between two messages of a branch changed, and to which of the two they belong cannot be told"
+        ) from None
+
+
+def _given_again(node: Node, ids: Ids, nothing: object) -> dict[Path, Any]:
+    """The values of a node whose tokens before its completion are others from now on."""
+    wire, old = node.wire, node.ids[: node.start]
+    ids_now = np.concatenate([ids, node.completion])
+    values: dict[Path, Any] = {("token_ids",): as_logged(ids_now, wire["token_ids"])}
+    mask, weights = wire.get("mask"), wire.get("loss_weights")
+    content: Any = wire.get("is_content")
+    if _is_filled(mask):
+        if node.mask[: node.start].any():
+            raise RecordError(f"{node.where}.mask trains the tokens that would change")
+        values["mask",] = as_logged(np.concatenate([np.zeros(len(ids), np.bool_), node.trained]), mask)
+    if _is_filled(content):
+        told = _carried(old, ids, list(content), node.start)
+        # An empty list is how the log says that it is not known.
+        values["is_content",] = [] if told is None else as_logged(told, content)
+    for name, value in weights.items() if isinstance(weights, Mapping) else ():
+        if _is_filled(value):
+            told = _carried(old, ids, list(value), node.start)
+            if told is None:
+                raise RecordError(f"{node.where}.loss_weights.{name} weighs the tokens that would change")
+            values["loss_weights", name] = as_logged(told, value)
+    values.update({(name,): nothing for name in _UNREBUILT if wire.get(name) is not None})
+    return values
+
+
+def _is_filled(value: Any) -> bool:
+    return is_list(value) and len(value) > 0
+
+
+def _carried(old: Ids, new: Ids, values: list[Any], start: int) -> list[Any] | None:
+    """The values of a node with those of its first `start` tokens, `old`, on the tokens that replace them.
+
+    None when what a token that was not there before should have is not known.
+    """
+    size = min(len(old), len(new))
+    head = int(np.argmin(np.append(old[:size] == new[:size], False)))
+    same = old[::-1][: size - head] == new[::-1][: size - head]
+    tail = int(np.argmin(np.append(same, False)))
+    changed, room = values[head : start - tail], len(new) - head - tail
+    if room and (not changed or any(value != changed[0] for value in changed)):
+        return None
+    return values[:head] + changed[:1] * room + values[start - tail :]
+
+
+def _rounded(values: NDArray[Any], original: Any) -> NDArray[Any]:
+    """Values with no more digits than the log's, where it rounds."""
+    if values.dtype.kind != "f" or not is_list(original):
+        return values
+    old = np.array([value for value in original if isinstance(value, float)], np.float64)
+    return np.round(values, _DIGITS) if np.array_equal(old, np.round(old, _DIGITS), equal_nan=True) else values
+
+
+def _as_rounded(one: Mended, again: Rollout) -> Mended:
+    """What was wanted, with logprobs as the log rounds them."""
+    turns = []
+    for want, got in zip(one.rollout.turns, again.turns, strict=False):
+        wanted, said = want.completion_logprobs, got.completion_logprobs
+        same_size = wanted is not None and said is not None and len(wanted) == len(said)
+        if same_size and np.allclose(wanted, said, rtol=0, atol=10.0**-_DIGITS, equal_nan=True):  # type: ignore[arg-type]
+            want = replace(want, completion_logprobs=said)
+        turns.append(want)
+    turns += one.rollout.turns[len(turns) :]
+    return replace(one, rollout=replace(one.rollout, turns=tuple(turns)))
+
+
+def _holds_null(original: Any) -> bool:
+    return any(value is None or value != value for value in original)
+
+
+def _put_back(row: Row, episode: Row) -> Row:
+    """The row with its episode, inside the string of an uploaded sample where it is there."""
+    if "traces" in row or "nodes" in row:
+        return episode
+    info = wrapped_in(row)
+    assert info is not None
+    new = with_values(info, {"native_wrapper": episode})
+    if not isinstance(row["info"], str):
+        return with_values(row, {"info": new})
+    from tito_audit.record.json_text import rewritten_string
+
+    return with_values(row, {"info": rewritten_string(row["info"], info, new)})

@@ -1,0 +1,222 @@
+"""Agent Lightning events as its server lists them, one a row, and lines that archive a rollout with all of them.
+
+A `model_request` is a call: its request and the answer of a vLLM server, or, asked with `?format=triplet`, its
+ids alone. Other events, such as rewards, hold no tokens. Of calls with the same prompt in one attempt the
+framework trains on the last, so an archived rollout is read without the others.
+microsoft/agent-lightning `agentlightning/server/routes/events.py`, `server/proxy.py` (c632d8dd).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._call_log import (
+    ChangeEdits,
+    LoggedCall,
+    Part,
+    chat_calls,
+    numbered,
+    part_of,
+    threads,
+    updated_parts,
+)
+from tito_audit.formats._calls import call_turn, updated_call
+from tito_audit.formats._responses_items import text_of
+from tito_audit.formats._stream import is_chunks, joined
+from tito_audit.formats._turn_change import Change, recounted
+from tito_audit.record.edits import Edit, Path
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["FORMAT"]
+
+_TRIPLET = ("prompt_token_ids", "response_token_ids")
+
+
+def _matches(row: Row) -> bool:
+    if _is_event(row):
+        return True
+    events = row.get("events")
+    return (
+        isinstance(events, list | tuple)
+        and isinstance(row.get("rollout"), Mapping)
+        and (_is_event(events[0]) if len(events) else "resources" in row)
+    )
+
+
+def _parts(row: Row, place: Place) -> Sequence[Part]:
+    if _is_event(row):
+        events: Sequence[tuple[Any, Path]] = [(row, ())]
+        stated = _stated(row)
+    else:
+        events = [(event, ("events", number)) for number, event in enumerate(row["events"])]
+        stated = _stated(row["rollout"])
+    found = _last_of_retries([_calls(row, event, path) for event, path in events])
+    parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(found)]
+    if not parts:
+        parts = [Part(Rollout(place, FORMAT.name, stated={**stated, "ids_wanted": False}), ())]
+    return numbered(parts, place)
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return tuple(part.rollout for part in _parts(row, place))
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return (updated_parts(row, mended, _parts),)
+
+
+def _is_event(row: object) -> bool:
+    return (
+        isinstance(row, Mapping)
+        and isinstance(row.get("event_type"), str)
+        and ("rollout_id" in row or "attempt_id" in row)
+        and (row.get("data") is None or isinstance(row["data"], Mapping))
+    )
+
+
+def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
+    """The call of an event, one for each choice of its answer; [] for what is no call or failed."""
+    if not isinstance(event, Mapping) or not _is_event(event):
+        raise RecordError(
+            f"{path[0]}[{path[1]}] is not an event: `event_type`, `rollout_id` and `data` are expected"
+        )
+    data = event.get("data") or {}
+    if event["event_type"] != "model_request" or _failed(data):
+        return []
+    at = (*path, "data")
+    calls = _triplet(data, at) if any(key in data for key in _TRIPLET) else _answer(root, data, at)
+    return [_of_event(call, event, data, at) for call in calls]
+
+
+def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
+    """The calls of a request with its answer, in one piece or as the chunks of a stream."""
+    request, response = data.get("request"), data.get("response")
+    if request is not None and not isinstance(request, Mapping):
+        raise RecordError("data.request is not an object")
+    asked = (*path, "request") if request is not None else path
+    at = (*path, "response")
+    if is_chunks(response):
+        stream = joined(response)  # type: ignore[arg-type]  # is_chunks has looked
+        (call,) = chat_calls(root, request or {}, stream.response, asked, at)
+
+        def edits(change: Change) -> Iterator[Edit]:
+            return stream.edits(at, change)
+
+        return [replace(call, edits=edits)]
+    if not isinstance(response, Mapping):
+        raise RecordError("data.response is neither an answer (an object) nor the chunks of a stream")
+    return chat_calls(root, request or {}, response, asked, at) if "choices" in response else []
+
+
+def _triplet(data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
+    """The call of an event that was trimmed to its ids."""
+
+    def edits(change: Change) -> Iterator[Edit]:
+        yield Edit(path, updated_call(data, change.before, change.after))
+
+    return [LoggedCall(call_turn(data, "data"), edits)]
+
+
+def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> LoggedCall:
+    """The call with what the event says of the server, and without its routing once the prompt is another."""
+    server = data.get("server")
+    server = server if isinstance(server, Mapping) else {}
+    stated = dict(call.stated)
+    if isinstance(server.get("model"), str):
+        stated["model"] = server["model"]
+    if isinstance(event.get("attempt_id"), int | str):
+        stated["attempt"] = event["attempt_id"]
+    inner = call.edits
+
+    def edits(change: Change) -> Iterator[Edit]:
+        yield from inner(change)
+        yield from _beside(data, path, change)
+
+    turn = _versioned(call.turn, server.get("version", data.get("model_version")))
+    return replace(call, turn=turn, edits=edits, stated=stated)
+
+
+def _beside(data: Mapping[str, Any], path: Path, change: Change) -> Iterator[Edit]:
+    """What the proxy took out of the answer: routing, which nobody can make up, and another copy of the counts."""
+    old, new = change.before.prompt_ids, change.prompt_ids
+    if old is None or new is None:
+        return
+    if data.get("routed_experts") is not None:
+        yield Edit((*path, "routed_experts"), None)
+    usage = data.get("usage")
+    size = 0 if change.before.completion_ids is None else len(change.before.completion_ids)
+    if isinstance(usage, Mapping):
+        for name, value in recounted(usage, [(len(old), size)], [(len(new), size)]).items():
+            yield Edit((*path, "usage", name), value)
+
+
+def _versioned(turn: Turn, version: object) -> Turn:
+    known = isinstance(version, str | int) and not isinstance(version, bool)
+    return replace(turn, weight_versions=(str(version),)) if known and not turn.weight_versions else turn
+
+
+def _failed(data: Mapping[str, Any]) -> bool:
+    """True for a call that got no answer."""
+    status, response = data.get("http_status"), data.get("response")
+    if isinstance(status, int | float | np.number) and status >= 400:
+        return True
+    wrong = isinstance(response, Mapping) and response.get("error") is not None
+    return text_of(data.get("status")) == "error" or data.get("error") is not None or wrong
+
+
+def _last_of_retries(exchanges: Sequence[list[LoggedCall]]) -> list[list[LoggedCall]]:
+    """The exchanges without those whose prompt the same attempt asked again later."""
+    by_prompt: dict[object, list[list[LoggedCall]]] = {}
+    for number, calls in enumerate(exchanges):
+        by_prompt.setdefault(_prompt_key(calls) or number, []).append(calls)
+    last = {id(listed[-1]): listed[:-1] for listed in by_prompt.values()}
+    return [
+        [replace(call, edits=_with_retries(call.edits, last[id(calls)])) for call in calls]
+        for calls in exchanges
+        if id(calls) in last
+    ]
+
+
+def _with_retries(edits: ChangeEdits, retries: Sequence[Sequence[LoggedCall]]) -> ChangeEdits:
+    """The edits of a call and, where its prompt changes, of the calls that asked the same before."""
+    if not retries:
+        return edits
+
+    def all_edits(change: Change) -> Iterator[Edit]:
+        yield from edits(change)
+        for call in (calls[0] for calls in retries) if change.prompt_ids is not None else ():
+            after = replace(call.turn, prompt_ids=change.prompt_ids)
+            yield from call.edits(Change(call.turn, after, change.prompt_ids, None, {}))
+
+    return all_edits
+
+
+def _prompt_key(calls: Sequence[LoggedCall]) -> tuple[object, bytes] | None:
+    prompt = calls[0].turn.prompt_ids if calls else None
+    return None if prompt is None or not len(prompt) else (str(calls[0].stated.get("attempt")), prompt.tobytes())
+
+
+def _stated(holder: Mapping[str, Any]) -> dict[str, object]:
+    """The name of the rollout, where the event or the archived rollout has one."""
+    name = next((holder[key] for key in ("rollout_id", "id") if isinstance(holder.get(key), str)), None)
+    return {} if name is None else {"id": name}
+
+
+FORMAT = Format(
+    name="agent_lightning_event",
+    title="Agent Lightning events",
+    signature="`event_type`, `rollout_id`, `data`; or `rollout` with `events` of them",
+    precedence=150,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="A call each: prompt, completion, logprobs, weight version, and the request's messages and tools unless "
+    "it was trimmed to a triplet. Only an archived rollout holds its calls together.",
+)

@@ -1,0 +1,255 @@
+"""Agent Lightning spans, and the triplets that its adapters make of them.
+
+A span of a model call has its ids in `attributes`, under the names of the tracer that wrote it: as lists, or as
+text where the proxy did. Other spans hold no tokens. A triplet is one call; a rollout of an earlier release
+lists them. microsoft/agent-lightning `types/tracer.py`, `adapter/triplet.py`; checked with agentlightning 0.3.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._call_log import LoggedCall, Part, numbered, part_of, updated_parts
+from tito_audit.formats._columns import ids_or_none, is_list
+from tito_audit.formats._responses_write import entry_edits
+from tito_audit.formats._spans import as_chat, literal, span_tools, unflattened
+from tito_audit.formats._turn_change import Change, recounted, same_ids
+from tito_audit.formats._update import as_logged
+from tito_audit.record.arrays import empty_ids
+from tito_audit.record.build import call_columns
+from tito_audit.record.edits import Edit, Path
+from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["FORMAT"]
+
+_WEAVE = "agentlightning.operation.output"
+_RAW = "llm.hosted_vllm"
+_PROMPTS = ("prompt_token_ids", f"{_WEAVE}.prompt_token_ids", f"{_RAW}.prompt_token_ids")
+_COMPLETIONS = (
+    "response_token_ids",
+    f"{_WEAVE}.response_token_ids.0",
+    f"{_WEAVE}.choices.0.token_ids",
+    f"{_WEAVE}.choices.0.provider_specific_fields.token_ids",
+    f"{_RAW}.response_token_ids",
+    f"{_RAW}.choices",
+)
+_LOGPROBS = "logprobs.content"
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Ids and logprobs as an object holds them, which may be as text."""
+
+    holder: Mapping[str, Any]
+    path: Path
+    prompts: tuple[str, ...]
+    completion: Any
+    """The list itself, out of what it lies in."""
+    logprobs: str
+
+
+def _matches(row: Row) -> bool:
+    if isinstance(row.get("attributes"), Mapping):
+        return "span_id" in row and "trace_id" in row and ("rollout_id" in row or "sequence_id" in row)
+    if _is_triplet(row):
+        return True
+    listed = row.get("triplets")
+    return isinstance(listed, list | tuple) and bool(listed) and _is_triplet(listed[0])
+
+
+def _parts(row: Row, place: Place) -> Sequence[Part]:
+    stated: dict[str, object] = {"id": row["rollout_id"]} if isinstance(row.get("rollout_id"), str) else {}
+    if isinstance(row.get("attributes"), Mapping):
+        calls = [_span(row["attributes"], stated)]
+    elif _is_triplet(row):
+        calls = [_triplet(row, ())]
+    else:
+        calls = []
+        for number, triplet in enumerate(row["triplets"]):
+            if not _is_triplet(triplet):
+                raise RecordError(f"triplets[{number}] is not a triplet: `prompt` and `response` with `token_ids`")
+            calls.append(_triplet(triplet, ("triplets", number)))
+    return numbered([part_of(calls, place, FORMAT.name, stated)], place)
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return tuple(part.rollout for part in _parts(row, place))
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return (updated_parts(row, mended, _parts),)
+
+
+def _is_triplet(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    sides = value.get("prompt"), value.get("response")
+    return all(isinstance(side, Mapping) and "token_ids" in side for side in sides)
+
+
+def _span(attributes: Mapping[str, Any], stated: Mapping[str, object]) -> LoggedCall:
+    """The call of one span; a span that is none wants no ids."""
+    found = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
+    completion = None if found is None else _own_completion(literal(attributes[found]), found)
+    held = _Held(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
+    prompt = as_chat(unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
+    answer = as_chat(unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
+    return LoggedCall(
+        _turn(held, _text(attributes.get("gen_ai.completion.0.finish_reason"))),
+        lambda change: _edits(held, change),
+        prompt,
+        answer[0] if answer else None,
+        span_tools(unflattened(attributes, "gen_ai.request.functions")),
+        stated=_model(attributes.get("gen_ai.response.model"), attributes.get("gen_ai.request.model")),
+        wants_ids=any(name in attributes for name in (*_PROMPTS, *_COMPLETIONS)),
+    )
+
+
+def _own_completion(value: Any, name: str) -> Any:
+    """The ids of the first choice, where a list of choices was kept."""
+    if name == f"{_RAW}.choices":
+        first = value[0] if isinstance(value, list | tuple) and value else None
+        return first.get("token_ids") if isinstance(first, Mapping) else None
+    if is_list(value) and len(value) and is_list(value[0]):
+        return value[0]
+    return value
+
+
+def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
+    """The call of one triplet."""
+    prompt, response = triplet["prompt"], triplet["response"]
+    asked = _Held(prompt, (*path, "prompt"), ("token_ids",), None, "")
+    held = _Held(response, (*path, "response"), (), response.get("token_ids"), "logprobs")
+    metadata = triplet.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    request, said = metadata.get("request"), metadata.get("response")
+    answer = as_chat(response.get("raw_content"), "response.raw_content", of_prompt=False)
+    raw = response.get("raw_content")
+    first = raw[0] if isinstance(raw, list | tuple) and raw and isinstance(raw[0], Mapping) else {}
+    turn = _turn(held, _text(first.get("finish_reason")))
+    turn = Turn(
+        _prompt(asked),
+        turn.completion_ids,
+        turn.completion_logprobs,
+        completion_text=turn.completion_text,
+        finish_reason=turn.finish_reason,
+        columns=turn.columns,
+    )
+
+    def edits(change: Change) -> Iterator[Edit]:
+        yield from _prompt_edits(asked, change)
+        yield from _logprob_edits(held, change)
+
+    return LoggedCall(
+        turn,
+        edits,
+        as_chat(prompt.get("raw_content"), "prompt.raw_content"),
+        answer[0] if answer else None,
+        span_tools(request.get("functions")) if isinstance(request, Mapping) else (),
+        stated=_model(
+            said.get("model") if isinstance(said, Mapping) else None,
+            request.get("model") if isinstance(request, Mapping) else None,
+        ),
+    )
+
+
+def _turn(held: _Held, finish_reason: str | None) -> Turn:
+    """Ids and logprobs as far as they are there; empty lists are how an adapter says that they are not."""
+    ids = ids_or_none(held.completion, "response token ids")
+    entries = _entries(held)
+    logprobs = [entry.get("logprob") for entry in entries or ()]
+    values, columns = call_columns(
+        empty_ids() if ids is None else ids, logprobs=(held.logprobs, logprobs) if logprobs else None
+    )
+    return Turn(
+        _prompt(held),
+        ids,
+        None if ids is None else values,
+        finish_reason=finish_reason,
+        columns=tuple(column for column in columns if ids is not None or len(column.values)),
+    )
+
+
+def _prompt(held: _Held) -> Any:
+    name = next((name for name in held.prompts if held.holder.get(name) is not None), None)
+    return None if name is None else ids_or_none(literal(held.holder[name]), name)
+
+
+def _entries(held: _Held) -> list[Mapping[str, Any]] | None:
+    """The tokens' logprobs as objects; None when there are none."""
+    value = literal(held.holder.get(held.logprobs))
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
+        raise RecordError(f"{held.logprobs} is not a list of tokens (objects with a `logprob`)")
+    return list(value)
+
+
+def _edits(held: _Held, change: Change) -> Iterator[Edit]:
+    yield from _prompt_edits(held, change)
+    yield from _logprob_edits(held, change)
+    old, new = change.before.prompt_ids, change.prompt_ids
+    if old is None or new is None:
+        return
+    size = 0 if change.before.completion_ids is None else len(change.before.completion_ids)
+    usage = unflattened(held.holder, "gen_ai.usage")
+    if isinstance(usage, Mapping):
+        for name, value in recounted(usage, [(len(old), size)], [(len(new), size)]).items():
+            yield Edit((*held.path, f"gen_ai.usage.{name}"), value)
+
+
+def _prompt_edits(held: _Held, change: Change) -> Iterator[Edit]:
+    """The prompt under each name that repeats it."""
+    new = change.prompt_ids
+    if new is None:
+        return
+    for name in held.prompts:
+        value = held.holder.get(name)
+        was = literal(value)
+        if value is None or not same_ids(ids_or_none(was, name), change.before.prompt_ids):
+            continue
+        written = as_logged(new, was)
+        yield Edit(
+            (*held.path, name), rewritten_string(value, was, written) if isinstance(value, str) else written
+        )
+
+
+def _logprob_edits(held: _Held, change: Change) -> Iterator[Edit]:
+    if change.columns:
+        raise RecordError(f"{held.logprobs} holds texts beside the logprobs and cannot be left out")
+    old, new = change.recorded_logprobs, change.logprobs
+    entries = _entries(held)
+    if new is None or old is None or entries is None:
+        return
+    value = held.holder[held.logprobs]
+    for edit in entry_edits(entries, (), old, new):
+        text = rewritten_string(value, entries, edit.value) if isinstance(value, str) else edit.value
+        yield Edit((*held.path, held.logprobs), text)
+
+
+def _model(*names: object) -> dict[str, object]:
+    known = next((name for name in names if isinstance(name, str) and name), None)
+    return {} if known is None else {"model": known}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+FORMAT = Format(
+    name="agent_lightning_span",
+    title="Agent Lightning spans and triplets",
+    signature="`span_id`, `trace_id`, `attributes`; or `prompt.token_ids` + `response.token_ids`; or `triplets`",
+    precedence=151,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="A call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
+    "answer's tool calls are in other spans). Spans of one rollout are not joined.",
+)

@@ -1,0 +1,85 @@
+"""AReaL samples: tensors of a trajectory saved as lists, or one model response; each token with its version.
+
+inclusionAI/AReaL `areal/api/io_struct.py` (`ModelResponse`), `areal/experimental/openai/types.py`
+(`to_tensor_dict`): `input_ids`, `loss_mask`, `logprobs`, `versions` over the whole sequence, padded on the right,
+with a batch dimension that a saved tensor keeps. `versions` is -1 where nothing was generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._batch_samples import batch_read, batch_update, sample_rollout, updated_sample
+from tito_audit.formats._columns import is_list
+from tito_audit.formats._update import with_values
+from tito_audit.record.arrays import as_floats
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+_NOBODY = -1
+"""The version of a token that no weights generated."""
+
+
+def _matches(row: Row) -> bool:
+    if is_list(row.get("output_tokens")):
+        return "output_versions" in row
+    return is_list(row.get("input_ids")) and "versions" in row
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return batch_read(row, place, _ids(row), _sample)
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return batch_update(row, mended, _ids(row), _sample, _updated)
+
+
+def _ids(row: Row) -> str:
+    return "output_tokens" if is_list(row.get("output_tokens")) else "input_ids"
+
+
+def _sample(row: Row, place: Place) -> Rollout:
+    found = sample_rollout(row, place, FORMAT.name, (_ids(row), "input_tokens"))
+    if not found.turns or row.get("output_versions") is None:
+        return found
+    versions = as_floats(row["output_versions"], "output_versions")
+    known = dict.fromkeys(f"{version:g}" for version in versions.tolist() if version == version and version >= 0)
+    return replace(found, turns=(replace(found.turns[0], weight_versions=tuple(known)),))
+
+
+def _updated(row: Row, before: Rollout, one: Mended) -> Row:
+    """A sample written again, where -1 is the version of a token that was put in."""
+    new = updated_sample(row, before, one)
+    versions: Any = new.get("versions")
+    if versions is row.get("versions") or not is_list(versions):
+        return new
+    return with_values(new, {"versions": _with_nobody(versions, row["versions"])})
+
+
+def _with_nobody(versions: Any, original: Any) -> Any:
+    filled = [_NOBODY if value is None or value != value else value for value in list(versions)]
+    if any(value != int(value) for value in filled):
+        raise RecordError("column 'versions' holds a number that is no version")
+    filled = [int(value) for value in filled]
+    return np.array(filled, original.dtype) if isinstance(original, np.ndarray) else filled
+
+
+FORMAT = Format(
+    name="areal",
+    title="AReaL trajectories and model responses",
+    signature="`input_ids` with `versions`; or `output_tokens` with `output_versions`",
+    precedence=228,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="The training row with its mask, logprobs and the weight version of each token, padding taken off; or "
+    "one call. No messages or tools; the rollout dumps that AReaL itself writes hold text only.",
+)

@@ -1,0 +1,60 @@
+"""ART trajectory groups as JSONL: one line a group, a sampled turn is a choice object among the messages.
+
+The writer takes `logprobs` off the choices; ids are there only if the server returned them.
+OpenPipe/ART `src/art/utils/trajectory_migration.py` (`serialize_trajectory_groups`), openpipe-art 0.5.18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._art import is_trajectory, trajectory_parts
+from tito_audit.formats._call_log import Part, numbered, updated_parts
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+
+def _matches(row: Row) -> bool:
+    listed = row.get("trajectories")
+    if isinstance(listed, list | tuple):
+        return any(is_trajectory(one) for one in listed[:8])
+    return "trajectories" not in row and isinstance(row.get("messages_and_choices"), list | tuple)
+
+
+def _parts(row: Row, place: Place) -> Sequence[Part]:
+    if "trajectories" not in row:
+        return numbered(trajectory_parts(row, row, (), place, FORMAT.name, {}), place)
+    listed = row["trajectories"]
+    if not isinstance(listed, list | tuple):
+        raise RecordError("trajectories is not a list")
+    parts: list[Part] = []
+    for number, one in enumerate(listed):
+        if not is_trajectory(one):
+            raise RecordError(f"trajectories[{number}] is not a trajectory: it has no list `messages_and_choices`")
+        parts += trajectory_parts(row, one, ("trajectories", number), place, FORMAT.name, {"group": place.row})
+    return numbered(parts, place)
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return tuple(part.rollout for part in _parts(row, place))
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return (updated_parts(row, mended, _parts),)
+
+
+FORMAT = Format(
+    name="art_group",
+    title="ART trajectory groups (JSONL)",
+    signature="`trajectories[].messages_and_choices`; or `messages_and_choices` of one trajectory",
+    precedence=120,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Messages, tools and finish reasons; each call's prompt and completion when the server returned ids. "
+    "Logprobs are not written. Additional histories are rollouts of their own.",
+)

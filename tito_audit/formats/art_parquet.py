@@ -1,0 +1,134 @@
+"""ART trajectories as Parquet rows: version 2 with the whole trajectory as JSON text, version 1 as text only.
+
+In version 2 `trajectory_json` counts and every other column repeats parts of it for queries, without ids;
+`group_json` is the same in all rows of a group. A group without trajectories is one row without a trajectory.
+OpenPipe/ART `src/art/utils/trajectory_logging.py` (version 1 as of 0.5.18; version 2 came after it).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._art import trajectory_parts
+from tito_audit.formats._call_log import Part, numbered, updated_parts
+from tito_audit.formats._columns import parsed
+from tito_audit.formats._responses_items import message_wire
+from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import Message, as_message, as_tools
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+_VERSION = 2
+_V1 = frozenset({"group_index", "reward", "metrics", "metadata", "tools", "logs", "messages"})
+
+
+def _matches(row: Row) -> bool:
+    if type(row.get("format_version")) is int and "trajectory_json" in row and "group_json" in row:
+        text = row["trajectory_json"]
+        return isinstance(text, str) or (text is None and row.get("trajectory_index") is None)
+    if not row.keys() >= _V1 or "trajectory_json" in row:
+        return False
+    messages = row["messages"]
+    if messages is None or (isinstance(messages, list | tuple) and not messages):
+        return "group_metadata" in row
+    return isinstance(messages, list | tuple) and isinstance(messages[0], Mapping) and "trainable" in messages[0]
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    if "trajectory_json" not in row:
+        return (_text_only(row, place),)
+    if row["format_version"] != _VERSION:
+        raise RecordError(
+            f"format_version is {row['format_version']}; of ART's Parquet files version {_VERSION} can be read, "
+            "and version 1, which has no such column"
+        )
+    if row["trajectory_json"] is None:
+        return (Rollout(place, FORMAT.name, stated={**_group(row), "ids_wanted": False}),)
+    return tuple(part.rollout for part in _parts_in(_group(row))(_trajectory(row), place))
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if "trajectory_json" not in row or row["trajectory_json"] is None:
+        if len(mended) != 1 or mended[0].rollout.turns or mended[0].rollout.training_row is not None:
+            raise RecordError("the row holds no tokens, and there is no place for any")
+        return (row,)
+    if len(mended) > len({one.rollout.place.item for one in mended}):
+        raise RecordError("ART numbers the trajectories of a group without gaps: a fork's parts have no numbers")
+    trajectory = _trajectory(row)
+    new = updated_parts(trajectory, mended, _parts_in(_group(row)))
+    if new is trajectory:
+        return (row,)
+    return ({**row, "trajectory_json": rewritten_string(row["trajectory_json"], trajectory, new)},)
+
+
+def _parts_in(stated: Mapping[str, object]) -> Any:
+    def parts(trajectory: Row, place: Place) -> Sequence[Part]:
+        return numbered(trajectory_parts(trajectory, trajectory, (), place, FORMAT.name, stated), place)
+
+    return parts
+
+
+def _trajectory(row: Row) -> Mapping[str, Any]:
+    text = row["trajectory_json"]
+    if not isinstance(text, str):
+        raise RecordError("trajectory_json is not a text of JSON")
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        # What Python writes and orjson refuses: NaN, and halves of characters.
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            raise RecordError("trajectory_json is a text that is no JSON") from None
+    if not isinstance(value, Mapping):
+        raise RecordError("trajectory_json holds no trajectory: an object is expected")
+    return value
+
+
+def _text_only(row: Row, place: Place) -> Rollout:
+    """A row of version 1, which holds neither ids nor logprobs."""
+    messages = row.get("messages")
+    if messages is not None and not isinstance(messages, list | tuple):
+        raise RecordError("messages is not a list")
+    return Rollout(
+        place,
+        FORMAT.name,
+        tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages or ())),
+        as_tools(parsed(row, "tools"), "tools"),
+        stated={**_group(row), "ids_wanted": False},
+    )
+
+
+def _message(value: object, where: str) -> Message:
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{where} is not a message (an object)")
+    wire = message_wire(value, ("trainable",))
+    if "tool_calls" in wire:
+        wire["tool_calls"] = parsed(wire, "tool_calls")
+    return as_message(wire, where)
+
+
+def _group(row: Row) -> dict[str, object]:
+    group = row.get("group_index")
+    return {} if group is None else {"group": group}
+
+
+FORMAT = Format(
+    name="art_parquet",
+    title="ART trajectories (Parquet)",
+    signature="`format_version`, `group_json`, `trajectory_json`; or `group_index`, `messages[].trainable`",
+    precedence=10,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Version 2: messages, tools and every call of a trajectory, its prompt, completion and logprobs when "
+    "the server returned them, also of captured exchanges. Version 1 is text only: nothing to audit.",
+)

@@ -1,0 +1,155 @@
+"""ATIF trajectories (Agent Trajectory Interchange Format): one JSON document each, written by Harbor agents.
+
+The steps of a conversation with what the tools said inside the agent's step; the ids of a call in the step's
+metrics. Each embedded sub-agent is a further rollout. harbor RFC 0001 and `harbor/models/trajectories/`; the
+package `atif` 1.8.0 has the same models. They forbid keys of other names, but keep what is in an `extra`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._atif import EXTRA, IDS, Call, Conversation, conversation_of, routing_of, step_turn
+from tito_audit.formats._call_places import CallPlace, lengths_of, object_at, updated_calls
+from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.record.edits import ABSENT, Edit, Path
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import as_tools
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["FORMAT"]
+
+_INNER = "subagent_trajectories"
+
+
+def _matches(row: Row) -> bool:
+    version = row.get("schema_version")
+    return isinstance(version, str) and version.startswith("ATIF-v")
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return tuple(
+        _rollout(trajectory, _words(path), replace(place, item=item))
+        for item, (path, trajectory) in enumerate(_trajectories(row, ()))
+    )
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return updated_calls(row, mended, _read, _places, gone=ABSENT, only_numbers=True, totals=_totals)
+
+
+def _trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """A trajectory and all that are embedded in it, each before its own."""
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{_words(path)[:-1]} is not a trajectory (an object)")
+    yield path, value
+    inner = value.get(_INNER)
+    if inner is None:
+        return
+    if not isinstance(inner, list | tuple):
+        raise RecordError(f"{_words(path)}{_INNER} is not a list of trajectories")
+    for number, one in enumerate(inner):
+        yield from _trajectories(one, (*path, _INNER, number))
+
+
+def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout:
+    agent = trajectory.get("agent")
+    if not isinstance(agent, Mapping):
+        raise RecordError(f"{where}agent is not an object that names the agent")
+    found = conversation_of(trajectory.get("steps"), f"{where}steps")
+    tools = as_tools(agent.get("tool_definitions"), f"{where}agent.tool_definitions")
+    stated = _stated(trajectory["steps"], agent, found)
+    if found.unread:
+        stated["items_not_read"] = found.unread
+    elif calls_unknown_tools(found.messages, tools):
+        # Calls that no tool definition knows are what the agent made of the model's text, and with tools
+        # that were not logged no prompt can be rendered again.
+        stated["messages_retold"] = True
+    told = not {"items_not_read", "messages_retold"} & stated.keys()
+    turns: tuple[Turn, ...] = ()
+    if any(call.metrics.get(name) is not None for call in found.calls for name in IDS):
+        turns = tuple(_turn(call, found, f"{where}steps[{call.step}]", told) for call in found.calls)
+    else:
+        stated["ids_wanted"] = False
+    return Rollout(place, FORMAT.name, found.messages if told else (), tools, turns=turns, stated=stated)
+
+
+def _turn(call: Call, found: Conversation, where: str, told: bool) -> Turn:
+    message = found.messages[call.message]
+    # Reasoning and calls are a part of the completion that the message does not spell.
+    whole = told and not message.tool_calls and message.reasoning is None and isinstance(message.content, str)
+    index = call.message if told else None
+    return step_turn(call, where, message_index=index, text=message.text if whole else None)
+
+
+def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation) -> dict[str, object]:
+    """The model, unless the steps of one trajectory name several."""
+    usual = agent.get("model_name")
+    named = [steps[call.step].get("model_name") for call in found.calls] or [usual]
+    models = {name if isinstance(name, str) else usual if isinstance(usual, str) else None for name in named}
+    (model,) = models if len(models) == 1 else (None,)
+    return {"model": model} if model is not None else {}
+
+
+def _places(row: Row) -> Sequence[Sequence[CallPlace]]:
+    return [
+        [
+            _place(call, (*path, "steps", call.step, "metrics"))
+            for call in conversation_of(trajectory.get("steps"), "steps").calls
+        ]
+        for path, trajectory in _trajectories(row, ())
+    ]
+
+
+def _place(call: Call, path: Path) -> CallPlace:
+    metrics = call.metrics
+    extra = metrics.get("extra")
+    extra = extra if isinstance(extra, Mapping) else {}
+    columns = {EXTRA + name: ((*path, "extra", name),) for name in extra}
+    return CallPlace(
+        prompts=((*path, "prompt_token_ids"),),
+        logprobs=((*path, "logprobs"),),
+        columns={**columns, "logprobs": ((*path, "logprobs"),)},
+        routing=tuple((*path, "extra", name) for name in routing_of(extra)),
+        counters=(path,),
+    )
+
+
+def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+    """`final_metrics.total_prompt_tokens`, by as much as the prompts grew that it counts."""
+    for (path, trajectory), old, new in zip(_trajectories(row, ()), before, after, strict=True):
+        total = object_at(trajectory, "final_metrics").get("total_prompt_tokens")
+        steps = trajectory["steps"]
+        counted = [object_at(step, "metrics").get("prompt_tokens") for step in steps]
+        if not old.turns or type(total) is not int or total != sum(one for one in counted if type(one) is int):
+            continue
+        grown = 0
+        for call, was, now in zip(conversation_of(steps, "steps").calls, old.turns, new.turns, strict=True):
+            size, to = lengths_of([was])[0], lengths_of([now])[0]
+            grown += to - size if counted[call.step] == size else 0
+        if grown:
+            yield Edit((*path, "final_metrics", "total_prompt_tokens"), total + grown)
+
+
+def _words(path: Path) -> str:
+    return "".join(f"{step}." if isinstance(step, str) else f"[{step}]." for step in path).replace(".[", "[")
+
+
+FORMAT = Format(
+    name="atif",
+    title="ATIF trajectories (Harbor)",
+    signature="`schema_version` that starts with `ATIF-v`, `agent`, `steps`",
+    precedence=30,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Messages, tools and every call whose step has ids, of sub-agents too. Parsed arguments hide how a "
+    "call was spelled; steps copied from elsewhere and sums over several calls are not audited; most coding "
+    "agents log no ids.",
+    # Its models forbid keys of other names.
+    open_object="extra",
+)

@@ -1,0 +1,253 @@
+"""Harbor rollout details: the ids of every call of a trial, in `result.json` beside its ATIF trajectory.
+
+Each conversation is three lists with one list a call, the main agent's first. harbor
+`models/agent/rollout_detail.py` (`RolloutDetail`), `models/agent/context.py` (`AgentContext`), `llms/chat.py`,
+which appends to the three lists independently: a call without logprobs makes one of them shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._call_places import CallPlace, lengths_of, object_at, updated_calls
+from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, is_numbers, policy_of
+from tito_audit.record.arrays import empty_ids
+from tito_audit.record.build import call_columns
+from tito_audit.record.column import MovePolicy
+from tito_audit.record.edits import Edit, Path
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["FORMAT"]
+
+_COUNTS = ("n_input_tokens", "n_output_tokens", "rollout_details")
+_PROMPTS, _COMPLETIONS, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Detail:
+    """One conversation, its lists paired call by call."""
+
+    path: Path
+    prompts: Sequence[Any]
+    completions: Sequence[Any]
+    logprobs: Sequence[int | None]
+    """For each call the position of its logprobs; None where it has none."""
+    value: Mapping[str, Any]
+
+    @property
+    def extra(self) -> dict[str, Sequence[Any]]:
+        """What a provider said of each call, by its name."""
+        found = object_at(self.value, "extra")
+        size = len(self.completions)
+        return {name: value for name, value in found.items() if is_list(value) and len(value) == size}
+
+
+def _matches(row: Row) -> bool:
+    result, steps = row.get("agent_result"), row.get("step_results")
+    if isinstance(result, Mapping):
+        return any(name in result for name in _COUNTS)
+    if isinstance(steps, list | tuple) and any(isinstance(s, Mapping) and "agent_result" in s for s in steps):
+        return True
+    if "trial_name" in row and "agent_result" in row:
+        return result is None  # the trial failed before its agent had said anything
+    if isinstance(row.get("rollout_details"), list | tuple):
+        return True
+    return _is_lists(row.get(_COMPLETIONS)) and (_PROMPTS not in row or _is_lists(row[_PROMPTS]))
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    stated = _stated(row)
+    found = [
+        Rollout(replace(place, item=item), FORMAT.name, turns=_turns(detail), stated=stated)
+        for item, detail in enumerate(_details(row))
+    ]
+    if any(turn for rollout in found for turn in rollout.turns):
+        return tuple(found)
+    return (Rollout(replace(place, item=0), FORMAT.name, stated={**stated, "ids_wanted": False}),)
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return updated_calls(row, mended, _read, _places, totals=_totals)
+
+
+def _details(row: Row) -> Iterator[_Detail]:
+    """Every conversation of the row, in order."""
+    for path, details in _lists(row):
+        if details is None:
+            continue
+        if not isinstance(details, list | tuple):
+            raise RecordError(f"{_words(path)} is not a list of conversations")
+        for number, value in enumerate(details):
+            yield _paired(value, (*path, number))
+    if _is_lists(row.get(_COMPLETIONS)):
+        yield _paired(row, ())
+
+
+def _lists(row: Row) -> Iterator[tuple[Path, Any]]:
+    """Where lists of conversations stand: of the trial, of each of its steps, of an agent by itself."""
+    yield ("agent_result", "rollout_details"), object_at(row, "agent_result").get("rollout_details")
+    steps = row.get("step_results")
+    for number, step in enumerate(steps if isinstance(steps, list | tuple) else ()):
+        path = ("step_results", number, "agent_result", "rollout_details")
+        yield path, object_at(step, "agent_result").get("rollout_details")
+    yield ("rollout_details",), row.get("rollout_details")
+
+
+def _paired(value: object, path: Path) -> _Detail:
+    """The three lists of a conversation, call by call; RecordError where that cannot be told."""
+    where = _words(path)
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{where} is not a conversation (an object)")
+    prompts, completions, logprobs = (
+        _lists_of(value, name, where) for name in (_PROMPTS, _COMPLETIONS, _LOGPROBS)
+    )
+    if not completions and prompts:
+        raise RecordError(f"{where}{_PROMPTS} holds {len(prompts)} lists, and no call has {_COMPLETIONS}")
+    if prompts and len(prompts) != len(completions):
+        raise RecordError(
+            f"{where}{_PROMPTS} holds {len(prompts)} lists and {_COMPLETIONS} {len(completions)}: each is "
+            "appended by itself, so which call has no prompt cannot be told"
+        )
+    sizes = [len(ids) if is_list(ids) else 0 for ids in completions]
+    return _Detail(
+        path,
+        prompts or [None] * len(completions),
+        completions,
+        _positions(sizes, [len(one) if is_list(one) else 0 for one in logprobs], where),
+        value,
+    )
+
+
+def _positions(completions: Sequence[int], logprobs: Sequence[int], where: str) -> list[int | None]:
+    """For each call the position of its logprobs, told by their lengths where some calls have none."""
+    if len(logprobs) == len(completions):
+        return list(range(len(completions)))
+    if not logprobs:
+        return [None] * len(completions)
+    first, last = _matched(completions, logprobs), _matched(completions[::-1], logprobs[::-1])
+    # Taken from either end the same calls are met if there is one way only to pair them.
+    if first is None or last is None or first != [len(completions) - 1 - at for at in reversed(last)]:
+        raise RecordError(
+            f"{where}{_LOGPROBS} holds {len(logprobs)} lists for {len(completions)} calls: each list is appended "
+            "by itself, and their lengths do not tell which call has none"
+        )
+    found: list[int | None] = [None] * len(completions)
+    for position, call in enumerate(first):
+        found[call] = position
+    return found
+
+
+def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] | None:
+    """The first calls, in order, whose lengths are these; None when there are none."""
+    found: list[int] = []
+    for call, size in enumerate(completions):
+        if len(found) < len(logprobs) and size == logprobs[len(found)]:
+            found.append(call)
+    return found if len(found) == len(logprobs) else None
+
+
+def _lists_of(value: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
+    found = value.get(name)
+    if found is None:
+        return ()
+    if not is_list(found) or not all(one is None or is_list(one) for one in found):
+        raise RecordError(f"{where}{name} is not a list with one list a call")
+    return found  # type: ignore[no-any-return]
+
+
+def _turns(detail: _Detail) -> tuple[Turn, ...]:
+    where = _words(detail.path)
+    turns = []
+    for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
+        at = detail.logprobs[number]
+        try:
+            prompt_ids, ids = ids_or_none(prompt, _PROMPTS), ids_or_none(completion, _COMPLETIONS)
+            ids = empty_ids() if ids is None and prompt_ids is not None and completion is not None else ids
+            scored = {} if at is None else {_LOGPROBS: detail.value[_LOGPROBS][at]}
+            values, columns = call_columns(
+                empty_ids() if ids is None else ids,
+                logprobs=flat_logprobs(scored, _LOGPROBS),
+                other=dict(_columns(detail, number)),
+            )
+        except RecordError as error:
+            raise RecordError(f"{where}call {number}: {error}") from None
+        turns.append(
+            Turn(
+                prompt_ids,
+                ids,
+                completion_logprobs=None if ids is None else values,
+                columns=tuple(column for column in columns if ids is not None or len(column.values)),
+            )
+        )
+    return tuple(turns)
+
+
+def _columns(detail: _Detail, number: int) -> Iterator[tuple[str, tuple[Any, MovePolicy]]]:
+    """What a provider said token by token of a call."""
+    for name, values in detail.extra.items():
+        entries, policy = values[number], policy_of(name)
+        if is_list(entries) and len(entries) > 1 and (is_numbers(entries) or policy is MovePolicy.DROP):
+            yield f"extra.{name}", (entries, policy)
+
+
+def _places(row: Row) -> Sequence[Sequence[CallPlace]]:
+    return [[_place(detail, number) for number in range(len(detail.completions))] for detail in _details(row)]
+
+
+def _place(detail: _Detail, number: int) -> CallPlace:
+    path, at = detail.path, detail.logprobs[number]
+    scored = () if at is None else ((*path, _LOGPROBS, at),)
+    extra = {name: (*path, "extra", name, number) for name in detail.extra}
+    return CallPlace(
+        prompts=((*path, _PROMPTS, number),),
+        logprobs=scored,
+        columns={_LOGPROBS: scored, **{f"extra.{name}": (one,) for name, one in extra.items()}},
+        routing=tuple(one for name, one in extra.items() if policy_of(name) is MovePolicy.DROP),
+    )
+
+
+def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+    """`n_input_tokens` of an agent, if it counts the prompts of its conversations."""
+    details = list(_details(row))
+    for holder in dict.fromkeys(detail.path[:-2] for detail in details if detail.path):
+        own = [number for number, detail in enumerate(details) if detail.path[:-2] == holder]
+        old, new = (sum(lengths_of(rollouts[n].turns)[0] for n in own) for rollouts in (before, after))
+        count: Any = row
+        for step in (*holder, "n_input_tokens"):
+            count = count.get(step) if isinstance(count, Mapping) else count[step]
+        if type(count) is int and count == old and old != new:
+            yield Edit((*holder, "n_input_tokens"), new)
+
+
+def _stated(row: Row) -> dict[str, object]:
+    model = object_at(row, "agent_info", "model_info").get("name")
+    stated: dict[str, object] = {"model": model} if isinstance(model, str) else {}
+    if isinstance(row.get("task_name"), str):
+        stated["group"] = row["task_name"]
+    return stated
+
+
+def _is_lists(value: object) -> bool:
+    return is_list(value) and len(value) > 0 and is_list(value[0])  # type: ignore[arg-type, index]
+
+
+def _words(path: Path) -> str:
+    return "".join(f"{step}." if isinstance(step, str) else f"[{step}]." for step in path).replace(".[", "[")
+
+
+FORMAT = Format(
+    name="harbor",
+    title="Harbor trial results (rollout details)",
+    signature="`agent_result` or `step_results` with `rollout_details`; or lists of lists of ids",
+    precedence=220,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Every call of each conversation, sub-agents after the main one, with its complete prompt and "
+    "logprobs. No messages or tools: they are in the trial's ATIF trajectory.",
+)

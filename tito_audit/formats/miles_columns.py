@@ -1,0 +1,59 @@
+"""The token columns that miles mirrors for its dashboard: Parquet, one row a sample, six columns.
+
+radixark/miles `miles/ray/rollout/debug_data.py` (`save_dashboard_columns`). The conversations are in
+`trajectory/ID.jsonl` beside it, joined on `sample_index`; the same ids are in `rollout_data/ID.pt` once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._columns import is_list
+from tito_audit.formats._slime_samples import sample_row, updated_sample
+from tito_audit.formats._update import at_most_one_each
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+_COLUMNS = {"sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs"}
+_OURS = {"tito_audit"}
+"""What a repaired file has beside them."""
+
+
+def _matches(row: Row) -> bool:
+    return row.keys() - _OURS == _COLUMNS and (row["tokens"] is None or is_list(row["tokens"]))
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    tokens, total = row["tokens"], row["total_length"]
+    held = len(tokens) if is_list(tokens) else 0
+    if tokens is not None and (type(total) is not int or total != held):
+        said = total if type(total) is int else "no number"
+        raise RecordError(f"total_length is {said}, and the column 'tokens' holds {held} ids")
+    index = row["sample_index"]
+    stated: dict[str, object] = {"sample_index": index} if type(index) is int else {}
+    return (Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated),)
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    before = _read(row, mended[0].rollout.place)
+    (after,) = at_most_one_each(before, mended)
+    return (updated_sample(row, before[0].training_row, after.rollout.training_row),)
+
+
+FORMAT = Format(
+    name="miles_columns",
+    title="miles dashboard columns",
+    signature="exactly `sample_index`, the two lengths, `tokens`, `loss_mask`, `rollout_log_probs`",
+    precedence=20,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="The training row, its mask and its logprobs, no text. The messages are in `trajectory/*.jsonl`, and "
+    "the same ids in `rollout_data/*.pt`, which a repair of this file does not touch.",
+)

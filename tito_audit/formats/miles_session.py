@@ -1,0 +1,222 @@
+"""Sessions of the miles session server: every call of one conversation, with the ids that went in and came out.
+
+`GET /sessions/ID` answers `{session_id, records, metadata}`; a record is a chat request with `input_ids` and
+SGLang's answer to it. radixark/miles `miles/rollout/session/` (`types.py`, `core.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._calls import written_once
+from tito_audit.formats._columns import ids_or_none, is_list
+from tito_audit.formats._copies import with_list
+from tito_audit.formats._responses_read import rollouts_of
+from tito_audit.formats._responses_write import updated_choices
+from tito_audit.formats._turn_change import changes_of, rollouts_before, says_this
+from tito_audit.formats._update import as_logged, with_values
+from tito_audit.record.arrays import Ids
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["FORMAT"]
+
+_RUNNING = "accumulated_token_ids"
+_VERDICT = "tito_session_mismatch"
+_TRIM = "max_trim_tokens"
+_INDEXER = "indexer_topk"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A record that is a call."""
+
+    number: int
+    """Its place among the records."""
+    rollouts: tuple[Rollout, ...]
+    """What it says by itself; the first is the session's."""
+
+
+def _matches(row: Row) -> bool:
+    if not {"session_id", "records"} <= row.keys():
+        return False
+    records = row["records"]
+    return records is None or (
+        is_list(records) and all(isinstance(record, Mapping) and "response" in record for record in records[:1])
+    )
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    calls = _calls(row, place)
+    last = calls[-1].rollouts[0] if calls else Rollout(place, FORMAT.name)
+    turns = written_once([_in_place(call.rollouts[0], last.messages) for call in calls], last.messages)
+    stated = {**last.stated, "session_id": row["session_id"]}
+    stated.pop("copies_disagree", None)
+    stated.pop("ids_wanted", None)
+    odd = [one.rollouts[0].stated.get("copies_disagree") for one in calls]
+    odd.append(_out_of_step(row, turns))
+    if any(odd):
+        stated["copies_disagree"] = "; ".join(str(words) for words in odd if words)
+    if not turns:
+        stated["ids_wanted"] = False
+    for name in (_TRIM, _VERDICT):
+        if _metadata(row).get(name) is not None:
+            stated[name] = _metadata(row)[name]
+    return (replace(last, place=place, turns=turns, stated=stated),)
+
+
+def _calls(row: Row, place: Place) -> list[_Call]:
+    """The records that hold an answer; RecordError naming the record that cannot be read."""
+    found: list[_Call] = []
+    records = row["records"]
+    if records is not None and not is_list(records):
+        raise RecordError("records is not a list of requests and their answers")
+    for number, record in enumerate(records if records is not None else ()):
+        if not isinstance(record, Mapping):
+            raise RecordError(f"records[{number}] is not a request and its answer (an object)")
+        status = record.get("status_code")
+        if isinstance(status, int | float | str) and status not in (200, "200"):
+            continue  # an error that the agent was told
+        try:
+            rollouts = _record(record, place)
+        except RecordError as error:
+            raise RecordError(f"records[{number}]: {error}") from None
+        if rollouts and rollouts[0].turns:
+            found.append(_Call(number, tuple(rollouts)))
+    return found
+
+
+def _record(record: Row, place: Place) -> Sequence[Rollout]:
+    return rollouts_of(record, place, FORMAT.name)
+
+
+def _in_place(own: Rollout, messages: Sequence[Message]) -> Turn:
+    """The call with its place in the last call's conversation, or with its own where that is another."""
+    (turn,) = own.turns
+    index = turn.message_index
+    if index is None:
+        return turn
+    mine = own.messages[: index + 1]
+    if [_told(one) for one in mine] == [_told(one) for one in messages[: index + 1]]:
+        return turn
+    return replace(turn, message_index=None, prompt_messages=mine[:-1])
+
+
+def _told(message: Message) -> object:
+    """What a template reads of a message."""
+    return message.role, message.text, message.reasoning, message.tool_calls
+
+
+def _metadata(row: Row) -> Mapping[str, Any]:
+    value = row.get("metadata")
+    return value if isinstance(value, Mapping) else {}
+
+
+def _running(row: Row) -> Ids | None:
+    return ids_or_none(_metadata(row).get(_RUNNING), f"metadata.{_RUNNING}")
+
+
+def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
+    """By how many tokens the running sequence is shorter than what the last call saw and said.
+
+    None when it is no beginning of that, or lacks more than the server may trim.
+    """
+    seen, most = turn.seen_ids, _metadata(row).get(_TRIM)
+    if seen is None:
+        return None
+    less = len(seen) - len(running)
+    allowed = most if type(most) is int else 0
+    return less if 0 <= less <= allowed and np.array_equal(seen[: len(running)], running) else None
+
+
+def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:
+    """How the running sequence differs from the last call; None when it does not or cannot be compared."""
+    running = _running(row)
+    if running is None or not turns or turns[-1].seen_ids is None:
+        return None
+    if _trimmed(row, running, turns[-1]) is not None:
+        return None
+    return f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call"
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    (before,) = rollouts_before(row, mended, _read)
+    return tuple(_updated(row, before, one) for one in mended)
+
+
+def _updated(row: Row, before: Rollout, one: Mended) -> Row:
+    """The session as one mended rollout has it; a fork calls this once a part."""
+    changes, kept = changes_of(before, one), one.turns_from
+    if not changes and len(kept) == len(before.turns):
+        return row
+    if not kept:
+        raise RecordError("no call would be left in the session")
+    calls = _calls(row, before.place)
+    own = {call.number: turn for turn, call in enumerate(calls)}
+    now = dict(zip(kept, one.rollout.turns, strict=True))
+    records = [
+        _updated_record(record, calls[own[number]], now[own[number]]) if own.get(number) in changes else record
+        for number, record in enumerate(row["records"])
+        if number not in own or own[number] in now
+    ]
+    new = with_values(row, {"records": with_list(row["records"], records)})
+    new = with_values(new, _with_running(row, before.turns[-1], one.rollout.turns[-1]))
+    (again,) = _read(new, before.place)
+    says_this(again, one, before)
+    return new
+
+
+def _updated_record(record: Row, call: _Call, turn: Turn) -> Row:
+    """A record whose call changed."""
+    first, *others = call.rollouts
+    (own,) = first.turns
+    turn = replace(turn, message_index=own.message_index, prompt_messages=own.prompt_messages)
+    wanted = [Mended(replace(first, turns=(turn,)), (0,)), *(Mended(other, (0,)) for other in others)]
+    new = updated_choices(record, wanted, _record)
+    return new if np.array_equal(own.prompt_ids, turn.prompt_ids) else _without_indexer(new)  # type: ignore[arg-type]
+
+
+def _without_indexer(record: Row) -> Row:
+    """The record without what an engine selected for the old prompt, which is packed and cannot be cut."""
+    response = record["response"]
+    choices = [
+        with_values(choice, {"meta_info": with_values(meta, {_INDEXER: None})})
+        if isinstance(meta := choice.get("meta_info"), Mapping) and meta.get(_INDEXER) is not None
+        else choice
+        for choice in response.get("choices", ())
+    ]
+    same = with_list(response.get("choices", ()), choices)
+    return with_values(record, {"response": with_values(response, {"choices": same})}) if choices else record
+
+
+def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
+    """`metadata` with the running sequence of the last call as it is now, and no verdict on the one before."""
+    running, metadata = _running(row), _metadata(row)
+    less = _trimmed(row, running, before) if running is not None else None
+    seen = after.seen_ids
+    if running is None or less is None or seen is None:
+        return {}
+    values = {_RUNNING: as_logged(seen[: len(seen) - less], metadata[_RUNNING])}
+    if values[_RUNNING] is not metadata[_RUNNING] and metadata.get(_VERDICT) is not None:
+        values[_VERDICT] = None
+    return {"metadata": with_values(metadata, values)}
+
+
+FORMAT = Format(
+    name="miles_session",
+    title="miles sessions",
+    signature="`session_id` + `records` of requests and answers, `metadata`",
+    precedence=160,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Messages, tools and every call: its prompt, what was sampled, logprobs, weight versions. The running "
+    "sequence is compared with the last call; the server's own verdict is stated, not trusted.",
+)

@@ -1,0 +1,57 @@
+"""The conversations that miles writes beside its token columns: JSONL, one sample a line, no ids.
+
+radixark/miles `miles/ray/rollout/debug_data.py` (`trajectory_rows`). The ids of `trajectory/ID.jsonl` are in
+`dashboard_columns/rollout_ID.parquet`, joined on `sample_index`; tools are in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._columns import is_list, stated_facts
+from tito_audit.formats._update import at_most_one_each
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import as_messages
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+_TOKENS = "dashboard_columns/rollout_ID.parquet"
+
+
+def _matches(row: Row) -> bool:
+    if not {"sample_index", "messages", "group_index", "status"} <= row.keys() or "tokens" in row:
+        return False
+    return row["messages"] is None or is_list(row["messages"])
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    stated = {**stated_facts(row), "ids_wanted": False, "ids_elsewhere": f"{_TOKENS}, on sample_index"}
+    for name in ("sample_index", "status"):
+        if isinstance(row[name], int | str):
+            stated[name] = row[name]
+    return (Rollout(place, FORMAT.name, as_messages(row["messages"], "messages"), stated=stated),)
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    at_most_one_each(_read(row, mended[0].rollout.place), mended)
+    if any(one.rollout.turns or one.rollout.training_row is not None for one in mended):
+        raise RecordError(f"a line of messages holds no ids; they are in {_TOKENS} beside it")
+    return (row,)
+
+
+FORMAT = Format(
+    name="miles_trajectory",
+    title="miles conversations",
+    signature="`sample_index`, `group_index`, `status`, `messages`, no `tokens`",
+    precedence=180,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Messages only. Their tokens are in the Parquet beside it, `dashboard_columns/rollout_ID.parquet`, on "
+    "the same `sample_index`.",
+)

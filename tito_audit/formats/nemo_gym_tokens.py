@@ -1,0 +1,133 @@
+"""NeMo-Gym token capture: `ROLLOUT.tokens.jsonl`, one line a model call, in the order in which they ended.
+
+NVIDIA-NeMo/Gym `nemo_gym/token_id_capture/records.py` (`TokenEntry`). What each call was sent stands in the
+rollout row of the same rollout id; from version 2 on a line states the length and a digest of its tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._calls import updated_call
+from tito_audit.formats._columns import ids_or_none, is_list, other_columns
+from tito_audit.formats._responses_items import TOKEN_KEYS, steps, text_of
+from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.record.build import call_columns
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["FORMAT"]
+
+_VERSION = 3
+_DIGEST_OF = b"nemo-gym-tokens"
+_DIGEST_VERSION = 1
+_ROUTING = "routed_experts"
+_PARTS = ("tool_calls", "reasoning_content", "reasoning")
+"""What a chat message holds beside its text."""
+
+
+def _matches(row: Row) -> bool:
+    if not {"model_call_id", "generation_token_ids", "output_items"} <= row.keys():
+        return False
+    return all(row[name] is None or is_list(row[name]) for name in ("generation_token_ids", "output_items"))
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    version = row.get("schema_version", _VERSION)
+    if type(version) is not int or version < 1:
+        raise RecordError("schema_version is no version of a token capture, which are counted from 1")
+    if version > _VERSION:
+        raise RecordError(
+            f"schema_version is {version}, and what is known here ends with {_VERSION}: a newer version may mean "
+            "something else by these columns"
+        )
+    facts = {"model": row.get("model"), "id": row["model_call_id"], "group": row.get("rollout_id")}
+    stated = {name: value for name, value in facts.items() if isinstance(value, str) and value}
+    return (Rollout(place, FORMAT.name, turns=(_turn(row),), stated=stated),)
+
+
+def _turn(row: Row) -> Turn:
+    """The one call of a line; without ids when nothing was captured."""
+    prompt, completion = (ids_or_none(row.get(name), name) for name in TOKEN_KEYS[:2])
+    if completion is None and prompt is not None and row["generation_token_ids"] is not None:
+        completion = empty_ids()
+    logprobs = row.get("generation_log_probs")
+    values, columns = call_columns(
+        empty_ids() if completion is None else completion,
+        logprobs=None if logprobs is None else ("generation_log_probs", logprobs),
+        other=other_columns(row, {*TOKEN_KEYS, "output_items"}),
+    )
+    text, cut = _answer(row["output_items"])
+    return Turn(
+        prompt_ids=prompt,
+        completion_ids=completion,
+        completion_logprobs=None if completion is None else values,
+        completion_text=text,
+        finish_reason="length" if cut else None,
+        columns=tuple(column for column in columns if completion is not None or len(column.values)),
+    )
+
+
+def _answer(items: Any) -> tuple[str | None, bool]:
+    """The decoded completion where the answer is text alone, and whether the limit of tokens cut it."""
+    found = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
+    cut = any(text_of(item.get("status")) == "incomplete" for step in found for item in step.items)
+    if len(found) != 1 or any(item.get(part) for item in found[0].items for part in _PARTS):
+        return None, cut
+    message = found[0].message
+    whole = not message.tool_calls and message.reasoning is None
+    return message.text if whole else None, cut
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    (before,) = _read(row, mended[0].rollout.place)
+    (after,) = at_most_one_each((before,), mended)
+    if after.turns_from != (0,):
+        raise RecordError("the line is one call and cannot be left without it")
+    old, new = before.turns[0], after.rollout.turns[0]
+    written = updated_call(row, old, new, skip=("output_items",))
+    return (with_values(written, dict(_told(row, old, new))),)
+
+
+def _told(row: Row, before: Turn, after: Turn) -> Iterator[tuple[str, Any]]:
+    """What a line says about its tokens beside them, where the prompt changed."""
+    old, new = before.seen_ids, after.seen_ids
+    if old is None or new is None or np.array_equal(old, new):
+        return
+    if row.get(_ROUTING) is not None:
+        yield _ROUTING, None
+    if row.get("cum_len") == len(old):
+        yield "cum_len", len(new)
+    if row.get("digest") is not None:
+        if row["digest"] != _digest(old):
+            raise RecordError("the digest is not that of these tokens, so none can be written for others")
+        yield "digest", _digest(new)
+
+
+def _digest(ids: Ids) -> str:
+    """SHA-256 of a sequence, as `compute_digest` of the capture takes it; ids are never negative."""
+    header = struct.pack(">BQ", _DIGEST_VERSION, len(ids)) if len(ids) else b""
+    return hashlib.sha256(_DIGEST_OF + header + ids.astype(">u8").tobytes()).hexdigest()
+
+
+FORMAT = Format(
+    name="nemo_gym_tokens",
+    title="NeMo-Gym token capture",
+    signature="`model_call_id`, `generation_token_ids`, `output_items`",
+    precedence=60,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="One call a line: its complete prompt, what was sampled, its logprobs and its text. What it was sent "
+    "is in the rollout row of the same rollout id. State files beside the log know its old content.",
+)

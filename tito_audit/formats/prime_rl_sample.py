@@ -1,0 +1,168 @@
+"""prime-rl training samples as JSON objects: one branch of a rollout, flat, or as it was split before.
+
+Since June 2026 a sample is one flat sequence (`token_ids`, `mask`, …); before it was a prompt and a completion
+that holds the environment's tokens too. The framework itself sends them as msgpack without names
+(`rollouts/step_N/rank_R.bin`), which is not read here. PrimeIntellect-ai/prime-rl
+`src/prime_rl/transports/rollouts/types.py` (`TrainingSample`), before `src/prime_rl/transport/types.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._columns import Raw, ids_or_none, is_list, policy_of
+from tito_audit.formats._update import as_logged, at_most_one_each, updated_row, with_values
+from tito_audit.record.build import training_row
+from tito_audit.record.column import MovePolicy
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout, TrainingRow
+
+__all__ = ["FORMAT"]
+
+_SENTINEL = 0.0
+"""What stands for a token that nobody sampled."""
+_TELLING = (
+    "temperatures",
+    "rl_weights",
+    "ce_weights",
+    "ref_kl_weights",
+    "mm_token_type_ids",
+    "mm_refs",
+    "mm_kwargs",
+)
+_TELLING_BEFORE = ("completion_temperatures", "teacher_logprobs", "advantage", "prompt_mask")
+_JOINED = {"token_ids": ("prompt_ids", "completion_ids"), "mask": ("prompt_mask", "completion_mask")}
+"""Columns of a flat sample, and those of a split one that they are made of."""
+_UNREBUILT = ("routed_experts", "mm_token_type_ids")
+
+
+def _matches(row: Row) -> bool:
+    if _is_flat(row):
+        return True
+    parts = [name for names in _JOINED.values() for name in names]
+    return (
+        all(is_list(row.get(name)) for name in parts)
+        and "completion_logprobs" in row
+        and any(name in row for name in _TELLING_BEFORE)
+        and not any(name in row for name in ("messages", "trajectory", "calls"))
+    )
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    stated: dict[str, object] = {}
+    if isinstance(row.get("env_name"), str):
+        stated["env_name"] = row["env_name"]
+    trained = _flat(row) if _is_flat(row) else _split(row)
+    if trained is None:
+        stated["ids_wanted"] = False
+    return (Rollout(place, FORMAT.name, training_row=trained, stated=stated),)
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    (before,) = _read(row, mended[0].rollout.place)
+    (one,) = at_most_one_each([before], mended)
+    old, new = before.training_row, one.rollout.training_row
+    if _is_flat(row) or old is None or new is None:
+        return (updated_row(row, old, new, "token_ids"),)
+    joined = {**row, **_joined(row)}
+    flat = updated_row(joined, old, new, "token_ids")
+    if flat is joined:
+        return (row,)
+    start = new.prompt_length or 0
+    values = {name: value for name, value in flat.items() if name in row}
+    for name, (prompt, completion) in _JOINED.items():
+        values[prompt] = as_logged(flat[name][:start], row[prompt])
+        values[completion] = as_logged(flat[name][start:], row[completion])
+    return (with_values(row, values),)
+
+
+def _flat(row: Row) -> TrainingRow | None:
+    """The row of a sample that is one sequence."""
+    ids = ids_or_none(row["token_ids"], "token_ids")
+    if ids is None:
+        return None
+    taken = ("token_ids", "mask", "logprobs")
+    return training_row(
+        ids,
+        mask=_list(row, "mask"),
+        logprobs=_list(row, "logprobs"),
+        other=_others(row, taken, (len(ids),)),
+        sentinel=_SENTINEL,
+    )
+
+
+def _split(row: Row) -> TrainingRow | None:
+    """The row of a sample that is a prompt and a completion, whose logprobs are the completion's."""
+    joined = _joined(row)
+    ids = ids_or_none(joined["token_ids"], "completion_ids")
+    if ids is None:
+        return None
+    start = len(row["prompt_ids"])
+    taken = (*(name for names in _JOINED.values() for name in names), "completion_logprobs")
+    return training_row(
+        ids,
+        mask=("mask", joined["mask"]),
+        logprobs=_list(row, "completion_logprobs"),
+        other=_others(row, taken, (len(ids), len(ids) - start)),
+        prompt_length=start,
+        sentinel=_SENTINEL,
+    )
+
+
+def _joined(row: Row) -> dict[str, Any]:
+    """The ids and the mask of a split sample as one sequence."""
+    return {name: [*_plain(row[first]), *_plain(row[second])] for name, (first, second) in _JOINED.items()}
+
+
+def _others(row: Row, taken: Sequence[str], sizes: Sequence[int]) -> Mapping[str, tuple[Raw, MovePolicy]]:
+    """Every other list with an entry a token."""
+    return {
+        name: (value, MovePolicy.DROP if name in _UNREBUILT else policy_of(name))
+        for name, value in row.items()
+        if name not in taken and is_list(value) and len(value) in sizes and len(value) > 1
+    }
+
+
+def _list(row: Row, name: str) -> tuple[str, Raw] | None:
+    """A column by its name; None when the row has none."""
+    value = row.get(name)
+    if value is None or (is_list(value) and not len(value)):
+        return None
+    if not is_list(value):
+        raise RecordError(f"column {name!r} is not a list of one entry a token")
+    return name, value
+
+
+def _plain(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+
+def _is_flat(row: Row) -> bool:
+    return (
+        "token_ids" in row
+        and "mask" in row
+        and "logprobs" in row
+        and any(name in row for name in _TELLING)
+        and not any(name in row for name in ("messages", "message", "loss_mask"))
+    )
+
+
+FORMAT = Format(
+    name="prime_rl_sample",
+    title="prime-rl training samples",
+    signature="`token_ids`, `mask`, `logprobs`, `temperatures`; or `prompt_ids`, `prompt_mask`, `completion_ids`, "
+    "`completion_mask`, `completion_logprobs`",
+    precedence=75,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="The sequence with mask, logprobs and weights, where samples are saved as JSON. Neither text nor tools. "
+    "The msgpack files of the file transport (`rank_*.bin`) are not read.",
+)

@@ -1,0 +1,84 @@
+"""prime-rl token exports: one trained sequence a line, with what sampler and trainer say of each token.
+
+What the trainer computed (its logprobs, entropies, ratios, what it clipped) are facts about these ids: after a
+change they are unknown from the changed token on. PrimeIntellect-ai/prime-rl
+`src/prime_rl/trainer/rl/token_export.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._columns import ids_or_none, is_list, policy_of
+from tito_audit.formats._update import at_most_one_each, updated_row
+from tito_audit.record.build import training_row
+from tito_audit.record.column import MovePolicy
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+_SENTINEL = 0.0
+"""What the sampler's column holds for tokens that nobody sampled."""
+_MASK, _LOGPROBS = "loss_mask", "inference_logprobs"
+
+
+def _matches(row: Row) -> bool:
+    number = row.get("export_sequence_idx")
+    return isinstance(number, int) and not isinstance(number, bool) and _MASK in row and "token_ids" in row
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    version = row.get("schema_version")
+    if isinstance(version, int) and version > 1:
+        raise RecordError(f"schema_version is {version}; only version 1 of token exports is known")
+    stated: dict[str, object] = {}
+    if isinstance(row.get("env_name"), str):
+        stated["env_name"] = row["env_name"]
+    ids = ids_or_none(row["token_ids"], "token_ids")
+    if ids is None:
+        return (Rollout(place, FORMAT.name, stated={**stated, "ids_wanted": False}),)
+    for name in (_MASK, _LOGPROBS):
+        if row.get(name) is not None and not is_list(row[name]):
+            raise RecordError(f"column {name!r} is not a list of one entry a token")
+    trained = training_row(
+        ids,
+        mask=None if row.get(_MASK) is None else (_MASK, row[_MASK]),
+        logprobs=None if row.get(_LOGPROBS) is None else (_LOGPROBS, row[_LOGPROBS]),
+        other=_other_columns(row, len(ids)),
+        sentinel=_SENTINEL,
+    )
+    return (Rollout(place, FORMAT.name, training_row=trained, stated=stated),)
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    (before,) = _read(row, mended[0].rollout.place)
+    (after,) = at_most_one_each([before], mended)
+    return (updated_row(row, before.training_row, after.rollout.training_row, "token_ids"),)
+
+
+def _other_columns(row: Row, size: int) -> dict[str, tuple[Any, MovePolicy]]:
+    """Every list with an entry a token; all columns of an export have one length."""
+    return {
+        name: (value, policy_of(name))
+        for name, value in row.items()
+        if name not in ("token_ids", _MASK, _LOGPROBS) and is_list(value) and len(value) == size
+    }
+
+
+FORMAT = Format(
+    name="prime_rl_tokens",
+    title="prime-rl token exports",
+    signature="`export_sequence_idx`, `token_ids`, `loss_mask`, `inference_logprobs`",
+    precedence=70,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="The trained sequence with mask, the sampler's logprobs and all that the trainer computed. Neither "
+    "text nor tools nor a model: only merges and splits of tokens, masks and logprobs can be told.",
+)

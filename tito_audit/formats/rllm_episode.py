@@ -1,0 +1,232 @@
+"""rLLM episodes: trajectories of steps, each step one model call with the conversation it was part of.
+
+rllm-org/rllm `rllm/eval/episode_store.py` (`EvalEpisodeStore`), one indented JSON document an episode, and its
+compact form, `rllm/eval/episode_compact.py`, which keeps each message once. The training-time episode logger,
+`rllm/utils/episode_logger.py`, writes the same shape and drops the ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._call_places import CallPlace, copies_of, object_at, updated_calls
+from tito_audit.formats._calls import finish_reason, weight_versions
+from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns
+from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.record.arrays import empty_ids
+from tito_audit.record.build import call_columns
+from tito_audit.record.edits import Path
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import Message, as_messages
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["FORMAT"]
+
+_PROMPT, _RESPONSE = "prompt_ids", "response_ids"
+_COPIES = ("prompt_ids", "prompt_token_ids")
+_ROUTING = "routing_matrices"
+_TAKEN = (_PROMPT, _RESPONSE, "logprobs", "chat_completions", "chat_completions_ref")
+
+
+def _matches(row: Row) -> bool:
+    trajectories = row.get("trajectories")
+    if not isinstance(trajectories, list | tuple):
+        return False
+    if not len(trajectories):
+        return "eval_idx" in row or {"is_correct", "termination_reason"} <= row.keys()
+    return isinstance(trajectories[0], Mapping) and "steps" in trajectories[0]
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    stated: dict[str, object] = {}
+    if isinstance(row.get("id"), str):
+        stated["id"] = row["id"]
+        stated["group"] = row["id"].rpartition(":")[0] or row["id"]
+    if not row["trajectories"]:
+        return (Rollout(place, FORMAT.name, stated={**stated, "ids_wanted": False}),)
+    return tuple(
+        _rollout(trajectory, f"trajectories[{item}]", replace(place, item=item), stated)
+        for item, trajectory in enumerate(row["trajectories"])
+    )
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return updated_calls(row, mended, _read, _places)
+
+
+def _rollout(trajectory: object, where: str, place: Place, said: Mapping[str, object]) -> Rollout:
+    steps = _steps(trajectory, where)
+    talks = [_talk(trajectory, step, f"{where}.steps[{i}]") for i, step in enumerate(steps)]
+    stated = dict(said)
+    if any(calls_unknown_tools(talk, ()) for talk in talks):
+        # The tools are in the gateway's traces only, so these prompts cannot be written again.
+        stated["tools_missing"] = True
+    told = "tools_missing" not in stated
+    messages = talks[-1] if talks and told else ()
+    turns: tuple[Turn, ...] = ()
+    if any(_filled(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
+        turns = tuple(
+            _turn(step, talk, messages if told else None, f"{where}.steps[{i}]")
+            for i, (step, talk) in enumerate(zip(steps, talks, strict=True))
+        )
+    else:
+        # An evaluation that asked for no ids has empty lists, the logger of a training run no lists.
+        stated["ids_wanted"] = False
+    if any(_is_multimodal(step.get(_PROMPT)) for step in steps):
+        stated["prompts_not_read"] = "they hold parts that are no token, as of images"
+    return Rollout(place, FORMAT.name, messages, turns=_in_order(turns), stated=stated)
+
+
+def _steps(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
+    steps = trajectory.get("steps") if isinstance(trajectory, Mapping) else None
+    if steps is None:
+        if isinstance(trajectory, Mapping) and "steps" in trajectory:
+            return ()
+        raise RecordError(f"{where} is not a trajectory with a list of steps")
+    if not isinstance(steps, list | tuple) or not all(isinstance(step, Mapping) for step in steps):
+        raise RecordError(f"{where}.steps is not a list of steps (objects)")
+    return steps
+
+
+def _talk(trajectory: object, step: Mapping[str, Any], where: str) -> tuple[Message, ...]:
+    """The conversation of a step, its answer included."""
+    found = step.get("chat_completions")
+    leaf = found.get("messages_ref") if isinstance(found, Mapping) else step.get("chat_completions_ref")
+    if leaf is None:
+        return as_messages(found, f"{where}.chat_completions")
+    if not is_list(leaf) or len(leaf) != 2:
+        raise RecordError(f"{where}.chat_completions does not name a message and how many lead to it")
+    nodes = object_at(trajectory, "message_nodes")
+    messages: list[Any] = []
+    key = leaf[0]
+    while key is not None and len(messages) <= len(nodes):
+        node = nodes.get(key) if isinstance(key, str) else None
+        if not isinstance(node, Mapping):
+            raise RecordError(f"{where}.chat_completions leads to message {key!r}, which is not in message_nodes")
+        messages.append(node.get("m"))
+        key = node.get("p")
+    if not isinstance(leaf[1], int | float) or len(messages) != leaf[1]:
+        raise RecordError(f"{where}.chat_completions counts {leaf[1]} messages, and {len(messages)} lead there")
+    return as_messages(messages[::-1], f"{where}.chat_completions")
+
+
+def _turn(
+    step: Mapping[str, Any], talk: tuple[Message, ...], messages: Sequence[Message] | None, where: str
+) -> Turn:
+    """The call of a step; without `messages` its conversation is left out, and its text stays."""
+    answer = talk[-1] if talk and talk[-1].role == "assistant" else None
+    sent = talk if answer is None else talk[:-1]
+    in_place = answer is not None and messages is not None and _begins(messages, talk)
+    whole = answer is not None and not answer.tool_calls and answer.reasoning is None
+    try:
+        prompt = None if _is_multimodal(step.get(_PROMPT)) else ids_or_none(step.get(_PROMPT), _PROMPT)
+        completion = ids_or_none(step.get(_RESPONSE), _RESPONSE)
+        if completion is None and prompt is not None and step.get(_RESPONSE) is not None:
+            completion = empty_ids()
+        scored = step.get("logprobs")
+        # An empty list is what a step is made with; it says no more than null.
+        values, columns = call_columns(
+            empty_ids() if completion is None else completion,
+            logprobs=flat_logprobs(step, "logprobs") if _filled(scored) else None,
+            other=other_columns(step, _TAKEN),
+        )
+        if scored is not None and not is_list(scored):
+            raise RecordError("column 'logprobs' is not a list of numbers")
+    except RecordError as error:
+        raise RecordError(f"{where}: {error}") from None
+    return Turn(
+        prompt_ids=prompt,
+        completion_ids=completion,
+        completion_logprobs=None if completion is None else values,
+        message_index=len(talk) - 1 if in_place else None,
+        prompt_messages=None if in_place or messages is None or not sent else sent,
+        completion_text=answer.text if answer is not None and whole else None,
+        finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
+        weight_versions=weight_versions(step),
+        columns=tuple(column for column in columns if completion is not None or len(column.values)),
+    )
+
+
+def _in_order(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The turns, of which no two may claim one message: of a retry only the last wrote what is left."""
+    found: list[Turn] = []
+    least: int | None = None
+    for turn in reversed(turns):
+        index = turn.message_index
+        if index is not None and least is not None and index >= least:
+            turn = replace(turn, message_index=None)
+        elif index is not None:
+            least = index
+        found.append(turn)
+    return tuple(found[::-1])
+
+
+def _places(row: Row) -> Sequence[Sequence[CallPlace]]:
+    return [
+        [
+            _place(step, ("trajectories", item, "steps", number))
+            for number, step in enumerate(_steps(trajectory, f"trajectories[{item}]"))
+        ]
+        for item, trajectory in enumerate(row["trajectories"])
+    ]
+
+
+def _place(step: Mapping[str, Any], path: Path) -> CallPlace:
+    prompt, logprobs = step.get(_PROMPT), step.get("logprobs")
+    output = object_at(step, "model_output")
+    copies = ({_PROMPT: prompt}, {"logprobs": logprobs})
+    prompts, scored = (
+        tuple(
+            place
+            for name, value in one.items()
+            if _filled(value) and not _is_multimodal(value)
+            for place in ((*path, name), *copies_of(output, (*path, "model_output"), names, value))
+        )
+        for one, names in zip(copies, (_COPIES, ("logprobs",)), strict=True)
+    )
+    columns = {name: ((*path, name),) for name, value in step.items() if is_list(value)}
+    return CallPlace(
+        prompts=prompts,
+        logprobs=scored,
+        columns={**columns, "logprobs": scored},
+        routing=tuple(_routing(step, output, path)),
+    )
+
+
+def _routing(step: Mapping[str, Any], output: Mapping[str, Any], path: Path) -> Iterator[Path]:
+    if _ROUTING in step:
+        yield (*path, _ROUTING)
+    if _ROUTING in output:
+        yield (*path, "model_output", _ROUTING)
+
+
+def _begins(messages: Sequence[Message], talk: Sequence[Message]) -> bool:
+    return len(talk) <= len(messages) and all(
+        a is b or a.wire == b.wire for a, b in zip(messages, talk, strict=False)
+    )
+
+
+def _filled(value: object) -> bool:
+    return is_list(value) and len(value) > 0  # type: ignore[arg-type]
+
+
+def _is_multimodal(value: object) -> bool:
+    """True for a prompt in which parts other than tokens stand between the ids."""
+    return isinstance(value, list | tuple) and dict in set(map(type, value))
+
+
+FORMAT = Format(
+    name="rllm_episode",
+    title="rLLM episodes",
+    signature="`trajectories` whose entries have `steps`, with `prompt_ids` and `response_ids`",
+    precedence=130,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Messages and every call of each trajectory, with its complete prompt, logprobs and advantages. Tools "
+    "are in the gateway's traces only; evaluations and the training-time logger keep no ids.",
+)

@@ -1,0 +1,203 @@
+"""rLLM gateway traces: one record a model call, with its request and the server's answer beside it.
+
+rllm-org/rllm `rllm-model-gateway/src/rllm_model_gateway/models.py` (`TraceRecord`), from SQLite or over HTTP.
+`raw_response` may hold the ids a second time. In cumulative token mode a stored record has only what its prompt
+adds to the call before it (`prompt_delta_token_ids`); a reader of the store puts the whole prompt back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._call_places import CallPlace, copies_of, object_at, updated_calls
+from tito_audit.formats._calls import finish_reason, weight_versions
+from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns
+from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.record.arrays import as_floats, empty_ids
+from tito_audit.record.build import call_columns
+from tito_audit.record.edits import Edit, Path
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import as_message, as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["FORMAT"]
+
+_PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
+_PROMPT_NAMES = ("prompt_token_ids", "prompt_ids", "prompt", "input_ids")
+_COMPLETION_NAMES = ("token_ids", "completion_token_ids", "response_token_ids", "output_ids")
+_ROUTING = ("routing_matrices", "routed_experts")
+_TAKEN = (_PROMPT, _COMPLETION, "logprobs", "prompt_delta_token_ids", "messages")
+
+
+def _matches(row: Row) -> bool:
+    if _COMPLETION not in row or "response_message" not in row:
+        return False
+    return row["response_message"] is None or isinstance(row["response_message"], Mapping)
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    request = object_at(row, "raw_request")
+    answer = row["response_message"]
+    sent = as_messages(row.get("messages"), "messages")
+    sent = sent or as_messages(request.get("messages"), "raw_request.messages")
+    # An answer without its request would be rendered as if nothing had been asked.
+    said = as_message(answer, "response_message") if sent and answer else None
+    messages = (*sent, said) if said is not None and said.role == "assistant" else ()
+    tools = as_tools(request.get("tools"), "raw_request.tools")
+    stated: dict[str, object] = {}
+    if calls_unknown_tools(messages, tools):
+        stated["tools_missing"], messages = True, ()
+    if isinstance(row.get("model"), str) and row["model"]:
+        stated["model"] = row["model"]
+    disagreement = _disagreement(row)
+    if disagreement is not None:
+        stated["copies_disagree"] = disagreement
+    turn = _turn(row, answer, len(messages) - 1 if messages else None)
+    if row.get(_PROMPT) is None and row.get(_COMPLETION) is None and row.get("prompt_delta_token_ids") is None:
+        stated["ids_wanted"] = False
+    arguments = request.get("chat_template_kwargs")
+    return (
+        Rollout(
+            place,
+            FORMAT.name,
+            messages,
+            tools,
+            template_kwargs=arguments if isinstance(arguments, Mapping) else {},
+            turns=(turn,),
+            stated=stated,
+        ),
+    )
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return updated_calls(row, mended, _read, lambda row: [[_place(row)]], totals=_counts)
+
+
+def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn:
+    prompt, completion = ids_or_none(row.get(_PROMPT), _PROMPT), ids_or_none(row.get(_COMPLETION), _COMPLETION)
+    if completion is None and prompt is not None and row.get(_COMPLETION) is not None:
+        completion = empty_ids()
+    values, columns = call_columns(
+        empty_ids() if completion is None else completion,
+        logprobs=flat_logprobs(row, "logprobs"),
+        other=other_columns(row, _TAKEN),
+    )
+    told = {} if answer is None else answer
+    hidden = any(told.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
+    text = None if hidden else told.get("content")
+    return Turn(
+        prompt_ids=prompt,
+        completion_ids=completion,
+        completion_logprobs=None if completion is None else values,
+        message_index=index,
+        completion_text=text if isinstance(text, str) else None,
+        finish_reason=finish_reason(row),
+        weight_versions=weight_versions(row),
+        columns=tuple(column for column in columns if completion is not None or len(column.values)),
+    )
+
+
+def _disagreement(row: Row) -> str | None:
+    """How the answer as the server gave it and the record differ in their ids."""
+    response = object_at(row, "raw_response")
+    choice = _choice(response)
+    copies = [
+        (name, holder[key], row.get(name))
+        for name, keys, holders in (
+            (_PROMPT, _PROMPT_NAMES[:2], (response, choice)),
+            (_COMPLETION, _COMPLETION_NAMES, (choice,)),
+        )
+        for holder in holders
+        for key in keys
+        if is_list(holder.get(key)) and len(holder[key])
+    ]
+    for name, copy, own in copies:
+        if is_list(own) and len(own) and not _same(copy, own):  # type: ignore[arg-type]
+            return f"{name} and its copy in raw_response"
+    return None
+
+
+def _same(left: Any, right: Any) -> bool:
+    return len(left) == len(right) and bool(np.array_equal(as_floats(left, "raw_response"), as_floats(right, "")))
+
+
+def _choice(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    choices = response.get("choices")
+    first = choices[0] if isinstance(choices, list | tuple) and choices else None
+    return first if isinstance(first, Mapping) else {}
+
+
+def _place(row: Row) -> CallPlace:
+    parts = {name: row[name] for name in ("raw_request", "raw_response") if isinstance(row.get(name), Mapping)}
+    scored: list[Path] = [("logprobs",)] if is_list(row.get("logprobs")) else []
+    choice = _choice(object_at(row, "raw_response"))
+    content = object_at(choice, "logprobs").get("content")
+    if scored and _scores_equal(content, row["logprobs"]):
+        scored.append(("raw_response", "choices", 0, "logprobs"))
+    columns = {name: ((name,),) for name, value in row.items() if is_list(value)}
+    prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else ()
+    return CallPlace(
+        prompts=((_PROMPT,), *copies_of(parts, (), _PROMPT_NAMES, prompt)),
+        logprobs=tuple(scored),
+        columns={**columns, "logprobs": tuple(scored)},
+        routing=tuple(_routing(row)),
+        counters=(("raw_response", "usage"),) if object_at(row, "raw_response", "usage") else (),
+    )
+
+
+def _scores_equal(content: object, logprobs: Any) -> bool:
+    """Whether the tokens of a chat answer have these logprobs."""
+    if not isinstance(content, list | tuple) or not all(isinstance(entry, Mapping) for entry in content):
+        return False
+    try:
+        values = as_floats([entry.get("logprob") for entry in content], "")
+        return bool(np.array_equal(values, as_floats(logprobs, ""), equal_nan=True))
+    except RecordError:
+        return False
+
+
+def _routing(row: Row) -> Iterator[Path]:
+    holders: list[Path] = [(), ("raw_response",)]
+    if _choice(object_at(row, "raw_response")):
+        holders.append(("raw_response", "choices", 0))
+    for path in holders:
+        holder: Any = row
+        for step in path:
+            holder = holder.get(step) if isinstance(holder, Mapping) else holder[step]
+        if isinstance(holder, Mapping):
+            yield from ((*path, name) for name in _ROUTING if holder.get(name) is not None)
+
+
+def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+    """`token_counts`, whose keys are the gateway's own."""
+    counts = object_at(row, "token_counts")
+    old, new = before[0].turns[0].prompt_ids, after[0].turns[0].prompt_ids
+    sampled = before[0].turns[0].completion_ids
+    if old is None or new is None or len(old) == len(new):
+        return
+    total = 0 if sampled is None else len(sampled)
+    for names, was, now in (
+        (("prompt", "prompt_tokens"), len(old), len(new)),
+        (("total", "total_tokens"), len(old) + total, len(new) + total),
+    ):
+        for name in names:
+            if type(counts.get(name)) is int and counts[name] == was:
+                yield Edit(("token_counts", name), now)
+
+
+FORMAT = Format(
+    name="rllm_gateway",
+    title="rLLM gateway traces",
+    signature="`trace_id`, `prompt_token_ids`, `completion_token_ids`, `response_message`",
+    precedence=140,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "
+    "prompt; the calls of a session are rows of their own, so drift from call to call is not seen.",
+)

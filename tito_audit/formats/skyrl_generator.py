@@ -1,0 +1,55 @@
+"""SkyRL generator output: a batch as parallel lists, one prompt, response and mask a sample.
+
+NovaSky-AI/SkyRL `skyrl/train/generators/base.py` (`GeneratorOutput`, `TrajectoryID`), saved as one object a batch.
+With step-wise training each call of a conversation is a sample of its own. One sample a row is read as `generic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+_IDS = "response_ids"
+
+
+def _matches(row: Row) -> bool:
+    return is_batch(row, _IDS) and is_batch(row, "prompt_token_ids")
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return batch_read(row, place, _IDS, _sample)
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return batch_update(row, mended, _IDS, _sample, updated_sample)
+
+
+def _sample(row: Row, place: Place) -> Rollout:
+    found = sample_rollout(row, place, FORMAT.name, (_IDS, "prompt_token_ids"))
+    reason, owner = row.get("stop_reasons"), row.get("trajectory_ids")
+    turns = found.turns
+    if isinstance(reason, str):
+        turns = tuple(replace(turn, finish_reason=reason) for turn in turns)
+    group = owner.get("instance_id") if isinstance(owner, Mapping) else None
+    stated = dict(found.stated) if group is None else {**found.stated, "group": str(group)}
+    return replace(found, turns=turns, stated=stated)
+
+
+FORMAT = Format(
+    name="skyrl_generator",
+    title="SkyRL generator output",
+    signature="`prompt_token_ids` and `response_ids`, each one list a sample, with `loss_masks`",
+    precedence=222,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Each sample's training row with its mask and logprobs, or its one call where all of the response is "
+    "trained. No messages, tools or model; an end token added by hand has logprob 0.",
+)

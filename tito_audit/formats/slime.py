@@ -1,0 +1,103 @@
+"""Samples of slime and miles, out of their Torch files or turned into JSON.
+
+THUDM/slime `slime/utils/types.py` (`Sample`), dumped by `slime/observability/rollout_data_utils.py`;
+radixark/miles `miles/utils/types.py`, dumped by `miles/ray/rollout/debug_data.py`. The engine may leave out
+the stop token that ended a response, so that a sample without one is no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._calls import is_messages, weight_versions
+from tito_audit.formats._columns import is_list, parsed, stated_facts
+from tito_audit.formats._make_samples import SLIME
+from tito_audit.formats._responses_items import text_of
+from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
+from tito_audit.formats._update import at_most_one_each
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+_FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
+"""`status` in the words of servers (`Sample.update_from_meta_info`); others say nothing of the last call."""
+_OWN = ("rollout_log_probs", "status", "response", "loss_mask")
+
+
+def _matches(row: Row) -> bool:
+    if not {"tokens", "response_length"} <= row.keys():
+        return False
+    tokens, length = row["tokens"], row["response_length"]
+    if tokens is not None and (not is_list(tokens) or (len(tokens) and is_list(tokens[0]))):
+        return False
+    if type(length) is not int and sum(name in row for name in _OWN) < 2:
+        return False
+    return fits_response(row)
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    metadata = row.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    said = [parsed(row, "messages"), metadata.get("messages")]
+    # Messages that no answer is among are what was asked: rendered, they are no row.
+    messages = next((value for value in said if is_messages(value) and _answered(value)), None)
+    listed = [parsed(row, "tools"), parsed(metadata, "tools")]
+    tools = next((value for value in listed if is_list(value) and len(value)), listed[0])
+    arguments = row.get("apply_chat_template_kwargs")
+    return (
+        Rollout(
+            place,
+            FORMAT.name,
+            as_messages(messages, "messages"),
+            as_tools(tools, "tools"),
+            template_kwargs=arguments if isinstance(arguments, Mapping) else {},
+            training_row=sample_row(row),
+            stated=_stated(row),
+        ),
+    )
+
+
+def _answered(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(text_of(message["role"]) == "assistant" for message in messages)
+
+
+def _stated(row: Row) -> dict[str, object]:
+    """What the sample says about itself."""
+    stated = stated_facts(row)
+    for name, key in (("text", "response"), ("prompt_text", "prompt"), ("status", "status")):
+        if isinstance(row.get(key), str):
+            stated[name] = row[key]
+    if stated.get("status") in _FINISH:
+        stated["finish_reason"] = _FINISH[str(stated["status"])]
+    versions = weight_versions(row)
+    if versions:
+        stated["weight_versions"] = versions
+    if row.get("remove_sample") is True:
+        stated["remove_sample"] = True
+    return stated
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    before: Sequence[Any] = _read(row, mended[0].rollout.place)
+    (after,) = at_most_one_each(before, mended)
+    return (updated_sample(row, before[0].training_row, after.rollout.training_row),)
+
+
+FORMAT = Format(
+    name="slime",
+    title="slime and miles samples",
+    signature="`tokens` + `response_length`, `loss_mask` over the response or null",
+    precedence=190,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="The training row, its mask and its logprobs; null for a mask trains the whole response. No calls; "
+    "messages and tools only where `metadata` keeps them. Torch files need the extra `torch`.",
+    makers=(SLIME,),
+)

@@ -1,0 +1,272 @@
+"""tinker datums: a training row as the SDK sends it, inputs and targets shifted against each other.
+
+thinking-machines-lab/tinker-cookbook `tinker_cookbook/rl/data_processing.py` (`trajectory_to_data`); the SDK
+`tinker` 0.38.0, `types/datum.py` and `types/tensor_data.py`. `model_input` is all tokens but the last, in chunks;
+every column of `loss_fn_inputs` says of input *i* what holds for token *i + 1*, as a list or as a tensor
+(`{"data": [...], "dtype": ..., "shape": [...]}`). Where images stand their targets are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of, stated_facts
+from tito_audit.formats._update import as_logged, at_most_one_each, changed_columns
+from tito_audit.record.arrays import Ids, as_ids
+from tito_audit.record.build import training_row
+from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
+from tito_audit.record.edits import Edit, Path, with_edits
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
+
+__all__ = ["FORMAT"]
+
+_TARGETS = "target_tokens"
+_MASKS = ("mask", "weights")
+_SPANS = ("model_input_spans", "loss_fn_input_spans")
+"""Which request sampled which of the tokens; true of the old ones only."""
+_MOST_TOKENS = 1 << 24
+"""No image stands for more tokens."""
+_ON_OBSERVATIONS = 0.0
+"""What every column of numbers says where nothing was sampled."""
+
+
+def _matches(row: Row) -> bool:
+    inputs = row.get("loss_fn_inputs")
+    return "model_input" in row and isinstance(inputs, Mapping) and _TARGETS in inputs
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    inputs = row["loss_fn_inputs"]
+    stated = stated_facts(row)
+    messages = as_messages(parsed(row, "messages"), "messages")
+    tools = as_tools(parsed(row, "tools"), "tools")
+    if inputs[_TARGETS] is None:
+        return (Rollout(place, FORMAT.name, messages, tools, stated={**stated, "ids_wanted": False}),)
+    targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
+    ids = _all_tokens(row, targets)
+    trained = _training_row(ids, inputs) if len(ids) else None
+    return (Rollout(place, FORMAT.name, messages, tools, training_row=trained, stated=stated),)
+
+
+def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
+    mask = next((name for name in _MASKS if inputs.get(name) is not None), None)
+    other: dict[str, tuple[Any, MovePolicy]] = {}
+    for name, value in inputs.items():
+        if name in (_TARGETS, mask, "logprobs") or value is None or _is_table(value):
+            continue
+        entries = _data(value, name)
+        if is_list(entries) and is_numbers(entries):
+            other[name] = entries, policy_of(name)
+    row = training_row(
+        ids,
+        mask=None if mask is None else (mask, _data(inputs[mask], mask)),
+        logprobs=None if inputs.get("logprobs") is None else ("logprobs", _data(inputs["logprobs"], "logprobs")),
+        other=other,
+        sentinel=_ON_OBSERVATIONS,
+    )
+    return _shifted(row)
+
+
+def _shifted(row: TrainingRow) -> TrainingRow:
+    """The row with every column as what it is: one entry a target, or one that fits nothing."""
+    targets = len(row.token_ids) - 1
+    columns = tuple(
+        replace(column, alignment=Alignment.SHIFTED if len(column.values) == targets else None)
+        for column in row.columns
+        if column.role is not ColumnRole.OTHER or len(column.values) in (targets, targets + 1)
+    )
+    unfit = {column.role for column in columns if column.alignment is None}
+    return replace(
+        row,
+        columns=columns,
+        loss_mask=None if ColumnRole.LOSS_MASK in unfit else row.loss_mask,
+        logprobs=None if ColumnRole.LOGPROBS in unfit else row.logprobs,
+    )
+
+
+def _all_tokens(row: Row, targets: Ids) -> Ids:
+    """The whole sequence `[T]`: the first input and all targets; RecordError where inputs and targets differ."""
+    chunks = _chunks(row["model_input"], len(targets))
+    inputs = np.concatenate([chunk for chunk, _ in chunks]) if chunks else np.empty(0, np.int32)
+    is_text = np.concatenate([np.full(len(chunk), text) for chunk, text in chunks]) if chunks else inputs > 0
+    if len(inputs) != len(targets):
+        raise RecordError(
+            f"model_input holds {len(inputs)} tokens and {_TARGETS} {len(targets)}: there is one target an input"
+        )
+    differ = np.flatnonzero((inputs[1:] != targets[:-1]) & is_text[1:])
+    if len(differ):
+        at = int(differ[0])
+        raise RecordError(
+            f"model_input holds token {inputs[at + 1]} where {_TARGETS} holds {targets[at]} (target {at}): it is "
+            "the same place of the sequence, so one of them is wrong"
+        )
+    return np.concatenate([inputs[:1], targets])
+
+
+def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
+    """Each chunk as ids and whether it is text; what stands for an image is 0s."""
+    if isinstance(value, Mapping) and "chunks" in value:
+        value = value["chunks"]
+    if is_list(value) and is_numbers(value):
+        return [(as_ids(value, "model_input"), True)]  # type: ignore[arg-type]
+    if not isinstance(value, list | tuple) or not all(isinstance(chunk, Mapping) for chunk in value):
+        raise RecordError("model_input is not a list of chunks of token ids")
+    known = [_chunk_size(chunk, f"model_input.chunks[{i}]") for i, chunk in enumerate(value)]
+    if known.count(None) > 1:
+        raise RecordError("model_input holds several images, and not how many tokens each of them stands for")
+    rest = max(count - sum(size for size in known if size is not None), 0)
+    return [
+        (np.zeros(rest if size is None else size, np.int32), False)
+        if chunk.get("tokens") is None
+        else (as_ids(chunk["tokens"], f"model_input.chunks[{i}].tokens"), True)
+        for i, (chunk, size) in enumerate(zip(value, known, strict=True))
+    ]
+
+
+def _chunk_size(chunk: Mapping[str, Any], where: str) -> int | None:
+    """How many tokens a chunk stands for; None for an image that does not say."""
+    if chunk.get("tokens") is not None:
+        return len(as_ids(chunk["tokens"], f"{where}.tokens"))
+    kind = chunk.get("type")
+    if not isinstance(kind, str) or kind == "encoded_text":
+        raise RecordError(f"{where} holds no `tokens`")
+    size = chunk.get("expected_tokens")
+    if size is not None and (type(size) is not int or not 0 <= size < _MOST_TOKENS):
+        raise RecordError(f"{where}.expected_tokens is {size!r}, not a number of tokens")
+    return size
+
+
+def _data(value: Any, name: str) -> Any:
+    """The numbers of a column, out of the SDK's tensor where they are in one."""
+    if not isinstance(value, Mapping):
+        return value if is_list(value) else _refuse(name)
+    if value.get("sparse_crow_indices") is not None or _is_table(value):
+        raise RecordError(f"loss_fn_inputs.{name} is a table with several values a token, not one sequence")
+    return value["data"] if is_list(value.get("data")) else _refuse(name)
+
+
+def _refuse(name: str) -> Any:
+    raise RecordError(f"loss_fn_inputs.{name} is neither a list nor a tensor with a list `data`")
+
+
+def _is_table(value: Any) -> bool:
+    """True for a tensor of two dimensions, as of distillation targets."""
+    shape = value.get("shape") if isinstance(value, Mapping) else None
+    return is_list(shape) and len(shape) > 1  # type: ignore[arg-type]
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    before = _read(row, mended[0].rollout.place)
+    (one,) = at_most_one_each(before, mended)
+    old, new = before[0].training_row, one.rollout.training_row
+    if old is None or new is None:
+        if old is not new:
+            raise RecordError("a training row can neither be added to a datum nor be taken away")
+        return (row,)
+    if new.padding != Padding():
+        raise RecordError("a datum has no padding: nothing in it would tell padding from tokens")
+    edits = [*_column_edits(row, old, new)]
+    if not np.array_equal(old.token_ids, new.token_ids):
+        edits += _id_edits(row, old.token_ids, new.token_ids)
+    return (with_edits(row, edits),) if edits else (row,)
+
+
+def _column_edits(row: Row, old: TrainingRow, new: TrainingRow) -> Iterator[Edit]:
+    roles = {column.name: column.role for column in old.columns}
+    for name, values in changed_columns(old, new).items():
+        if values is None:
+            yield Edit(("loss_fn_inputs", name), None)
+            continue
+        if len(values) == len(new.token_ids) and roles[name] is not ColumnRole.OTHER:
+            values = values[1:]  # what a repair made of a column that fitted nothing; the first token is no target
+        if len(values) != len(new.token_ids) - 1:
+            raise RecordError(f"column {name!r} would hold {len(values)} values for other targets than there are")
+        if roles[name] is ColumnRole.OTHER:
+            values = _with_blanks(name, values, new)
+        yield from _tensor_edits(row["loss_fn_inputs"][name], ("loss_fn_inputs", name), values)
+
+
+def _with_blanks(name: str, values: NDArray[Any], row: TrainingRow) -> NDArray[Any]:
+    """A column with 0 for tokens that are not trained and that it says nothing of; tensors hold no null."""
+    unknown = np.array([value is None or value != value for value in values.tolist()], np.bool_)
+    if not unknown.any():
+        return values
+    if row.loss_mask is None or row.loss_mask[1:][unknown].any():
+        raise RecordError(f"column {name!r} would say nothing of a trained token, and a tensor holds no null")
+    return np.where(unknown, _ON_OBSERVATIONS, values).astype(np.float64)
+
+
+def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
+    """The numbers of a column, and how many there are where its tensor says so."""
+    if not isinstance(original, Mapping):
+        yield Edit(path, as_logged(values, original))
+        return
+    yield Edit((*path, "data"), as_logged(values, original["data"]))
+    shape = original.get("shape")
+    if is_list(shape) and len(shape) == 1 and shape[0] != len(values):  # type: ignore[arg-type, index]
+        yield Edit((*path, "shape"), as_logged([len(values)], shape))
+
+
+def _id_edits(row: Row, old: Ids, new: Ids) -> Iterator[Edit]:
+    """Both copies of the ids: inputs without the last token, targets without the first."""
+    if len(new) < 2:
+        raise RecordError("a datum of one token has no target")
+    yield from _tensor_edits(row["loss_fn_inputs"][_TARGETS], ("loss_fn_inputs", _TARGETS), new[1:])
+    yield from _input_edits(row["model_input"], old[:-1], new[:-1])
+    for name in _SPANS:
+        if row.get(name) is not None:
+            yield Edit((name,), None)
+
+
+def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
+    path: Path = ("model_input",)
+    if isinstance(value, Mapping) and "chunks" in value:
+        value, path = value["chunks"], (*path, "chunks")
+    if is_numbers(value):
+        yield Edit(path, as_logged(new, value))
+        return
+    sizes = [len(ids) for ids, _ in _chunks(value, len(old))]
+    ends = np.cumsum(sizes)
+    same = _common(old, new)
+    tail = min(_common(old[::-1], new[::-1]), len(old) - same, len(new) - same)
+    # The change lies in the chunks from the one that holds its first token to the one that holds its last.
+    first = min(int(np.searchsorted(ends, same, side="right")), len(sizes) - 1)
+    last = max(int(np.searchsorted(ends, max(len(old) - tail - 1, 0), side="right")), first)
+    if any(chunk.get("tokens") is None for chunk in value[first : last + 1]):
+        raise RecordError("the tokens to change stand around an image, and where it belongs cannot be told")
+    start = int(ends[first]) - sizes[first]
+    stop = len(new) - (len(old) - int(ends[last]))
+    for number in range(first, last + 1):
+        ids = new[start:stop] if number == first else new[:0]
+        yield Edit((*path, number, "tokens"), as_logged(ids, value[number]["tokens"]))
+
+
+def _common(left: Ids, right: Ids) -> int:
+    """How many entries are the same from the front."""
+    size = min(len(left), len(right))
+    differ = np.flatnonzero(left[:size] != right[:size])
+    return int(differ[0]) if len(differ) else size
+
+
+FORMAT = Format(
+    name="tinker",
+    title="tinker datums",
+    signature="`model_input` and `loss_fn_inputs.target_tokens`",
+    precedence=200,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="The training row with its mask, logprobs and advantages, shifted by one. No calls, messages or model: "
+    "a conversation that was cut into several datums cannot be put together again.",
+)

@@ -1,0 +1,263 @@
+"""verifiers v1: episodes of traces, each a graph of messages that hold the tokens they add.
+
+Every message that a model call wrote is a turn: its prompt is all tokens before it on its branch, its completion
+the part of its own that the mask calls sampled. A message that several branches share is one turn. What a
+branch holds in place of what was sampled before (a prompt that was tokenized again opens a branch of its own)
+is what the rules about chains of calls see. prime-rl writes the same record, and puts it as a string into the
+samples that it uploads. PrimeIntellect-ai/verifiers `verifiers/v1/graph.py`, `trace.py`, `episode.py`,
+`types.py`; prime-rl `monitors/file.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
+from tito_audit.formats._verifiers_graph import Branches, Node, episode_of, prompts_of, trees_of
+from tito_audit.formats._verifiers_messages import chat_message, chat_messages, chat_tools
+from tito_audit.formats._verifiers_write import updated_rows
+from tito_audit.record.arrays import Logprobs, as_floats, empty_ids
+from tito_audit.record.build import training_row
+from tito_audit.record.column import Alignment, Column, ColumnRole
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+
+__all__ = ["FORMAT"]
+
+_KNOWN = ("token_ids", "mask", "logprobs", "semantic_parents", "tools")
+_UPLOADED = {"trajectory", "problem_id", "sample_id", "info"}
+
+
+def _matches(row: Row) -> bool:
+    episode = episode_of(row)
+    traces = episode.get("traces")
+    if isinstance(traces, list | tuple):
+        if not len(traces):
+            return "env" in episode and "task" in episode
+        return any(isinstance(trace, Mapping) and _is_graph(trace.get("nodes")) for trace in traces[:8])
+    if "calls" in episode or "version" in episode:
+        return _is_graph(episode.get("nodes"))
+    return row.keys() >= _UPLOADED and isinstance(row["trajectory"], str)
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    episode = episode_of(row)
+    if episode is row and "traces" not in row and "nodes" not in row:
+        return (_uploaded(row, place),)
+    shared = _stated_by_episode(episode)
+    versions = _versions(_inner(episode, "run", "work", "policy"))
+    trees = trees_of(episode)
+    if not trees:
+        return (Rollout(place, FORMAT.name, stated={**shared, "ids_wanted": False}),)
+    return tuple(_rollout(tree, replace(place, item=item), shared, versions) for item, tree in enumerate(trees))
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return updated_rows(row, mended, _read)
+
+
+def _rollout(tree: Branches, place: Place, shared: Mapping[str, object], versions: tuple[str, ...]) -> Rollout:
+    messages = tuple(
+        chat_message(tree.nodes[number].wire.get("message"), f"{tree.nodes[number].where}.message")
+        for number in tree.members
+    )
+    tools = chat_tools(tree.tools, "tools")
+    calls = _calls_by_node(tree)
+    stated = {**shared, **_stated_by_trace(tree, calls)}
+    if not any(len(tree.nodes[number].ids) for number in tree.members):
+        # The run went through a server that returns text only.
+        stated["ids_wanted"] = False
+        return Rollout(place, FORMAT.name, messages, tools, stated=stated)
+    turns = _turns(tree, messages, calls, versions)
+    trained = _row_of_odd_masks(tree)
+    return Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated)
+
+
+def _turns(
+    tree: Branches, messages: Sequence[Message], calls: Mapping[int, Mapping[str, Any]], versions: tuple[str, ...]
+) -> tuple[Turn, ...]:
+    """One turn a sampled node. Of several branches, each says what it was sent."""
+    prompts, linear = prompts_of(tree), tree.linear
+    said = dict(zip(tree.members, messages, strict=True))
+    index = {number: i for i, number in enumerate(tree.members)}
+    turns = []
+    for number in tree.sampled:
+        node = tree.nodes[number]
+        prompt, before = prompts[number]
+        reason = calls.get(number, {}).get("finish_reason")
+        turn = Turn(
+            prompt_ids=None,
+            completion_ids=None,
+            message_index=index[number] if said[number].role == "assistant" else None,
+            prompt_messages=None if linear else tuple(said[n] for n in before),
+            finish_reason=reason if isinstance(reason, str) else None,
+            weight_versions=_versions(calls.get(number, {}).get("policy")) or versions,
+        )
+        if len(node.ids):
+            logprobs, columns = _columns(node)
+            turn = replace(
+                turn,
+                prompt_ids=prompt,
+                completion_ids=node.completion,
+                completion_logprobs=logprobs,
+                columns=columns,
+            )
+        turns.append(turn)
+    return tuple(turns)
+
+
+def _columns(node: Node) -> tuple[Logprobs | None, tuple[Column, ...]]:
+    """The logprobs `[C]` and every column over the completion, compact ones spread by the mask."""
+    columns: list[Column] = []
+    logprobs: Logprobs | None = None
+    value = node.wire.get("logprobs")
+    if value is not None and not (is_list(value) and not len(value)):
+        raw = as_floats(value, f"{node.where}.logprobs")
+        if len(raw) == np.count_nonzero(node.mask):
+            logprobs = raw if node.trained.all() else _spread(raw, node)
+        fit = None if logprobs is None else Alignment.CALL
+        columns.append(Column("logprobs", ColumnRole.LOGPROBS, raw if logprobs is None else logprobs, fit))
+    for name, entries in _other_lists(node):
+        fitted = _over_completion(entries, node, f"{node.where}.{name}")
+        if fitted is not None:
+            policy = policy_of(name.split(".")[0])
+            columns.append(Column(name, ColumnRole.OTHER, fitted, Alignment.CALL, policy))
+    return logprobs, tuple(columns)
+
+
+def _other_lists(node: Node) -> Iterator[tuple[str, Any]]:
+    """Every list of numbers on a node but those that have a meaning of their own."""
+    for name, value in node.wire.items():
+        if name not in _KNOWN and is_list(value) and len(value) and is_numbers(value):
+            yield name, value
+    weights = node.wire.get("loss_weights")
+    if isinstance(weights, Mapping):
+        for name, value in weights.items():
+            if is_list(value) and len(value):
+                yield f"loss_weights.{name}", value
+
+
+def _over_completion(entries: Any, node: Node, name: str) -> Any:
+    """A column as one entry a sampled token; None when its length fits neither these nor the node."""
+    if len(entries) not in (np.count_nonzero(node.mask), len(node.ids)):
+        return None
+    if isinstance(entries, np.ndarray):
+        values = entries
+    else:
+        values = np.array(entries, np.bool_) if set(map(type, entries)) == {bool} else as_floats(entries, name)
+    if len(entries) == len(node.ids):
+        return values[node.start :]
+    return values if node.trained.all() else _spread(values.astype(np.float64), node)
+
+
+def _spread(values: Logprobs, node: Node) -> Logprobs:
+    out = np.full(len(node.completion), np.nan)
+    out[node.trained] = values
+    return out
+
+
+def _row_of_odd_masks(tree: Branches) -> TrainingRow | None:
+    """The row of a single branch whose masks are not just what was sampled, so that rules see it; else None.
+
+    As a rule the mask says no more than the completions do, and a row would only repeat them.
+    """
+    nodes = [tree.nodes[number] for number in tree.members]
+    given = [node for node in nodes if not node.sampled and node.mask.any()]
+    if not given and all(node.trained.all() for node in nodes):
+        return None
+    if not tree.linear:
+        if given:
+            raise RecordError(
+                f"{given[0].where}.mask is true for tokens that no call sampled, in a trace of several branches"
+            )
+        return None
+    held = [
+        as_floats(node.wire["logprobs"], f"{node.where}.logprobs")
+        for node in nodes
+        if node.wire.get("logprobs") is not None
+    ]
+    return training_row(
+        np.concatenate([empty_ids(), *(node.ids for node in nodes)]),
+        mask=("mask", np.concatenate([np.zeros(0, np.bool_), *(node.mask for node in nodes)])),
+        logprobs=("logprobs", np.concatenate(held)) if any(map(len, held)) else None,
+    )
+
+
+def _calls_by_node(tree: Branches) -> dict[int, Mapping[str, Any]]:
+    """The call that wrote each node: the last one that names it and did not fail."""
+    calls = tree.trace.get("calls")
+    found: dict[int, Mapping[str, Any]] = {}
+    for call in calls if isinstance(calls, list | tuple) else ():
+        node = call.get("node") if isinstance(call, Mapping) else None
+        # A table has floats where some are null.
+        if isinstance(node, float) and node.is_integer():
+            node = int(node)
+        if type(node) is int and not call.get("error"):
+            found[node] = call
+    return found
+
+
+def _stated_by_episode(episode: Row) -> dict[str, object]:
+    group = _inner(episode, "group", "id")
+    return {} if not isinstance(group, str | int) else {"group": group}
+
+
+def _stated_by_trace(tree: Branches, calls: Mapping[int, Mapping[str, Any]]) -> dict[str, object]:
+    """The trace's id, the model that all its calls name, and whether its agent is trained at all."""
+    stated: dict[str, object] = {}
+    if isinstance(tree.trace.get("id"), str):
+        stated["id"] = tree.trace["id"]
+    named = [calls[number].get("model") for number in tree.sampled if number in calls]
+    models = {model for model in named if isinstance(model, str) and model}
+    if len(models) == 1:
+        stated["model"] = models.pop()
+    if _inner(tree.trace, "agent", "trainable") is False:
+        stated["trainable"] = False
+    return stated
+
+
+def _versions(policy: object) -> tuple[str, ...]:
+    """The versions of the weights between which a call was made; one where they are the same."""
+    if not isinstance(policy, Mapping):
+        return ()
+    ends = [policy.get(name) for name in ("start", "end")]
+    return tuple(dict.fromkeys(str(end) for end in ends if type(end) is int))
+
+
+def _inner(value: Any, *names: str) -> Any:
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _uploaded(row: Row, place: Place) -> Rollout:
+    """An uploaded sample whose episode was too large to go with it: messages only."""
+    messages = chat_messages(parsed(row, "completion"), "completion")
+    return Rollout(place, FORMAT.name, messages, stated={"ids_wanted": False})
+
+
+def _is_graph(nodes: object) -> bool:
+    """True for a list of messages with their tokens; the nodes of other frameworks hold text and labels."""
+    if not isinstance(nodes, list | tuple):
+        return False
+    return not nodes or (isinstance(nodes[0], Mapping) and isinstance(nodes[0].get("message"), Mapping))
+
+
+FORMAT = Format(
+    name="verifiers_v1",
+    title="verifiers v1 and prime-rl traces",
+    signature="`traces` of `nodes`, or `nodes` + `calls`; or `info` with a `native_wrapper`",
+    precedence=40,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Messages, tools and every call, with what it was given on its branch, its logprobs, its end and the "
+    "policy's version. Branches are sequences of their own; the mask says what was sampled, so it proves itself.",
+)

@@ -1,0 +1,192 @@
+"""verl batches: prompts padded on the left and responses padded on the right, as in a `DataProto`.
+
+verl-project/verl `verl/experimental/agent_loop/agent_loop.py` (`_postprocess`), saved as lists, one sample a row
+or a whole batch. All columns but the ids are as wide as the response. What an agent loop returns for one
+sample (`prompt_ids`, `response_ids`, `response_mask`) is read as `generic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
+from tito_audit.formats._calls import is_messages
+from tito_audit.formats._columns import is_list
+from tito_audit.formats._update import as_logged, with_values
+from tito_audit.record.arrays import as_floats, as_ids
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+_PROMPTS, _RESPONSES, _SEEN = "prompts", "responses", "attention_mask"
+_NAMES = {"prompt_ids": _PROMPTS, "response_ids": _RESPONSES}
+"""The columns of one sample, and of the batch."""
+_WHOLE = ("input_ids", _SEEN, "position_ids")
+"""Columns over the prompt and the response, made of the others."""
+
+
+def _matches(row: Row) -> bool:
+    if not all(is_list(row.get(name)) for name in (_PROMPTS, _RESPONSES)):
+        return False
+    if is_batch(row, _RESPONSES):
+        return is_batch(row, _PROMPTS) and _is_ids(row[_RESPONSES][0])
+    return _is_ids(row[_RESPONSES]) and _is_ids(row[_PROMPTS])
+
+
+def _is_ids(value: object) -> bool:
+    return value is None or (is_list(value) and all(isinstance(one, int | np.integer) for one in value[:4]))  # type: ignore[index]
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return batch_read(row, place, _RESPONSES, _sample)
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    return batch_update(row, mended, _RESPONSES, _sample, _updated)
+
+
+def _sample(row: Row, place: Place) -> Rollout:
+    asked: Any = row.get("raw_prompt")
+    return sample_rollout(
+        _plain(row), place, FORMAT.name, tuple(_NAMES), prompt=asked if is_messages(asked) else None
+    )
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """The sample without its padding, in the names of an agent loop's output."""
+    prompt, response = _visible(row)
+    plain: dict[str, Any] = {}
+    for name, value in row.items():
+        if name == _PROMPTS:
+            plain["prompt_ids"] = _kept(value, prompt)
+        elif name == _RESPONSES:
+            plain["response_ids"] = _kept(value, response)
+        elif name not in _WHOLE:
+            plain[name] = _kept(value, response) if is_list(value) and len(value) == len(response) else value
+    return plain
+
+
+def _visible(row: Row) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which entries of the prompt and of the response are tokens."""
+    prompt, response = (_size(row, name) for name in (_PROMPTS, _RESPONSES))
+    if row.get(_SEEN) is None:
+        return np.ones(prompt, np.bool_), np.ones(response, np.bool_)
+    seen = as_floats(row[_SEEN], _SEEN) == 1
+    if len(seen) != prompt + response:
+        raise RecordError(
+            f"{_SEEN} has {len(seen)} entries for {prompt + response} of {_PROMPTS} and {_RESPONSES} together"
+        )
+    ahead, behind = seen[:prompt], seen[prompt:]
+    if (ahead[:-1] & ~ahead[1:]).any() or (~behind[:-1] & behind[1:]).any():
+        raise RecordError(
+            f"{_SEEN} hides tokens among others: prompts are padded on the left, responses on the right"
+        )
+    return ahead, behind
+
+
+def _size(row: Row, name: str) -> int:
+    value = row.get(name)
+    if value is not None and not is_list(value):
+        raise RecordError(f"column {name!r} is not a list of token ids")
+    return 0 if value is None else len(value)
+
+
+def _kept(value: Any, visible: NDArray[np.bool_]) -> Any:
+    if value is None or visible.all():
+        return value
+    where = np.flatnonzero(visible)
+    return value[int(where[0]) : int(where[-1]) + 1] if len(where) else value[:0]
+
+
+def _updated(row: Row, before: Rollout, one: Mended) -> Row:
+    """A sample with its columns as they are from now on, in their widths."""
+    plain = _plain(row)
+    new = updated_sample(plain, before, one)
+    changed = {name: value for name, value in new.items() if value is not plain[name]}
+    if not changed:
+        return row
+    prompt, response = _visible(row)
+    values: dict[str, Any] = {}
+    for name, value in changed.items():
+        logged = _NAMES.get(name, name)
+        old: Any = row[logged]
+        if is_list(value) and logged == _PROMPTS:
+            values[logged] = _padded(value, old, prompt, left=True, name=logged)
+        elif is_list(value) and is_list(old) and len(old) == len(response):
+            values[logged] = _padded(value, old, response, left=False, name=logged)
+        else:
+            values[logged] = value
+    if not {_PROMPTS, _RESPONSES} & values.keys():
+        return with_values(row, values)
+    return with_values(row, {**values, **_whole(row, values, new)})
+
+
+def _padded(value: Any, original: Any, visible: NDArray[np.bool_], *, left: bool, name: str) -> Any:
+    """A column in the width that it had; RecordError where its tokens do not fit into it."""
+    width, size = len(visible), len(value)
+    if size > width:
+        raise RecordError(
+            f"{name} of {size} tokens do not fit into the {width} places that the batch has for them"
+        )
+    hidden = np.flatnonzero(~visible)
+    fill: Any = original[int(hidden[0])] if len(hidden) else None
+    if size < width and fill is None:
+        raise RecordError(f"{name} would be padded, and nothing in it says with what")
+    inner = value.tolist() if isinstance(value, np.ndarray) else list(value)
+    padding = [fill] * (width - size)
+    return as_logged([*padding, *inner] if left else [*inner, *padding], original)
+
+
+def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns over prompt and response, from the two."""
+    found: dict[str, Any] = {}
+    seen = np.concatenate(_visible(row))
+    sizes = [0 if new[name] is None else len(new[name]) for name in _NAMES]
+    width = _size(row, _PROMPTS)
+    now = np.zeros(len(seen), np.bool_)
+    now[width - sizes[0] : width + sizes[1]] = True
+    if row.get(_SEEN) is None and not np.array_equal(now, seen):
+        raise RecordError(f"the sample has no {_SEEN}: nothing would tell padding from tokens")
+    for name in _WHOLE:
+        original: Any = row.get(name)
+        if not is_list(original) or len(original) != len(seen):
+            if original is not None:
+                raise RecordError(
+                    f"column {name!r} does not cover {_PROMPTS} and {_RESPONSES}, so it cannot follow"
+                )
+        elif name == "input_ids":
+            parts = [as_ids(values.get(part, row[part]), part) for part in (_PROMPTS, _RESPONSES)]
+            found[name] = as_logged(np.concatenate(parts), original)
+        elif name == _SEEN:
+            found[name] = as_logged(now.astype(np.int64), original)
+        elif not np.array_equal(seen, now):
+            if not np.array_equal(_positions(seen), as_floats(original, name)):
+                raise RecordError("position_ids do not count the tokens, so they cannot be made for others")
+            found[name] = as_logged(_positions(now), original)
+    return found
+
+
+def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Positions as verl counts them: of the visible tokens, from 0."""
+    positions: NDArray[np.int64] = np.maximum(np.cumsum(seen) - 1, 0)
+    return positions
+
+
+FORMAT = Format(
+    name="verl_batch",
+    title="verl batches (DataProto as lists)",
+    signature="`prompts` and `responses` of ids, with `attention_mask` and `response_mask`",
+    precedence=226,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Each sample's training row with its mask, logprobs and what the trainer computed, padding taken off; "
+    "or its one call. The logs that verl itself writes hold text only.",
+)
