@@ -354,7 +354,7 @@ def test_files_of_other_kinds_are_refused_with_a_way_out(tmp_path, name, data, s
 def test_torch_files_and_numpy_archives_are_refused_with_a_way_out(tmp_path):
     with zipfile.ZipFile(tmp_path / "0.pt", "w") as archive:
         archive.writestr("0/data.pkl", b"\x80\x02}q\0.")
-    with pytest.raises(StorageError, match=r"torch\.load"):
+    with pytest.raises(StorageError, match="Torch file"):
         rows_of(tmp_path / "0.pt")
     np.savez(tmp_path / "a.npz", sequences=np.zeros(3))
     with pytest.raises(StorageError, match=r"np\.load"):

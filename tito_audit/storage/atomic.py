@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from tito_audit.errors import StorageError
 
-__all__ = ["allow_open_files", "new_file", "refuse_target"]
+__all__ = ["allow_open_files", "draft_of", "new_file", "refuse_target"]
 
 _BUFFER = 1 << 20
 _HANDLES = 2
@@ -41,12 +41,21 @@ def new_file(target: Path, *, overwrite: bool, source: Path | None = None) -> It
     with contextlib.ExitStack() as stack:
         with _in_words(target):
             draft = stack.enter_context(_draft(place))
-        out = io.BufferedWriter(_Told(draft.fd, target), _BUFFER)
+        out = io.BufferedWriter(_Told(draft.fd, target, draft.path), _BUFFER)
         stack.callback(_drop, out)
         yield cast(BinaryIO, out)
         out.flush()
         with _in_words(target):
             draft.publish(out, overwrite)
+
+
+def draft_of(out: BinaryIO) -> Path:
+    """Where the bytes of a file from `new_file` can be read while it has no name yet."""
+    out.flush()
+    raw = getattr(out, "raw", None)
+    if not isinstance(raw, _Told) or raw.path is None:
+        raise ValueError("only a file that new_file gave can be read before it has its name")
+    return raw.path
 
 
 def refuse_target(target: Path, *, overwrite: bool, source: Path | None = None) -> Path:
@@ -127,6 +136,11 @@ class _Unnamed:
             os.close(self.folder)
             raise
 
+    @property
+    def path(self) -> Path:
+        """A name of the file for this process alone."""
+        return Path(f"/proc/self/fd/{self.fd}")
+
     @classmethod
     def possible(cls, place: Path) -> bool:
         """Whether a file can be made in the folder without a name and get one later, found by doing it."""
@@ -197,6 +211,11 @@ class _Named:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         self.fd = os.open(self.part, flags, 0o666)
 
+    @property
+    def path(self) -> Path:
+        """The name that the file has until then."""
+        return self.part
+
     def publish(self, out: io.BufferedWriter[_Told], overwrite: bool) -> None:
         """Give the file its name; FileExistsError when it is taken and may not be."""
         _settle(self.fd, self._place, overwrite)
@@ -222,9 +241,11 @@ class _Named:
 class _Told(io.FileIO):
     """A raw file whose failures say which file and what to do."""
 
-    def __init__(self, fd: int, target: Path) -> None:
+    def __init__(self, fd: int, target: Path, path: Path | None = None) -> None:
         super().__init__(fd, "r+")
         self._target = target
+        self.path = path
+        """Where it can be read until it has its name."""
 
     def write(self, data: Any, /) -> int:
         """How many bytes were taken; StorageError when the disk takes none."""

@@ -13,6 +13,7 @@ from tito_audit.storage.log import Log, unreadable
 from tito_audit.storage.parquet import batches_of, open_parquet, rows_of_batch
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.streams import Damaged
+from tito_audit.storage.torch_files import rows_of_torch
 
 __all__ = ["Chunk", "Reading", "chunks_of"]
 
@@ -67,6 +68,9 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
     try:
         with log.path.open("rb") as raw:
             kind, stream, between = log.look(raw)
+            if kind == "torch":
+                yield _Torch(log.path, log.max_row_bytes, log.size)
+                return
             if stream is None:
                 yield from _of_parquet(log, size)
                 return
@@ -245,6 +249,17 @@ class _Batch(Chunk):
             for batch in stream:
                 yield from rows_of_batch(batch, reading.size, _UNLIMITED)
                 reading.size += batch.num_rows
+
+
+@dataclass(slots=True)
+class _Torch(Chunk):
+    """A Torch file, which is one pickle and so one chunk."""
+
+    def rows(self, reading: Reading) -> Iterator[RawRow]:
+        """Its samples."""
+        for row, _ in rows_of_torch(self.path):
+            yield row
+            reading.size = row.index + 1
 
 
 def _of_parquet(log: Log, size: int) -> Iterator[Chunk]:

@@ -14,11 +14,14 @@ from tito_audit.storage.row import RawRow, parse_row, parses
 from tito_audit.storage.sniff import PARQUET_MAGIC, refuse_binary, refuse_text
 from tito_audit.storage.splice import Splicer
 from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
+from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
 
-__all__ = ["MAX_ROW_BYTES", "Kind", "Log", "lost_row", "open_log", "unreadable"]
+__all__ = ["BINARY", "MAX_ROW_BYTES", "Kind", "Log", "lost_row", "open_log", "unreadable"]
 
-Kind = Literal["lines", "values", "array", "parquet"]
-"""JSONL; JSON documents, one or several after one another; one JSON array of rows; Parquet."""
+Kind = Literal["lines", "values", "array", "parquet", "torch"]
+"""JSONL; JSON documents, one or several after one another; one JSON array of rows; Parquet; a Torch file."""
+BINARY: tuple[Kind, ...] = ("parquet", "torch")
+"""Those whose rows have no text of their own."""
 
 MAX_ROW_BYTES = 256 * 1024 * 1024
 
@@ -67,8 +70,8 @@ class Log:
 
     @property
     def compression(self) -> Compression:
-        """How the file as a whole is compressed; None for Parquet, whose pages are."""
-        return self._compression if self.kind != "parquet" else None
+        """How the file as a whole is compressed; None for Parquet, whose pages are, and for a Torch file."""
+        return self._compression if self.kind not in BINARY else None
 
     def __iter__(self) -> Iterator[RawRow]:
         last = -1
@@ -86,7 +89,10 @@ class Log:
     def _rows(self, raw: BinaryIO) -> Iterator[RawRow]:
         kind, stream, between = self.look(raw)
         if stream is None:
-            for row, share in rows_of_parquet(self.path, self.max_row_bytes):
+            binary = (
+                rows_of_torch(self.path) if kind == "torch" else rows_of_parquet(self.path, self.max_row_bytes)
+            )
+            for row, share in binary:
                 self.position = int(self.size * share)
                 yield row
             return
@@ -104,10 +110,13 @@ class Log:
         self.tail = between.rest() if self.keep_text else b""
 
     def look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
-        """The kind of the file; unless it is Parquet, its bytes from the first row on, and what came before."""
+        """The kind of the file; unless that is binary, its bytes from the first row on, and what came before."""
         head = raw.peek(4)[:4]  # type: ignore[attr-defined]  # a file opened for bytes is buffered
         if head == PARQUET_MAGIC:
             self._kind = "parquet"
+            return self._kind, None, Between()
+        if is_torch(raw.peek(TORCH_HEAD)[:TORCH_HEAD]):  # type: ignore[attr-defined]
+            self._kind = "torch"
             return self._kind, None, Between()
         self._compression = compression_of(head)
         stream = ByteStream(raw, self._compression)
@@ -140,7 +149,7 @@ def open_log(
     keep_text: bool = False,
     arrays: Mapping[str, str] | None = None,
 ) -> Log:
-    """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, or Parquet.
+    """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, Parquet, or a Torch file.
 
     What the file is, its content says; StorageError when it is missing, cannot be opened, or is of a
     kind that is not read. A longer row than `max_row_bytes` becomes an error row and is never held.

@@ -14,7 +14,7 @@ from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.record.edits import edits_between
 from tito_audit.storage.atomic import new_file
-from tito_audit.storage.log import Log
+from tito_audit.storage.log import BINARY, Log
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.text_output import TextOutput
@@ -22,6 +22,7 @@ from tito_audit.storage.text_output import TextOutput
 __all__ = ["Output", "open_output"]
 
 _TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
+_OWN = {".parquet", ".pt"}
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -59,7 +60,7 @@ def open_output(
         raise SetupError(
             f"{log.path}: this is a pipe or a device, which cannot be repaired; save it to a file first."
         )
-    if log.kind != "parquet" and not log.keep_text:
+    if log.kind not in BINARY and not log.keep_text:
         raise ValueError("a log can only be written again when it was opened with keep_text")
     compression = _compression_for(log, target)
     with new_file(target, overwrite=overwrite, source=log.path) as out, contextlib.ExitStack() as stack:
@@ -68,10 +69,14 @@ def open_output(
             from tito_audit.storage.parquet_output import ParquetOutput  # heavy: only those who need it pay
 
             inner = ParquetOutput(log.path, out, added)
+        elif log.kind == "torch":
+            from tito_audit.storage.torch_output import TorchOutput
+
+            inner = TorchOutput(log.path, out)
         else:
             inner = text = TextOutput(out, log.kind, compression)
             stack.callback(text.abandon)
-        output = _Whole(log, out, inner, may_copy=log.kind != "parquet" and compression == log.compression)
+        output = _Whole(log, out, inner, may_copy=log.kind not in BINARY and compression == log.compression)
         yield output
         if not output.finished:
             raise RuntimeError("an output has to be finished before its block ends")
@@ -87,7 +92,7 @@ class _Whole:
         self._out = out
         self._inner = inner
         self._may_copy = may_copy
-        self._text = log.kind != "parquet"
+        self._text = log.kind not in BINARY
         self._state = _state(log.path)
 
     def keep(self, raw: RawRow) -> None:
@@ -147,13 +152,14 @@ def _compression_for(log: Log, target: Path) -> Compression:
     """How to compress the target; SetupError when its suffix is that of another kind of file."""
     suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
     last = suffixes[-1] if suffixes else ""
-    if log.kind == "parquet":
-        if last in _PACKED or last in _TEXT_SUFFIXES:
+    if log.kind in BINARY:
+        name, own = ("Parquet", ".parquet") if log.kind == "parquet" else ("a Torch file", ".pt")
+        if last in {*_PACKED, *_TEXT_SUFFIXES, *_OWN} - {own}:
             raise SetupError(
-                f"{target}: {log.path} is Parquet and stays Parquet, which this suffix is not; name it .parquet."
+                f"{target}: {log.path} is {name} and stays {name}, which this suffix is not; name it {own}."
             )
         return None
-    if last == ".parquet":
+    if last in _OWN:
         raise SetupError(
             f"{target}: {log.path} is JSON and stays JSON, which this suffix is not; name it .jsonl or .json."
         )

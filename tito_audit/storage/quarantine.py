@@ -44,7 +44,8 @@ class Quarantine:
             text = " ".join(raw.text.decode("utf-8").split("\n")).strip()
             line = rewrite_json(text, [Edit((column,), about)]).encode("utf-8")
         else:
-            line = orjson.dumps({**raw.value, column: about}, option=orjson.OPT_SERIALIZE_NUMPY, default=_plain)
+            options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+            line = orjson.dumps({**raw.value, column: about}, option=options, default=_plain)
         self._out.write(line + b"\n")
         self.rows += 1
 

@@ -18,12 +18,6 @@ _EXPORT = (
     "Marin rollouts are dataclasses inside groups: for those use "
     "rows = [dataclasses.asdict(r) for g in batch.groups for r in g.rollouts]."
 )
-_TORCH = (
-    "Where you trust the file, export it once:\n"
-    '    import json, torch; d = torch.load("{name}", weights_only=False); '
-    'open("log.jsonl", "w").writelines('
-    'json.dumps(s, default=lambda a: a.tolist()) + "\\n" for s in d["samples"])'
-)
 _NPZ = (
     "Export it once:\n"
     '    import json, numpy as np; d = np.load("{name}"); '
@@ -62,8 +56,8 @@ def refuse_binary(path: Path, head: bytes) -> None:
         # Both are zip archives; torch keeps its pickle in a member called data.pkl.
         if path.suffix == ".npz" or b".npy" in head[:512]:
             raise _refusal(path, "a numpy archive, whose arrays have no common rows", _NPZ)
-        if b"data.pkl" in head or path.suffix in {".pt", ".pth", ".ckpt", ".bin"}:
-            raise _refusal(path, f"a torch file, which is a pickle in a zip archive; {_RUNS_CODE}", _TORCH)
+        if b"data.pkl" in head:
+            raise _refusal(path, "a Torch file that was compressed", _UNPACK)
         raise _refusal(path, "a zip archive", _UNPACK)
     for magic, what, way_out in _BINARY:
         if head.startswith(magic):

@@ -14,7 +14,7 @@ from tito_audit.storage.log import Kind, Log
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
 
-__all__ = ["TextOutput"]
+__all__ = ["Sink", "TextOutput", "compressed"]
 
 _LINE_END = re.compile(rb"\r?\n")
 _GZIP_LEVEL = 6
@@ -30,8 +30,8 @@ class TextOutput:
         self.changed = False
         self._kind = kind
         self._compression = compression
-        self._end = _Sink(out)
-        self._out = _compressed(out, self._end, compression)
+        self._end = Sink(out)
+        self._out = compressed(out, self._end, compression)
         self._first: bytes | None = None
         """The lead of the first row, while every row so far was left out."""
         self._written = False
@@ -112,7 +112,7 @@ def _text_of(raw: RawRow) -> bytes:
     return raw.text
 
 
-def _compressed(out: BinaryIO, end: _Sink, compression: Compression) -> Any:
+def compressed(out: BinaryIO, end: Sink, compression: Compression) -> Any:
     """A stream that compresses into a file; the same bytes whenever and wherever it is done."""
     if compression == "gzip":
         return gzip.GzipFile("", "wb", _GZIP_LEVEL, cast(BinaryIO, end), mtime=0)
@@ -123,7 +123,7 @@ def _compressed(out: BinaryIO, end: _Sink, compression: Compression) -> Any:
     return out
 
 
-class _Sink:
+class Sink:
     """Where a compressor writes: a file that it cannot close, and that takes nothing once it is done."""
 
     def __init__(self, out: BinaryIO) -> None:

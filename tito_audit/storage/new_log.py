@@ -1,0 +1,280 @@
+"""NewLog: rows that no log held before, written as JSONL, JSON or Parquet."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import orjson
+
+from tito_audit.errors import SetupError, StorageError
+from tito_audit.format import Row
+from tito_audit.storage.atomic import draft_of, new_file
+from tito_audit.storage.streams import Compression
+from tito_audit.storage.text_output import Sink, compressed
+
+__all__ = ["NewLog", "Shapes", "dump_row", "kind_of_name", "new_log"]
+
+_PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+_LINES = {".jsonl", ".ndjson"}
+_BATCH_ROWS = 1024
+_BATCH_ENTRIES = 4 << 20
+"""Numbers and characters that wait to be written, about."""
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+class NewLog(Protocol):
+    """A log on its way: `add` a row after the other, `finish`, and read it at `draft` before it has its name."""
+
+    def add(self, row: Row) -> None:
+        """Write one row."""
+
+    def finish(self) -> Path:
+        """Write the end; where all of it can be read before the block ends."""
+
+
+def kind_of_name(target: Path) -> tuple[str, Compression]:
+    """What the name of a file asks for: lines, array or table, and how it is compressed.
+
+    SetupError when the suffix is that of another kind of file, or there is none.
+    """
+    suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
+    packed = _PACKED.get(suffixes[-1]) if suffixes else None
+    last = suffixes[-1] if suffixes and packed is None else suffixes[-2] if len(suffixes) > 1 else ""
+    if last in _LINES:
+        return "lines", packed
+    if last == ".json":
+        return "array", packed
+    if last == ".parquet" and packed is None:
+        return "table", None
+    raise SetupError(
+        f"{target}: what to write follows from the suffix, and this is none of those that can be written.\n"
+        "Name it .jsonl, .ndjson or .json, with .gz or .zst behind it to compress it, or .parquet."
+    )
+
+
+@contextmanager
+def new_log(target: Path, *, overwrite: bool, source: Path, shapes: Shapes | None = None) -> Iterator[NewLog]:
+    """A new log, which gets its name when the block ends, or never if it raises.
+
+    `source` is the log that must not be written over; `shapes` is what the rows of a table are known to hold.
+    """
+    kind, compression = kind_of_name(target)
+    with new_file(target, overwrite=overwrite, source=source) as out, contextlib.ExitStack() as stack:
+        if kind == "table":
+            yield _Table(out, shapes or Shapes())
+            return
+        text = _Text(out, compression, array=kind == "array")
+        stack.callback(text.abandon)
+        yield text
+
+
+def dump_row(row: Row) -> bytes:
+    """A row as JSON on one line; NaN is null, infinity stays what Python writes for it."""
+    try:
+        data = orjson.dumps(row, option=_OPTIONS)
+    except (TypeError, ValueError):
+        return _dump_slowly(row)
+    # orjson writes infinity as null, which would say "not recorded".
+    return _dump_slowly(row) if _holds_infinity(row) else data
+
+
+def _dump_slowly(row: Row) -> bytes:
+    """Halves of surrogate pairs, huge integers and infinity, as the standard library writes them."""
+    return json.dumps(_plain(row), separators=(",", ":")).encode("ascii")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def _holds_infinity(value: Any) -> bool:
+    if isinstance(value, float):
+        return value in (np.inf, -np.inf)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind == "f" and bool(np.isinf(value).any())
+    if isinstance(value, Mapping):
+        return any(map(_holds_infinity, value.values()))
+    if isinstance(value, list | tuple) and value:
+        if isinstance(value[0], Mapping | list | tuple | np.ndarray):
+            return any(map(_holds_infinity, value))
+        return np.inf in value or -np.inf in value
+    return False
+
+
+class _Text:
+    """JSONL, or one JSON array with a row a line."""
+
+    def __init__(self, out: BinaryIO, compression: Compression, *, array: bool) -> None:
+        self._file = out
+        self._end = Sink(out)
+        self._out = compressed(out, self._end, compression)
+        self._compressed = compression is not None
+        self._array = array
+        self._rows = 0
+
+    def add(self, row: Row) -> None:
+        """Write one row."""
+        if self._array:
+            self._out.write(b",\n" if self._rows else b"[\n")
+        self._out.write(dump_row(row))
+        if not self._array:
+            self._out.write(b"\n")
+        self._rows += 1
+
+    def finish(self) -> Path:
+        """Write the end."""
+        if self._array:
+            self._out.write(b"\n]\n" if self._rows else b"[]\n")
+        if self._compressed:
+            self._out.close()
+        return draft_of(self._file)
+
+    def abandon(self) -> None:
+        """Let go of the compressor."""
+        self._end.closed = True
+        if self._compressed and not self._out.closed:
+            self._out.close()
+
+
+class Shapes:
+    """What the columns of a table have to hold, learned from its rows before the first is written."""
+
+    def __init__(self) -> None:
+        self.schema: Any = None
+        self._rows: list[dict[str, Any]] = []
+        self._size = 0
+
+    def learn(self, row: Row) -> None:
+        """Take a row into account; SetupError when a column cannot hold it beside the rows before."""
+        self._rows.append(_cells(row))
+        self._size += _entries(row)
+        if len(self._rows) >= _BATCH_ROWS or self._size > _BATCH_ENTRIES:
+            self.settle()
+
+    def settle(self) -> None:
+        """Take all rows so far into account."""
+        import pyarrow as pa
+
+        if not self._rows:
+            return
+        names = list(dict.fromkeys(name for row in self._rows for name in row))
+        fields = []
+        for name in names:
+            try:
+                fields.append(pa.field(name, pa.array([row.get(name) for row in self._rows]).type))
+            except (pa.ArrowException, OverflowError) as error:
+                raise _of_two_types(name, error) from None
+        self._rows, self._size = [], 0
+        schema = pa.schema(fields)
+        if self.schema is None:
+            self.schema = schema
+            return
+        for field in schema:
+            self._widen(field)
+
+    def _widen(self, field: Any) -> None:
+        import pyarrow as pa
+
+        at = self.schema.get_field_index(field.name)
+        if at < 0:
+            self.schema = self.schema.append(field)
+            return
+        try:
+            both = pa.unify_schemas(
+                [pa.schema([self.schema.field(at)]), pa.schema([field])], promote_options="permissive"
+            )
+        except pa.ArrowException as error:
+            raise _of_two_types(field.name, error) from None
+        self.schema = self.schema.set(at, both.field(0))
+
+
+class _Table:
+    """A Parquet file; objects and lists of objects are JSON in a string, as tables of rollouts hold them."""
+
+    def __init__(self, out: BinaryIO, shapes: Shapes) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        class Writer(parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
+            """A writer that, given up halfway, does not try to end a file that may be closed by then."""
+
+            def __del__(self) -> None:
+                pass
+
+        shapes.settle()
+        self._file = out
+        self._schema = shapes.schema if shapes.schema is not None else pa.schema([])
+        self._writer = Writer(out, self._schema)
+        self._rows: list[dict[str, Any]] = []
+        self._size = 0
+
+    def add(self, row: Row) -> None:
+        """Write one row, with those that wait."""
+        self._rows.append(_cells(row))
+        self._size += _entries(row)
+        if len(self._rows) >= _BATCH_ROWS or self._size > _BATCH_ENTRIES:
+            self._write()
+
+    def finish(self) -> Path:
+        """Write what waits and the footer."""
+        self._write()
+        self._writer.close()
+        return draft_of(self._file)
+
+    def _write(self) -> None:
+        import pyarrow as pa
+
+        if self._rows:
+            try:
+                self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+            except (pa.ArrowException, OverflowError) as error:
+                raise StorageError(
+                    f"the rows are not what they were when they were first read ({error}), so nothing was "
+                    "written. Convert the log once nothing writes to it any more."
+                ) from None
+        self._rows, self._size = [], 0
+
+
+def _entries(row: Row) -> int:
+    """How much a row holds, about."""
+    return sum(len(value) if isinstance(value, list | str) else 1 for value in row.values())
+
+
+def _cells(row: Row) -> dict[str, Any]:
+    """The values of a row as a table has them."""
+    return {str(name): _cell(value) for name, value in row.items()}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if _holds_objects(value):
+        return dump_row(value).decode("utf-8")
+    return value
+
+
+def _holds_objects(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return True
+    if not isinstance(value, list | tuple) or not value or isinstance(value[0], int | float | str):
+        return False
+    return any(map(_holds_objects, value))
+
+
+def _of_two_types(name: str, error: Exception) -> SetupError:
+    return SetupError(
+        f"column {name!r} holds values of several types, and a column of a table has one ({error}).\n"
+        "Write the log as .jsonl."
+    )

@@ -1,0 +1,154 @@
+"""Rows of a Torch file: the samples of a dumped rollout, tensors as numpy arrays.
+
+slime and miles dump `{"rollout_id": …, "samples": [object, …]}` (THUDM/slime
+`slime/observability/rollout_data_utils.py`, radixark/miles `miles/ray/rollout/debug_data.py`). Such a file is
+one pickle, which has to be in memory as a whole while it is read. No code of a pickle is ever run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import StorageError
+from tito_audit.storage.row import RawRow
+
+__all__ = ["SAMPLES", "TORCH_HEAD", "as_array", "is_torch", "load_torch", "rows_of_torch"]
+
+TORCH_HEAD = 512
+"""Bytes of a file that show whether it is one."""
+SAMPLES = "samples"
+"""The key of the list of rows."""
+
+_ZIP = b"PK\x03\x04"
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""The pickled number with which Torch files began before they were archives."""
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+
+
+def is_torch(head: bytes) -> bool:
+    """Whether a file that begins so is one that `torch.save` wrote: an archive with a pickle in it, or older."""
+    return head.startswith(_LEGACY) or (head.startswith(_ZIP) and b"data.pkl" in head[:TORCH_HEAD])
+
+
+def rows_of_torch(path: Path) -> Iterator[tuple[RawRow, float]]:
+    """Each sample with the share of the samples that were read up to it, from 0 to 1."""
+    samples = load_torch(path)[SAMPLES]
+    for index, sample in enumerate(samples):
+        done = (index + 1) / len(samples)
+        if isinstance(sample, dict):
+            yield RawRow(index, _plain(sample)), done
+        else:
+            kind = type(sample).__name__
+            yield RawRow(index, None, f"the sample is of type {kind}, not a dict with named columns"), done
+
+
+def load_torch(path: Path) -> dict[str, Any]:
+    """What the file holds, tensors on the CPU; it has a list of samples.
+
+    StorageError when torch is not there, when the file holds more than torch builds without running code of
+    the pickle, when it is damaged, and when it is no dump of a rollout.
+    """
+    if not path.is_file():
+        raise StorageError(f"{path}: a Torch file cannot be read out of a pipe; save it to a file first.")
+    try:
+        # By name, as it has types where it is installed and none where it is not.
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        raise StorageError(
+            f"{path}: this is a Torch file, and torch is not installed.\n"
+            "Install it: pip install 'tito-audit[torch]'"
+        ) from None
+    try:
+        # Routing is dumped as numpy arrays, which hold numbers or what else was allowed.
+        with torch.serialization.safe_globals(_numpy_types()):
+            payload = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of any kind, since what a damaged pickle does is not foreseen
+        raise _refusal(path, error) from None
+    samples = payload.get(SAMPLES) if isinstance(payload, dict) else None
+    if not isinstance(samples, list | tuple):
+        held = f"a {type(payload).__name__}"
+        if isinstance(payload, dict):
+            held = f"a dict of {', '.join(map(str, list(payload)[:8])) or 'nothing'}"
+        raise StorageError(
+            f"{path}: a Torch file that holds {held}, and no list {SAMPLES!r}.\n"
+            "Rollouts are dumped as {'rollout_id': …, 'samples': [dict, …]} "
+            "(slime and miles: rollout_data/ID.pt, not train_data/). Pass such a file."
+        )
+    return payload  # type: ignore[no-any-return]  # a dict by now
+
+
+def _plain(value: Any) -> Any:
+    """A value with arrays in place of tensors; itself where it holds none.
+
+    A tensor of one dimension becomes an array of its numbers, of more a list of arrays, of none a number.
+    Types that numpy has not are widened to float32. Arrays of the file are taken as tensors are.
+    """
+    if isinstance(value, Mapping):
+        plain = {key: _plain(inner) for key, inner in value.items()}
+        return plain if any(plain[key] is not value[key] for key in plain) else value
+    if isinstance(value, list | tuple):
+        # Lists of numbers and texts are the most and the longest.
+        if not value or isinstance(value[0], int | float | str):
+            return value
+        entries = [_plain(entry) for entry in value]
+        return entries if any(a is not b for a, b in zip(entries, value, strict=True)) else value
+    array = as_array(value)
+    if array is None:
+        return value
+    return array.item() if array.ndim == 0 else array if array.ndim == 1 else list(array)
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """A tensor or an array as an array, of its memory if it can be; None for anything else."""
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if not (hasattr(value, "detach") and hasattr(value, "numpy")):
+        return None
+    tensor = value.detach()
+    try:
+        array: np.ndarray[Any, Any] = tensor.numpy()
+    except (TypeError, RuntimeError):
+        # bfloat16, quantized and sparse ones.
+        tensor = tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
+        array = tensor.float().numpy()
+    return array
+
+
+def _numpy_types() -> list[Any]:
+    """What the pickle of an array of numbers names: its parts, and two functions by where they lay or lie."""
+    types: list[Any] = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
+    multiarray = importlib.import_module("numpy._core.multiarray")
+    functions = [
+        (getattr(multiarray, name), f"numpy.{core}.multiarray.{name}")
+        for name in ("_reconstruct", "scalar")
+        for core in ("core", "_core")
+    ]
+    return [*types, *functions]
+
+
+def _refusal(path: Path, error: Exception) -> StorageError:
+    said = str(error).strip()
+    found = _GLOBAL.search(said)
+    if found or "weights_only" in said.lower() or "weights only" in said.lower():
+        what = f"an object of type {found[1]}" if found else "more than tensors and plain values"
+        return StorageError(
+            f"{path}: a Torch file that holds {what}.\n"
+            "Building it would run code that the file names, so only tensors and plain values are read "
+            "(torch.load with weights_only=True).\n"
+            "Where you trust the file, write it once without, in the environment that wrote it:\n"
+            f'    import json, torch; d = torch.load("{path.name}", weights_only=False); '
+            'open("log.jsonl", "w").writelines('
+            'json.dumps(s, default=lambda a: a.tolist()) + "\\n" for s in d["samples"])'
+        )
+    reason = said.splitlines()[0][:200] if said else type(error).__name__
+    return StorageError(
+        f"{path}: a Torch file that cannot be read ({reason}).\n"
+        "The copy is incomplete, or the writer was stopped before it closed the file; copy it again, or write it "
+        "again."
+    )
