@@ -32,9 +32,15 @@ class Settings:
     """Who encodes first: `fastokens` where logs are large and it agrees with `tokenizers`, which proves every
     difference before it is reported; `tokenizers` alone; `auto` chooses."""
     format: str | None = None
-    """Name of the format; None: detected row by row."""
+    """Name of the format; None or "auto": detected row by row."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Our column name to the log's, for logs of no known format (`--map`)."""
+    messages: str | None = None
+    """A file (or folder, or glob) that holds the messages of the rollouts, joined by id (`--messages`)."""
+    tools: str | None = None
+    """A file with one list of tools for all rollouts, or with rows of an id and tools (`--tools`)."""
+    on: Mapping[str, str] = field(default_factory=dict)
+    """The columns to join on, those of the log to those of the other file; {}: the first id that both have."""
     select: tuple[str, ...] = ()
     """Code prefixes to run; () runs all."""
     ignore: tuple[str, ...] = ()
@@ -51,6 +57,10 @@ class Settings:
     jobs: int | None = None
     """Processes that audit at once; None: this one alone. Findings are the same whatever the number. With more
     than one, the rollout of a result holds its place and format only: the rest stays where it was audited."""
+
+    def __post_init__(self) -> None:
+        if self.format == "auto":
+            object.__setattr__(self, "format", None)
 
 
 @dataclass(frozen=True, slots=True)

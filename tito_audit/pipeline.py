@@ -13,8 +13,9 @@ from tito_audit.config import Settings
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.format import Format
-from tito_audit.formats import format_named, map_columns, number_columns, pick_format
+from tito_audit.formats import Told, format_named, map_columns, number_columns
 from tito_audit.jobs import can_fork
+from tito_audit.join import Join, form_of, holds, joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer, make_renderer
@@ -81,11 +82,12 @@ class Scan:
         files = find_logs(self.logs)
         tokenizer, renderer = load_run(self.settings, self.summary)
         self.vocabulary = tokenizer.vocabulary if tokenizer is not None else None
-        engine = Engine(tokenizer, renderer, all_rules(), codes, all_repairs())
+        engine = Engine(tokenizer, renderer, all_rules(), codes, all_repairs)
         self._choose_encoder(tokenizer, files)
         started = time.perf_counter()
-        with closing(self._results(files, engine)) as results:
-            for result in results:
+        join = Join.of(self.settings, files)
+        with closing(self._results(files, engine, join)) as results:
+            for result in results if join is None else join.noted(results):
                 self.summary.add(result)
                 self.summary.seconds = time.perf_counter() - started
                 yield result
@@ -94,6 +96,7 @@ class Scan:
             self.summary.encoder = self.summary.encoder or tokenizer.encoder_name  # or what another process said
             if tokenizer.encoder_notice and tokenizer.encoder_notice not in self.summary.notices:
                 self.summary.notices.append(tokenizer.encoder_notice)
+        self.summary.notices += join.notices() if join is not None else ()
         conclude(self.summary)
 
     def _choose_encoder(self, tokenizer: Tokenizer | None, files: Sequence[Path]) -> None:
@@ -108,29 +111,34 @@ class Scan:
             # A pipe cannot be read twice.
             tokenizer.check_fast(_sample(regular[:1], self.settings, tokenizer.vocabulary))
 
-    def _results(self, files: Sequence[Path], engine: Engine) -> Generator[Result, None, None]:
+    def _results(self, files: Sequence[Path], engine: Engine, join: Join | None) -> Generator[Result, None, None]:
         several = (self.settings.jobs or 1) > 1
-        how = self._spread(files) if several else None
+        how = self._spread(files, join) if several else None
         if how is not None:
             if engine.tokenizer is not None:
                 engine.tokenizer.load()
-            named = _named(self.settings)
+            if engine.renderer is not None:
+                engine.renderer.load()
+            engine.repairs()
+            named, told = _named(self.settings), Told()
 
             def audit(raw: RawRow, place: Place) -> Iterator[Result]:
-                for at, item in _rollouts(raw, place, named, self.settings):
-                    yield _result(at, item, engine)
+                for at, item in _rollouts(raw, place, named, self.settings, told, join):
+                    yield _result(at, item, engine, told)
 
             def encoder() -> tuple[str | None, str | None]:
                 at_work = engine.tokenizer
                 return (at_work.encoder_name, at_work.encoder_notice) if at_work is not None else (None, None)
 
-            yield from spread(files, audit, how, self.summary, self.progress, encoder)
+            with closing(spread(files, audit, how, self.summary, self.progress, encoder)) as results:
+                yield from Told().once(results)
             return
-        for place, item in _read(files, self.settings, self.summary, self.progress):
-            result = _result(place, item, engine)
+        told = Told()
+        for place, item in _read(files, self.settings, self.summary, self.progress, told, join):
+            result = _result(place, item, engine, told)
             yield bare(result) if several else result
 
-    def _spread(self, files: Sequence[Path]) -> Spread | None:
+    def _spread(self, files: Sequence[Path], join: Join | None) -> Spread | None:
         """How to share the logs out; None when this process does better alone."""
         jobs, settings = self.settings.jobs or 1, self.settings
         if not can_fork():
@@ -143,7 +151,9 @@ class Scan:
         if settings.row is not None or (small and self.chunk_bytes is None):
             return None
         chunk = self.chunk_bytes or chunk_bytes(total, jobs)
-        return Spread(jobs, chunk, settings.max_row_bytes, settings.limit, number_columns(settings.columns))
+        arrays = number_columns(settings.columns)
+        how = Spread(jobs, chunk, settings.max_row_bytes, settings.limit, arrays)
+        return how if join is None else replace(how, chunks=join.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +165,8 @@ class Engine:
     rules: Sequence[Rule]
     codes: frozenset[str]
     """The rules that are asked."""
-    repairs: Sequence[Repair]
+    repairs: Callable[[], Sequence[Repair]]
+    """Imported when the first finding asks what would mend it."""
 
 
 def audit_rollout(rollout: Rollout, engine: Engine) -> Result:
@@ -165,8 +176,10 @@ def audit_rollout(rollout: Rollout, engine: Engine) -> Result:
     return Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence.rollout))
 
 
-def _result(place: Place, item: Rollout | str, engine: Engine) -> Result:
-    return unreadable(place, item, engine.codes) if isinstance(item, str) else audit_rollout(item, engine)
+def _result(place: Place, item: Rollout | str, engine: Engine, told: Told) -> Result:
+    if isinstance(item, str):
+        return unreadable(place, item, engine.codes)
+    return told.say(audit_rollout(item, engine))
 
 
 def load_run(settings: Settings, summary: Summary) -> tuple[Tokenizer | None, Renderer | None]:
@@ -204,6 +217,13 @@ def conclude(summary: Summary) -> None:
             f"{summary.without_ids} of {summary.rollouts} rollouts hold no token ids: "
             "nothing was audited in them, which does not mean that they are clean."
         )
+    for file, formats in summary.taken.items():
+        if len(formats) > 1:
+            rare = min(formats, key=lambda name: (formats[name].rows, name))
+            summary.notices.append(
+                f"{file} holds rows of {len(formats)} formats, each read as its own; "
+                f"the first of {rare} is row {formats[rare].first_row}."
+            )
 
 
 def scan_rollouts(
@@ -217,7 +237,8 @@ def scan_rollouts(
 
 def read_rollouts(logs: str | Path | Sequence[str | Path], settings: Settings | None = None) -> Iterator[Rollout]:
     """The rollouts of logs; a row that cannot be read raises RecordError with its place."""
-    for place, item in _read(find_logs(names_of(logs)), settings or Settings(), Summary(), None):
+    files, settings = find_logs(names_of(logs)), settings or Settings()
+    for place, item in _read(files, settings, Summary(), None, join=Join.of(settings, files)):
         if isinstance(item, str):
             raise RecordError(f"{place}: {item}")
         yield item
@@ -270,7 +291,12 @@ def selected_codes(settings: Settings) -> frozenset[str]:
 
 
 def _read(
-    files: Sequence[Path], settings: Settings, summary: Summary, progress: Progress | None
+    files: Sequence[Path],
+    settings: Settings,
+    summary: Summary,
+    progress: Progress | None,
+    told: Told | None = None,
+    join: Join | None = None,
 ) -> Generator[tuple[Place, Rollout | str], None, None]:
     """Every rollout with its place, or why its row could not be read."""
     named = _named(settings)
@@ -279,16 +305,16 @@ def _read(
     for file in files:
         summary.files.append(str(file))
         log = open_log(file, max_row_bytes=settings.max_row_bytes, arrays=number_columns(settings.columns))
-        for raw in log:
+        for raw in log if join is None else join.rows(log):
             if settings.limit is not None and rows >= settings.limit:
                 summary.notices.append(f"Stopped after {rows} rows, as asked by --limit.")
                 return
             rows += 1
-            if settings.row is not None and raw.index != settings.row:
+            if settings.row is not None and not holds(raw, settings.row):
                 if raw.index > settings.row:
                     break
                 continue
-            yield from _rollouts(raw, Place(str(file), raw.index), named, settings)
+            yield from _rollouts(raw, Place(str(file), raw.index), named, settings, told, join)
             if progress is not None:
                 progress(rows, done + log.position, total)
         done += log.size
@@ -316,7 +342,12 @@ def _named(settings: Settings) -> Format | None:
 
 
 def _rollouts(
-    raw: RawRow, place: Place, named: Format | None, settings: Settings
+    raw: RawRow,
+    place: Place,
+    named: Format | None,
+    settings: Settings,
+    told: Told | None = None,
+    join: Join | None = None,
 ) -> Iterator[tuple[Place, Rollout | str]]:
     """The rollouts of a row, or why it cannot be read."""
     if raw.value is None:
@@ -326,11 +357,13 @@ def _rollouts(
     try:
         if settings.columns:
             row = map_columns(row, settings.columns)
-        form = named or pick_format(row)
-        rollouts = form.read(row, place)
+        form = form_of(row, named)
+        rollouts = form.read(row, place) if join is None else join.given(form.read(row, place), raw.value)
     except RecordError as error:
         yield place, str(error)
         return
+    if told is not None:
+        told.look(place.file, form, row)
     for rollout in rollouts:
         yield rollout.place, rollout
 
@@ -351,4 +384,4 @@ def counts_of(rollout: Rollout) -> dict[str, int]:
         tokens += len(row.token_ids)
         if not rollout.turns and row.loss_mask is not None:
             generated += int(row.loss_mask.sum())
-    return {"turns": len(rollout.turns), "tokens": tokens, "generated_tokens": generated}
+    return {"turns": len(rollout.turns), "tokens": tokens, "generated_tokens": generated, **joined_counts(rollout)}

@@ -13,7 +13,7 @@ from tito_audit.errors import StorageError
 from tito_audit.jobs import in_order, sendable
 from tito_audit.record.finding import Result, Skip
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.storage import RawRow, open_log
+from tito_audit.storage import Log, RawRow, open_log
 from tito_audit.storage.chunks import Chunk, Reading, chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
@@ -44,6 +44,8 @@ class Spread:
     """Rows after which to stop."""
     arrays: Mapping[str, str]
     """Columns that are read as arrays, as `open_log` takes them."""
+    chunks: Callable[[Log, int], Iterator[Chunk]] = chunks_of
+    """How a log becomes chunks."""
 
 
 def chunk_bytes(total: int, jobs: int) -> int:
@@ -128,7 +130,7 @@ def _planned(files: Sequence[Path], how: Spread) -> Iterator[tuple[_Begun | _Par
         try:
             yield _Begun(file, file.stat().st_size if file.is_file() else 0), None
             log = open_log(file, max_row_bytes=how.max_row_bytes, arrays=how.arrays)
-            for chunk in chunks_of(log, how.chunk):
+            for chunk in how.chunks(log, how.chunk):
                 yield _Part(file, chunk.done), chunk
         except StorageError as error:
             yield error, None

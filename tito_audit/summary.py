@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Result, Severity
 
-__all__ = ["SCHEMA_VERSION", "RuleCount", "Skipped", "Summary"]
+__all__ = ["SCHEMA_VERSION", "RuleCount", "Skipped", "Summary", "Taken"]
 
 SCHEMA_VERSION = 1
 
@@ -34,6 +34,16 @@ class Skipped:
 
 
 @dataclass(slots=True)
+class Taken:
+    """Rows of a file that were taken for one format."""
+
+    first_row: int
+    rows: int = 0
+    told_by: tuple[str, ...] = ()
+    """The keys that showed it, in the first of them."""
+
+
+@dataclass(slots=True)
 class Summary:
     """Counts of a scan; complete once its results are used up."""
 
@@ -46,6 +56,9 @@ class Summary:
     findings: dict[str, RuleCount] = field(default_factory=dict)
     skipped: dict[str, Skipped] = field(default_factory=dict)
     formats: Counter[str] = field(default_factory=Counter)
+    """Rollouts of each format."""
+    taken: dict[str, dict[str, Taken]] = field(default_factory=dict)
+    """By file and format: what its rows were taken for."""
     causes: dict[str, Counter[str]] = field(default_factory=dict)
     """By code: how many findings have each cause."""
     without_ids: int = 0
@@ -64,6 +77,7 @@ class Summary:
         else:
             self.rollouts += 1
             self.formats[result.rollout.format] += 1
+            self._take(result, result.rollout.format)
         self.turns += result.counts.get("turns", 0)
         self.tokens += result.counts.get("tokens", 0)
         self.generated_tokens += result.counts.get("generated_tokens", 0)
@@ -80,6 +94,15 @@ class Summary:
             skipped = self.skipped.setdefault(skip.code, Skipped())
             skipped.rollouts += 1
             skipped.because[skip.because] += 1
+
+    def _take(self, result: Result, format: str) -> None:
+        place = result.place
+        formats = self.taken.setdefault(place.file, {})
+        taken = formats.get(format)
+        if taken is None:
+            taken = formats[format] = Taken(place.row)
+        taken.rows += place.item == 0
+        taken.told_by = taken.told_by or result.told_by
 
     def worst(self) -> Severity | None:
         """The highest severity found; None when nothing was."""

@@ -11,6 +11,8 @@ away (`| head`) with 141, as the shell counts signals.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import traceback
@@ -20,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from tito_audit import __version__
-from tito_audit.cli import explain, repair, scan, show
+from tito_audit.cli import convert, explain, inspect, repair, scan, show
 from tito_audit.cli import list as list_command
 from tito_audit.errors import TitoAuditError
 
@@ -28,6 +30,8 @@ __all__ = ["app", "main"]
 
 INTERRUPTED = 130
 READER_GONE = 141
+_NEW_OBJECTS = 100_000
+"""So many more objects than were let go make Python look for cycles among them."""
 
 
 class _Commands(TyperGroup):
@@ -39,7 +43,7 @@ class _Commands(TyperGroup):
             sys.stdout.flush()
             return returned
         except TitoAuditError as error:
-            _complain(error)
+            _complain(error, ctx)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             print("tito-audit: interrupted; no report was finished", file=sys.stderr)
@@ -60,7 +64,9 @@ app = typer.Typer(
 )
 app.command("scan")(scan.scan)
 app.command("repair")(repair.repair)
+app.command("convert")(convert.convert)
 app.command("show")(show.show)
+app.command("inspect")(inspect.inspect)
 app.command("explain")(explain.explain)
 app.command("list")(list_command.list_plugins)
 
@@ -84,6 +90,9 @@ def main() -> None:
     """Run the command line."""
     # numpy starts threads for linear algebra as it is imported, which take a tenth of a second from a small scan.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A twentieth of a second would go into looking for cycles among what is imported, most of it at the very end.
+    gc.set_threshold(_NEW_OBJECTS)
+    atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         # A terminal of another encoding shows escapes instead of ending the run.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -95,8 +104,9 @@ def main() -> None:
         sys.exit(2)
 
 
-def _complain(error: TitoAuditError) -> None:
+def _complain(error: TitoAuditError, ctx: Any) -> None:
+    from tito_audit.cli._options import blamed_file
     from tito_audit.reports._visible import visible
 
-    lines = [visible(line) for line in str(error).split("\n")]
+    lines = [visible(line) for line in (*str(error).split("\n"), *blamed_file(ctx, str(error)))]
     print("tito-audit: " + "\n".join(lines), file=sys.stderr)

@@ -6,17 +6,20 @@ import difflib
 import json
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
 
 from tito_audit.config import FailOn, Settings, ToolArguments
+from tito_audit.config_file import Config, find_config, read_config
 from tito_audit.errors import SetupError
 
 __all__ = [
     "MAX_ROW_BYTES",
     "TEMPLATE_SECONDS",
     "ChatTemplate",
+    "ConfigFile",
     "EncoderOption",
     "EncoderWord",
     "FailOnWord",
@@ -25,6 +28,9 @@ __all__ = [
     "Jobs",
     "Map",
     "MaxRowBytes",
+    "Messages",
+    "NoConfig",
+    "On",
     "Select",
     "TemplateArgs",
     "TemplateName",
@@ -32,7 +38,10 @@ __all__ = [
     "Tokenizer",
     "ToolArgumentsOption",
     "ToolArgumentsWord",
+    "Tools",
     "TrustRemoteCode",
+    "about_config",
+    "blamed_file",
     "settings_of",
 ]
 
@@ -104,7 +113,11 @@ ToolArgumentsOption = Annotated[
 ]
 FormatName = Annotated[
     str | None,
-    typer.Option("--format", metavar="NAME", help="Format of the log, when detection errs (see list formats)."),
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="Format of the log, when detection errs (see list formats). [default: auto, row by row]",
+    ),
 ]
 Map = Annotated[
     list[str] | None,
@@ -112,6 +125,29 @@ Map = Annotated[
         "--map",
         metavar="OURS=THEIRS",
         help="Name a column of the log, as token_ids=tokens. Repeatable.",
+    ),
+]
+Messages = Annotated[
+    str | None,
+    typer.Option(
+        "--messages",
+        metavar="FILE",
+        help="A file that holds the messages of the rollouts, where the log does not; joined by id.",
+    ),
+]
+Tools = Annotated[
+    str | None,
+    typer.Option(
+        "--tools", metavar="FILE", help="A JSON array of tools for all rollouts, or rows with an id and tools."
+    ),
+]
+On = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--on",
+        metavar="KEY[=OTHER]",
+        help="The id to join on, as the log and as the other file call it. Repeatable. [default: the first that "
+        "both have]",
     ),
 ]
 Select = Annotated[
@@ -147,6 +183,76 @@ EncoderOption = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Allow a tokenizer's own Python code to run.")
 ]
+_CONFIG = "tito_audit.config"
+"""Where a run keeps what its configuration file says."""
+_FLAGS = {"template-args": "--template-arg"}
+"""Flags that are called otherwise than the key of the file."""
+
+
+def _read_file(ctx: typer.Context, given: str | None) -> str | None:
+    """Let the configuration file say what flags do not; the file's name, None without one."""
+    if ctx.resilient_parsing or f"{_CONFIG}.off" in ctx.meta:
+        if given is not None:
+            raise SetupError("--config and --no-config exclude each other.\nPass one of them.")
+        return None
+    path = Path(given) if given is not None else find_config(Path.cwd())
+    if path is None:
+        return None
+    config = read_config(path)
+    ctx.meta[_CONFIG] = config
+    known = {parameter.name for parameter in ctx.command.params}
+    ctx.default_map = {name: value for name, value in config.parameters.items() if name in known}
+    return str(path)
+
+
+def _read_no_file(ctx: typer.Context, wanted: bool) -> bool:
+    if wanted:
+        if _CONFIG in ctx.meta:
+            raise SetupError("--config and --no-config exclude each other.\nPass one of them.")
+        ctx.meta[f"{_CONFIG}.off"] = True
+    return wanted
+
+
+# Both are read before all other options, in this order where neither is given.
+NoConfig = Annotated[
+    bool,
+    typer.Option("--no-config", help="Read no configuration file.", callback=_read_no_file, is_eager=True),
+]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Read settings from this file. [default: tito-audit.toml or pyproject.toml, here or above]",
+        callback=_read_file,
+        is_eager=True,
+    ),
+]
+
+
+def about_config(context: typer.Context) -> str | None:
+    """The settings that come from a configuration file, in a sentence; None when none does."""
+    config = context.meta.get(_CONFIG, Config())
+    keys = [
+        key
+        for key, parameter in zip(config.values, config.parameters, strict=True)
+        # By name, since typer has its own copy of the enumeration from some version on.
+        if getattr(context.get_parameter_source(parameter), "name", "") == "DEFAULT_MAP"
+    ]
+    return f"Settings from {_near(config.path)}: {', '.join(keys)}." if config.path and keys else None
+
+
+def blamed_file(context: typer.Context, message: str) -> list[str]:
+    """A line that names the configuration file, when a message is about an option that it sets."""
+    config = context.meta.get(_CONFIG, Config())
+    flags = {name: _FLAGS.get(name, f"--{name}") for name in config.values}
+    named = [name for name, flag in flags.items() if flag in message and name in config.values]
+    return [f"{', '.join(named)} may come from {_near(config.path)}."] if named and config.path else []
+
+
+def _near(path: Path) -> Path:
+    """The path as seen from the working folder, where it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def settings_of(
@@ -159,6 +265,9 @@ def settings_of(
     tool_arguments: str = "auto",
     format: str | None = None,
     columns: Sequence[str] | None = None,
+    messages: str | None = None,
+    tools: str | None = None,
+    on: Sequence[str] | None = None,
     select: Sequence[str] | None = None,
     ignore: Sequence[str] | None = None,
     fail_on: str = "error",
@@ -181,6 +290,9 @@ def settings_of(
         tool_arguments=cast(ToolArguments, str(tool_arguments)),
         format=format,
         columns=mapped,
+        messages=messages,
+        tools=tools,
+        on=dict(_columns_pair(text) for text in on or ()),
         select=_codes(select, "--select"),
         ignore=_codes(ignore, "--ignore"),
         fail_on=cast(FailOn, str(fail_on)),
@@ -198,6 +310,13 @@ def _pair(text: str, option: str, example: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise SetupError(f"{option} {text}: no name and value were found.\nWrite it as {option} {example}")
     return key.strip(), value
+
+
+def _columns_pair(text: str) -> tuple[str, str]:
+    ours, equals, theirs = (part.strip() for part in text.partition("="))
+    if not ours or (equals and not theirs):
+        raise SetupError(f"--on {text}: no column was found.\nWrite it as --on id, or as --on id=other_name")
+    return ours, theirs or ours
 
 
 def _value(text: str) -> object:

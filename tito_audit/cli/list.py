@@ -32,6 +32,12 @@ def list_plugins(
         # The last column of formats is prose for the README; a terminal has no room for it.
         wide = 3 if kind is Kind.FORMATS else len(head)
         _print(head[:wide], [row[:wide] for row in rows])
+        if kind is Kind.FORMATS:
+            print(
+                "\nFormats are tried in this order, row by row; the first whose keys are there, and hold what "
+                "they\nshould, is taken. tito-audit inspect LOG says what a log is taken for, why, and what it\n"
+                "nearly is."
+            )
 
 
 _Rows: TypeAlias = list[tuple[str, ...]]

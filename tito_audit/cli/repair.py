@@ -26,6 +26,7 @@ __all__ = ["repair"]
 
 
 def repair(
+    context: typer.Context,
     logs: Annotated[
         list[str],
         typer.Argument(metavar="LOG...", help="Files, folders or globs: .jsonl, .json, .parquet, .gz, .zst."),
@@ -62,6 +63,9 @@ def repair(
     tool_arguments: options.ToolArgumentsOption = options.ToolArgumentsWord.AUTO,
     format: options.FormatName = None,
     columns: options.Map = None,
+    messages: options.Messages = None,
+    tools: options.Tools = None,
+    on: options.On = None,
     select: options.Select = None,
     ignore: options.Ignore = None,
     fail_on: Annotated[
@@ -79,6 +83,8 @@ def repair(
     ] = None,
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
     trust_remote_code: options.TrustRemoteCode = False,
+    no_config: options.NoConfig = False,
+    config: options.ConfigFile = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, and no report that --report did not ask for.")
     ] = False,
@@ -109,6 +115,9 @@ def repair(
         tool_arguments=tool_arguments,
         format=format,
         columns=columns,
+        messages=messages,
+        tools=tools,
+        on=on,
         select=select,
         ignore=ignore,
         fail_on=fail_on,
@@ -130,6 +139,8 @@ def repair(
     wanted = _wanted_reports(report or ([] if quiet else ["text"]), logs, [target, quarantine], diff=diff)
     tally = Tally(None if settings.fail_on == "never" else Severity[settings.fail_on.upper()])
     run = repair_rollouts(logs, target, settings, how)
+    if (notice := options.about_config(context)) is not None:
+        run.before.notices.append(notice)
     page = ReportOptions(
         color=colors(sys.stdout), width=page_width(), titles={rule.code: rule.title for rule in all_rules()}
     )

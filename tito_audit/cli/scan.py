@@ -14,6 +14,7 @@ __all__ = ["scan"]
 
 
 def scan(
+    context: typer.Context,
     logs: Annotated[
         list[str],
         typer.Argument(metavar="LOG...", help="Files, folders or globs: .jsonl, .json, .parquet, .gz, .zst."),
@@ -26,6 +27,9 @@ def scan(
     tool_arguments: options.ToolArgumentsOption = options.ToolArgumentsWord.AUTO,
     format: options.FormatName = None,
     columns: options.Map = None,
+    messages: options.Messages = None,
+    tools: options.Tools = None,
+    on: options.On = None,
     select: options.Select = None,
     ignore: options.Ignore = None,
     fail_on: Annotated[
@@ -45,6 +49,8 @@ def scan(
     ] = None,
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
     trust_remote_code: options.TrustRemoteCode = False,
+    no_config: options.NoConfig = False,
+    config: options.ConfigFile = None,
     jobs: options.Jobs = None,
     encoder: options.EncoderOption = options.EncoderWord.AUTO,
     worst: Annotated[int, typer.Option("--worst", min=0, help="Findings shown in full by the text report.")] = 10,
@@ -70,6 +76,9 @@ def scan(
         tool_arguments=tool_arguments,
         format=format,
         columns=columns,
+        messages=messages,
+        tools=tools,
+        on=on,
         select=select,
         ignore=ignore,
         fail_on=fail_on,
@@ -84,6 +93,8 @@ def scan(
     live = any(one.path is None and one.report.name == "jsonl" for one in wanted) and sys.stdout.isatty()
     pace = Pace()
     run = scan_rollouts(logs, settings, pace)
+    if (notice := options.about_config(context)) is not None:
+        run.summary.notices.append(notice)
     page = ReportOptions(
         color=colors(sys.stdout),
         width=page_width(),

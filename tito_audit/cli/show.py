@@ -40,9 +40,14 @@ def show(
     tool_arguments: options.ToolArgumentsOption = options.ToolArgumentsWord.AUTO,
     format: options.FormatName = None,
     columns: options.Map = None,
+    messages: options.Messages = None,
+    tools: options.Tools = None,
+    on: options.On = None,
     select: options.Select = None,
     ignore: options.Ignore = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    no_config: options.NoConfig = False,
+    config: options.ConfigFile = None,
 ) -> None:
     """Show one rollout as tokens: recorded over canonical where they differ, findings underneath."""
     from tito_audit.cli._terminal import colors, page_width
@@ -59,6 +64,9 @@ def show(
         tool_arguments=tool_arguments,
         format=format,
         columns=columns,
+        messages=messages,
+        tools=tools,
+        on=on,
         select=select,
         ignore=ignore,
         row=row,
@@ -71,6 +79,9 @@ def show(
     piece = vocabulary.piece if vocabulary is not None else None
     for line in _lines(result, piece, console, turn, full):
         console.print(line, soft_wrap=True)
+    for notice in run.summary.notices:
+        if notice.startswith(("--messages", "--tools")):
+            console.print(f"\n{notice}", markup=False, highlight=False, soft_wrap=True)
     if items > 1:
         console.print(f"\nThe row holds {items} rollouts: --item 0 to --item {items - 1}.")
 

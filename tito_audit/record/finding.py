@@ -100,3 +100,5 @@ class Result:
     skips: tuple[Skip, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     """`turns`, `tokens`, `generated_tokens` of this rollout."""
+    told_by: tuple[str, ...] = ()
+    """The keys that showed the format, of one of the first rows of each format in a file."""

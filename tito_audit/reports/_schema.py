@@ -5,7 +5,8 @@
     summary  {"schema_version", "rollouts", "turns", "tokens", "generated_tokens", "rows_unreadable",
               "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens"}},
               "skipped": {CODE: {"rollouts", "because"}}, "formats": {NAME: rollouts}, "tokenizer", "seconds",
-              "files", "without_ids", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder"}
+              "files", "without_ids", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
+              "taken": {FILE: {FORMAT: {"rows", "first_row", "told_by"}}}}
 
 A key may be added to either; one that changes its meaning or goes raises the version.
 """
@@ -74,6 +75,13 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "causes": {code: _by_count(causes) for code, causes in sorted(summary.causes.items())},
         "notices": summary.notices,
         "encoder": summary.encoder,
+        "taken": {
+            file: {
+                name: {"rows": taken.rows, "first_row": taken.first_row, "told_by": list(taken.told_by)}
+                for name, taken in formats.items()
+            }
+            for file, formats in summary.taken.items()
+        },
     }
 
 

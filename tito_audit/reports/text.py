@@ -27,6 +27,10 @@ _FILES = 3
 """Files named in the header."""
 _FORMATS = 4
 """Formats named in the header."""
+_TAKEN = 4
+"""Lines that say what files were read as."""
+_KEYS = 8
+"""Keys named of one format."""
 _CAUSES = 3
 """Causes named of one rule."""
 _NOTICES = 20
@@ -78,6 +82,7 @@ def _header(summary: Summary) -> Iterator[Text]:
     formats = ", ".join(f"{name} {number:,}" for name, number in by_count[:_FORMATS])
     if len(by_count) > _FORMATS:
         formats += f" and {len(by_count) - _FORMATS} other formats"
+    yield from _taken_lines(summary)
     parts = [_many(summary.rollouts, "rollout") + (f" ({formats})" if formats else "")]
     if summary.rows_unreadable:
         parts.append(_many(summary.rows_unreadable, "unreadable row"))
@@ -89,6 +94,28 @@ def _header(summary: Summary) -> Iterator[Text]:
         pace += f", {summary.tokens / summary.seconds:,.0f} tokens/s"
     encoder = f" · encoder {summary.encoder}" if summary.encoder else ""
     yield Text(visible(f"tokenizer {summary.tokenizer or 'none'}{encoder} · {pace}"))
+
+
+def _taken_lines(summary: Summary) -> Iterator[Text]:
+    """`read as nemo_gym: responses_create_params, response.output (12 rows)`, files that are alike together."""
+    alike: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
+    for file, formats in summary.taken.items():
+        alike.setdefault(tuple((name, taken.told_by) for name, taken in formats.items()), []).append(file)
+    # What was told by more than one kind of row, or by plain names, is what a reader has to look at.
+    doubtful = sorted(alike.items(), key=lambda item: (len(item[0]) == 1, all(n != "generic" for n, _ in item[0])))
+    for kinds, files in doubtful[:_TAKEN]:
+        line = Text()
+        if len(alike) > 1:
+            line.append(visible(files[0]) + (f" and {len(files) - 1:,} more" if len(files) > 1 else "") + " ")
+        line.append("read as ")
+        for index, (name, keys) in enumerate(kinds):
+            line.append("; " if index else "").append(name, style="bold")
+            named = ", ".join(keys[:_KEYS]) + (f" and {len(keys) - _KEYS} more" if len(keys) > _KEYS else "")
+            line.append(visible(f": {named}" if named else ""))
+            line.append(f" ({_many(sum(summary.taken[file][name].rows for file in files), 'row')})")
+        yield line
+    if len(alike) > _TAKEN:
+        yield Text(f"and {len(alike) - _TAKEN:,} more kinds of files; tito-audit inspect FILE says of each")
 
 
 def _verdict(summary: Summary, seen: _Seen) -> Text:

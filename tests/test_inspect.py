@@ -1,0 +1,417 @@
+"""`inspect`: what it says of every format's example log, of logs of nobody's format, and of hostile ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from test_cli import run, written
+
+from tito_audit.config import Settings
+from tito_audit.formats import all_formats, near_formats, pick_format, told_by
+from tito_audit.formats._signature import Way, ways_of
+from tito_audit.inspect import Inspection, RelationKind, Role, as_flags, as_toml, inspect_log
+from tito_audit.pipeline import scan_rollouts
+from tito_audit.storage import open_log
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
+LOGS = sorted(
+    path for path in (ROOT / "fixtures" / "formats").iterdir() if path.suffix in (".jsonl", ".json", ".parquet")
+)
+OWN = {
+    "token_ids": "extra.everything",
+    "loss_mask": "trained",
+    "logprobs": "behaviour",
+    "prompt_ids": "extra.question",
+    "completion_ids": "extra.answer",
+    "messages": "chat",
+}
+
+
+def own_rows(count: int = 12) -> list[dict[str, Any]]:
+    """Rows of nobody's format: sequence, parts, mask, logprobs and a value a token, under names of their own."""
+    chance = random.Random(1)
+    rows = []
+    for number in range(count):
+        question = [chance.randrange(5, 900) for _ in range(chance.randrange(5, 20))]
+        answer = [chance.randrange(5, 900) for _ in range(chance.randrange(4, 12))]
+        length = len(question) + len(answer)
+        rows.append(
+            {
+                "uid": number,
+                "extra": {"question": question, "answer": answer, "everything": question + answer},
+                "trained": [place >= len(question) for place in range(length)],
+                "behaviour": [0.0] * len(question) + [-chance.random() for _ in answer],
+                "critic": [chance.gauss(0, 1) for _ in range(length)],
+                "shifted": [chance.gauss(0, 1) for _ in range(length - 1)],
+                "compact": [-chance.random() for _ in answer],
+                "n_tokens": length,
+                "chat": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}],
+            }
+        )
+    return rows
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return written(tmp_path / "own.jsonl", own_rows())
+
+
+def relations(found: Inspection, scope: str = "") -> set[tuple[str, tuple[str, ...]]]:
+    return {(str(relation.kind), relation.paths) for relation in found.relations.get(scope, ())}
+
+
+def roles(found: Inspection) -> Mapping[str, tuple[str, str]]:
+    return {path: (str(guess.role), guess.alignment) for path, guess in found.roles.items()}
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_every_example_log_is_told_explained_and_written_as_one_object(log: Path) -> None:
+    code, out, err = run("inspect", log, "-f", "json", "-t", TOKENIZER)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [taken["format"] for taken in found["taken_for"]] == [log.stem]
+    assert found["rows"] == sum(taken["rows"] for taken in found["taken_for"])
+    assert found["taken_for"][0]["told_by"]
+    paths = [column["path"] for column in found["columns"]]
+    assert len(paths) == len(set(paths)) > 0
+    assert all(path in paths for relation in found["relations"] for path in relation["paths"])
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_the_page_of_every_example_log_fits_and_names_its_format_and_what_to_paste(log: Path) -> None:
+    code, out, err = run("inspect", log, "--tokenizer", TOKENIZER)
+    assert (code, err) == (0, "")
+    assert f"\nTaken for\n  {log.stem} (all " in out
+    assert f'    format = "{log.stem}"' in out or "[tool.tito-audit.map]" in out
+    assert all(line.isprintable() and line == line.rstrip() for line in out.splitlines())
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_the_keys_that_a_signature_names_are_in_the_example_log(log: Path) -> None:
+    (form,) = (one for one in all_formats() if one.name == log.stem)
+    rows = [raw.value for raw in open_log(log) if raw.value is not None]
+    assert ways_of(form.signature), "a signature names keys in backticks"
+    told = {told_by(form, row) for row in rows}
+    if form.name == "generic":
+        assert all(told)
+        return
+    lacking = [near_formats(row, (form,), None) for row in rows]
+    assert any(one and one[0].fits and not one[0].lacks for one in lacking), form.signature
+
+
+def test_the_two_formats_of_one_shape_name_each_other_with_the_key_that_is_missing() -> None:
+    row = next(raw.value for raw in open_log(ROOT / "fixtures" / "formats" / "tito_sample.jsonl") if raw.value)
+    assert pick_format(row).name == "tito_sample"
+    near = {one.format: one for one in near_formats(row, all_formats(), "tito_sample")}
+    assert near["slime"].lacks == ("response_length",)
+    assert near["slime"].has == ("tokens", "loss_mask")
+    assert not near["slime"].fits
+    row = {**row, "response_length": 7, "loss_mask": [1] * 7, "rollout_log_probs": [-0.5] * 7}
+    assert pick_format(row).name == "slime"
+    near = {one.format: one for one in near_formats(row, all_formats(), "slime")}
+    assert near["tito_sample"].excess == ("response_length",)
+
+
+@pytest.mark.parametrize(
+    ("signature", "ways"),
+    [
+        ("`a`, `b` or `c`; or `d` with `e.f`", (Way((("a", "b", "c"),)), Way((("d",), ("e.f",))))),
+        ("`a` of `b`, or `b` + `c`", (Way((("a",), ("b",))), Way((("b",), ("c",))))),
+        ("`a`, `b`, no `c`", (Way((("a",), ("b",)), absent=("c",)),)),
+        ("`a`; ids in `b[].c`", (Way((("a",),), more=("b[].c",)),)),
+        ("`a` that starts with `V-1`, at the top or on `b[]`; or words only", (Way((("a",),)),)),
+        ("`object: response` or `a`, without ids", (Way((("object", "a"),)),)),
+    ],
+)
+def test_a_signature_is_read_as_a_person_reads_it(signature: str, ways: tuple[Way, ...]) -> None:
+    assert ways_of(signature) == ways
+
+
+def test_roles_and_relations_of_own_columns_come_from_values_and_lengths(own: Path) -> None:
+    found = inspect_log(own)
+    assert [taken.format for taken in found.taken] == [None]
+    assert roles(found) == {
+        "uid": ("scalar", ""),
+        "extra": ("object", ""),
+        "extra.question": ("prompt ids", ""),
+        "extra.answer": ("completion ids", "response"),
+        "extra.everything": ("ids", "full"),
+        "trained": ("mask", "full"),
+        "behaviour": ("logprobs", "full"),
+        "critic": ("per token", "full"),
+        "shifted": ("per token", "shifted"),
+        "compact": ("logprobs", "response"),
+        "n_tokens": ("length", ""),
+        "chat": ("messages", ""),
+        "chat[].role": ("text", ""),
+        "chat[].content": ("text", ""),
+    }
+    assert relations(found) == {
+        ("equal", ("extra.answer", "compact")),
+        ("equal", ("extra.everything", "trained", "behaviour", "critic")),
+        ("sum", ("extra.question", "extra.answer", "extra.everything")),
+        ("minus_one", ("shifted", "extra.everything")),
+        ("sampled", ("extra.answer", "trained")),
+        ("length", ("n_tokens", "extra.everything")),
+    }
+    (mask,) = found.masks
+    (sentinel,) = (one for one in found.sentinels if one.path == "behaviour")
+    assert mask.encodings == {"bool": 12}
+    assert (sentinel.mask, sentinel.value, sentinel.share, sentinel.inside) == ("trained", 0.0, 1.0, 0)
+
+
+def test_what_is_pasted_reads_the_log_as_it_was_shown(own: Path, tmp_path: Path) -> None:
+    code, out, _ = run("inspect", own)
+    assert code == 0
+    flags = next(line.split() for line in out.splitlines() if line.lstrip().startswith("--map"))
+    assert flags == " ".join(as_flags(OWN)).split()
+    assert "With it 12 of 12 rows are read: 12 with a training row, 12 calls, 12 with messages." in out
+    pasted = run("scan", own, *flags, "--report", "json", "--fail-on", "never")[1]
+    start = out.index("[tool.tito-audit.map]")
+    toml = "\n".join(line for line in out[start:].splitlines() if " = " in line or "[" in line)
+    (tmp_path / "pyproject.toml").write_text(toml, encoding="utf-8")
+    stored = run("scan", own, "--config", tmp_path / "pyproject.toml", "--report", "json", "--fail-on", "never")[1]
+    for text in (pasted, stored):
+        summary = json.loads(text)["summary"]
+        assert summary["rows_unreadable"] == 0
+        assert summary["formats"] == {"generic": 12}
+        assert "LPR501" not in summary["findings"]
+
+
+def test_a_row_in_which_a_relation_breaks_is_named_and_hides_it_nowhere_else(tmp_path: Path) -> None:
+    rows = own_rows()
+    rows[7]["behaviour"].pop()
+    found = inspect_log(written(tmp_path / "broken.jsonl", rows))
+    (equal,) = (one for one in found.relations[""] if one.kind is RelationKind.EQUAL and "behaviour" in one.paths)
+    assert (equal.items, equal.of, equal.except_row) == (11, 12, 7)
+    assert found.roles["behaviour"].role is Role.LOGPROBS
+    assert found.trial is not None
+    assert found.trial.misfits == {"logprobs": 1}
+    assert "(11 of 12, not in row 7)" in " ".join(run("inspect", tmp_path / "broken.jsonl")[1].split())
+
+
+def test_columns_inside_calls_and_samples_are_related_call_by_call_and_sample_by_sample(tmp_path: Path) -> None:
+    calls = [{"prompt_ids": [9] * n, "out_ids": [7, 8] * n, "lp": [-0.5, -0.25] * n} for n in (3, 4, 5)]
+    found = inspect_log(written(tmp_path / "calls.jsonl", [{"steps": calls}] * 2))
+    assert relations(found, "steps[]") == {("equal", ("steps[].out_ids", "steps[].lp"))}
+    assert roles(found)["steps[].out_ids"] == ("completion ids", "call")
+    assert roles(found)["steps"] == ("calls", "")
+    group = {"seqs": [[5, 6, 7], [5, 6]], "weights": [[0, 1, 1], [0, 1]]}
+    found = inspect_log(written(tmp_path / "group.jsonl", [group, group]))
+    assert relations(found, "[*]") == {("equal", ("seqs[]", "weights[]"))}
+    assert roles(found)["weights[]"] == ("mask", "full")
+    assert "one list a sample" in " ".join(run("inspect", tmp_path / "group.jsonl")[1].split())
+
+
+def test_one_number_a_row_is_a_logprob_by_its_name_only(tmp_path: Path) -> None:
+    rows = [{"seq": [5, 6, 7 + n], "lp": [-0.5] * 3, "adv": [-0.1 * n - 0.1] * 3} for n in range(3)]
+    found = inspect_log(written(tmp_path / "constant.jsonl", rows))
+    assert roles(found)["lp"] == ("logprobs", "full")
+    assert roles(found)["adv"] == ("per token", "full")
+
+
+def test_a_mask_of_labels_and_a_sentinel_of_null_are_named(tmp_path: Path) -> None:
+    rows = [
+        {"seq": [5, 6, 7 + n, 8], "target": [-100, -100, 7 + n, 8], "lp": [None, None, -0.5, -0.25 - n]}
+        for n in range(3)
+    ]
+    found = inspect_log(written(tmp_path / "labels.jsonl", rows))
+    (mask,) = found.masks
+    (sentinel,) = found.sentinels
+    assert mask.path == "target"
+    assert mask.encodings == {"labels": 3}
+    assert (mask.trained, mask.tokens) == (6, 12)
+    assert sentinel.value != sentinel.value, "NaN stands for null"
+    assert "null at every untrained token" in run("inspect", tmp_path / "labels.jsonl")[1]
+
+
+def test_a_given_mapping_is_tried_and_one_that_fails_says_why(own: Path) -> None:
+    code, out, _ = run("inspect", own, "--map", "token_ids=extra.everything", "--map", "logprobs=uid")
+    assert code == 0
+    assert "generic (all 12 rows): has token_ids, loss_mask" not in out
+    assert "The mapping that was given" in out
+    out = " ".join(out.split())
+    assert "logprobs is no list in 12 of them and is not read there." in out
+    out = " ".join(run("inspect", own, "--map", "token_ids=extra")[1].split())
+    assert "12 of them hold no ids." in out
+    code, _, err = run("inspect", own, "--map", "tokens=extra.everything")
+    assert code == 2
+    assert "no such column here" in err
+
+
+def test_a_parquet_file_shows_the_types_of_its_schema(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "seq": pa.array([[5, 6, 7], [8, 9, 10, 11]], pa.list_(pa.int32())),
+            "meta": pa.array([{"lp": [-0.5, -0.25, -0.75]}, None], pa.struct({"lp": pa.list_(pa.float32())})),
+            "chat": pa.array(['[{"role": "user", "content": "hi"}]'] * 2),
+        }
+    )
+    parquet.write_table(table, tmp_path / "log.parquet")
+    found = inspect_log(tmp_path / "log.parquet")
+    types = {column.path: column.storage_type for column in found.columns}
+    assert types == {
+        "seq": "list<element: int32>",
+        "meta": "struct<lp: list<element: float>>",
+        "meta.lp": "list<element: float>",
+        "chat": "string",
+    }
+    assert found.roles["chat"].role is Role.MESSAGES
+    assert found.mapping["token_ids"] == "seq"
+
+
+def test_only_so_many_rows_are_looked_at_and_the_page_says_so(own: Path) -> None:
+    found = inspect_log(own, rows=5)
+    assert (found.rows, found.stopped) == (5, True)
+    assert "the first 5 rows looked at" in run("inspect", own, "--rows", "5")[1]
+    assert not inspect_log(own, rows=12).stopped
+
+
+def test_ids_are_shown_as_tokens_and_those_outside_the_vocabulary_counted(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [{"seq": [322, 492, 310, 220, 19, 13, 2002, 987654]}])
+    out = run("inspect", log, "-t", TOKENIZER)[1]
+    assert "seq  │The│·answer│·is│·│4│.│<|im_end|>│<unknown id 987654>│" in out
+    assert "1 of 8 ids are not in the vocabulary" in out
+
+
+HOSTILE: dict[str, str] = {
+    "escapes in names": json.dumps({"tok\x1b]0;x\x07\u202e'en\"s\n": [5, 6, 7, 8], "\x1b[31mmask": [0, 0, 1, 1]}),
+    "escapes in values": json.dumps({"token_ids": [5, 6, 7], "model": "\x1b[31mred\x07\u202e\n", "m": ["\x1b"]}),
+    "no rows": "",
+    "blank lines": "\n \n\n",
+    "an empty object": "{}",
+    "no objects": "[1, 2]\nnull\n3",
+    "no JSON": '{bad\n{"a": 1}',
+    "every type": "\n".join(
+        json.dumps({"tokens": value})
+        for value in (
+            [1, 2, 3], "abc", {"a": 1}, None, [1, "2", None, [3]], [2**70, 1], [True, 2], [["a"], {"b": 1}], 3.5,
+            ["1", "2"], [], [[]], [[], [5, 6, 7]], [None], [None, 1.5], [{"a": [1]}, None], [[1, 2], None, "x"],
+            2**80,
+        )
+    ),
+    "numbers that are none": '{"seq": [5, 6, 7], "lp": [NaN, Infinity, -Infinity]}\n{"seq": [1e999, 2], "lp": []}',
+    "only NaN": '{"lp": [NaN, NaN]}',
+    "deep objects": '{"a":' * 100 + "[5, 6, 7]" + "}" * 100,
+    "deep lists": '{"a":' + "[" * 100 + "5" + "]" * 100 + "}",
+    "deeper than JSON is read": '{"a":' * 5000 + "1" + "}" * 5000,
+    "keys that are paths": json.dumps({"a.b": [5, 6, 7], "a": {"b": [8, 9]}, "": [5, 6], "[]": {"": 1}, "a[]": 1}),
+    "an offset beyond everything": '{"seq": [5, 6, 7], "off": [0.0, 1e300], "n_len": 99999999999999999999}',
+    "wide": json.dumps({f"column {number}": number for number in range(10_000)}),
+    "wide with lists": json.dumps({f"c{number}": [number + 3, 4, 9] for number in range(10_000)}),
+    "too wide": json.dumps({f"c{number}": number for number in range(30_000)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_log_is_shown_on_printable_lines_and_never_ends_in_a_traceback(
+    name: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(HOSTILE[name] + "\n", encoding="utf-8")
+    code, out, err = run("inspect", log, "-t", TOKENIZER)
+    assert (code, err) == (0, "")
+    assert all(line.isprintable() for line in out.splitlines())
+    assert len(out.splitlines()) < 250
+    code, out, err = run("inspect", log, "--output-format", "json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["file"] == str(log)
+    assert "\x1b" not in out
+
+
+def test_names_that_act_on_a_terminal_are_quoted_for_the_shell_and_for_toml(tmp_path: Path) -> None:
+    name = "tok\x1b]0;x\x07\u202e'en\"s\\ \U0001f600\U000e0001"
+    mapping = {"token_ids": name, "loss_mask": "plain"}
+    toml = as_toml(mapping, "")
+    assert tomllib.loads("\n".join(toml)) == {"map": mapping}
+    assert all(line.isprintable() for line in [*toml, *as_flags(mapping)])
+    assert as_flags(mapping)[1] == "--map loss_mask=plain"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["gone.jsonl"], "no such file or folder"),
+        (["FOLDER"], "there are 2 logs here; name one of them"),
+        (["LOG", "--rows", "0"], "--rows"),
+        (["LOG", "-f", "yaml"], "yaml"),
+        (["LOG", "--format", "slimy"], "no such format"),
+        (["LOG", "-t", "no-such-folder/x"], "no-such-folder"),
+        (["PICKLE"], "no pickle is ever loaded"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_2(own: Path, arguments: list[str], says: str) -> None:
+    (own.parent / "other.jsonl").write_text("{}\n", encoding="utf-8")
+    pickle = own.parent / "log.pkl"
+    pickle.write_bytes(b"\x80\x04abc")
+    places = {"LOG": str(own), "FOLDER": str(own.parent), "PICKLE": str(pickle)}
+    code, out, err = run("inspect", *(places.get(one, one) for one in arguments))
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_scan_says_what_a_file_was_read_as_and_by_which_keys(own: Path) -> None:
+    log = ROOT / "fixtures" / "formats" / "slime.jsonl"
+    out = run("scan", log, "--format", "auto")[1]
+    assert "\nread as slime: tokens, response_length, loss_mask (14 rows)\n" in out
+    out = run("scan", own, *(part for flag in as_flags(OWN) for part in flag.split()))[1]
+    assert "\nread as generic: token_ids, prompt_ids, completion_ids, loss_mask, logprobs, messages (12" in out
+
+
+def test_a_file_of_several_formats_is_said_as_such(tmp_path: Path) -> None:
+    plain = {"token_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}
+    call = {"input_ids": [5, 6], "output_ids": [7, 8], "logprobs": [-0.5, -0.5], "finish_reason": "stop"}
+    mixed = written(tmp_path / "mixed.jsonl", [plain, plain, call, plain])
+    written(tmp_path / "plain.jsonl", [plain])
+    out = " ".join(run("scan", mixed)[1].split())
+    assert "read as generic: token_ids, loss_mask (3 rows); tito_call: input_ids, output_ids, logprobs," in out
+    assert "mixed.jsonl holds rows of 2 formats, each read as its own; the first of tito_call is row 2." in out
+    summary = json.loads(run("scan", tmp_path, "--report", "json")[1])["summary"]
+    assert summary["taken"][str(mixed)]["tito_call"] == {
+        "rows": 1,
+        "first_row": 2,
+        "told_by": ["input_ids", "output_ids", "logprobs", "finish_reason"],
+    }
+    out = " ".join(run("scan", tmp_path)[1].split())
+    assert f"{mixed} read as generic" in out
+    assert f"{tmp_path / 'plain.jsonl'} read as generic: token_ids, loss_mask (1 row)" in out
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_what_files_were_read_as_does_not_depend_on_the_number_of_processes(tmp_path: Path, jobs: int) -> None:
+    plain = {"token_ids": list(range(5, 90)), "loss_mask": [1] * 85}
+    call = {"input_ids": [5, 6], "output_ids": [7, 8], "logprobs": [-0.5, -0.5], "finish_reason": "stop"}
+    rows = [call if number in (30, 31, 77) else plain for number in range(120)]
+    scan = scan_rollouts(written(tmp_path / "log.jsonl", rows), Settings(jobs=jobs))
+    scan.chunk_bytes = 4_000
+    for _ in scan:
+        pass
+    (taken,) = scan.summary.taken.values()
+    assert {name: (one.rows, one.first_row) for name, one in taken.items()} == {
+        "generic": (117, 0),
+        "tito_call": (3, 30),
+    }
+    assert taken["tito_call"].told_by == ("input_ids", "output_ids", "logprobs", "finish_reason")
+
+
+def test_columns_of_a_training_row_are_not_taken_for_those_of_the_call_beside_it(tmp_path: Path) -> None:
+    row = {
+        "token_ids": [5, 6, 7, 8, 9],
+        "loss_mask": [0, 0, 0, 1, 1],
+        "logprobs": [0.0, 0.0, 0.0, -0.5, -0.25],
+        "prompt_ids": [5, 6, 7],
+        "completion_ids": [8, 9],
+    }
+    code, out, _ = run("scan", written(tmp_path / "both.jsonl", [row]), "--fail-on", "note")
+    assert code == 0
+    assert "clean: nothing found in 1 rollout" in out

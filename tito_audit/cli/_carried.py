@@ -1,0 +1,74 @@
+"""What a conversion says of itself: what is carried, what is lost, what stands in several rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TextIO
+
+from tito_audit.convert import Conversion
+from tito_audit.reports._visible import visible
+
+__all__ = ["MOST", "print_survey", "why_refused"]
+
+_SHOWN = 4
+MOST = 20
+"""Rows that could not be converted and are shown; the others are counted."""
+
+
+def print_survey(conversion: Conversion, out: TextIO, *, dry_run: bool) -> None:
+    """Print what becomes of the log, before any of it is written."""
+    for line in _lines(conversion, dry_run=dry_run):
+        print(visible(line) if line else "", file=out)
+
+
+def why_refused(conversion: Conversion) -> str:
+    """Why nothing is written, and what to do."""
+    carried = conversion.carried
+    parts = []
+    if carried.lost:
+        shown = ", ".join([*carried.lost][:_SHOWN]) + (", …" if len(carried.lost) > _SHOWN else "")
+        parts.append(f"{shown} would be lost")
+    if carried.not_converted:
+        parts.append(f"{_counted(carried.not_converted, 'row or rollout', 'rows or rollouts')} would be left out")
+    way_out = "Pass --lossy to write what can be carried, or choose another --to."
+    if not carried.rows_made:
+        way_out = "Choose another --to, or a log that holds token ids."
+    return (
+        f"{conversion.log}: nothing was written, since as {conversion.maker.name} {' and '.join(parts)}. {way_out}"
+    )
+
+
+def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
+    carried, maker = conversion.carried, conversion.maker
+    yield f"{conversion.log} as {maker.name}: {maker.title}"
+    read = f"{_counted(carried.rows_read, 'row')}, {_counted(carried.rollouts, 'rollout')}"
+    yield f"{read} → {_counted(carried.rows_made, 'row')}{', a dry run: nothing is written' if dry_run else ''}"
+    if carried.forked:
+        yield (
+            f"{_counted(carried.forked, 'rollout')} became several rows each: "
+            "their calls do not all continue one another"
+        )
+    if carried.lost:
+        yield from ("", "Not carried, with the rows that have it")
+        yield from _table(carried.lost)
+    if carried.repeated:
+        yield from ("", "Said once and repeated in several rows, with how often that is so")
+        yield from _table(carried.repeated)
+    if carried.not_converted:
+        yield from ("", "Not converted")
+        for place, reason in carried.refused[:MOST]:
+            yield f"  {place}  {reason}"
+        if carried.not_converted > MOST:
+            yield f"  … and {carried.not_converted - MOST:,} more"
+    if carried.lossless:
+        yield "Everything is carried."
+
+
+def _table(counts: Mapping[str, int]) -> Iterator[str]:
+    width = max(map(len, counts))
+    for name, count in counts.items():
+        yield f"  {name:<{width}}  {count:,}"
+
+
+def _counted(count: int, one: str, several: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else several or one + 's'}"

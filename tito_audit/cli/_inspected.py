@@ -1,0 +1,313 @@
+"""What `inspect` found, as a page for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tito_audit.inspect import Column, Inspection, Look, Relation, RelationKind, Role, Sentinel, TakenFor
+from tito_audit.reports._visible import visible
+
+if TYPE_CHECKING:
+    from tito_audit.tokens.vocab import Vocabulary
+
+__all__ = ["decoded", "page_lines", "relation_words", "short"]
+
+_COLUMNS = 60
+"""Columns that the page shows."""
+_RELATIONS = 40
+_PATH = 48
+"""Characters of a path that the page shows."""
+_SAMPLE = 32
+_FIRST, _LAST = 8, 4
+"""Tokens shown of a decoded column."""
+_KEYS = 8
+_EQUALS = 12
+
+_KINDS = {
+    "lines": "JSON, one row a line",
+    "values": "JSON documents",
+    "array": "one JSON array",
+    "parquet": "Parquet",
+    "torch": "a Torch file",
+}
+_STYLES = {
+    **dict.fromkeys((Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS), "bold cyan"),
+    **dict.fromkeys((Role.MASK, Role.LOGPROBS, Role.MESSAGES, Role.TOOLS, Role.CALLS), "bold"),
+    **dict.fromkeys((Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING), "dim"),
+}
+_PLAIN = (Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING)
+
+
+def page_lines(found: Inspection, vocabulary: Vocabulary | None) -> Iterator[RenderableType]:
+    """What was found, but the mapping: the file, its format, its columns and what goes together in them."""
+    yield from _head(found)
+    if not found.columns:
+        return
+    yield from _title("Taken for")
+    for taken in found.taken[:_KEYS]:
+        yield from _taken(taken, found)
+    if len(found.taken) > _KEYS:
+        yield Text(f"  … and {len(found.taken) - _KEYS:,} more kinds of rows")
+    yield from _title("Columns")
+    yield from _columns(found)
+    lines = [(scope, relation) for scope, relations in found.relations.items() for relation in relations]
+    if lines:
+        yield from _title("What goes together, by length")
+        for scope, relation in lines[:_RELATIONS]:
+            yield Text(f"  {_scope_words(scope)}{relation_words(relation)}")
+        if len(lines) > _RELATIONS:
+            yield Text(f"  … and {len(lines) - _RELATIONS:,} more")
+    if found.masks:
+        yield from _title("Masks, and logprobs where nothing is trained")
+        yield from _masks(found)
+    if vocabulary is not None:
+        yield from _decoded_lines(found, vocabulary)
+
+
+def _head(found: Inspection) -> Iterator[Text]:
+    yield Text("tito-audit inspect ", style="bold").append(visible(found.file))
+    rows = f"{found.rows:,} row{'' if found.rows == 1 else 's'} looked at"
+    if found.stopped:
+        rows = f"the first {rows}"
+    line = Text(f"{_KINDS.get(found.kind, found.kind)} · {rows}")
+    if found.unreadable:
+        row, why = next(iter(found.unreadable.items()))
+        line.append(f" · {len(found.unreadable):,} that cannot be read; row {row}: ", style="bold yellow")
+        line.append(visible(_cut(why, 200)))
+    yield line
+    if not found.rows:
+        yield Text("The log holds no rows.", style="bold yellow")
+    elif not found.columns:
+        yield Text("No row that could be read has a column.", style="bold yellow")
+
+
+def _title(words: str) -> Iterator[Text]:
+    yield Text()
+    yield Text(words, style="bold")
+
+
+def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
+    readable = found.rows - len(found.unreadable)
+    rows = f"all {readable:,} rows" if taken.rows == readable > 1 else _rows(taken.rows)
+    first = "" if taken.rows == readable else f", the first is row {taken.first_row}"
+    if taken.format is None:
+        yield Text("  no format", style="bold red").append(
+            f" ({rows}{first}): {visible(_cut(_said_here(taken.because), 600))}"
+        )
+    else:
+        line = Text("  ").append(taken.format, style="bold").append(f" ({rows}{first})")
+        if taken.told_by:
+            line.append(f": has {visible(_listed([short(key) for key in taken.told_by]))}")
+        yield line
+    for near in taken.near:
+        if near.fits:
+            words = "fits too, and is asked later"
+        elif near.lacks or near.excess:
+            parts = [f"has {_listed(near.has)}", *([f"lacks {_listed(near.lacks)}"] if near.lacks else [])]
+            parts += [f"must not have {_listed(near.excess)}"] if near.excess else []
+            words = ", ".join(parts)
+        else:
+            words = f"has its keys ({_listed(near.has)}), but not in its shape"
+        yield Text(f"    not {near.format}: {visible(words)}", style="dim")
+
+
+def _said_here(because: str) -> str:
+    """Why no format fits, without the advice to come here."""
+    return because.partition(" Name the columns of ids with --map")[0]
+
+
+def _columns(found: Inspection) -> Iterator[RenderableType]:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
+    table.add_column("column", overflow="fold", max_width=34)
+    for name, wide in (("rows", True), ("type", False), ("length", True), ("role", True)):
+        table.add_column(name, no_wrap=wide, overflow="fold", min_width=0 if wide else 14)
+    table.add_column("what is in it", overflow="fold", ratio=1, min_width=20)
+    shown = _shown(found)
+    for column in shown:
+        guess = found.roles[column.path]
+        role = Text(str(guess.role), style=_STYLES.get(guess.role, ""))
+        if guess.alignment:
+            role.append(f"\n{guess.alignment}", style="dim")
+        table.add_row(
+            Text(short(column.path)),
+            "all" if column.rows == found.rows - len(found.unreadable) else f"{column.rows:,}",
+            Text(_type_words(column)),
+            _lengths(column.lengths),
+            role,
+            Text(visible(_facts_words(column, found))),
+        )
+    yield table
+    left = len(found.columns) - len(shown)
+    if left or found.more_columns:
+        more = f"{left:,} more columns, most of them inside messages and tools" if left else ""
+        if found.more_columns:
+            more += (
+                f"{', and ' if left else ''}columns past the first {len(found.columns):,}, which are not looked at"
+            )
+        yield Text(f"… {more}; --output-format json shows every column that was looked at", style="dim")
+    if found.deeper:
+        yield Text("… something lies deeper in objects and lists than is looked", style="dim")
+
+
+def _shown(found: Inspection) -> list[Column]:
+    """The columns for the page in their order: those with a role first where there are too many."""
+    hidden = [path for path, guess in found.roles.items() if guess.role in (Role.MESSAGES, Role.TOOLS)]
+    inside = tuple(f"{path}{joint}" for path in hidden for joint in (".", "["))
+    open_ = [c for c in found.columns if c.path in found.facts or not (inside and c.path.startswith(inside))]
+    if len(open_) <= _COLUMNS:
+        return open_
+    ranked = sorted(range(len(open_)), key=lambda i: (found.roles[open_[i].path].role in _PLAIN, i))
+    return [open_[i] for i in sorted(ranked[:_COLUMNS])]
+
+
+def _type_words(column: Column) -> str:
+    kinds = +column.types
+    words = ", ".join(word if len(kinds) == 1 else f"{word} {count:,}" for word, count in kinds.most_common(4))
+    if len(kinds) > 4:
+        words += ", …"
+    if column.nulls and kinds:
+        words += f", null {column.nulls:,}"
+    return words + (f"\n{visible(_cut(column.storage_type, 60))}" if column.storage_type else "")
+
+
+def _lengths(lengths: Sequence[int]) -> str:
+    """`20/31/50`: the shortest, the median, the longest."""
+    if not lengths:
+        return ""
+    low, middle, high = min(lengths), median(lengths), max(lengths)
+    return f"{low:,}" if low == high else f"{low:,}/{middle:,.0f}/{high:,}"
+
+
+def _facts_words(column: Column, found: Inspection) -> str:
+    facts, guess = found.facts.get(column.path), found.roles[column.path]
+    if facts is None:
+        sample = next((one for one in column.samples if isinstance(one, str | int | float)), None)
+        if sample is None:
+            return guess.because
+        text = str(sample)
+        return f"{guess.because}; {_cut(text, _SAMPLE)}" if guess.because else _cut(text, _SAMPLE)
+    words = [guess.because] if guess.because else []
+    if guess.role not in (Role.MASK, Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS) and not math.isnan(facts.low):
+        words.append(f"{facts.low:g} to {facts.high:g}" if facts.low != facts.high else f"always {facts.low:g}")
+    if facts.look in (Look.NUMBERS, Look.LOGPROBS):
+        words += [f"{value:g} in {share:.0%}" for value, share in facts.shares]
+    if facts.nulls:
+        words.append(f"{facts.nulls:,} null or not finite")
+    if facts.constant and facts.low != facts.high:
+        words.append("one number a list")
+    return ", ".join(words)
+
+
+def _scope_words(scope: str) -> str:
+    if scope.endswith("[*]"):
+        inner = scope.removesuffix("[*]")
+        return f"{short(inner)}, each sample: " if inner else "each sample: "
+    return f"each {short(scope)}: " if scope else ""
+
+
+def relation_words(relation: Relation) -> str:
+    """A relation for people: `prompt_ids + completion_ids = token_ids (all 7)`."""
+    paths = [short(path) for path in relation.paths]
+    match relation.kind:
+        case RelationKind.EQUAL:
+            words = " = ".join(paths[:_EQUALS])
+            if len(paths) > _EQUALS:
+                words += f" = {len(paths) - _EQUALS:,} more"
+        case RelationKind.SUM:
+            words = f"{paths[0]} + {paths[1]} = {paths[2]}"
+        case RelationKind.MINUS_ONE:
+            words = f"{paths[0]} is one shorter than {paths[1]}"
+        case RelationKind.SAMPLED:
+            words = f"{paths[0]} has an entry for each trained token of {paths[1]}"
+        case RelationKind.LENGTH:
+            words = f"{paths[0]} is the length of {paths[1]}"
+        case RelationKind.OFFSETS:
+            words = f"{paths[0]} says where parts of {paths[1]} begin"
+    seen = f"all {relation.of:,}" if relation.items == relation.of else f"{relation.items:,} of {relation.of:,}"
+    if relation.of == 1:
+        seen = "seen once"
+    elif not relation.varied:
+        seen += ", every length is the same"
+    if relation.except_row is not None:
+        seen += f", not in row {relation.except_row}"
+    return f"{words} ({seen})"
+
+
+def _masks(found: Inspection) -> Iterator[Text]:
+    by_mask: dict[str, list[Sentinel]] = {}
+    for sentinel in found.sentinels:
+        by_mask.setdefault(sentinel.mask, []).append(sentinel)
+    for mask in found.masks:
+        written = " and ".join(
+            name if len(mask.encodings) == 1 else f"{name} ({count:,})" for name, count in mask.encodings.items()
+        )
+        share = f"{mask.trained:,} of {mask.tokens:,} tokens trained" if mask.tokens else "always empty"
+        yield Text(f"  {short(mask.path)}: written as {written or 'nothing'}, {share}")
+        for sentinel in by_mask.get(mask.path, ()):
+            yield Text(f"    {short(sentinel.path)}: {_sentinel_words(sentinel)}")
+
+
+def _sentinel_words(sentinel: Sentinel) -> str:
+    value = "null" if math.isnan(sentinel.value) else f"{sentinel.value:g}"
+    if sentinel.share < 0.5:
+        return "real values at untrained tokens too, so no sign for 'none'"
+    where = (
+        "at every untrained token" if sentinel.share == 1 else f"at {sentinel.share:.1%} of the untrained tokens"
+    )
+    return f"{value} {where}" + (f", and at {sentinel.inside:,} trained ones" if sentinel.inside else "")
+
+
+def decoded(column: Column, vocabulary: Vocabulary) -> Mapping[str, Any]:
+    """The first list of a column as pieces, and how many of all its ids the vocabulary has."""
+    ids = next((array for array in column.arrays if len(array)), np.empty(0, np.int64))
+    shown = ids if len(ids) <= _FIRST + _LAST else np.concatenate([ids[:_FIRST], ids[-_LAST:]])
+    every = np.concatenate(column.arrays) if column.arrays else ids
+    known = int(vocabulary.known(every.astype(np.int64)).sum()) if len(every) else 0
+    return {
+        "pieces": [vocabulary.piece(int(one)) for one in shown],
+        "left_out": len(ids) - len(shown),
+        "known": known,
+        "ids": len(every),
+    }
+
+
+def _decoded_lines(found: Inspection, vocabulary: Vocabulary) -> Iterator[Text]:
+    ids = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
+    columns = [column for column in found.columns if found.roles[column.path].role in ids]
+    if columns:
+        yield from _title("The ids as tokens, of the first list of each column")
+    for column in columns[:_KEYS]:
+        said = decoded(column, vocabulary)
+        pieces = [visible(piece, edges=True) for piece in said["pieces"]]
+        if said["left_out"]:
+            pieces.insert(_FIRST, f"… {said['left_out']:,} more …")
+        line = Text(f"  {short(column.path)}  │{'│'.join(pieces)}│")
+        unknown = said["ids"] - said["known"]
+        if unknown:
+            line.append(f" {unknown:,} of {said['ids']:,} ids are not in the vocabulary", style="bold yellow")
+        yield line
+
+
+def short(path: str) -> str:
+    """A path for a page: on one line, and no longer than fits."""
+    return visible(_cut(path, _PATH))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words[:_KEYS]) + (f" and {len(words) - _KEYS} more" if len(words) > _KEYS else "")

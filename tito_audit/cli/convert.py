@@ -1,0 +1,84 @@
+"""`tito-audit convert`: a log in, the same rollouts in another form out, and what could not come along."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tito_audit.cli import _options as options
+from tito_audit.errors import SetupError
+
+__all__ = ["convert"]
+
+
+def convert(
+    log: Annotated[str, typer.Argument(metavar="LOG", help="A file: .jsonl, .json, .parquet, .gz, .zst.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORM",
+            help="What to write: rows (training rows), calls, atropos_group, nemo_rl, nemo_rl_message_log, "
+            "nemo_gym, slime or tito_sample.",
+        ),
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="OUT", help="The file to write: .jsonl, .json (.gz, .zst) or .parquet."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be carried and what lost; write nothing.")
+    ] = False,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Write what can be carried, and leave out what is listed as lost.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
+    format: options.FormatName = None,
+    columns: options.Map = None,
+    max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
+    no_config: options.NoConfig = False,
+    config: options.ConfigFile = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress, and no list of what is carried.")
+    ] = False,
+) -> None:
+    """Write a log in another form: calls as training rows and back, or as rows of another framework.
+
+    What cannot be carried is listed before anything is written, and unless --lossy is given nothing is. Each
+    row is read again and compared: tokens, masks and logprobs are the same. Exits 1 if something would be lost
+    and --lossy does not allow it, or if rows could not be converted.
+    """
+    from tito_audit.cli._carried import print_survey, why_refused
+    from tito_audit.cli._terminal import Pace, watched
+    from tito_audit.convert import Conversion
+
+    if out is None and not dry_run:
+        raise SetupError(
+            "There is nowhere to write to: a log is never changed in place.\n"
+            "Pass -o OUT, or --dry-run to see what would be carried."
+        )
+    settings = options.settings_of(format=format, columns=columns, max_row_bytes=max_row_bytes)
+    pace = Pace()
+    run = Conversion(log, to, out, settings, overwrite=force or dry_run, progress=pace)
+    for _ in watched(run.survey(), silent=quiet, pace=pace):
+        pass
+    carried = run.carried
+    if not quiet:
+        print_survey(run, sys.stdout, dry_run=dry_run)
+        sys.stdout.flush()
+    refused = (not carried.lossless and not lossy) or (carried.not_converted and not carried.rows_made)
+    if refused and not dry_run:
+        from tito_audit.reports._visible import visible
+
+        print(f"tito-audit: {visible(why_refused(run))}", file=sys.stderr)
+    elif not dry_run:
+        for _ in watched(run.write(), silent=quiet, pace=Pace()):
+            pass
+        if not quiet:
+            print(f"\nWritten to {run.written}, read again and compared: every row says what was read.")
+    if refused or carried.not_converted:
+        raise typer.Exit(1)

@@ -1,0 +1,97 @@
+"""`tito-audit inspect`: what a log's columns are, what it is taken for and why, and a mapping to paste."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from io import StringIO
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tito_audit.cli import _options as options
+from tito_audit.errors import SetupError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tito_audit.tokens.vocab import Vocabulary
+
+__all__ = ["inspect"]
+
+
+class Shape(StrEnum):
+    """What the command writes."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def inspect(
+    context: typer.Context,
+    log: Annotated[str, typer.Argument(metavar="LOG", help="One file.")],
+    rows: Annotated[int, typer.Option("--rows", "-n", metavar="N", min=1, help="Rows to look at.")] = 100,
+    shape: Annotated[
+        Shape, typer.Option("--output-format", "-f", help="A page for people, or one object with all of it.")
+    ] = Shape.TEXT,
+    tokenizer: options.Tokenizer = None,
+    format: options.FormatName = None,
+    columns: options.Map = None,
+    max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
+    trust_remote_code: options.TrustRemoteCode = False,
+    no_config: options.NoConfig = False,
+    config: options.ConfigFile = None,
+) -> None:
+    """Show what a log holds: its columns, which belong together, its format and why, a mapping to paste."""
+    from rich.text import Text
+
+    from tito_audit.cli._inspected import page_lines
+    from tito_audit.cli._mapping import as_object, mapping_lines
+    from tito_audit.cli._terminal import colors, page_width
+    from tito_audit.inspect import inspect_log
+    from tito_audit.report import ReportOptions
+    from tito_audit.reports._page import console_for
+    from tito_audit.reports._schema import as_json
+    from tito_audit.reports._visible import visible
+
+    settings = options.settings_of(
+        tokenizer=tokenizer,
+        format=format,
+        columns=columns,
+        max_row_bytes=max_row_bytes,
+        trust_remote_code=trust_remote_code,
+    )
+    file = _one_file(log)
+    vocabulary = _vocabulary(settings.tokenizer, trust_remote_code)
+    found = inspect_log(file, rows, settings)
+    if shape is Shape.JSON:
+        print(as_json(as_object(found, vocabulary)))
+        return
+    page = StringIO()
+    console = console_for(page, ReportOptions(color=colors(sys.stdout), width=page_width()))
+    for part in page_lines(found, vocabulary):
+        console.print(part)
+    if found.columns:
+        for line in mapping_lines(found):
+            console.print(line, soft_wrap=True)  # what is pasted must not be broken
+    if (notice := options.about_config(context)) is not None:
+        console.print()
+        console.print(Text(visible(notice)))
+    sys.stdout.writelines(line.rstrip() + "\n" for line in page.getvalue().splitlines())
+
+
+def _one_file(log: str) -> Path:
+    from tito_audit.storage import find_logs
+
+    files = find_logs([log])
+    if len(files) > 1:
+        raise SetupError(f"{log}: there are {len(files)} logs here; name one of them, such as {files[0]}.")
+    return files[0]
+
+
+def _vocabulary(tokenizer: str | None, trust_remote_code: bool) -> Vocabulary | None:
+    if tokenizer is None:
+        return None
+    from tito_audit.tokens.load import load_tokenizer
+
+    return load_tokenizer(tokenizer, trust_remote_code=trust_remote_code).vocabulary

@@ -1,0 +1,29 @@
+"""What a log holds and what it is taken for: columns, roles, lengths that go together, a mapping."""
+
+from __future__ import annotations
+
+from tito_audit.inspect.columns import Column
+from tito_audit.inspect.facts import Facts, Look
+from tito_audit.inspect.look import Inspection, MaskNote, Sentinel, TakenFor, inspect_log
+from tito_audit.inspect.mapping import Trial, as_flags, as_toml, by_their_names
+from tito_audit.inspect.relations import Relation, RelationKind
+from tito_audit.inspect.roles import Guess, Role
+
+__all__ = [
+    "Column",
+    "Facts",
+    "Guess",
+    "Inspection",
+    "Look",
+    "MaskNote",
+    "Relation",
+    "RelationKind",
+    "Role",
+    "Sentinel",
+    "TakenFor",
+    "Trial",
+    "as_flags",
+    "as_toml",
+    "by_their_names",
+    "inspect_log",
+]

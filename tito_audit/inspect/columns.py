@@ -1,0 +1,268 @@
+"""Columns: what the first rows of a log hold, by dotted path, before anything is guessed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from tito_audit.format import Row
+
+__all__ = ["MOST_COLUMNS", "Column", "Columns", "Item", "Numbers"]
+
+Numbers: TypeAlias = NDArray[Any]
+"""`[N]` bool, int64 or float64; NaN stands for null."""
+
+MOST_COLUMNS = 20_000
+"""Columns that are told apart; what comes later is counted."""
+_DEEP = 10
+_ENTRIES = 256
+"""Objects of one list that are looked into."""
+_LARGEST_COUNT = 1 << 60
+_JSON_TEXT = 4 << 20
+"""Characters of a text up to which JSON is looked for in it."""
+
+
+@dataclass(slots=True)
+class Item:
+    """One object: the row, or an entry of a list of objects, with all that is in it at any depth but lists."""
+
+    row: int
+    lists: dict[str, Numbers | None] = field(default_factory=dict)
+    """By path; None for a list that does not hold numbers."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    """Integers by themselves that may be lengths."""
+
+
+@dataclass(slots=True)
+class Column:
+    """Everything that was seen under one path."""
+
+    path: str
+    """`calls[].prompt_ids`: `.` leads into an object, `[]` into the entries of a list."""
+    keys: tuple[str, ...]
+    """The same as keys, `[]` for the entries of a list."""
+    scope: str
+    """The path of the objects that it belongs to: "" for the row."""
+    rows: int = 0
+    """Rows in which it is there and not null."""
+    nulls: int = 0
+    types: Counter[str] = field(default_factory=Counter)
+    lengths: list[int] = field(default_factory=list)
+    arrays: list[Numbers] = field(default_factory=list)
+    """The lists of numbers, as far as they are that."""
+    samples: list[Any] = field(default_factory=list)
+    """A few of the values that are no lists of numbers."""
+    storage_type: str | None = None
+    """Its type in the schema of a Parquet file."""
+    last_row: int = -1
+
+    @property
+    def name(self) -> str:
+        """Its own key, without where it lies."""
+        return next((key for key in reversed(self.keys) if key != "[]"), "")
+
+    @property
+    def top(self) -> bool:
+        """Whether `--map` can name it: it lies in the row or in objects of the row."""
+        return "[]" not in self.keys
+
+    @property
+    def present(self) -> int:
+        """Rows that have it, null or not; of a column that `top` says can be named."""
+        return self.rows + self.nulls
+
+
+class Columns:
+    """The columns of rows, added one row after the other."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, Column] = {}
+        self.items: dict[str, list[Item]] = {}
+        """By scope: the row itself is "", entries of a list of objects `calls[]`, and `[*]` after a path stands
+        for samples: places in lists of lists, side by side."""
+        self.more = 0
+        """Values of columns beyond the most that are told apart."""
+        self.deeper = False
+        """Whether something lies deeper than is looked."""
+
+    def add(self, number: int, row: Row) -> None:
+        """Take in one row."""
+        self._item(number, row, (), "", 0)
+
+    def _item(self, number: int, value: Mapping[str, Any], keys: tuple[str, ...], scope: str, depth: int) -> None:
+        item = Item(number)
+        nested: dict[str, Sequence[Any]] = {}
+        self._object(item, value, keys, scope, depth, nested)
+        self.items.setdefault(scope, []).append(item)
+        width = max(map(len, nested.values()), default=0)
+        for place in range(min(width, _ENTRIES)):
+            sample = Item(number)
+            for path, lists in nested.items():
+                if place < len(lists):
+                    self._list(
+                        sample, lists[place], (*self.by_path[path].keys, "[]"), f"{scope}[*]", depth + 1, {}
+                    )
+            self.items.setdefault(f"{scope}[*]", []).append(sample)
+
+    def _object(
+        self,
+        item: Item,
+        value: Mapping[str, Any],
+        keys: tuple[str, ...],
+        scope: str,
+        depth: int,
+        nested: dict[str, Sequence[Any]],
+    ) -> None:
+        for key, inner in value.items():
+            self._value(item, inner, (*keys, str(key)), scope, depth, nested)
+
+    def _value(
+        self,
+        item: Item,
+        value: Any,
+        keys: tuple[str, ...],
+        scope: str,
+        depth: int,
+        nested: dict[str, Sequence[Any]],
+    ) -> None:
+        if isinstance(value, list | tuple | np.ndarray):
+            self._list(item, value, keys, scope, depth, nested)
+            return
+        column = self._column(keys, scope, item.row, value)
+        if column is None or value is None:
+            return
+        if len(column.samples) < 3:
+            column.samples.append(value)
+        if isinstance(value, Mapping):
+            column.types["object"] += 1
+            if depth >= _DEEP:
+                self.deeper = True
+            else:
+                self._object(item, value, keys, scope, depth + 1, nested)
+            return
+        column.types[_scalar_type(value)] += 1
+        if type(value) is int and 0 <= value < _LARGEST_COUNT:
+            item.counts[column.path] = value
+        elif isinstance(value, str) and (inner := _json_in(value)) is not None:
+            column.types[_scalar_type(value)] -= 1
+            column.types[f"text of JSON ({'list' if isinstance(inner, list) else 'object'})"] += 1
+            column.samples[-1] = inner
+
+    def _list(
+        self,
+        item: Item,
+        value: Any,
+        keys: tuple[str, ...],
+        scope: str,
+        depth: int,
+        nested: dict[str, Sequence[Any]],
+    ) -> None:
+        column = self._column(keys, scope, item.row, value)
+        if column is None or value is None:
+            return
+        if not isinstance(value, list | tuple | np.ndarray):  # beside lists, in a list of them
+            column.types[_scalar_type(value)] += 1
+            return
+        word, numbers = as_numbers(value)
+        column.types[word] += 1
+        column.lengths.append(len(value))
+        item.lengths[column.path] = len(value)
+        item.lists[column.path] = numbers
+        if numbers is not None:
+            column.arrays.append(numbers)
+            return
+        if len(column.samples) < 3 and len(value):
+            column.samples.append(value)
+        if not len(value) or depth >= _DEEP:
+            self.deeper |= bool(len(value)) and word in ("list of objects", "list of lists")
+        elif word == "list of lists" and keys[-1] != "[]":
+            nested[column.path] = list(value)
+        elif word == "list of objects":
+            for entry in value[:_ENTRIES]:
+                if isinstance(entry, Mapping):
+                    self._item(item.row, entry, (*keys, "[]"), f"{column.path}[]", depth + 1)
+
+    def _column(self, keys: tuple[str, ...], scope: str, row: int, value: Any) -> Column | None:
+        path = path_of(keys)
+        column = self.by_path.get(path)
+        if column is None:
+            if len(self.by_path) >= MOST_COLUMNS:
+                self.more += 1
+                return None
+            column = self.by_path[path] = Column(path, keys, scope)
+        if value is None:
+            column.nulls += 1
+        elif column.last_row != row:
+            column.last_row = row
+            column.rows += 1
+        return column
+
+
+def path_of(keys: Sequence[str]) -> str:
+    """Keys as one path: `calls[].prompt_ids`."""
+    path = ""
+    for key in keys:
+        path += key if key == "[]" or not path else f".{key}"
+    return path
+
+
+def as_numbers(values: Any) -> tuple[str, Numbers | None]:
+    """What a list holds, in words, and its numbers as an array; None when it holds something else."""
+    if isinstance(values, np.ndarray):
+        word = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers"}.get(values.dtype.kind)
+        return (f"list of {word}", values) if word else ("list of values", None)
+    if not values:
+        return "empty list", None
+    kinds = set(map(type, values))
+    nulls = type(None) in kinds
+    kinds.discard(type(None))
+    with_nulls = " and nulls" if nulls else ""
+    try:
+        if kinds == {bool} and not nulls:
+            return "list of booleans", np.array(values, dtype=bool)
+        if kinds == {int} and not nulls:
+            return "list of integers", np.array(values, dtype=np.int64)
+        if kinds and kinds <= {int, float}:
+            word = "numbers" if float in kinds else "integers"
+            return f"list of {word}{with_nulls}", np.array(values, dtype=np.float64)
+    except OverflowError:
+        return "list of integers beyond 64 bits", None
+    if not kinds:
+        return "list of nulls", None
+    return f"list of {_entries_word(kinds)}{with_nulls if len(kinds) > 1 or kinds == {str} else ''}", None
+
+
+def _entries_word(kinds: set[type]) -> str:
+    if kinds == {str}:
+        return "texts"
+    if all(issubclass(kind, Mapping) for kind in kinds):
+        return "objects"
+    if all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
+        return "lists"
+    return " and ".join(sorted({_PLURAL.get(kind, "values") for kind in kinds}))
+
+
+_PLURAL = {str: "texts", int: "integers", float: "numbers", bool: "booleans", dict: "objects", list: "lists"}
+
+
+def _scalar_type(value: Any) -> str:
+    words = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "text"), (bytes, "bytes"))
+    return next((word for kind, word in words if isinstance(value, kind)), type(value).__name__)
+
+
+def _json_in(text: str) -> Any:
+    """The list or object that a text is, as tables hold them; None for any other text."""
+    if len(text) > _JSON_TEXT or text.lstrip()[:1] not in ("[", "{"):
+        return None
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, list | dict) and value else None

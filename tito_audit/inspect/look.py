@@ -1,0 +1,274 @@
+"""inspect_log: the first rows of one log, and everything that is said of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tito_audit.config import Settings
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats import (
+    Near,
+    all_formats,
+    format_named,
+    map_columns,
+    near_formats,
+    pick_format,
+    told_by,
+)
+from tito_audit.inspect.columns import Column, Columns, Item
+from tito_audit.inspect.facts import Facts, facts_of
+from tito_audit.inspect.mapping import Trial, proposed, tried
+from tito_audit.inspect.relations import Relation, relations_of
+from tito_audit.inspect.roles import Role, Roles, roles_of
+from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
+from tito_audit.storage import open_log
+from tito_audit.storage.parquet import open_parquet
+
+__all__ = ["Inspection", "MaskNote", "Sentinel", "TakenFor", "inspect_log"]
+
+_MOST_BYTES = 256 << 20
+"""Bytes of a log that are read, about, however many rows are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenFor:
+    """Rows that are taken for one format, or for none."""
+
+    format: str | None
+    """None: no format fits."""
+    rows: int
+    first_row: int
+    told_by: tuple[str, ...] = ()
+    """The keys that show it."""
+    because: str = ""
+    """Why no format fits."""
+    near: tuple[Near, ...] = ()
+    """What the first of them was nearly taken for."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskNote:
+    """How a column says what is trained."""
+
+    path: str
+    encodings: Mapping[str, int]
+    """How it is written, with the number of lists."""
+    trained: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinel:
+    """What a column of logprobs has where the mask trains nothing."""
+
+    path: str
+    mask: str
+    value: float
+    """The most common value there; NaN for null."""
+    share: float
+    """What share of the untrained places has it."""
+    inside: int
+    """How often it stands at a trained token too."""
+
+
+@dataclass(slots=True)
+class Inspection:
+    """Everything that is said of the first rows of a log."""
+
+    file: str
+    kind: str
+    """How the file is written: lines, values, array, parquet or torch."""
+    rows: int = 0
+    """Rows that were read."""
+    stopped: bool = False
+    """Whether there may be more rows than were looked at."""
+    unreadable: dict[int, str] = field(default_factory=dict)
+    """By row: why it could not be read."""
+    taken: list[TakenFor] = field(default_factory=list)
+    columns: list[Column] = field(default_factory=list)
+    more_columns: int = 0
+    deeper: bool = False
+    facts: dict[str, Facts] = field(default_factory=dict)
+    """By path, of the lists of numbers."""
+    roles: Roles = field(default_factory=dict)
+    relations: dict[str, list[Relation]] = field(default_factory=dict)
+    """By scope."""
+    masks: list[MaskNote] = field(default_factory=list)
+    sentinels: list[Sentinel] = field(default_factory=list)
+    mapping: dict[str, str] = field(default_factory=dict)
+    """Our columns and the log's: as given, else as proposed."""
+    given: bool = False
+    """Whether the mapping was given."""
+    trial: Trial | None = None
+    """What the mapping reads; None without one."""
+
+
+def inspect_log(path: Path, rows: int = 100, settings: Settings | None = None) -> Inspection:
+    """The first `rows` rows of a file, looked at; StorageError when it cannot be read as a log at all.
+
+    Of the settings, `format`, `columns` and `max_row_bytes` count.
+    """
+    settings = settings or Settings()
+    log = open_log(path, max_row_bytes=settings.max_row_bytes)
+    found = Inspection(str(path), "")
+    read: list[tuple[int, Row]] = []
+    for raw in log:
+        if found.rows >= rows or log.position > _MOST_BYTES:
+            found.stopped = True
+            break
+        found.rows += 1
+        if raw.value is None:
+            found.unreadable[raw.index] = raw.error or "the row cannot be read"
+        else:
+            read.append((raw.index, raw.value))
+    found.kind = log.kind if path.is_file() else "lines"
+    _look_at_columns(found, read)
+    if found.kind == "parquet":
+        _name_storage_types(found, path)
+    found.taken = _taken_for(read, settings)
+    _map(found, read, settings)
+    return found
+
+
+def _look_at_columns(found: Inspection, rows: Sequence[tuple[int, Row]]) -> None:
+    seen = Columns()
+    for number, row in rows:
+        seen.add(number, row)
+    found.columns = list(seen.by_path.values())
+    found.more_columns, found.deeper = seen.more, seen.deeper
+    for column in found.columns:
+        if column.arrays and (facts := facts_of(column.arrays)) is not None:
+            found.facts[column.path] = facts
+    by_scope: dict[str, list[Column]] = {}
+    for column in found.columns:
+        by_scope.setdefault(column.scope, []).append(column)
+    for scope, columns in by_scope.items():
+        items = seen.items.get(scope, [])
+        about = {column.path: found.facts[column.path] for column in columns if column.path in found.facts}
+        relations = relations_of(items, about) if about else []
+        if relations:
+            found.relations[scope] = relations
+        found.roles.update(roles_of(columns, items, about, relations))
+        _look_at_masks(found, columns, items)
+
+
+def _look_at_masks(found: Inspection, columns: Sequence[Column], items: Sequence[Item]) -> None:
+    """How masks are written, and what logprobs are where nothing is trained."""
+    by_role = {
+        role: [c.path for c in columns if found.roles[c.path].role is role and c.path in found.facts]
+        for role in Role
+    }
+    ids = next(iter(by_role[Role.IDS]), None)
+    for mask in by_role[Role.MASK]:
+        encodings: Counter[str] = Counter()
+        trained = tokens = 0
+        for item in items:
+            values = item.lists.get(mask)
+            if values is None:
+                continue
+            encoding = _encoding(item, mask, ids)
+            encodings[str(encoding) if encoding is not None else "none"] += 1
+            tokens += len(values)
+            trained += int(trained_of(values, encoding).sum()) if encoding is not None else 0
+        found.masks.append(MaskNote(mask, dict(encodings.most_common()), trained, tokens))
+        for logprobs in by_role[Role.LOGPROBS]:
+            sentinel = _sentinel(items, logprobs, mask, ids)
+            if sentinel is not None:
+                found.sentinels.append(sentinel)
+
+
+def _encoding(item: Item, mask: str, ids: str | None) -> MaskEncoding | None:
+    values, tokens = item.lists.get(mask), item.lists.get(ids or "")
+    if values is None:
+        return None
+    usable = tokens.astype(np.int64) if tokens is not None and tokens.dtype.kind in "iu" else None
+    return mask_encoding(values, usable)  # type: ignore[arg-type]  # wider integers compare the same
+
+
+def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) -> Sentinel | None:
+    """The values outside the mask; None where the two never have the same length."""
+    outside: list[Any] = []
+    inside: list[Any] = []
+    for item in items:
+        values, marks = item.lists.get(logprobs), item.lists.get(mask)
+        encoding = _encoding(item, mask, ids)
+        if values is None or marks is None or encoding is None or not len(values):
+            continue
+        trained = trained_of(marks, encoding)
+        # A mask over the response stands at the end of logprobs over everything.
+        if len(trained) < len(values):
+            trained = np.concatenate([np.zeros(len(values) - len(trained), dtype=bool), trained])
+        if len(trained) == len(values):
+            outside.append(values[~trained].astype(np.float64))
+            inside.append(values[trained].astype(np.float64))
+    around = np.concatenate(outside) if outside else np.empty(0)
+    if not len(around):
+        return None
+    values, counts = np.unique(around, return_counts=True)  # NaN once
+    value = float(values[counts.argmax()])
+    within = np.concatenate(inside)
+    same = np.isnan(within) if np.isnan(value) else within == value
+    return Sentinel(logprobs, mask, value, float(counts.max() / len(around)), int(same.sum()))
+
+
+def _name_storage_types(found: Inspection, path: Path) -> None:
+    """Say of each column which type the schema of the file gives it."""
+    import pyarrow as pa
+
+    with open_parquet(path) as file:
+        types: dict[tuple[str, ...], str] = {}
+
+        def walk(keys: tuple[str, ...], kind: Any) -> None:
+            types[keys] = str(kind)
+            if pa.types.is_struct(kind):
+                for field_ in kind:
+                    walk((*keys, field_.name), field_.type)
+            elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+                walk((*keys, "[]"), kind.value_type)
+
+        for field_ in file.schema_arrow:
+            walk((field_.name,), field_.type)
+    for column in found.columns:
+        column.storage_type = types.get(column.keys)
+
+
+def _taken_for(rows: Sequence[tuple[int, Row]], settings: Settings) -> list[TakenFor]:
+    """What the rows are taken for, the most common first."""
+    named = settings.format or ("generic" if settings.columns else None)
+    firsts: dict[tuple[str | None, str], tuple[int, Row]] = {}
+    counts: Counter[tuple[str | None, str]] = Counter()
+    for number, row in rows:
+        try:
+            if settings.columns:
+                row = map_columns(row, settings.columns)
+            form = format_named(named) if named is not None else pick_format(row)
+            key: tuple[str | None, str] = (form.name, "")
+        except RecordError as error:
+            key = (None, str(error))
+        counts[key] += 1
+        firsts.setdefault(key, (number, row))
+    found = []
+    for key, count in counts.most_common():
+        name, because = key
+        number, row = firsts[key]
+        keys = told_by(format_named(name), row) if name is not None else ()
+        found.append(TakenFor(name, count, number, keys, because, near_formats(row, all_formats(), name)))
+    return found
+
+
+def _map(found: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings) -> None:
+    if settings.columns:
+        found.mapping, found.given = dict(settings.columns), True
+    elif rows:
+        found.mapping = proposed(found.columns, found.roles, len(rows))
+    if found.mapping:
+        trial = found.trial = tried(rows, found.mapping, found.file)
+        if not found.given and (2 * trial.rows <= len(rows) or not trial.training_rows + trial.calls):
+            found.mapping, found.trial = {}, None

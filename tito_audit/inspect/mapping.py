@@ -1,0 +1,192 @@
+"""Mapping: which of our columns the log's columns are, to paste, and what a trial reading with it gives."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats import (
+    CALL_LISTS,
+    CANONICAL_COLUMNS,
+    COMPLETION_IDS,
+    FLAT_IDS,
+    LOGPROBS,
+    MASKS,
+    PROMPT_IDS,
+    format_named,
+    map_columns,
+)
+from tito_audit.inspect.columns import Column
+from tito_audit.inspect.roles import Role, Roles
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["Trial", "as_flags", "as_toml", "by_their_names", "proposed", "tried"]
+
+_KNOWN = {
+    Role.IDS: FLAT_IDS,
+    Role.MASK: MASKS,
+    Role.LOGPROBS: LOGPROBS,
+    Role.CALLS: CALL_LISTS,
+}
+
+
+_LISTS = ("token_ids", "loss_mask", "logprobs", "prompt_ids", "completion_ids", "completion_logprobs")
+_READ = (FLAT_IDS, PROMPT_IDS, COMPLETION_IDS, MASKS, LOGPROBS, CALL_LISTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a reading of the first rows as generic columns gave."""
+
+    rows: int = 0
+    training_rows: int = 0
+    calls: int = 0
+    messages: int = 0
+    """Rows with messages."""
+    without_ids: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Why rows could not be read, with their number, most first."""
+    misfits: Mapping[str, int] = field(default_factory=dict)
+    """Columns whose length fits no token of their row, with the number of rows."""
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """Columns in which a list is looked for and none is, with the number of rows."""
+
+
+def proposed(columns: Sequence[Column], roles: Roles, rows: int) -> dict[str, str]:
+    """Our column name to the log's, for columns that can be named: those in the row and in its objects.
+
+    A row without a column that is mapped cannot be read, so the ids have to be in most rows, and everything
+    else wherever they are. {} for a log without such ids.
+    """
+    found: dict[str, str] = {}
+    carriers = (Role.IDS, Role.COMPLETION_IDS, Role.CALLS)
+    of_ids = [c.present for c in columns if c.top and roles[c.path].role in carriers and 2 * c.present > rows]
+    there = [column for column in columns if of_ids and column.top and column.present >= max(of_ids)]
+
+    def best(role: Role) -> Column | None:
+        known = _KNOWN.get(role, ())
+        fits = [column for column in there if roles[column.path].role is role]
+        # A name in use first, then what lies nearer to the top.
+        fits.sort(key=lambda c: (known.index(c.name) if c.name in known else len(known), len(c.keys)))
+        return fits[0] if fits else None
+
+    chosen = {role: best(role) for role in Role}
+    for ours, role in (
+        ("token_ids", Role.IDS),
+        ("prompt_ids", Role.PROMPT_IDS),
+        ("completion_ids", Role.COMPLETION_IDS),
+        ("loss_mask", Role.MASK),
+        ("messages", Role.MESSAGES),
+        ("tools", Role.TOOLS),
+        ("calls", Role.CALLS),
+        ("model", Role.MODEL),
+        ("finish_reason", Role.FINISH_REASON),
+    ):
+        column = chosen[role]
+        if column is not None:
+            found[ours] = column.path
+    logprobs = chosen[Role.LOGPROBS]
+    if logprobs is not None:
+        split = "token_ids" not in found and "completion_ids" in found
+        found["completion_logprobs" if split else "logprobs"] = logprobs.path
+    if not {"token_ids", "completion_ids", "calls"} & found.keys():
+        return {}
+    return {ours: found[ours] for ours in CANONICAL_COLUMNS if ours in found}
+
+
+def by_their_names(mapping: Mapping[str, str]) -> bool:
+    """Whether every column of the mapping is called so that it is read without one."""
+    return all(
+        theirs == ours or any(ours in names and theirs in names for names in _READ)
+        for ours, theirs in mapping.items()
+    )
+
+
+def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str) -> Trial:
+    """What `generic` reads of these rows with the mapping."""
+    form = format_named("generic")
+    errors: Counter[str] = Counter()
+    misfits: Counter[str] = Counter()
+    unread: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for number, row in rows:
+        try:
+            row = map_columns(row, mapping)
+            (rollout,) = form.read(row, Place(file, number))
+        except RecordError as error:
+            errors[str(error)] += 1
+            continue
+        counts.update(_counted(rollout))
+        misfits.update(_misfits(rollout))
+        unread.update(name for name in _LISTS if name in mapping and isinstance(row[name], int | float | str))
+    return Trial(
+        counts["rows"],
+        counts["training_rows"],
+        counts["calls"],
+        counts["messages"],
+        counts["without_ids"],
+        dict(errors.most_common()),
+        dict(misfits.most_common()),
+        dict(unread.most_common()),
+    )
+
+
+def _counted(rollout: Rollout) -> dict[str, int]:
+    ids = rollout.training_row is not None or any(
+        turn.prompt_ids is not None or turn.completion_ids is not None for turn in rollout.turns
+    )
+    return {
+        "rows": 1,
+        "training_rows": rollout.training_row is not None,
+        "calls": len(rollout.turns),
+        "messages": bool(rollout.messages),
+        "without_ids": not ids,
+    }
+
+
+def _misfits(rollout: Rollout) -> set[str]:
+    columns = [column for turn in rollout.turns for column in turn.columns]
+    columns += rollout.training_row.columns if rollout.training_row is not None else ()
+    return {column.name for column in columns if column.alignment is None}
+
+
+def as_flags(mapping: Mapping[str, str]) -> list[str]:
+    """The mapping as flags for a shell: `--map token_ids=tokens`."""
+    return [f"--map {_quoted_for_shell(f'{ours}={theirs}')}" for ours, theirs in mapping.items()]
+
+
+def as_toml(mapping: Mapping[str, str], table: str = "tool.tito-audit") -> list[str]:
+    """The mapping as lines of a configuration file; `table` "" for a `tito-audit.toml`."""
+    name = f"{table}.map" if table else "map"
+    return [f"[{name}]", *(f"{ours} = {_quoted_for_toml(theirs)}" for ours, theirs in mapping.items())]
+
+
+def _quoted_for_shell(text: str) -> str:
+    """One word of a shell, with no character in it that acts on a terminal."""
+    if text.isprintable():
+        return shlex.quote(text)
+    parts = []
+    for char in text:
+        if char in "\\'":
+            parts.append(f"\\{char}")
+        elif char.isprintable():
+            parts.append(char)
+        else:
+            parts.append("".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogatepass")))
+    return f"$'{''.join(parts)}'"
+
+
+def _quoted_for_toml(text: str) -> str:
+    def escaped(match: re.Match[str]) -> str:
+        char = match[0]
+        if char in '"\\':
+            return f"\\{char}"
+        return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"
+
+    shown = re.sub(r'["\\]', escaped, text)
+    return '"' + "".join(c if c.isprintable() else escaped(re.match(r"(?s).", c)) for c in shown) + '"'  # type: ignore[arg-type]

@@ -1,0 +1,213 @@
+"""Relations: which lists of an object are as long as which, one shorter, or together as long as a third."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.inspect.columns import Item
+from tito_audit.inspect.facts import Facts, Look
+from tito_audit.record.column import MaskEncoding, trained_of
+
+__all__ = ["Relation", "RelationKind", "relations_of"]
+
+_MOST = 64
+"""Lists of one object that are compared."""
+_PARTS = 24
+_MOST_OF = 0.75
+"""Share of the objects in which a relation has to hold."""
+_SEVERAL = 3
+"""Objects in which a relation has to hold that does not hold in others."""
+_COUNT = re.compile(r"len|num|count|total|size|tokens", re.IGNORECASE)
+
+
+class RelationKind(StrEnum):
+    """How the lengths of lists go together."""
+
+    EQUAL = "equal"  # all of them, one entry each
+    SUM = "sum"  # the first two together are as long as the third
+    MINUS_ONE = "minus_one"  # the first is one shorter than the second
+    SAMPLED = "sampled"  # the first has an entry for each trained token of the second
+    LENGTH = "length"  # the first is a number, the length of the second
+    OFFSETS = "offsets"  # the first says where the parts of the second begin
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Something that holds for the lists of all objects of a scope."""
+
+    kind: RelationKind
+    paths: tuple[str, ...]
+    items: int
+    """In how many objects it holds, lists that are empty left out."""
+    of: int
+    """In how many objects it could hold."""
+    except_row: int | None
+    """The first row in which it does not hold."""
+    varied: bool
+    """Whether lengths differed from object to object; else it may be chance."""
+
+
+class _Lengths:
+    """Lengths of the lists of a scope, `[P, I]` int64; -1 where an object does not have the list."""
+
+    def __init__(self, items: Sequence[Item], paths: Sequence[str]) -> None:
+        self.items = items
+        self.paths = list(paths)
+        rows = [[item.lengths.get(path, -1) for item in items] for path in paths]
+        self.table: NDArray[np.int64] = np.array(rows, dtype=np.int64).reshape(len(paths), len(items))
+
+    def holds(
+        self, kind: RelationKind, paths: tuple[str, ...], left: NDArray[np.int64], right: NDArray[np.int64]
+    ) -> Relation | None:
+        """The relation, if left is right in most objects that have both; None when it is not.
+
+        A log that is looked at may be broken in some rows, which must not hide what holds in the others.
+        """
+        both = (left >= 0) & (right >= 0) & (right > 0)
+        same = both & (left == right)
+        count, of = int(same.sum()), int(both.sum())
+        if not count or count < _MOST_OF * of or (count < of and count < _SEVERAL):
+            return None
+        varied = bool((right[same] != right[same][0]).any())
+        broken = np.flatnonzero(both & ~same)
+        return Relation(kind, paths, count, of, self.items[broken[0]].row if len(broken) else None, varied)
+
+
+def relations_of(items: Sequence[Item], facts: Mapping[str, Facts]) -> list[Relation]:
+    """What holds of the lists of these objects; `facts` of their columns of numbers, by path."""
+    paths = dict.fromkeys(path for item in items for path in item.lengths)
+    # Ids first: they speak for the columns that are as long.
+    numeric = sorted((path for path in paths if path in facts), key=lambda path: facts[path].look is not Look.IDS)
+    others = [path for path in paths if path not in facts]
+    lengths = _Lengths(items, (numeric + others)[:_MOST])
+    groups = _groups(lengths, set(numeric))
+    heads = [group[0] for group in groups if lengths.paths[group[0]] in facts][:_PARTS]
+    found = [relation for group in groups if (relation := _equal(lengths, group)) is not None]
+    found += _parts(lengths, heads, facts)
+    found += _offsets(items, lengths, heads, facts)
+    found += _sampled(items, lengths, heads, facts)
+    found += _counts(items, lengths, heads)
+    return found
+
+
+def _groups(lengths: _Lengths, numeric: set[str]) -> list[list[int]]:
+    """Rows of the table that are as long as the first of their group, those with numbers first."""
+    groups: list[list[int]] = []
+    for index, row in enumerate(lengths.table):
+        path = lengths.paths[index]
+        for group in groups:
+            head = lengths.paths[group[0]]
+            # Short lists of other things are as long as one another by chance.
+            if head not in numeric or (path not in numeric and row.max() <= 3):
+                continue
+            if lengths.holds(RelationKind.EQUAL, (head, path), row, lengths.table[group[0]]) is not None:
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    return groups
+
+
+def _equal(lengths: _Lengths, group: Sequence[int]) -> Relation | None:
+    """The relation of a whole group: it holds in an object when it does of all lists that are there."""
+    if len(group) < 2:
+        return None
+    table = lengths.table[list(group)]
+    there = (table >= 0).sum(axis=0) > 1
+    most = table.max(axis=0)
+    same = np.where(table < 0, most, table).min(axis=0)
+    paths = tuple(lengths.paths[index] for index in group)
+    found = lengths.holds(RelationKind.EQUAL, paths, np.where(there, same, -1), np.where(there, most, -1))
+    if found is not None:
+        return found
+    # Each goes with the first, in other rows than the next.
+    count, broken = int((there & (same == most)).sum()), np.flatnonzero(there & (same != most))
+    row = lengths.items[broken[0]].row if len(broken) else None
+    return Relation(RelationKind.EQUAL, paths, count, int(there.sum()), row, True)
+
+
+def _parts(lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]) -> list[Relation]:
+    found: list[Relation | None] = []
+    table = lengths.table
+    ids = {head for head in heads if facts[lengths.paths[head]].look is Look.IDS}
+    for a in heads:
+        for c in sorted(ids - {a}):
+            if table[c].max() > 2 and facts[lengths.paths[a]].look is not Look.OFFSETS:
+                left = np.where(table[a] >= 0, table[a] + 1, -1)
+                paths = (lengths.paths[a], lengths.paths[c])
+                found.append(lengths.holds(RelationKind.MINUS_ONE, paths, left, table[c]))
+    for number, a in enumerate(heads):
+        for b in heads[number + 1 :]:
+            # Prompt and completion are ids, and so is what they make; what goes with one of them may be for it.
+            both = np.where((table[a] > 0) & (table[b] > 0), table[a] + table[b], -1)
+            for c in sorted(ids - {a, b}) if {a, b} & ids else ():
+                if table[c].max() > 3:
+                    parts = (lengths.paths[a], lengths.paths[b], lengths.paths[c])
+                    found.append(lengths.holds(RelationKind.SUM, parts, both, table[c]))
+    return [relation for relation in found if relation is not None]
+
+
+def _offsets(
+    items: Sequence[Item], lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]
+) -> list[Relation]:
+    found: list[Relation | None] = []
+    for path, fact in facts.items():
+        if fact.look is not Look.OFFSETS:
+            continue
+        ends = np.array([_last(item, path) for item in items], dtype=np.int64)
+        for head in heads:
+            if lengths.paths[head] != path:
+                paths = (path, lengths.paths[head])
+                found.append(lengths.holds(RelationKind.OFFSETS, paths, ends, lengths.table[head]))
+    return [relation for relation in found if relation is not None]
+
+
+def _sampled(
+    items: Sequence[Item], lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]
+) -> list[Relation]:
+    found: list[Relation | None] = []
+    for path, fact in facts.items():
+        if fact.look not in (Look.MASK, Look.LABELS) or fact.low == fact.high:
+            continue
+        trained = np.array([_trained(item, path, fact.look) for item in items], dtype=np.int64)
+        marks = np.array([item.lengths.get(path, -1) for item in items], dtype=np.int64)
+        for head in heads:
+            paths = (lengths.paths[head], path)
+            row = lengths.table[head]
+            # Where everything is trained, every column has an entry for each trained token.
+            if row.max() > 1 and ((row != marks) & (row == trained)).any():
+                found.append(lengths.holds(RelationKind.SAMPLED, paths, row, np.where(row >= 0, trained, -1)))
+    return [relation for relation in found if relation is not None and relation.varied]
+
+
+def _counts(items: Sequence[Item], lengths: _Lengths, heads: Sequence[int]) -> list[Relation]:
+    found: list[Relation | None] = []
+    names = dict.fromkeys(name for item in items for name in item.counts if _COUNT.search(name.rsplit(".")[-1]))
+    for name in list(names)[:_MOST]:
+        said = np.array([item.counts.get(name, -1) for item in items], dtype=np.int64)
+        for head in heads:
+            relation = lengths.holds(RelationKind.LENGTH, (name, lengths.paths[head]), said, lengths.table[head])
+            found.append(relation)
+            if relation is not None and relation.items == relation.of:
+                break
+    return [relation for relation in found if relation is not None]
+
+
+def _last(item: Item, path: str) -> int:
+    numbers = item.lists.get(path)
+    last = float(numbers[-1]) if numbers is not None and len(numbers) else -1.0
+    return int(last) if 0 <= last < 1 << 60 else -1
+
+
+def _trained(item: Item, path: str, look: Look) -> int:
+    numbers = item.lists.get(path)
+    if numbers is None:
+        return -1
+    encoding = MaskEncoding.LABELS if look is Look.LABELS else MaskEncoding.BINARY
+    return int(trained_of(numbers, encoding).sum())
