@@ -130,7 +130,8 @@ class Rollout:
     training_row: TrainingRow | None = None
     stated: Mapping[str, object] = field(default_factory=dict)
     """Other facts the log states, by these names: `model`, `tokenizer`, `dummy_tokens` (ids are
-    placeholders), `ids_wanted` (False: this format or row never holds ids), `group`."""
+    placeholders), `ids_wanted` (False: this format or row never holds ids), `group`,
+    `joined` (what another file had for it)."""
 
 
 def trained_runs(loss_mask: Mask) -> list[tuple[int, int]]:

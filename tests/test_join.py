@@ -1,0 +1,602 @@
+"""Joins: what a log and the file of its messages say together is what one log would say."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from tito_audit import (
+    RepairSettings,
+    Settings,
+    SetupError,
+    StorageError,
+    read_rollouts,
+    repair_rollouts,
+    scan_rollouts,
+    write_rollouts,
+)
+from tito_audit.cli import app
+from tito_audit.formats import chat_tools
+from tito_audit.join._calls import chained
+from tito_audit.record.rollout import Turn
+from tito_audit.storage import again
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMATS = ROOT / "fixtures" / "formats"
+TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+TEXT = ("messages", "tools", "chat_template_kwargs")
+TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+
+Wire = dict[str, Any]
+Found = dict[Any, list[tuple[object, ...]]]
+
+
+def rows_of(name: str) -> list[Wire]:
+    return [json.loads(line) for line in (FORMATS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def found(log: Path, *, chunk: int | None = None, **settings: Any) -> tuple[Found, list[str]]:
+    """What is found in each row, and the notices."""
+    scan = scan_rollouts(log, Settings(tokenizer=TOY, **settings))
+    scan.chunk_bytes = chunk
+    results: Found = {}
+    for result in scan:
+        results[result.place.row, result.place.item] = sorted(
+            (f.code, f.severity, f.hit.cause, f.hit.turn or 0, f.hit.start, f.hit.end, f.hit.message)
+            for f in result.findings
+        )
+    return results, scan.summary.notices
+
+
+def split(name: str) -> tuple[list[Wire], list[Wire], list[Wire]]:
+    """Rows of a fixture with an id; the same without their messages; and the messages."""
+    whole, log, said = [], [], []
+    for number, row in enumerate(rows_of(name)):
+        row = {"uid": number, **{key: value for key, value in row.items() if key != "id"}}
+        bare, text = dict(row), {"uid": number}
+        for inside in ("", "metadata", "request"):
+            holder = row if not inside else row.get(inside)
+            if isinstance(holder, dict):
+                text |= {key: holder[key] for key in TEXT if key in holder}
+                rest = {key: value for key, value in holder.items() if key not in TEXT}
+                bare = rest if not inside else {**bare, inside: rest}
+        if row.get("messages") is None or bare.keys() - {"uid"}:
+            whole.append(row)
+            log.append(bare)
+            said.append(text)
+    return whole, log, said
+
+
+# A log and its messages
+
+
+@pytest.mark.parametrize("name", ["generic", "slime", "atropos_item", "atropos_group", "vllm"])
+def test_a_log_joined_with_its_messages_says_what_the_whole_log_says(name: str, tmp_path: Path) -> None:
+    whole, log, said = split(name)
+    random.Random(1).shuffle(said)
+    expected, _ = found(jsonl(tmp_path / "whole.jsonl", whole))
+    told = jsonl(tmp_path / "said.jsonl", said)
+    without, _ = found(jsonl(tmp_path / "log.jsonl", log))
+    joined, notices = found(tmp_path / "log.jsonl", messages=str(told))
+    text_only = [
+        key for key, findings in without.items() if any(one[2] == "row cannot be read" for one in findings)
+    ]
+    for key in text_only:
+        del expected[key], joined[key]
+    assert joined == expected
+    assert any(expected.values())
+    assert any("joined on uid" in notice for notice in notices)
+    if name in ("generic", "atropos_group"):
+        assert without != {**without, **expected}, "without the messages less is found"
+
+
+def miles(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """The Parquet and the messages that miles writes, and the tools they were sampled with."""
+    tools = rows_of("nemo_gym")[0]["responses_create_params"]["tools"]
+    (tmp_path / "tools.json").write_text(json.dumps(tools), encoding="utf-8")
+    return FORMATS / "miles_columns.parquet", FORMATS / "miles_trajectory.jsonl", tmp_path / "tools.json"
+
+
+def test_columns_of_miles_are_audited_with_the_messages_beside_them(tmp_path: Path) -> None:
+    log, said, tools = miles(tmp_path)
+    rollouts = list(read_rollouts(log, Settings(messages=str(said), tools=str(tools))))
+    assert [len(one.messages) for one in rollouts] == [7, 7, 2, 7, 7]
+    assert all(one.tools and one.tools[0]["function"]["name"] == "weather" for one in rollouts)
+    table = pq.read_table(log).to_pylist()
+    messages = {row["sample_index"]: row["messages"] for row in rows_of("miles_trajectory")}
+    by_id = {row["sample_index"]: row for row in table}
+    chat = list(chat_tools(json.loads(tools.read_text()), "tools"))
+    whole = [{**by_id[i], "uid": i, "messages": messages[i], "tools": chat} for i in by_id]
+    for row in whole:
+        row["loss_mask"] = row["loss_mask"] if row["loss_mask"] is not None else [1] * row["response_length"]
+    expected, _ = found(jsonl(tmp_path / "whole.jsonl", whole), format="generic")
+    joined, notices = found(log, messages=str(said), tools=str(tools))
+    assert joined == expected
+    assert any("joined on sample_index: 5 of 5 rollouts" in notice for notice in notices)
+
+
+def test_messages_that_call_tools_nobody_lists_are_not_given_to_a_template(tmp_path: Path) -> None:
+    log, said, _ = miles(tmp_path)
+    joined, notices = found(log, messages=str(said))
+    alone, _ = found(log)
+    assert joined == alone
+    assert any("1 of 5 rollouts" in notice and "--tools FILE" in notice for notice in notices)
+
+
+def test_samples_of_miles_are_told_apart_by_rollout_and_by_occurrence(tmp_path: Path) -> None:
+    columns, said = tmp_path / "dashboard_columns", tmp_path / "trajectory"
+    columns.mkdir()
+    said.mkdir()
+    table = pq.read_table(FORMATS / "miles_columns.parquet")
+    lines = rows_of("miles_trajectory")
+    index = pa.array([0, 0, 1, 2, 3], pa.int32())
+    pq.write_table(table.set_column(0, "sample_index", index), columns / "rollout_7.parquet")
+    occurrences = [0, 1, 0, 0, 0]
+    numbered = [
+        {**line, "sample_index": i, "sample_occurrence": n, "prompt": "7"}
+        for line, i, n in zip(lines, index.to_pylist(), occurrences, strict=True)
+    ]
+    jsonl(said / "7.jsonl", numbered)
+    pq.write_table(table, columns / "rollout_eval_7.parquet")
+    other = [{"role": "user", "content": "another rollout"}, {"role": "assistant", "content": "yes"}]
+    jsonl(said / "eval_7.jsonl", [{**line, "messages": other} for line in lines])
+    tools = str(miles(tmp_path)[2])
+    rollouts = list(read_rollouts(columns, Settings(messages=str(said), tools=tools)))
+    told = {(Path(one.place.file).name, one.place.row): len(one.messages) for one in rollouts}
+    assert [told["rollout_7.parquet", row] for row in range(5)] == [7, 7, 2, 7, 7]
+    assert [told["rollout_eval_7.parquet", row] for row in range(5)] == [2] * 5
+    one_sided = tmp_path / "trajectory" / "7.jsonl"
+    _, notices = found(columns / "rollout_eval_7.parquet", messages=str(one_sided), tools=tools)
+    assert any("0 of 5 rollouts" in notice and "5 found no row of their id" in notice for notice in notices)
+
+
+# A token capture and its rollout rows
+
+
+def captured(seed: int = 0) -> tuple[list[Wire], list[Wire], list[Wire]]:
+    """Rollout rows of NeMo-Gym with ids; their calls as lines of a capture, mixed; and the rows without ids."""
+    whole, lines, rollouts = [], [], []
+    chance = random.Random(seed)
+    for number, row in enumerate(rows_of("nemo_gym")):
+        if "response" not in row or isinstance(row["response"]["output"][0], list):
+            continue
+        if row["id"] in ("placeholder-ids", "text-only"):
+            continue
+        row["_ng_rollout_id"] = name = f"r-{number}"
+        run: list[Wire] = []
+        calls: list[Wire] = []
+        for item in row["response"]["output"]:
+            if item.get("type") not in ("reasoning", "function_call") and item.get("role") != "assistant":
+                run = []
+                continue
+            run.append({key: value for key, value in item.items() if key not in TOKENS})
+            if "generation_token_ids" in item:
+                about = {"model_call_id": f"c{len(calls)}", "rollout_id": name, "created_at": float(len(calls))}
+                tokens = {key: item[key] for key in TOKENS}
+                calls.append({**tokens, **about, "schema_version": 1, "output_items": run, "model": ""})
+                run = []
+        bare = json.loads(json.dumps(row))
+        for item in bare["response"]["output"]:
+            for key in TOKENS:
+                item.pop(key, None)
+        whole.append(row)
+        lines += calls
+        rollouts.append(bare)
+    chance.shuffle(lines)
+    chance.shuffle(rollouts)
+    return whole, lines, rollouts
+
+
+def by_rollout(results: Found, rows: Sequence[Wire], key: str) -> Found:
+    return {rows[row][key]: findings for (row, _), findings in results.items()}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_capture_joined_with_its_rollouts_says_what_rollouts_with_ids_say(seed: int, tmp_path: Path) -> None:
+    whole, lines, rollouts = captured(seed)
+    expected, _ = found(jsonl(tmp_path / "whole.jsonl", whole))
+    said = jsonl(tmp_path / "rollouts.jsonl", rollouts)
+    joined, notices = found(jsonl(tmp_path / "mixed.tokens.jsonl", lines), messages=str(said))
+    assert by_rollout(joined, lines, "rollout_id") == by_rollout(expected, whole, "_ng_rollout_id")
+    assert {"SEQ301", "SEQ302", "TPL204"} <= {one[0] for findings in joined.values() for one in findings}
+    words = f"{len(lines)} lines were read as the calls of {len(whole)} rollouts"
+    assert any(words in notice for notice in notices)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_capture_is_the_same_for_any_number_of_processes(packed: bool, tmp_path: Path) -> None:
+    _, lines, rollouts = captured()
+    log = jsonl(tmp_path / "mixed.tokens.jsonl", lines)
+    if packed:
+        (tmp_path / "mixed.tokens.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))
+        log = tmp_path / "mixed.tokens.jsonl.gz"
+    said = str(jsonl(tmp_path / "rollouts.jsonl", rollouts))
+    alone = found(log, messages=said)
+    assert found(log, messages=said, jobs=2, chunk=2_000) == alone
+    assert found(log, messages=said, jobs=3, chunk=1) == alone
+
+
+def test_a_rollout_row_without_an_id_is_known_by_task_rollout_and_attempt(tmp_path: Path) -> None:
+    _, lines, rollouts = captured()
+    row = next(one for one in rollouts if one["id"] == "clean")
+    name = row.pop("_ng_rollout_id")
+    calls = [{**line, "rollout_id": "4-2-a1"} for line in lines if line["rollout_id"] == name]
+    row |= {"_ng_task_index": 4, "_ng_rollout_index": 2, "_ng_attempt_index": 1}
+    said = jsonl(tmp_path / "rollouts.jsonl", [row])
+    (rollout,) = read_rollouts(jsonl(tmp_path / "a.tokens.jsonl", calls), Settings(messages=str(said)))
+    assert len(rollout.turns) == 3
+    assert [turn.message_index for turn in rollout.turns] == [2, 4, 6]
+    assert rollout.messages[2].tool_calls
+
+
+def test_without_a_join_each_line_of_a_capture_is_a_rollout(tmp_path: Path) -> None:
+    _, lines, _ = captured()
+    log = jsonl(tmp_path / "a.tokens.jsonl", lines)
+    assert len(list(read_rollouts(log))) == len(lines)
+
+
+def call(prompt: list[int], completion: list[int]) -> Turn:
+    return Turn(np.array(prompt, np.int32), np.array(completion, np.int32))
+
+
+def test_calls_are_chained_by_the_longest_beginning() -> None:
+    first, second = [1, 2, 3], [1, 2, 3, 4, 5, 6]
+    calls = [
+        call([*second, 7, 8], [9]),  # the last
+        call([50, 51, 52, 53], [54]),  # another agent's
+        call(first, [4, 5]),
+        call(first, [40]),  # a retry that nobody went on with
+        call(second, [7]),
+        call([50, 51, 52, 53, 54, 55], [56]),  # the other agent's second
+    ]
+    order, main = chained(calls, [5.0, 1.5, 1.0, 0.5, 3.0, 4.0])
+    assert order == (3, 2, 4, 0, 1, 5)
+    assert main == (1, 2, 3)
+
+
+def test_a_call_whose_history_came_back_in_other_tokens_stays_in_its_chain() -> None:
+    calls = [
+        call([1, 2, 3, 45, 6, 7, 8], [9]),  # 4 5 came back as 45
+        call([1, 2, 3, 4, 5, 6], [7]),
+        call([1, 2, 3], [4, 5]),
+    ]
+    assert chained(calls, [3.0, 2.0, 1.0]) == ((2, 1, 0), (0, 1, 2))
+    assert chained([], []) == ((), ())
+
+
+def test_many_calls_are_chained_without_recursion() -> None:
+    calls = [call(list(range(2 * k + 1)), [2 * k + 1]) for k in range(2_000)]
+    order, main = chained(calls[::-1], [0.0] * 2_000)
+    assert order == tuple(range(1_999, -1, -1))
+    assert main == tuple(range(2_000))
+
+
+def test_a_retry_knows_what_it_was_sent(tmp_path: Path) -> None:
+    _, lines, rollouts = captured()
+    row = next(one for one in rollouts if one["id"] == "clean")
+    calls = [line for line in lines if line["rollout_id"] == row["_ng_rollout_id"]]
+    second = next(line for line in calls if line["model_call_id"] == "c1")
+    lost = {
+        **second,
+        "model_call_id": "c1-lost",
+        "created_at": 0.5,
+        "generation_token_ids": [40, 83],
+        "output_items": [],
+    }
+    lost["generation_log_probs"] = [-0.1, -0.2]
+    said = jsonl(tmp_path / "rollouts.jsonl", [row])
+    log = jsonl(tmp_path / "a.tokens.jsonl", [*calls, lost])
+    (rollout,) = read_rollouts(log, Settings(messages=str(said)))
+    assert [turn.message_index for turn in rollout.turns] == [2, None, 4, 6]
+    retry = rollout.turns[1]
+    assert retry.prompt_messages == rollout.messages[:4]
+    joined, _ = found(log, messages=str(said))
+    assert {one[0] for one in joined[0, 0]} == {"SEQ304"}
+
+
+# Ids
+
+
+def one_call(number: object, text: str = "It is 4.") -> tuple[Wire, Wire]:
+    row = next(row for row in rows_of("generic") if row.get("calls") and row.get("messages"))
+    return {"uid": number, "calls": row["calls"]}, {
+        "uid": number,
+        "messages": row["messages"],
+        "tools": row.get("tools"),
+    }
+
+
+def notices_of(tmp_path: Path, log: Sequence[Wire], said: Sequence[Wire], **settings: Any) -> str:
+    _, notices = found(
+        jsonl(tmp_path / "log.jsonl", log), messages=str(jsonl(tmp_path / "said.jsonl", said)), **settings
+    )
+    return "\n".join(notices)
+
+
+def test_ids_are_alike_however_whole_numbers_are_typed(tmp_path: Path) -> None:
+    logs, said = zip(*(one_call(value) for value in (1, "2", 3.0)), strict=True)
+    said = tuple({**row, "uid": value} for row, value in zip(said, ("1", 2, "3"), strict=True))
+    assert "3 of 3 rollouts found their messages" in notices_of(tmp_path, logs, said)
+
+
+def test_what_finds_no_partner_is_said_with_its_first_place(tmp_path: Path) -> None:
+    (one, said), (other, _), (none, _) = one_call("a"), one_call("b"), one_call(None)
+    stray, nameless = one_call("c")[1], one_call(None)[1]
+    text = notices_of(tmp_path, [one, other, none], [said, stray, nameless, {"uid": "d", "messages": None}])
+    assert "joined on uid: 1 of 3 rollouts found their messages" in text
+    assert f"1 found no row of their id (first {tmp_path / 'log.jsonl'}:1)" in text
+    assert f"1 without an id (first {tmp_path / 'log.jsonl'}:2)" in text
+    assert (
+        f"2 for no rollout of the log; 1 without an id, of its 4 rows (first {tmp_path / 'said.jsonl'}:2)" in text
+    )
+
+
+def test_ids_that_never_meet_are_shown(tmp_path: Path) -> None:
+    text = notices_of(tmp_path, [one_call("run/1")[0]], [one_call("1")[1]])
+    assert "no id of the log is in" in text
+    assert "the log's first is run/1, the file's 1" in text
+
+
+def test_one_id_twice_in_the_file_ends_the_run_with_both_places(tmp_path: Path) -> None:
+    log, said = one_call(7)
+    with pytest.raises(SetupError, match=r"said\.jsonl:0 and .*said\.jsonl:2 have one id \(uid: 7\)"):
+        notices_of(tmp_path, [log], [said, one_call(8)[1], {**said, "uid": "7"}])
+
+
+def test_one_id_twice_in_the_log_is_said(tmp_path: Path) -> None:
+    log, said = one_call(7)
+    text = notices_of(tmp_path, [log, one_call(8)[0], log], [said])
+    assert "that more than one row of the log found: 1 times" in text
+    assert f"(first {tmp_path / 'log.jsonl'}:2)" in text
+
+
+def test_columns_to_join_on_are_named_with_on(tmp_path: Path) -> None:
+    log, said = one_call("x")
+    del said["uid"]
+    log |= {"info": {"task": "t", "try": 3}}
+    said |= {"task": "t", "n": 3}
+    on = {"info.task": "task", "info.try": "n"}
+    assert "joined on info.task = task + info.try = n: 1 of 1" in notices_of(tmp_path, [log], [said], on=on)
+    text = notices_of(tmp_path, [log], [{**said, "uid": None}], on={"uid": "uid"})
+    assert "0 of 1 rollouts" in text
+    assert "1 without an id, of its 1 rows" in text
+    with pytest.raises(SetupError, match=r"--on uid: .*said\.jsonl has no such column"):
+        notices_of(tmp_path, [log], [said], on={"uid": "uid"})
+    with pytest.raises(SetupError, match="no id column in common"):
+        notices_of(tmp_path, [{"calls": log["calls"]}], [said])
+
+
+def test_messages_of_a_row_s_own_stay(tmp_path: Path) -> None:
+    log, said = one_call(1)
+    said = {**said, "messages": [{"role": "user", "content": "other"}, {"role": "assistant", "content": "words"}]}
+    own = {**log, **one_call(1)[1]}
+    (rollout,) = read_rollouts(
+        jsonl(tmp_path / "log.jsonl", [own]), Settings(messages=str(jsonl(tmp_path / "said.jsonl", [said])))
+    )
+    assert rollout.messages[0].text != "other"
+    assert "1 with messages of their own, which were kept" in notices_of(tmp_path, [own], [said])
+
+
+def test_a_partner_that_cannot_be_read_costs_its_messages_only(tmp_path: Path) -> None:
+    log, said = one_call(1)
+    broken = {**said, "messages": [{"content": "no role"}]}
+    without, _ = found(jsonl(tmp_path / "log.jsonl", [log]))
+    joined, notices = found(tmp_path / "log.jsonl", messages=str(jsonl(tmp_path / "said.jsonl", [broken])))
+    assert joined == without
+    assert any("found a row that cannot be read" in notice for notice in notices)
+
+
+@pytest.mark.parametrize("form", ["jsonl.gz", "parquet", "json"])
+def test_messages_may_be_in_a_file_of_any_kind(form: str, tmp_path: Path) -> None:
+    logs, said = zip(*(one_call(number) for number in range(5)), strict=True)
+    said = said[::-1]
+    path = tmp_path / f"said.{form}"
+    if form == "parquet":
+        pq.write_table(
+            pa.Table.from_pylist([{**row, "messages": json.dumps(row["messages"])} for row in said]), path
+        )
+    elif form == "json":
+        path.write_text(json.dumps(said), encoding="utf-8")
+    else:
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in said).encode()))
+    expected, _ = found(jsonl(tmp_path / "log.jsonl", logs), messages=str(jsonl(tmp_path / "plain.jsonl", said)))
+    joined, notices = found(tmp_path / "log.jsonl", messages=str(path))
+    assert joined == expected
+    assert any("5 of 5 rollouts found their messages" in notice for notice in notices)
+
+
+def test_a_file_too_large_to_be_held_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, said = one_call(1)
+    path = tmp_path / "said.jsonl.gz"
+    path.write_bytes(gzip.compress((json.dumps(said) + "\n").encode()))
+    monkeypatch.setattr(again.Room, "__init__", lambda self, left=10: setattr(self, "left", 10))
+    with pytest.raises(StorageError, match="Write it as plain JSONL"):
+        found(jsonl(tmp_path / "log.jsonl", [log]), messages=str(path))
+
+
+@pytest.mark.parametrize("name", ["generic", "slime"])
+def test_a_join_gives_the_same_for_any_number_of_processes(name: str, tmp_path: Path) -> None:
+    _, log, said = split(name)
+    path, told = jsonl(tmp_path / "log.jsonl", log * 3), str(jsonl(tmp_path / "said.jsonl", said))
+    alone = found(path, messages=told)
+    assert found(path, messages=told, jobs=2, chunk=3_000) == alone
+    assert any("more than one row of the log" in notice for notice in alone[1])
+
+
+# Tools
+
+
+def test_tools_are_one_list_for_all_or_rows_with_an_id(tmp_path: Path) -> None:
+    flat = rows_of("nemo_gym")[0]["responses_create_params"]["tools"]
+    log = [
+        {"uid": 1, "token_ids": [1, 2]},
+        {"uid": 2, "token_ids": [1, 2], "tools": [{"type": "function", "function": {"name": "own"}}]},
+    ]
+    path = jsonl(tmp_path / "log.jsonl", log)
+
+    def names(tools: Path) -> list[list[str]]:
+        rollouts = read_rollouts(path, Settings(tools=str(tools)))
+        return [[tool["function"]["name"] for tool in one.tools] for one in rollouts]
+
+    (tmp_path / "list.json").write_text(json.dumps(flat))
+    (tmp_path / "object.json").write_text(json.dumps({"tools": flat}, indent=1))
+    assert names(tmp_path / "list.json") == names(tmp_path / "object.json") == [["weather"], ["own"]]
+    assert names(jsonl(tmp_path / "lines.jsonl", flat)) == [["weather"], ["own"]]
+    assert names(jsonl(tmp_path / "rows.jsonl", [{"uid": "1", "tools": flat}, {"uid": 2, "tools": flat}])) == [
+        ["weather"],
+        ["own"],
+    ]
+    assert names(jsonl(tmp_path / "rows.jsonl", [{"uid": 2, "tools": flat}, {"uid": 3, "tools": []}])) == [
+        [],
+        ["own"],
+    ]
+    _, notices = found(path, tools=str(tmp_path / "rows.jsonl"))
+    assert any(
+        "0 of 2 rollouts found their tools" in notice and "1 with tools of their own" in notice
+        for notice in notices
+    )
+    for bad in ("[]", '{"rows": 1}', "[1]"):
+        (tmp_path / "bad.json").write_text(bad)
+        with pytest.raises(SetupError, match=r"--tools .*bad\.json"):
+            names(tmp_path / "bad.json")
+
+
+# Repair and the command line
+
+
+def test_a_repair_is_helped_by_messages_and_writes_only_the_log_s_own_columns(tmp_path: Path) -> None:
+    log, said, tools = miles(tmp_path)
+    settings = Settings(tokenizer=TOY, messages=str(said), tools=str(tools))
+    out = tmp_path / "out.parquet"
+    run = repair_rollouts(log, out, settings, RepairSettings(provenance=False))
+    assert [dict(outcome.cured) for outcome in run if outcome.repaired] == [{"realign": ("MSK401", "MSK402")}]
+    assert pq.read_schema(out) == pq.read_schema(log)
+    before, after = pq.read_table(log).to_pylist(), pq.read_table(out).to_pylist()
+    assert after[3]["loss_mask"] == before[0]["loss_mask"]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, True, False, True]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_capture_is_written_line_by_line_where_lines_were(packed: bool, tmp_path: Path) -> None:
+    whole, lines, rollouts = captured(2)
+    name = next(row["_ng_rollout_id"] for row in whole if row["id"] == "prefix-broken-by-stripped-reasoning")
+    log, out = jsonl(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl"
+    if packed:
+        (tmp_path / "a.tokens.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))
+        log = tmp_path / "a.tokens.jsonl.gz"
+        out = tmp_path / "out.jsonl.gz"
+    settings = Settings(tokenizer=TOY, messages=str(jsonl(tmp_path / "rollouts.jsonl", rollouts)))
+    run = repair_rollouts(log, out, settings, RepairSettings(strategies=("splice",), unsafe=True))
+    outcomes = list(run)
+    assert len(outcomes) == len(rollouts)
+    text = gzip.decompress(out.read_bytes()) if packed else out.read_bytes()
+    written = [json.loads(line) for line in text.splitlines()]
+    assert [row["model_call_id"] for row in written] == [line["model_call_id"] for line in lines]
+    changed = [row for row, line in zip(written, lines, strict=True) if row != line]
+    assert changed
+    assert name in {row["rollout_id"] for row in changed}
+    for row in changed:
+        assert row.keys() == {*lines[0].keys(), "tito_audit"}
+        assert row["tito_audit"]["cured"].keys() == {"splice"}
+    assert run.after.findings.keys() < run.before.findings.keys()
+    assert {"SEQ302"} <= run.before.findings.keys() - run.after.findings.keys()
+
+
+def test_a_capture_that_no_repair_changes_is_the_same_file(tmp_path: Path) -> None:
+    _, lines, rollouts = captured(3)
+    log, out = jsonl(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl"
+    settings = Settings(tokenizer=TOY, messages=str(jsonl(tmp_path / "rollouts.jsonl", rollouts)))
+    for outcome in repair_rollouts(log, out, settings):
+        assert outcome.rows == 1, "a fork has no place in a capture"
+    assert out.read_bytes() == log.read_bytes()
+    copy = tmp_path / "copy.jsonl"
+    assert write_rollouts(log, list(read_rollouts(log, settings)), copy, settings) == 0
+    assert copy.read_bytes() == log.read_bytes()
+
+
+def test_rollouts_that_are_left_out_of_a_capture_go_to_the_quarantine_line_by_line(tmp_path: Path) -> None:
+    whole, lines, rollouts = captured(1)
+    log, out, bad = jsonl(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    settings = Settings(tokenizer=TOY, messages=str(jsonl(tmp_path / "rollouts.jsonl", rollouts)))
+    gone = [o for o in repair_rollouts(log, out, settings, RepairSettings(quarantine=str(bad))) if o.quarantined]
+    assert gone
+    kept, taken = ([json.loads(line) for line in path.read_text().splitlines()] for path in (out, bad))
+    assert sorted(row["model_call_id"] + row["rollout_id"] for row in [*kept, *taken]) == sorted(
+        line["model_call_id"] + line["rollout_id"] for line in lines
+    )
+    assert {row["rollout_id"] for row in kept}.isdisjoint({row["rollout_id"] for row in taken})
+    assert len({row["rollout_id"] for row in taken}) == len(gone) < len(whole)
+
+
+def test_a_line_of_a_capture_that_cannot_be_read_is_a_finding_and_stays(tmp_path: Path) -> None:
+    _, lines, rollouts = captured()
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    first, _, rest = text.partition("\n")
+    broken = f'{first}\n\n{{"rollout_id": \n{rest}'
+    log, out = tmp_path / "a.tokens.jsonl", tmp_path / "out.jsonl"
+    log.write_text(broken, encoding="utf-8")
+    settings = Settings(tokenizer=TOY, messages=str(jsonl(tmp_path / "rollouts.jsonl", rollouts)))
+    results = list(scan_rollouts(log, settings))
+    assert [result.place.row for result in results if result.rollout is None] == [2]
+    list(repair_rollouts(log, out, settings))
+    assert out.read_text(encoding="utf-8") == broken
+
+
+def test_one_line_of_a_capture_shows_its_whole_rollout(tmp_path: Path) -> None:
+    whole, lines, rollouts = captured()
+    name = next(row["_ng_rollout_id"] for row in whole if row["id"] == "clean")
+    rows = [number for number, line in enumerate(lines) if line["rollout_id"] == name]
+    log, said = jsonl(tmp_path / "a.tokens.jsonl", lines), jsonl(tmp_path / "rollouts.jsonl", rollouts)
+    for row in rows:
+        command = ["show", str(log), "--row", str(row), "-t", TOY, "--messages", str(said)]
+        shown = CliRunner().invoke(app, command)
+        assert shown.exit_code == 0, shown.output
+        assert f"a.tokens.jsonl:{rows[0]}" in shown.output.replace("\n", "")
+        assert "turn 2 completion" in shown.output
+        assert "joined on rollout_id = _ng_rollout_id: 1 of 1" in shown.output
+
+
+def test_the_command_line_joins_and_refuses_in_words(tmp_path: Path) -> None:
+    log, said = one_call(1)
+    path = jsonl(tmp_path / "log.jsonl", [log])
+    told = jsonl(tmp_path / "said.jsonl", [{**said, "other": 1}])
+
+    def run(*options: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["scan", str(path), "-t", TOY, *options])
+        return done.exit_code, " ".join(done.output.split())
+
+    assert "1 of 1 rollouts found their messages" in run("--messages", str(told))[1]
+    assert "joined on uid = other" in run("--messages", str(told), "--on", "uid=other")[1]
+    for options, words in (
+        (("--on", "uid"), "nothing is joined"),
+        (("--on", "=uid", "--messages", str(told)), "no column was found"),
+        (("--messages", str(tmp_path / "no.jsonl")), "no such file"),
+        (("--messages", str(told), "--on", "uid=nothing"), "has no such column"),
+        (("--tools", str(path)), "neither a tool"),
+    ):
+        code, output = run(*options)
+        assert code == 2, (options, output)
+        assert words in output
+        assert "Traceback" not in output
+
+
+def test_a_file_that_holds_no_row_is_refused(tmp_path: Path) -> None:
+    log, _ = one_call(1)
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(SetupError, match="no row in it that can be read"):
+        found(jsonl(tmp_path / "log.jsonl", [log]), messages=str(tmp_path / "empty.jsonl"))

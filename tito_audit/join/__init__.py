@@ -1,0 +1,245 @@
+"""Join: messages and tools that other files hold, put into the rollouts of a log by id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tito_audit.config import Settings
+from tito_audit.errors import RecordError, SetupError
+from tito_audit.format import Format, Row
+from tito_audit.formats import calls_unknown_tools, chat_tools, pick_format
+from tito_audit.join._calls import GATHERED, Calls, CallsOfRollout, GatheredOutput, is_capture
+from tito_audit.join._conversations import Conversation, conversations, has_messages, with_conversation
+from tito_audit.join._keys import first_row, keys_for
+from tito_audit.join._partners import Partners, shown
+from tito_audit.join._tools import shared_tools
+from tito_audit.join._words import EMPTY, MISFIT, NO_ANSWER, NO_ID, NO_ROW, NO_TOOLS, OWN, UNREADABLE, Tally
+from tito_audit.record.finding import Result
+from tito_audit.record.message import ToolSpec
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.storage import Log, Output, RawRow, find_logs
+from tito_audit.storage.chunks import Chunk, chunks_of
+
+__all__ = ["Join", "form_of", "holds", "joined_counts", "lines_of"]
+
+
+def form_of(row: Row, named: Format | None) -> Format:
+    """The format of a row: the one that was named, else the first that matches; RecordError when none does."""
+    if isinstance(row, CallsOfRollout):
+        return GATHERED
+    return named or pick_format(row)
+
+
+def lines_of(raw: RawRow) -> Sequence[RawRow]:
+    """The rows of the file that this one is: itself, or the lines gathered in it."""
+    return raw.value.raws if isinstance(raw.value, CallsOfRollout) else (raw,)
+
+
+def holds(raw: RawRow, index: int) -> bool:
+    """Whether a row of the file is in this one: the same, or one of the lines gathered in it."""
+    return any(line.index == index for line in lines_of(raw))
+
+
+def joined_counts(rollout: Rollout) -> dict[str, int]:
+    """What `Join.given` says of a rollout; {} where nothing was joined."""
+    joined = rollout.stated.get("joined")
+    return dict(joined) if isinstance(joined, dict) else {}
+
+
+class Join:
+    """What `--messages` and `--tools` name, found by id for each rollout of a run.
+
+    The index is made at once, so that processes forked later share it. Lines of a NeMo-Gym token capture become
+    one rollout for each rollout id where messages are joined.
+    """
+
+    def __init__(self, settings: Settings, logs: Sequence[Path]) -> None:
+        self._settings = settings
+        self._calls: tuple[Path | None, Calls | None] = None, None
+        self._captures: dict[Path, tuple[int, int]] = {}
+        """Lines and rollouts of each capture."""
+        self._held: tuple[tuple[str, int], tuple[Conversation, ...] | str] | None = None
+        self._messages = self._partners("--messages", settings.messages, logs)
+        self._list: tuple[ToolSpec, ...] | None = None
+        self._tools: Partners | None = None
+        if settings.tools is not None:
+            self._list = shared_tools(settings.tools, settings)
+            if self._list is None:
+                self._tools = self._partners("--tools", settings.tools, logs)
+        self._tallies = [
+            Tally(word, partners, first_id)
+            for word, partners, first_id in (
+                ("messages", self._messages, self._first_id(self._messages, logs)),
+                ("tools", self._tools, self._first_id(self._tools, logs)),
+            )
+            if partners is not None
+        ]
+        self._with_own_tools = 0
+        self._rollouts = 0
+
+    @classmethod
+    def of(cls, settings: Settings, logs: Sequence[Path]) -> Join | None:
+        """The join of a run; None when nothing is joined. SetupError or StorageError when it cannot be made."""
+        if settings.messages is None and settings.tools is None:
+            if settings.on:
+                raise SetupError(
+                    f"--on {next(iter(settings.on))}: nothing is joined. Pass --messages FILE or --tools FILE."
+                )
+            return None
+        pipe = next((log for log in logs if not log.is_file()), None)
+        if pipe is not None:
+            raise SetupError(f"{pipe}: a pipe cannot be joined, as it is not read twice; save it to a file first.")
+        return cls(settings, logs)
+
+    def rows(self, log: Log) -> Iterator[RawRow]:
+        """The rows of a log; of a token capture one row a rollout, at its first line."""
+        return iter(self._capture(log) or log)
+
+    def chunks(self, log: Log, size: int) -> Iterator[Chunk]:
+        """The same rows in chunks of about `size` bytes."""
+        calls = self._capture(log)
+        return chunks_of(log, size) if calls is None else calls.chunks(size)
+
+    def output(self, out: Output, log: Log) -> Output:
+        """An output that takes what `rows` gives."""
+        calls = self._capture(log)
+        return out if calls is None else GatheredOutput(out, log, calls)
+
+    def given(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
+        """The rollouts of a row with what was found for them; what they hold themselves stays.
+
+        Each states in `joined`, for messages and tools, the number of the row that was found (`_row`) and the
+        same where they are taken from it (`_from`); in place of either a negative number says why there is none.
+        """
+        row = row.raws[0].value or {} if isinstance(row, CallsOfRollout) else row
+        return tuple(self._given(rollout, number, len(rollouts), row) for number, rollout in enumerate(rollouts))
+
+    def noted(self, results: Iterable[Result]) -> Iterator[Result]:
+        """The results, counted as they pass in the order of the rows."""
+        for result in results:
+            if result.rollout is not None:
+                self._rollouts += 1
+                self._with_own_tools += result.counts.get("tools_from") == OWN
+                for tally in self._tallies:
+                    tally.add(result.place, result.counts)
+            yield result
+
+    def notices(self) -> Iterator[str]:
+        """What became of the join, for the summary, once all results were noted."""
+        if self._captures:
+            lines, rollouts = (sum(counts) for counts in zip(*self._captures.values(), strict=True))
+            where = (
+                f"{len(self._captures)} token captures"
+                if len(self._captures) > 1
+                else str(next(iter(self._captures)))
+            )
+            yield f"{where}: {lines} lines were read as the calls of {rollouts} rollouts."
+        whole = self._settings.limit is None and self._settings.row is None
+        for tally in self._tallies:
+            yield from tally.notices(whole=whole)
+        if self._list is not None:
+            kept = (
+                f"; {self._with_own_tools} had tools of their own, which were kept" if self._with_own_tools else ""
+            )
+            count = self._rollouts - self._with_own_tools
+            yield f"--tools {self._settings.tools}: {_tools(len(self._list))} for {count} rollouts{kept}."
+
+    def _partners(self, option: str, named: str | None, logs: Sequence[Path]) -> Partners | None:
+        if named is None:
+            return None
+        files = find_logs([named])
+        limit = self._settings.max_row_bytes
+        keys = keys_for(option, self._settings.on, logs, files, limit)
+        if keys is None:
+            if first_row(files, limit) is None:
+                raise SetupError(
+                    f"{option} {named}: there is no row in it that can be read, so nothing can be joined."
+                )
+            return None
+        return Partners(option, named, files, keys, limit)
+
+    def _first_id(self, partners: Partners | None, logs: Sequence[Path]) -> str | None:
+        """The id of the log's first row, for people."""
+        row = first_row(logs, self._settings.max_row_bytes) if partners is not None else None
+        key = partners.keys.of_log(row, str(logs[0]), 0) if row is not None and partners is not None else None
+        return shown(key) if key is not None else None
+
+    def _capture(self, log: Log) -> Calls | None:
+        """The rollouts of a token capture; None for a log of any other kind."""
+        settings = self._settings
+        if self._messages is None or settings.columns or settings.format not in (None, GATHERED.name):
+            return None
+        if log.path != self._calls[0]:
+            row = first_row([log.path], settings.max_row_bytes) if log.kind == "lines" else None
+            calls = Calls(log) if row is not None and is_capture(row) else None
+            if calls is not None:
+                self._captures[log.path] = sum(map(len, calls.groups)), len(calls.groups)
+            # One at a time: they hold a place for each line.
+            self._calls = log.path, calls
+        return self._calls[1]
+
+    def _given(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
+        place = rollout.place
+        joined: dict[str, int] = {}
+        tools, said = rollout.tools, None
+        if self._messages is not None:
+            joined["messages_row"], code, said = self._found(self._messages, place, number, of, row)
+            joined["messages_from"] = code
+            tools = tools or (said.tools if said is not None else ())
+        if self._list is not None:
+            joined["tools_from"] = OWN if tools else 0
+            tools = tools or self._list
+        elif self._tools is not None:
+            joined["tools_row"], code, other = self._found(self._tools, place, number, of, row)
+            joined["tools_from"] = OWN if tools else EMPTY if other is not None and not other.tools else code
+            tools = tools or (chat_tools(other.tools, "tools") if other is not None else ())
+        rollout = replace(rollout, tools=tools)
+        if has_messages(rollout):
+            joined["messages_from"] = OWN
+        elif said is not None and not said.messages:
+            joined["messages_from"] = EMPTY
+        elif said is not None and calls_unknown_tools(said.messages, tools):
+            joined["messages_from"] = NO_TOOLS
+        elif said is not None and not rollout.turns and all(one.role != "assistant" for one in said.messages):
+            joined["messages_from"] = NO_ANSWER
+        elif said is not None:
+            rollout = with_conversation(rollout, said)
+        return replace(rollout, stated={**rollout.stated, "joined": joined})
+
+    def _found(
+        self, partners: Partners, place: Place, number: int, of: int, row: Row
+    ) -> tuple[int, int, Conversation | None]:
+        """The row for a rollout, where its conversation is from, and that; None, and why, when there is none."""
+        key = partners.keys.of_log(row, place.file, place.row)
+        if key is None:
+            return NO_ID, NO_ID, None
+        found = partners.find(key)
+        if found is None:
+            return NO_ROW, NO_ROW, None
+        at, where, other = found
+        known = (partners.option, at)
+        if self._held is None or self._held[0] != known:
+            self._held = known, _conversations(other, where)
+        said = self._held[1]
+        if isinstance(said, str):
+            return at, UNREADABLE, None
+        if not said:
+            return at, EMPTY, None
+        # One conversation is that of several rollouts only where it is what all of them were sent.
+        ends = said[0].messages[-1].role if said[0].messages else ""
+        if len(said) != of and (len(said) != 1 or ends == "assistant"):
+            return at, MISFIT, None
+        return at, at, said[number if len(said) == of else 0]
+
+
+def _tools(count: int) -> str:
+    return "1 tool" if count == 1 else f"{count} tools"
+
+
+def _conversations(row: Row, place: Place) -> tuple[Conversation, ...] | str:
+    try:
+        return conversations(row, place)
+    except RecordError as error:
+        return str(error)

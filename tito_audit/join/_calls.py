@@ -1,0 +1,347 @@
+"""Lines of a token capture, each one call, as rollouts: gathered by rollout id and chained by their tokens.
+
+NVIDIA-NeMo/Gym `nemo_gym/token_id_capture/builder.py` (`prefix_merging`): lines come in the order in which calls
+ended, retries and other agents among them; a call continues the call whose prompt and completion are the longest
+beginning of its prompt.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.evidence.growth import common_start
+from tito_audit.format import Format, Row
+from tito_audit.formats import format_named, pick_format
+from tito_audit.join._conversations import CHAIN
+from tito_audit.record.arrays import Ids
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.storage import Log, Output, RawRow
+from tito_audit.storage.again import RowsAgain, Ticket, line_at, unpacked
+from tito_audit.storage.chunks import Chunk, Reading
+from tito_audit.storage.lines import ParseRow
+
+__all__ = ["GATHERED", "Calls", "CallsOfRollout", "GatheredOutput", "is_capture"]
+
+_NAME = "nemo_gym_tokens"
+_HISTORY = 4
+"""A prompt that has less than this part of an earlier one in common with it is another agent's."""
+_CALLS = "calls_of_rollout"
+
+
+class CallsOfRollout(dict[str, Any]):
+    """The lines of one rollout as one row, `{"calls_of_rollout": [line, …]}`, with where they are."""
+
+    def __init__(self, raws: Sequence[RawRow]) -> None:
+        super().__init__()
+        self.raws = tuple(raws)
+        self[_CALLS] = [raw.value for raw in raws]
+
+    def with_calls(self, calls: Sequence[Row]) -> CallsOfRollout:
+        """The same with other lines; itself when they are the same objects."""
+        if all(new is old for new, old in zip(calls, self[_CALLS], strict=True)):
+            return self
+        return CallsOfRollout([replace(raw, value=call) for raw, call in zip(self.raws, calls, strict=True)])
+
+
+def is_capture(row: Row) -> bool:
+    """Whether a row is a line of a token capture that names its rollout."""
+    try:
+        return pick_format(row).name == _NAME and _rollout_id(row) is not None
+    except RecordError:
+        return False
+
+
+# Reading and writing one rollout of calls
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    form = format_named(_NAME)
+    if not isinstance(row, CallsOfRollout):
+        return form.read(row, place)
+    lines = []
+    for raw in row.raws:
+        if raw.value is None:
+            raise RecordError(f"line {raw.index} of the same rollout: {raw.error}")
+        try:
+            (line,) = form.read(raw.value, replace(place, row=raw.index))
+        except RecordError as error:
+            raise RecordError(
+                f"line {raw.index} of the same rollout: {error}" if len(row.raws) > 1 else str(error)
+            ) from None
+        lines.append(line)
+    times = [_number(raw.value.get("created_at"), raw.index) for raw in row.raws if raw.value is not None]
+    order, chain = chained([line.turns[0] for line in lines], times)
+    first = lines[order[0]]
+    stated = {name: value for name, value in first.stated.items() if name != "id"}
+    stated |= {CHAIN: chain, _ORDER: order}
+    return (Rollout(place, _NAME, turns=tuple(lines[k].turns[0] for k in order), stated=stated),)
+
+
+_ORDER = "lines"
+"""Among what the rollout states: of which line each of its calls is."""
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    form = format_named(_NAME)
+    if not isinstance(row, CallsOfRollout):
+        return form.update(row, mended)
+    if not mended:
+        return ()
+    if len(mended) > 1:
+        raise RecordError(
+            "a capture holds calls, which the trainer makes rows of: there is no place for the parts of a fork"
+        )
+    (before,), (one,) = _read(row, mended[0].rollout.place), mended
+    if one.turns_from != tuple(range(len(before.turns))):
+        raise RecordError("every line is one call and cannot be left without it")
+    calls = list(row[_CALLS])
+    order = before.stated[_ORDER]
+    assert isinstance(order, tuple)
+    for line, turn in zip(order, one.rollout.turns, strict=True):
+        # The line says nothing of the conversation, which is another file's.
+        own = replace(turn, message_index=None, prompt_messages=None)
+        alone = Rollout(before.place, _NAME, turns=(own,))
+        (calls[line],) = form.update(calls[line], (Mended(alone, (0,)),))
+    return (row.with_calls(calls),)
+
+
+GATHERED = Format(_NAME, "", "", 0, lambda row: isinstance(row, CallsOfRollout), _read, _update)
+"""The format of calls gathered by rollout; of a line that stands alone it is `nemo_gym_tokens`."""
+
+
+# Chains
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    number: int
+    prompt: Ids
+    seen: Ids
+    time: float
+    children: list[_Node] = field(default_factory=list)
+    common: int = 0
+    """Tokens that its prompt begins with in common with what its parent saw and said."""
+    size: int = 1
+    """Calls that continue it, and itself."""
+
+
+def chained(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Calls in the order of their conversation, and which of these places are its main chain.
+
+    Main is the chain that began first, at each fork the branch that the prompts speak for most, then the longer
+    one. A retry stands before the call that was kept, other branches and other agents behind the main chain, and
+    calls without a prompt at the end.
+    """
+    nodes = [
+        _Node(number, turn.prompt_ids, seen, time)
+        for number, (turn, time) in enumerate(zip(turns, times, strict=True))
+        if turn.prompt_ids is not None and (seen := turn.seen_ids) is not None
+    ]
+    nodes.sort(key=lambda node: (len(node.prompt), node.time, node.number))
+    roots: list[_Node] = []
+    longest_first: list[_Node] = []
+    for node in nodes:
+        parent = _parent(node, longest_first)
+        (parent.children if parent is not None else roots).append(node)
+        insort(longest_first, node, key=lambda one: -len(one.seen))
+    for node in reversed(nodes):
+        node.size += sum(child.size for child in node.children)
+    order, main = _walked(roots)
+    placed = set(order)
+    rest = [number for number in range(len(turns)) if number not in placed]
+    order += sorted(rest, key=lambda number: (times[number], number))
+    main = main or order
+    places = {number: place for place, number in enumerate(order)}
+    return tuple(order), tuple(places[number] for number in main)
+
+
+def _parent(node: _Node, longest_first: Sequence[_Node]) -> _Node | None:
+    """The call whose prompt and answer this prompt holds most of; None where that is no history.
+
+    Where an answer comes back in other tokens, what comes before it still speaks for its call.
+    """
+    best: _Node | None = None
+    for other in longest_first:
+        if len(other.seen) <= node.common:
+            break
+        if len(other.prompt) < len(node.prompt):
+            common = common_start(node.prompt, other.seen)
+            if common > node.common:
+                best, node.common = other, common
+    return best if best is not None and node.common >= len(best.prompt) // _HISTORY else None
+
+
+def _walked(roots: Sequence[_Node]) -> tuple[list[int], list[int]]:
+    """All calls in order, and the main chain."""
+    order: list[int] = []
+    main: list[int] = []
+    first = min(roots, key=lambda node: (node.time, node.number), default=None)
+    alike = [node for node in roots if first is not None and np.array_equal(node.prompt, first.prompt)]
+    # Not by recursion: a rollout may have more calls than Python has frames.
+    waiting: list[tuple[Sequence[_Node], bool]] = [
+        ([node], False) for node in reversed(roots) if node not in alike
+    ]
+    waiting.append((alike, True))
+    while waiting:
+        siblings, on_main = waiting.pop()
+        if not siblings:
+            continue
+        kept = max(siblings, key=lambda node: (node.common, node.size, node.time, node.number))
+        retries = [
+            node
+            for node in siblings
+            if node is not kept and not node.children and np.array_equal(node.prompt, kept.prompt)
+        ]
+        others = [node for node in siblings if node is not kept and node not in retries]
+        order += [node.number for node in (*retries, kept)]
+        main += [kept.number] if on_main else []
+        waiting += [([node], False) for node in reversed(others)]
+        waiting.append((kept.children, on_main))
+    return order, main
+
+
+# Files
+
+
+class Calls:
+    """A capture, row by row: one row a rollout, at its first line; lines of anything else as they are."""
+
+    def __init__(self, log: Log) -> None:
+        self.path = log.path
+        self._log = log
+        self._parse = log.parse
+        self._reader = RowsAgain(log.path, max_row_bytes=log.max_row_bytes, parse=log.parse)
+        self.groups: list[list[Ticket]] = []
+        known: dict[str, list[Ticket]] = {}
+        for ticket, raw in self._reader:
+            name = _rollout_id(raw.value) if raw.value is not None and is_capture(raw.value) else None
+            if name is not None and name in known:
+                known[name].append(ticket)
+                continue
+            self.groups.append([ticket])
+            if name is not None:
+                known[name] = self.groups[-1]
+
+    def __iter__(self) -> Iterator[RawRow]:
+        for group in self.groups:
+            yield gathered([self._reader.row(ticket) for ticket in group], self._log.max_row_bytes)
+            self._log.position = self._log.size * group[0][0] // max(self.groups[-1][0][0], 1)
+
+    def chunks(self, size: int) -> Iterator[Chunk]:
+        """The same rows in chunks, of about `size` bytes where lines are of one length."""
+        lines = sum(map(len, self.groups))
+        each = max(size * lines // max(self._log.size, 1), 1)
+        start = 0
+        while start < len(self.groups):
+            stop, held = start, 0
+            while stop < len(self.groups) and held < each:
+                held += len(self.groups[stop])
+                stop += 1
+            part = self.groups[start:stop]
+            packed = [[self._reader.packed(ticket) for ticket in group] for group in part]
+            done = self._log.size * stop // len(self.groups)
+            yield _Gathered(self.path, self._log.max_row_bytes, done, part, packed, self._parse)
+            start = stop
+
+
+@dataclass(slots=True)
+class _Gathered(Chunk):
+    """Some rollouts of a capture, numbered as in the file."""
+
+    groups: list[list[Ticket]]
+    packed: list[list[bytes | None]]
+    parse: ParseRow
+
+    def rows(self, reading: Reading) -> Iterator[RawRow]:
+        """One row a rollout; the size of the reading stays 0, since numbers are the file's."""
+        for group, packed in zip(self.groups, self.packed, strict=True):
+            raws = [
+                unpacked(data) if data is not None else line_at(self.path, ticket, self.limit, self.parse)
+                for ticket, data in zip(group, packed, strict=True)
+            ]
+            yield gathered(raws, self.limit)
+
+
+def gathered(raws: Sequence[RawRow], limit: int) -> RawRow:
+    """The lines of a rollout as one row; a line that is no call, or cannot be read, as it is."""
+    first = raws[0]
+    if first.value is None or not is_capture(first.value):
+        return first
+    size = sum(len(raw.text or b"") for raw in raws)
+    if len(raws) > 1 and size > limit:
+        return RawRow(
+            first.index,
+            None,
+            f"the {len(raws)} calls of this rollout are {size:,} bytes together, over the limit of {limit:,}; "
+            "raise --max-row-bytes to read them",
+        )
+    return RawRow(first.index, CallsOfRollout(raws))
+
+
+class GatheredOutput:
+    """An output that takes rollouts of a capture and writes its lines, each where it was."""
+
+    def __init__(self, out: Output, log: Log, calls: Calls) -> None:
+        self.changed = False
+        self._out = out
+        self._lines = iter(log)
+        self._waiting: RawRow | None = None
+        self._groups = {group[0][0]: [index for index, _ in group] for group in calls.groups}
+        self._said: dict[int, Sequence[Row] | None] = {}
+        """What to write for lines, of rollouts that were said already; None: the line as it was."""
+
+    def keep(self, raw: RawRow) -> None:
+        """Write the lines of a rollout as they were."""
+        self._said.update(dict.fromkeys(self._groups[raw.index]))
+        self._write()
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write the lines of a rollout otherwise; [] leaves them out."""
+        if not isinstance(raw.value, CallsOfRollout):
+            self._said[raw.index] = rows
+        elif not rows:
+            self._said.update(dict.fromkeys(self._groups[raw.index], ()))
+        else:
+            (row,) = rows
+            added = {name: value for name, value in row.items() if name != _CALLS}
+            for one, call in zip(raw.value.raws, row[_CALLS], strict=True):
+                same = call is one.value
+                self._said[one.index] = None if same else [{**call, **added}]
+        self._write()
+
+    def finish(self, log: Log) -> None:
+        """Write what followed the last line."""
+        self._write()
+        self._out.finish(log)
+
+    def _write(self) -> None:
+        """Write lines as long as it is known what."""
+        while True:
+            line = self._waiting or next(self._lines, None)
+            if line is None or line.index not in self._said:
+                self._waiting = line
+                return
+            self._waiting = None
+            rows = self._said.pop(line.index)
+            if rows is None:
+                self._out.keep(line)
+            else:
+                self._out.replace(line, rows)
+                self.changed = self._out.changed
+
+
+def _number(value: object, otherwise: float) -> float:
+    """When a call ended; where that is not said, what puts lines in their order."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float(otherwise)
+
+
+def _rollout_id(row: Mapping[str, Any]) -> str | None:
+    name = row.get("rollout_id")
+    return name if isinstance(name, str) and name else None

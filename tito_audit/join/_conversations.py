@@ -1,0 +1,146 @@
+"""What a row of another file says of a conversation, and rollouts with that put into them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats import format_named, pick_format
+from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.rollout import Place, Rollout, Turn
+
+__all__ = ["CHAIN", "Conversation", "conversations", "has_messages", "with_conversation"]
+
+CHAIN = "chain"
+"""Among what a rollout states: the numbers of the calls that are one conversation, where others stand beside
+them (retries, other agents)."""
+_PLAIN = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The text side of a rollout."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    template_kwargs: Mapping[str, object] | None = None
+    calls: tuple[tuple[int | None, tuple[Message, ...] | None], ...] = ()
+    """Of each call that the row tells of: its message and what it was sent, each None where that is not said."""
+
+
+def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
+    """The conversations of a row of any format, or of columns `messages` and `tools`; () when it has none.
+
+    RecordError when messages are there that cannot be read.
+    """
+    plain = {name: row[name] for name in _PLAIN if row.get(name) is not None}
+    try:
+        form = pick_format(row)
+    except RecordError:
+        return _plain(plain, place) if plain else ()
+    try:
+        return tuple(_of(rollout) for rollout in form.read(row, place))
+    except RecordError:
+        # What is wrong with the ids of a row says nothing of its messages.
+        if not plain:
+            raise
+        return _plain(plain, place)
+
+
+def has_messages(rollout: Rollout) -> bool:
+    """Whether a rollout says itself what was said."""
+    return bool(rollout.messages) or any(turn.prompt_messages is not None for turn in rollout.turns)
+
+
+def with_conversation(rollout: Rollout, said: Conversation) -> Rollout:
+    """The rollout with these messages, of which each call that is told apart knows its own."""
+    members = rollout.stated.get(CHAIN)
+    chain = list(members) if isinstance(members, tuple) else list(range(len(rollout.turns)))
+    told = _told([rollout.turns[number] for number in chain], said)
+    if CHAIN in rollout.stated and told is not None and _others(rollout, chain, told, said):
+        told = None
+    turns = list(rollout.turns)
+    if told is not None:
+        for number, (index, sent) in zip(chain, told, strict=True):
+            turns[number] = replace(turns[number], message_index=index, prompt_messages=sent)
+        _mark_retries(turns, chain, said.messages)
+    arguments = rollout.template_kwargs or said.template_kwargs or {}
+    return replace(rollout, messages=said.messages, turns=tuple(turns), template_kwargs=arguments)
+
+
+def _plain(columns: Row, place: Place) -> tuple[Conversation, ...]:
+    """What these columns say; one conversation for each list of messages in a list."""
+    form, messages = format_named("generic"), columns.get("messages")
+    each = [columns]
+    if isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages):
+        each = [{**columns, "messages": one} for one in messages]
+    return tuple(_of(rollout) for one in each for rollout in form.read(one, place))
+
+
+def _of(rollout: Rollout) -> Conversation:
+    calls = tuple((turn.message_index, turn.prompt_messages) for turn in rollout.turns)
+    return Conversation(rollout.messages, rollout.tools, rollout.template_kwargs, calls)
+
+
+def _told(
+    turns: Sequence[Turn], said: Conversation
+) -> Sequence[tuple[int | None, tuple[Message, ...] | None]] | None:
+    """Of each call its message and what it was sent; None where calls and answers cannot be paired."""
+    if not turns:
+        return None
+    if len(said.calls) == len(turns) and any(index is not None or sent for index, sent in said.calls):
+        return said.calls
+    answers = [i for i, message in enumerate(said.messages) if message.role == "assistant"]
+    last = answers[-len(turns) :]
+    if len(turns) == 1 and said.messages and said.messages[-1].role != "assistant":
+        if last and _wrote(turns, said.messages, last):
+            return [(last[0], None)]
+        # What the one call was sent; behind a tool that is certain only where the call wrote something else.
+        sure = said.messages[-1].role != "tool" or turns[0].completion_text is not None
+        return [(None, said.messages)] if sure else None
+    # More answers than calls: the first are examples that nobody sampled, or the log holds one of several calls.
+    if len(answers) < len(turns) or (len(answers) > len(turns) and not _wrote(turns, said.messages, last)):
+        return None
+    return [(index, None) for index in last]
+
+
+def _wrote(turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence[int]) -> bool:
+    """Whether the texts that the calls are known to have written are these messages'."""
+    known = [
+        (turn.completion_text, messages[index].text)
+        for turn, index in zip(turns, indices, strict=True)
+        if turn.completion_text is not None
+    ]
+    return bool(known) and all(mine == theirs for mine, theirs in known)
+
+
+def _others(
+    rollout: Rollout,
+    chain: Sequence[int],
+    told: Sequence[tuple[int | None, tuple[Message, ...] | None]],
+    said: Conversation,
+) -> bool:
+    """Whether none of the texts that a chain is known to have written is in these messages: another agent's."""
+    pairs = [
+        (rollout.turns[number].completion_text, said.messages[index].text)
+        for number, (index, _) in zip(chain, told, strict=True)
+        if index is not None and rollout.turns[number].completion_text is not None
+    ]
+    return bool(pairs) and not any((mine or "").strip() == theirs.strip() for mine, theirs in pairs)
+
+
+def _mark_retries(turns: list[Turn], chain: Sequence[int], messages: tuple[Message, ...]) -> None:
+    """Let calls beside the chain that were given the prompt of one in it know what they were sent."""
+    for number, turn in enumerate(turns):
+        if number in chain or turn.prompt_ids is None:
+            continue
+        for other in (turns[k] for k in chain):
+            asked = other.prompt_ids
+            if asked is not None and len(asked) == len(turn.prompt_ids) and (asked == turn.prompt_ids).all():
+                sent = (
+                    messages[: other.message_index] if other.message_index is not None else other.prompt_messages
+                )
+                turns[number] = replace(turn, prompt_messages=sent)
+                break

@@ -1,0 +1,238 @@
+"""Which columns say that a row of a log and a row of another file belong together."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.errors import SetupError
+from tito_audit.format import Row
+from tito_audit.storage import open_log
+
+__all__ = ["Keys", "first_row", "keys_for"]
+
+_IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (("sample_index",),),
+    (("rollout_id", "_ng_rollout_id"),),
+    (("id",),),
+    (("uid", "uuid"),),
+    (("request_id",),),
+    (("trajectory_id", "traj_id"),),
+    (("session_id",),),
+    (("episode_id",),),
+    (("trace_id",),),
+    (("conversation_id",),),
+    (("sample_id",),),
+    (("response_id",),),
+    (("example_id", "task_id", "problem_id"), ("rollout_number", "rollout_index", "rollout_idx", "rollout")),
+    (("group_index", "group_id"), ("index", "sample")),
+    (("example_id",),),
+    (("index",),),
+    (("idx",),),
+)
+"""What ids are called, the likeliest first; of each, every column it takes with all of its names."""
+_SEEN = 16
+"""Rows that are looked at for the columns that a file has."""
+_BETWEEN = "\x1f"
+_TASK, _ROLLOUT, _ATTEMPT = "_ng_task_index", "_ng_rollout_index", "_ng_attempt_index"
+_SUFFIXES = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".parquet")
+_OF_ROLLOUT = re.compile(r"rollout_((?:eval_)?\d+)")
+"""How miles names the Parquet of a rollout; its messages are in a file of the number alone."""
+_ROLLOUT_ID = re.compile(r"(?:eval_)?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Pairs of columns: those of the log, and what the other file calls them."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    scoped: bool = False
+    """Whether the files' names hold a rollout id that has to be the same (miles numbers samples anew in each)."""
+    occurrences: Mapping[str, NDArray[np.int64]] | None = field(default=None, repr=False)
+    """By log `[rows]`, how many rows before it have the same `sample_index`, which miles writes as
+    `sample_occurrence` beside the messages; None where the other file has no such column."""
+
+    def of_log(self, row: Row, file: str, index: int) -> str | None:
+        """The id of a row of the log as text; None when it has none."""
+        parts = [_text(_value(row, name)) for name in self.ours]
+        if self.occurrences is not None:
+            known = self.occurrences.get(file)
+            parts.append(str(known[index]) if known is not None and index < len(known) else "0")
+        return _joined([_scope_of_log(Path(file)), *parts] if self.scoped else parts)
+
+    def of_other(self, row: Row, file: Path) -> str | None:
+        """The id of a row of the other file as text; None when it has none."""
+        parts = [_text(_value(row, name)) for name in self.theirs]
+        if self.occurrences is not None:
+            parts.append(_text(row.get("sample_occurrence")) or "0")
+        return _joined([_stem(file), *parts] if self.scoped else parts)
+
+    def __str__(self) -> str:
+        return " + ".join(
+            mine if mine == other else f"{mine} = {other}"
+            for mine, other in zip(self.ours, self.theirs, strict=True)
+        )
+
+
+def keys_for(
+    option: str, on: Mapping[str, str], logs: Sequence[Path], others: Sequence[Path], max_row_bytes: int
+) -> Keys | None:
+    """The columns named with `--on`, else the first id that both have; None when there is no row to join.
+
+    SetupError when a column is not there, or no id is in both.
+    """
+    mine, theirs = (_columns(files, max_row_bytes) for files in (logs, others))
+    if not mine or not theirs:
+        return None
+    if on:
+        _refuse_missing(on.keys(), mine, f"{logs[0]}")
+        _refuse_missing(on.values(), theirs, f"{others[0]}")
+        found = tuple(on.keys()), tuple(on.values())
+    else:
+        found = _common(mine, theirs) or _nothing_common(option, mine, theirs, others[0])
+    keys = Keys(*found)
+    if found[0] != ("sample_index",) or found[1] != ("sample_index",):
+        return keys
+    scoped = all(_scope_of_log(file) for file in logs) and all(map(_ROLLOUT_ID.fullmatch, map(_stem, others)))
+    counted = _occurrences(logs) if "sample_occurrence" in theirs else None
+    return Keys(*found, scoped=scoped, occurrences=counted)
+
+
+def first_row(files: Iterable[Path], max_row_bytes: int) -> Row | None:
+    """The first row of these files that can be read; None when there is none."""
+    return next(_rows(files, max_row_bytes), None)
+
+
+def _rows(files: Iterable[Path], max_row_bytes: int) -> Iterator[Row]:
+    for file in files:
+        for raw in open_log(file, max_row_bytes=max_row_bytes):
+            if raw.value is not None:
+                yield raw.value
+
+
+def _columns(files: Sequence[Path], max_row_bytes: int) -> dict[str, Any]:
+    """The columns of the first rows, each with the first value of it that is not null."""
+    found: dict[str, Any] = {}
+    for row, _ in zip(_rows(files, max_row_bytes), range(_SEEN), strict=False):
+        for name, value in row.items():
+            if found.get(name) is None:
+                found[name] = value
+        if _value(row, "_ng_rollout_id") is not None:
+            found.setdefault("_ng_rollout_id", _value(row, "_ng_rollout_id"))
+    return found
+
+
+def _common(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    for columns in _IDS:
+        sides: list[tuple[str, ...]] = []
+        for row in (mine, theirs):
+            named = [next((name for name in names if _text(row.get(name))), None) for names in columns]
+            sides.append(tuple(name for name in named if name is not None))
+        if len(sides[0]) == len(sides[1]) == len(columns):
+            return sides[0], sides[1]
+    return None
+
+
+def _nothing_common(
+    option: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], file: Path
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    raise SetupError(
+        f"{option} {file}: it and the log have no id column in common.\n"
+        f"The log has {_listed(mine)}; the file has {_listed(theirs)}.\n"
+        "Name the columns to join on with --on LOG_COLUMN=FILE_COLUMN."
+    )
+
+
+def _refuse_missing(names: Iterable[str], columns: Mapping[str, Any], file: str) -> None:
+    for name in names:
+        if _value(columns, name) is not None or name in columns:
+            continue
+        close = difflib.get_close_matches(name, columns, n=2)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise SetupError(f"--on {name}: {file} has no such column.{hint}\nIt has {_listed(columns)}.")
+
+
+def _listed(columns: Mapping[str, Any]) -> str:
+    names = [name for name in columns if _text(columns[name])] or list(columns)
+    return ", ".join(names[:16]) + (", …" if len(names) > 16 else "")
+
+
+def _value(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a column, or of a place in an object (`info.id`)."""
+    if name == "_ng_rollout_id":
+        return _capture_id(row)
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _capture_id(row: Mapping[str, Any]) -> str | None:
+    """What NeMo-Gym names the token capture of a rollout row (`maybe_rollout_id_from_run_body`)."""
+    named, task, rollout, attempt = (
+        _text(row.get(name)) for name in ("_ng_rollout_id", _TASK, _ROLLOUT, _ATTEMPT)
+    )
+    if named is None and (task is None or rollout is None):
+        return None
+    return (named or f"{task}-{rollout}") + (f"-a{attempt}" if attempt not in (None, "0") else "")
+
+
+def _text(value: object) -> str | None:
+    """An id as text, whole numbers alike however they are typed; None for what is no id."""
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, bool | np.bool_):
+        return None
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return None
+
+
+def _joined(parts: Sequence[str | None]) -> str | None:
+    known = [part for part in parts if part is not None]
+    return _BETWEEN.join(known) if len(known) == len(parts) else None
+
+
+def _stem(file: Path) -> str:
+    name = file.name
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _scope_of_log(file: Path) -> str | None:
+    found = _OF_ROLLOUT.fullmatch(_stem(file))
+    return found[1] if found else None
+
+
+def _occurrences(logs: Sequence[Path]) -> dict[str, NDArray[np.int64]]:
+    """By Parquet log, how often the sample of each row came before it, where any came twice."""
+    found: dict[str, NDArray[np.int64]] = {}
+    for file in logs:
+        if open_log(file).kind != "parquet":
+            continue
+        from pyarrow import parquet
+
+        column = parquet.read_table(file, columns=["sample_index"]).column(0).to_pylist()
+        seen: dict[Any, int] = {}
+        counts = np.zeros(len(column), np.int64)
+        for number, value in enumerate(column):
+            counts[number] = seen.get(value, 0)
+            seen[value] = int(counts[number]) + 1
+        if counts.any():
+            found[str(file)] = counts
+    return found

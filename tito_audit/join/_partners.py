@@ -1,0 +1,110 @@
+"""Partners: the rows of other files, found by id."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from tito_audit.errors import SetupError, StorageError
+from tito_audit.format import Row
+from tito_audit.join._keys import Keys
+from tito_audit.record.rollout import Place
+from tito_audit.storage.again import Room, RowsAgain
+
+__all__ = ["Partners", "shown"]
+
+
+class Partners:
+    """Rows of some files by their ids; StorageError or SetupError when they cannot be used.
+
+    Of each row its place and 64 bits of its id are held, some 30 bytes; of files that are not plain JSONL the
+    rows too, packed. Made before processes are forked, it is shared by them.
+    """
+
+    def __init__(self, option: str, name: str, files: Sequence[Path], keys: Keys, max_row_bytes: int) -> None:
+        self.option = option
+        self.name = name
+        self.files = files
+        self.keys = keys
+        self.rows = 0
+        self.without_id = 0
+        self.unreadable = 0
+        self.first_bad: Place | None = None
+        """The first row that has no id or cannot be read."""
+        self.first_id: str | None = None
+        room = Room()
+        self._readers = [RowsAgain(file, max_row_bytes=max_row_bytes, room=room) for file in files]
+        hashes, file_of, index_of, at = array("Q"), array("I"), array("Q"), array("Q")
+        for number, reader in enumerate(self._readers):
+            for ticket, raw in reader:
+                self.rows += 1
+                key = keys.of_other(raw.value, reader.path) if raw.value is not None else None
+                if key is None:
+                    self.unreadable += raw.value is None
+                    self.without_id += raw.value is not None
+                    self.first_bad = self.first_bad or Place(str(reader.path), raw.index)
+                    continue
+                self.first_id = self.first_id or shown(key)
+                hashes.append(_hash(key))
+                file_of.append(number)
+                index_of.append(ticket[0])
+                at.append(ticket[1])
+        order = np.argsort(np.frombuffer(hashes, np.uint64), kind="stable")
+        self._hashes = np.frombuffer(hashes, np.uint64)[order]
+        self._file_of = np.frombuffer(file_of, np.uint32)[order]
+        self._index_of = np.frombuffer(index_of, np.uint64)[order]
+        self._at = np.frombuffer(at, np.uint64)[order]
+        self._refuse_doubles()
+
+    def __len__(self) -> int:
+        """Rows that have an id."""
+        return len(self._hashes)
+
+    def find(self, key: str) -> tuple[int, Place, Row] | None:
+        """The one row with this id: its number here, its place and itself; None when there is none."""
+        wanted = np.uint64(_hash(key))
+        number = int(np.searchsorted(self._hashes, wanted))
+        while number < len(self._hashes) and self._hashes[number] == wanted:
+            place, row, held = self._row(number)
+            if held == key:
+                return number, place, row
+            number += 1
+        return None
+
+    def _row(self, number: int) -> tuple[Place, Row, str]:
+        """A row with its id; StorageError when the file is not what it was."""
+        reader = self._readers[int(self._file_of[number])]
+        index = int(self._index_of[number])
+        raw = reader.row((index, int(self._at[number])))
+        key = self.keys.of_other(raw.value, reader.path) if raw.value is not None else None
+        if raw.value is None or key is None or _hash(key) != int(self._hashes[number]):
+            raise StorageError(
+                f"{self.option} {reader.path}: row {index} is not what it was when the run started."
+            )
+        return Place(str(reader.path), index), raw.value, key
+
+    def _refuse_doubles(self) -> None:
+        alike = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
+        for number in alike.tolist():
+            (one, _, key), (other, _, again) = self._row(number), self._row(number + 1)
+            if key != again:
+                continue
+            raise SetupError(
+                f"{self.option}: {one} and {other} have one id ({', '.join(self.keys.theirs)}: {shown(key)}); "
+                "which of them belongs to a rollout cannot be told.\n"
+                "Name columns that tell them apart with --on LOG_COLUMN=FILE_COLUMN, several if need be."
+            )
+
+
+def shown(key: str) -> str:
+    """An id for people, no longer than a line takes."""
+    text = " + ".join(key.split("\x1f"))
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _hash(key: str) -> int:
+    return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
