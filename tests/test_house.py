@@ -26,16 +26,17 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
-    ("rewrite", "write"),
-    ("pipeline",),
-    ("spread",),
+    ("convert", "rewrite", "write"),
+    ("making",),
+    ("pipeline", "inspect"),
+    ("join", "spread"),
     ("storage", "formats", "rules", "repairs", "reports"),
     ("cure",),
     ("check", "format", "rule", "repair", "report", "registry"),
     ("evidence",),
     ("render",),
     ("tokens", "align", "mend"),
-    ("record", "config", "summary", "jobs"),
+    ("record", "config", "config_file", "summary", "jobs"),
     ("errors", "version"),
 )
 """From the top down: a module imports only from lines below its own, and from its own room."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tito_audit.config import RepairChoices as RepairChoices
     from tito_audit.config import RepairSettings as RepairSettings
     from tito_audit.config import Settings as Settings
+    from tito_audit.convert import Conversion as Conversion
+    from tito_audit.convert import convert_rollouts as convert_rollouts
     from tito_audit.errors import RecordError as RecordError
     from tito_audit.errors import RenderError as RenderError
     from tito_audit.errors import SetupError as SetupError
@@ -54,6 +56,7 @@ __version__ = VERSION
 
 _HOMES = {
     "config": ("RepairChoices", "RepairSettings", "Settings"),
+    "convert": ("Conversion", "convert_rollouts"),
     "errors": (
         "RecordError",
         "RenderError",

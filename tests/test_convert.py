@@ -1,0 +1,793 @@
+"""`convert`: the same tokens, masks and logprobs in another form, and every word on what could not come along.
+
+What a converted log has to hold is worked out here from the plain JSON or from the rollouts of the old log, one
+token after the other; nothing of the conversion is used for it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tito_audit import (
+    RecordError,
+    Rollout,
+    SetupError,
+    StorageError,
+    TrainingRow,
+    convert_rollouts,
+    read_rollouts,
+)
+from tito_audit.cli import app
+from tito_audit.config import Settings
+from tito_audit.convert import Conversion
+from tito_audit.format import Holds
+from tito_audit.formats import pick_format
+from tito_audit.making import all_makers, digest_of
+from tito_audit.record.account import account_of
+from tito_audit.record.rollout import Place
+from tito_audit.storage import open_log
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+LOGS = sorted(
+    path for path in (ROOT / "fixtures" / "formats").iterdir() if path.suffix in (".jsonl", ".json", ".parquet")
+)
+FORMS = tuple(all_makers())
+OF_ROWS = tuple(name for name, (_, maker) in all_makers().items() if maker.holds is Holds.ROWS)
+few = settings(max_examples=40, deadline=None)
+Json = dict[str, Any]
+Said = tuple[tuple[int, ...], tuple[float, ...] | None, tuple[float | None, ...]]
+"""Token ids, loss weights and the logprobs of trained tokens, None at all others."""
+
+
+def written(path: Path, rows: Sequence[object]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def lines_of(path: Path) -> list[Json]:
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [json.loads(line) for line in data.decode("utf-8").splitlines()]
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def number_or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def weights_of(row: TrainingRow) -> tuple[float, ...] | None:
+    """What each token weighs: the mask column where it holds weights over all tokens, else the mask."""
+    if row.loss_mask is None:
+        return None
+    for column in row.columns:
+        if column.role == "loss_mask" and column.encoding == "float" and len(column.values) == len(row.token_ids):
+            return tuple(map(float, column.values))
+    return tuple(map(float, row.loss_mask))
+
+
+def said_by_row(row: TrainingRow) -> Said:
+    weights = weights_of(row)
+    logprobs = [None] * len(row.token_ids) if row.logprobs is None else list(map(number_or_none, row.logprobs))
+    trained = [not weights or weight > 0 for weight in weights or [1.0] * len(logprobs)]
+    kept = tuple(value if keep else None for value, keep in zip(logprobs, trained, strict=True))
+    return tuple(map(int, row.token_ids)), weights, kept
+
+
+def said_by_calls(rollout: Rollout) -> list[Said]:
+    """The chains of calls, by walking back from each call that no other continues."""
+    calls = []
+    for turn in rollout.turns:
+        assert turn.prompt_ids is not None
+        assert turn.completion_ids is not None
+        logprobs = turn.completion_logprobs
+        scores = [None] * len(turn.completion_ids) if logprobs is None else list(map(number_or_none, logprobs))
+        calls.append((turn.prompt_ids.tolist(), turn.completion_ids.tolist(), scores))
+    parents: list[int | None] = []
+    for k, (prompt, _, _) in enumerate(calls):
+        fits = [j for j in range(k) if calls[j][0] + calls[j][1] == prompt[: len(calls[j][0]) + len(calls[j][1])]]
+        fits = [j for j in fits if calls[j][0] + calls[j][1]]
+        parents.append(max(fits, key=lambda j: (len(calls[j][0]) + len(calls[j][1]), j), default=None))
+    said = [k for k in range(len(calls)) if calls[k][1]]
+    ancestors: set[int | None] = set()
+    for k in said:
+        at = parents[k]
+        while at is not None:
+            ancestors.add(at)
+            at = parents[at]
+    leaves = [k for k in said if k not in ancestors]
+    done: set[int] = set()
+    rows = []
+    for leaf in leaves:
+        ids = calls[leaf][0] + calls[leaf][1]
+        weights, logprobs = [0.0] * len(ids), [None] * len(ids)
+        at = leaf
+        chain = []
+        while at is not None:
+            chain.append(at)
+            at = parents[at]
+        for k in chain:
+            if k in done:
+                continue
+            start = len(calls[k][0])
+            for offset, score in enumerate(calls[k][2]):
+                weights[start + offset] = 1.0
+                logprobs[start + offset] = score
+        done.update(chain)
+        rows.append((tuple(ids), tuple(weights), tuple(logprobs)))
+    return rows
+
+
+def said_as_rows(rollouts: Sequence[Rollout]) -> Counter[Said]:
+    """Everything that a log says, as training rows, in any order."""
+    found: Counter[Said] = Counter()
+    for rollout in rollouts:
+        if rollout.training_row is not None:
+            found[said_by_row(rollout.training_row)] += 1
+        else:
+            found.update(said_by_calls(rollout))
+    return found
+
+
+def read_all(log: Path) -> list[Rollout]:
+    """The rollouts of a log's readable rows."""
+    found: list[Rollout] = []
+    for raw in open_log(log):
+        with suppress(RecordError):
+            found += pick_format(raw.value or {}).read(raw.value or {}, Place(str(log), raw.index))
+    return found
+
+
+def place_of(rollout: Rollout) -> tuple[int, int]:
+    return rollout.place.row, rollout.place.item
+
+
+def holds_all_ids(rollout: Rollout) -> bool:
+    return all(turn.prompt_ids is not None and turn.completion_ids is not None for turn in rollout.turns)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+def test_a_converted_log_says_what_was_read_and_the_rest_is_listed(log: Path, form: str, tmp_path: Path) -> None:
+    before = log.read_bytes()
+    out = tmp_path / "out.jsonl"
+    survey = convert_rollouts(log, form).carried
+    if not survey.rows_made:
+        with pytest.raises(RecordError, match="no row of it can be converted"):
+            convert_rollouts(log, form, out, lossy=True)
+        assert not out.exists()
+        return
+    carried = convert_rollouts(log, form, out, lossy=True).carried
+    assert carried == survey
+    assert len(carried.refused) == carried.not_converted
+    assert all(reason for _, reason in carried.refused)
+    again = list(read_rollouts(out))
+    assert {rollout.format for rollout in again} == {all_makers()[form][0].name}
+    rollouts = read_all(log)
+    refused = {(place.row, place.item) for place, _ in carried.refused}
+    if all_makers()[form][1].holds is Holds.CALLS:
+        rollouts = [replace(one, training_row=None) if one.turns else one for one in rollouts]
+    whole = said_as_rows([one for one in rollouts if place_of(one) not in refused])
+    parts = said_as_rows([one for one in rollouts if holds_all_ids(one)])
+    # Of a rollout of several chains one may be left out and the others not.
+    assert not whole - said_as_rows(again)
+    assert not said_as_rows(again) - parts
+    assert log.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl"]
+
+
+# Random rollouts
+
+ids = st.lists(st.integers(3, 40), min_size=1, max_size=5)
+scores = st.one_of(st.none(), st.floats(-20, 0, allow_nan=False).map(lambda value: value or -0.5))
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(-2, 2), st.text(max_size=4)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
+    max_leaves=4,
+)
+AWKWARD = (
+    *("tokens", "masks", "scores", "response_length", "loss_mask", "choices", "labels", "completion_ids", "calls"),
+    *("old_log_probs", "status", "rollout_log_probs", "group_id", "reward", "prompt", "response", "messages"),
+    *("input_ids", "mask", "nodes", "metadata", "idx", "output", "object", "request", "data", "finish_reason"),
+    *("prompt_length", "text", "model", "finish_reasons", "weight_versions", "attention_mask", "advantages"),
+)
+facts = st.dictionaries(st.one_of(st.sampled_from(AWKWARD), st.text(max_size=6)), VALUES, max_size=5)
+
+
+@st.composite
+def logs_of_calls(draw: st.DrawFn, *, broken: bool) -> list[Json]:
+    """Rows of calls; with `broken`, some prompts do not continue what was said before."""
+    rows = []
+    for _ in range(draw(st.integers(1, 3))):
+        seen: list[int] = [1, 2]
+        calls = []
+        scored = draw(st.booleans())
+        reasons = draw(st.booleans())
+        for _ in range(draw(st.integers(1, 4))):
+            prompt = [*seen, *draw(ids)]
+            if broken and calls and draw(st.booleans()):
+                prompt = draw(st.sampled_from([calls[-1]["prompt_ids"], [*prompt[:-2], 99, *draw(ids)], [1, 98]]))
+            completion = draw(ids)
+            call: Json = {"prompt_ids": prompt, "completion_ids": completion}
+            if scored:
+                call["logprobs"] = [draw(scores) for _ in completion]
+                call["logprobs"][0] = -0.25
+            if reasons:
+                call["finish_reason"] = draw(st.sampled_from(["stop", "length"]))
+            calls.append(call)
+            seen = [*prompt, *completion]
+        rows.append({"reward": 0.5, "task": "sums", "calls": calls})
+    return rows
+
+
+@st.composite
+def training_rows(draw: st.DrawFn) -> list[Json]:
+    """Rows with ids, a mask, maybe logprobs and one more column."""
+    rows = []
+    for _ in range(draw(st.integers(1, 3))):
+        tokens = [draw(st.integers(3, 40)) for _ in range(draw(st.integers(3, 12)))]
+        mask = [0, *(draw(st.integers(0, 1)) for _ in tokens[1:])]
+        mask[-1] = 1
+        row: Json = {"token_ids": tokens, "loss_mask": mask, "reward": draw(st.floats(-1, 1))}
+        if draw(st.booleans()):
+            row["logprobs"] = [-0.5 - n / 8 if trained else None for n, trained in enumerate(mask)]
+        if draw(st.booleans()):
+            row["advantages"] = [n / 4 for n, _ in enumerate(tokens)]
+        rows.append(row)
+    return rows
+
+
+@few
+@given(logs_of_calls(broken=False))
+def test_calls_that_continue_one_another_come_back_from_training_rows_as_they_were(rows: list[Json]) -> None:
+    with TemporaryDirectory() as folder:
+        log = written(Path(folder) / "calls.jsonl", rows)
+        convert_rollouts(log, "rows", Path(folder) / "rows.jsonl")
+        convert_rollouts(Path(folder) / "rows.jsonl", "calls", Path(folder) / "again.jsonl")
+        assert lines_of(Path(folder) / "again.jsonl") == rows
+
+
+@few
+@given(logs_of_calls(broken=True), st.sampled_from(OF_ROWS))
+def test_every_call_is_trained_once_in_the_context_that_it_saw(rows: list[Json], form: str) -> None:
+    with TemporaryDirectory() as folder:
+        log = written(Path(folder) / "calls.jsonl", rows)
+        out = Path(folder) / "rows.jsonl"
+        conversion = convert_rollouts(log, form, out, lossy=True)
+        assert conversion.carried.not_converted == 0
+        expected = said_as_rows(list(read_rollouts(log)))
+        assert said_as_rows(list(read_rollouts(out))) == expected
+        forked = [row for row in read_rollouts(log) if len(said_by_calls(row)) > 1]
+        assert conversion.carried.forked == len(forked)
+        assert conversion.carried.repeated.get("reward", 0) == len(forked)
+
+
+@few
+@given(training_rows(), st.sampled_from(OF_ROWS))
+def test_training_rows_come_back_from_every_form_of_training_rows(rows: list[Json], form: str) -> None:
+    with TemporaryDirectory() as folder:
+        log = written(Path(folder) / "rows.jsonl", rows)
+        there, back = Path(folder) / "there.jsonl", Path(folder) / "back.jsonl"
+        convert_rollouts(log, form, there)
+        convert_rollouts(there, "rows", back, lossy=True)
+        assert said_as_rows(list(read_rollouts(back))) == said_as_rows(list(read_rollouts(log)))
+        again = lines_of(back)
+        assert [row.get("advantages") for row in again] == [row.get("advantages") for row in rows]
+        rewards = [next(row[name] for name in ("reward", "rewards", "scores") if name in row) for row in again]
+        assert rewards == [row["reward"] for row in rows]
+
+
+@few
+@given(training_rows(), facts, st.sampled_from(FORMS))
+def test_whatever_else_a_row_says_is_carried_or_listed_by_name(rows: list[Json], said: Json, form: str) -> None:
+    row = {**said, **rows[0]}
+    with TemporaryDirectory() as folder:
+        log, out = written(Path(folder) / "rows.jsonl", [row]), Path(folder) / "out.jsonl"
+        try:
+            read = list(read_rollouts(log))
+            conversion = convert_rollouts(log, form, out, lossy=True)
+        except RecordError:
+            return
+        lost = conversion.carried.lost
+        (made,) = lines_of(out)
+        known = {column.name for column in read[0].training_row.columns} if read[0].training_row else set()
+        for name, value in said.items():
+            if value in (None, [], {}) or name in known or name in rows[0]:
+                continue
+            partly = any(path.startswith((f"{name}.", f"{name}[")) for path in lost)
+            assert name in lost or partly or holds(made, name, value) or is_read(row, read, name), name
+        assert said_as_rows(list(read_rollouts(out))) == said_as_rows(read)
+
+
+def holds(made: Json, name: str, value: object) -> bool:
+    """Whether a value stands in a made row, under its name or another that the form has for it, wrapped or not."""
+    candidates = [made, *(inner for inner in made.values() if isinstance(inner, dict))]
+    return any(
+        entry == value or entry == [value] or (name == "finish_reason" and "calls" in made)
+        for one in candidates
+        for entry in one.values()
+    )
+
+
+def is_read(row: Json, rollouts: Sequence[Rollout], name: str) -> bool:
+    """Whether the value is nothing but what the rollout holds (messages, tools, a length)."""
+    account = account_of(row, rollouts)
+    return all(name not in one for one in account.facts)
+
+
+# What is lost, by name
+
+CALLS = {
+    "id": "a",
+    "reward": 1.0,
+    "calls": [
+        {"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-0.5, -0.25], "finish_reason": "tool_calls"},
+        {"prompt_ids": [1, 2, 3, 4, 5], "completion_ids": [6], "logprobs": [-0.125], "finish_reason": "stop"},
+    ],
+}
+ROW = {
+    "id": "a",
+    "reward": 1.0,
+    "token_ids": [1, 2, 3, 4],
+    "loss_mask": [0, 0, 1, 1],
+    "logprobs": [0.0, 0.0, -0.5, -1.0],
+}
+
+
+def lost_of(tmp_path: Path, row: Json, form: str) -> Json:
+    return convert_rollouts(written(tmp_path / "log.jsonl", [row]), form).carried.lost
+
+
+def refused_of(tmp_path: Path, row: Json, form: str) -> str:
+    carried = convert_rollouts(written(tmp_path / "log.jsonl", [row]), form).carried
+    assert carried.rows_made == 0
+    ((place, reason),) = carried.refused
+    assert place.row == 0
+    return reason
+
+
+def test_calls_become_one_row_with_the_mask_and_logprobs_of_each(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    convert_rollouts(written(tmp_path / "log.jsonl", [CALLS]), "rows", out)
+    assert lines_of(out) == [
+        {
+            "id": "a",
+            "reward": 1.0,
+            "finish_reasons": ["tool_calls", "stop"],
+            "prompt_length": 2,
+            "token_ids": [1, 2, 3, 4, 5, 6],
+            "loss_mask": [0, 0, 1, 1, 0, 1],
+            "logprobs": [None, None, -0.5, -0.25, None, -0.125],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "form", "names"),
+    [
+        ({}, "rows", set()),
+        ({"calls": [{**CALLS["calls"][0], "text": "said"}]}, "rows", {"text of completions"}),
+        ({"calls": [{**CALLS["calls"][0], "prompt_text": "asked"}]}, "rows", {"text of prompts"}),
+        ({"calls": [{**CALLS["calls"][0], "logprobs": [-1.0]}]}, "rows", {"logprobs"}),
+        ({"calls": [CALLS["calls"][0], {**CALLS["calls"][1], "completion_ids": [], "logprobs": []}]}, "rows",
+         {"calls that sampled nothing"}),
+        ({"calls": [CALLS["calls"][0], {"prompt_ids": [1, 2, 3, 4], "completion_ids": [5]}]}, "rows",
+         {"where one call ends and the next begins"}),
+        ({"calls": [{**c, "weight_version": f"{n}"} for n, c in enumerate(CALLS["calls"])]}, "rows",
+         {"weight_versions"}),
+        ({"calls": [{**CALLS["calls"][0], "seed": 5}]}, "rows", {"calls[].seed"}),
+        ({"sampling": {"top_p": 1.0}}, "rows", set()),
+        ({"id": "a"}, "atropos_group", {"id", "finish_reasons"}),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "nemo_rl", {"tools"}),
+        ({"messages": [{"role": "user", "content": "q"}]}, "nemo_rl", {"messages"}),
+        ({"messages": [{"role": "user", "content": "q"}]}, "nemo_rl_message_log", {"messages"}),
+        ({"loss_mask": 3}, "rows", {"loss_mask"}),
+        ({"calls": "no list", **ROW}, "rows", set()),
+        (ROW, "rows", {"calls that say other than their training row"}),
+        (ROW, "calls", {"a training row that says other than its calls"}),
+        ({**ROW, "calls": [{"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-0.5, -1.0]}]}, "rows",
+         set()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_carried_is_named(tmp_path: Path, change: Json, form: str, names: set[str]) -> None:
+    assert set(lost_of(tmp_path, {**CALLS, **change}, form)) == names
+
+
+@pytest.mark.parametrize(
+    ("change", "form", "says"),
+    [
+        ({"loss_mask": [0, 1, 1, 0]}, "calls", "1 tokens stand behind the last trained one"),
+        ({"loss_mask": [1, 1, 1, 1]}, "calls", "its first token is trained"),
+        ({"loss_mask": [0, 0, 0, 0]}, "calls", "nothing in it is trained"),
+        ({"loss_mask": [0.0, 0.0, 0.5, 1.0]}, "calls", "holds weights"),
+        ({"logprobs": [0.0, -3.0, -0.5, -1.0]}, "calls", "logprobs that are not trained"),
+        ({"loss_mask": None}, "calls", "no loss mask"),
+        ({"loss_mask": None}, "atropos_group", "no loss mask"),
+        ({"loss_mask": [0.0, 0.0, 0.5, 1.0]}, "nemo_rl", "weights between 0 and 1"),
+        ({"reward": "good"}, "atropos_group", "no number that is its reward"),
+        ({"logprobs": [-1.0, -3.0, -0.5, -1.0]}, "slime", "tokens of its prompt have logprobs"),
+        ({"token_ids": []}, "rows", "it holds no token ids"),
+        ({}, "nemo_gym", "which messages its calls wrote is not known"),
+    ],
+    ids=str,
+)
+def test_a_row_that_the_form_cannot_hold_is_left_out_with_its_reason(
+    tmp_path: Path, change: Json, form: str, says: str
+) -> None:
+    assert says in refused_of(tmp_path, {**ROW, **change}, form)
+
+
+def test_a_broken_chain_becomes_several_rows_and_what_repeats_is_listed(tmp_path: Path) -> None:
+    calls = [CALLS["calls"][0], {**CALLS["calls"][1], "prompt_ids": [1, 2, 9, 5]}]
+    out = tmp_path / "rows.jsonl"
+    carried = convert_rollouts(written(tmp_path / "log.jsonl", [{**CALLS, "calls": calls}]), "rows", out).carried
+    assert carried.lossless
+    assert (carried.rollouts, carried.rows_made, carried.forked) == (1, 2, 1)
+    assert carried.repeated == {"id": 1, "reward": 1}
+    assert [(row["token_ids"], row["loss_mask"], row["finish_reason"]) for row in lines_of(out)] == [
+        ([1, 2, 3, 4], [0, 0, 1, 1], "tool_calls"),
+        ([1, 2, 9, 5, 6], [0, 0, 0, 0, 1], "stop"),
+    ]
+
+
+def test_rows_that_share_a_group_and_stand_together_become_one_atropos_group(tmp_path: Path) -> None:
+    rows = [{**ROW, "group_id": group, "reward": n / 2} for n, group in enumerate(["x", "x", "y", "x"])]
+    for row in rows:
+        del row["id"]
+    out = tmp_path / "groups.jsonl"
+    convert_rollouts(written(tmp_path / "log.jsonl", rows), "atropos_group", out)
+    assert [row["scores"] for row in lines_of(out)] == [[0.0, 0.5], [1.0], [1.5]]
+    assert lines_of(out)[0]["masks"] == [[-100, -100, 3, 4]] * 2
+    assert lines_of(out)[0]["inference_logprobs"] == [[1.0, 1.0, -0.5, -1.0]] * 2
+
+
+def test_a_group_keeps_together_in_rows_by_a_group_id_and_becomes_the_same_group_again(tmp_path: Path) -> None:
+    log = written(
+        tmp_path / "log.jsonl",
+        [
+            {
+                "tokens": [[1, 2, 3], [1, 2, 4, 5]],
+                "masks": [[-100, -100, 3], [-100, -100, 4, 5]],
+                "scores": [1.0, -1.0],
+                "inference_logprobs": [[1.0, 1.0, -0.5], [1.0, 1.0, -0.25, -2.0]],
+            }
+        ]
+        * 2,
+    )
+    convert_rollouts(log, "rows", tmp_path / "rows.jsonl")
+    assert [row["group_id"] for row in lines_of(tmp_path / "rows.jsonl")] == [0, 0, 1, 1]
+    convert_rollouts(tmp_path / "rows.jsonl", "atropos_group", tmp_path / "again.jsonl")
+    assert lines_of(tmp_path / "again.jsonl") == lines_of(log)
+
+
+def test_a_slime_sample_begins_its_columns_with_the_response(tmp_path: Path) -> None:
+    out = tmp_path / "slime.jsonl"
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    convert_rollouts(written(tmp_path / "log.jsonl", [{**ROW, "messages": messages, "group_id": 7}]), "slime", out)
+    assert lines_of(out) == [
+        {
+            "group_index": 7,
+            "reward": 1.0,
+            "tokens": [1, 2, 3, 4],
+            "response_length": 2,
+            "loss_mask": [1, 1],
+            "rollout_log_probs": [-0.5, -1.0],
+            "metadata": {"id": "a", "messages": messages},
+        }
+    ]
+
+
+def test_a_nemo_gym_row_bears_the_tokens_of_each_call_on_its_last_item(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "look", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "7"},
+        {"role": "assistant", "content": "seven"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    calls = [{name: value for name, value in one.items() if name != "finish_reason"} for one in CALLS["calls"]]
+    log = written(tmp_path / "log.jsonl", [{**CALLS, "calls": calls, "messages": messages, "tools": tools}])
+    out = tmp_path / "gym.jsonl"
+    convert_rollouts(log, "nemo_gym", out)
+    (row,) = lines_of(out)
+    assert row["reward"] == 1.0
+    assert row["responses_create_params"]["input"] == [{"type": "message", "role": "user", "content": "q"}]
+    assert [item["type"] for item in row["response"]["output"]] == [
+        *("reasoning", "message", "function_call", "function_call_output", "message")
+    ]
+    bearers = [item for item in row["response"]["output"] if "generation_token_ids" in item]
+    assert [item["type"] for item in bearers] == ["function_call", "message"]
+    assert [item["generation_token_ids"] for item in bearers] == [[3, 4], [6]]
+    convert_rollouts(out, "calls", tmp_path / "again.jsonl", lossy=True)
+    (again,) = lines_of(tmp_path / "again.jsonl")
+    assert [entry["content"] for entry in again["messages"]] == ["q", "look", "7", "seven"]
+    assert again["messages"][1]["tool_calls"] == [call]
+    assert again["tools"] == tools
+
+
+def test_a_logprob_that_is_not_there_is_null_and_never_a_number(tmp_path: Path) -> None:
+    row = {**ROW, "logprobs": [None, None, None, -1.0]}
+    out = tmp_path / "out.jsonl"
+    for form, column in (("nemo_rl", "generation_logprobs"), ("tito_sample", "rollout_log_probs")):
+        convert_rollouts(written(tmp_path / "log.jsonl", [row]), form, out, overwrite=True)
+        values = lines_of(out)[0][column]
+        assert (values[0] if form == "nemo_rl" else values) == [0.0, 0.0, None, -1.0]
+
+
+def test_an_infinite_logprob_stays_infinite(tmp_path: Path) -> None:
+    row = {**ROW, "logprobs": [0.0, 0.0, -math.inf, -1.0]}
+    out = tmp_path / "out.jsonl"
+    convert_rollouts(written(tmp_path / "log.jsonl", [row]), "slime", out)
+    assert lines_of(out)[0]["rollout_log_probs"] == [-math.inf, -1.0]
+
+
+def test_rows_that_cannot_be_read_are_counted_with_their_place_and_never_passed_over(tmp_path: Path) -> None:
+    log = tmp_path / "torn.jsonl"
+    log.write_text(json.dumps(ROW) + '\n{"token_ids": [1,\n[1]\n{"a": 1}\n' + json.dumps(ROW) + "\n")
+    out = tmp_path / "out.jsonl"
+    code, page, err = run("convert", log, "--to", "slime", "-o", out)
+    assert code == 1
+    assert not out.exists()
+    assert "--lossy" in err
+    assert all(f"{log}:{row} " in page for row in (1, 2, 3))
+    code, page, _ = run("convert", log, "--to", "slime", "-o", out, "--lossy")
+    assert code == 1
+    assert "3 rows or rollouts" in err
+    assert len(lines_of(out)) == 2
+
+
+# The file and the command
+
+
+@pytest.mark.parametrize(
+    "name", ["out.jsonl", "out.ndjson", "out.json", "out.jsonl.gz", "out.json.zst", "out.parquet"]
+)
+@pytest.mark.parametrize("form", ["rows", "calls", "tito_sample"])
+def test_the_suffix_chooses_the_file_and_all_say_the_same(tmp_path: Path, name: str, form: str) -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "q"}]},
+        {"role": "assistant", "content": "a"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": None}}}]
+    rows: list[Json] = [
+        {**ROW, "messages": messages, "tools": tools},
+        {**ROW, "note": "ä \u2028 \\ud800", "reward": 2},
+        {"token_ids": [1, 2], "loss_mask": [0, 1]},
+    ]
+    log = written(tmp_path / "log.jsonl", rows * (400 if name.endswith(".parquet") else 2))
+    out = tmp_path / name
+    code, page, err = run("convert", log, "--to", form, "-o", out)
+    assert (code, err) == (0, ""), page
+    plain = tmp_path / "plain.jsonl"
+    convert_rollouts(log, form, plain)
+    ours, theirs = list(read_rollouts(out)), list(read_rollouts(plain))
+    assert said_as_rows(ours) == said_as_rows(theirs)
+    assert [one.messages for one in ours] == [one.messages for one in theirs]
+    assert [one.tools for one in ours] == [one.tools for one in theirs]
+    if name.endswith(".parquet"):
+        assert pq.read_table(out).num_rows == len(ours)  # type: ignore[no-untyped-call]
+
+
+def test_a_dry_run_writes_nothing_and_says_by_its_exit_code_whether_all_is_carried(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [CALLS])
+    code, page, _ = run("convert", log, "--to", "rows", "--dry-run")
+    assert code == 0
+    assert "Everything is carried." in page
+    code, page, _ = run("convert", log, "--to", "atropos_group", "--dry-run", "-o", tmp_path / "out.jsonl")
+    assert code == 1
+    assert "a dry run" in page
+    assert "finish_reasons  1" in page
+    assert run("convert", log, "--to", "atropos_group", "--dry-run", "--lossy")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_nothing_is_written_that_loses_something_until_it_is_allowed(tmp_path: Path) -> None:
+    log, out = written(tmp_path / "log.jsonl", [CALLS]), tmp_path / "out.jsonl"
+    code, page, err = run("convert", log, "--to", "atropos_group", "-o", out)
+    assert code == 1
+    assert "Not carried" in page
+    assert len(err.splitlines()) == 1
+    assert "id" in err
+    assert "--lossy" in err
+    assert not out.exists()
+    with pytest.raises(RecordError, match="these would be lost, so nothing was written: id"):
+        convert_rollouts(log, "atropos_group", out)
+    code, page, err = run("convert", log, "--to", "atropos_group", "-o", out, "--lossy")
+    assert (code, err) == (0, "")
+    assert page.index("Not carried") < page.index("Written to")
+    assert out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["LOG", "--to", "rows"], "Pass -o OUT, or --dry-run"),
+        (["LOG", "--to", "rows", "-o", "LOG"], "a log is never written"),
+        (["LOG", "--to", "rows", "-o", "LINK"], "a log is never written"),
+        (["LOG", "--to", "rows", "-o", "THERE.jsonl"], "--force"),
+        (["LOG", "--to", "rows", "-o", "OUT"], "Name it .jsonl"),
+        (["LOG", "--to", "rows", "-o", "OUT.pt"], "Name it .jsonl"),
+        (["LOG", "--to", "rows", "-o", "OUT.parquet.gz"], "Name it .jsonl"),
+        (["LOG", "--to", "nemo_gym", "-o", "OUT.parquet"], "objects inside objects"),
+        (["LOG", "--to", "rows", "-o", "no-folder/OUT.jsonl"], "no folder"),
+        (["LOG", "--to", "vllm", "-o", "OUT.jsonl"], "not made"),
+        (["LOG", "--to", "openai_chat", "-o", "OUT.jsonl"], "not made"),
+        (["LOG", "--to", "generic", "-o", "OUT.jsonl"], "calls or rows"),
+        (["LOG", "--to", "slyme", "-o", "OUT.jsonl"], "slime"),
+        (["LOG", "--to", "rows", "-o", "OUT.jsonl", "--format", "slyme"], "slime"),
+        (["no-such.jsonl", "--to", "rows", "-o", "OUT.jsonl"], "no-such.jsonl"),
+        (["FOLDER", "--to", "rows", "-o", "OUT.jsonl"], "2 logs"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_message_and_exit_2(tmp_path: Path, arguments: list[str], says: str) -> None:
+    log = written(tmp_path / "log.jsonl", [ROW])
+    there = written(tmp_path / "THERE.jsonl", [ROW])
+    (tmp_path / "link.jsonl").symlink_to(log)
+    (tmp_path / "folder").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        written(tmp_path / "folder" / name, [ROW])
+    before = sorted(tmp_path.rglob("*"))
+    names = {"LOG": log, "LINK": tmp_path / "link.jsonl", "FOLDER": tmp_path / "folder"}
+    given = [
+        str(names.get(one, tmp_path / one if one.startswith(("OUT", "THERE", "no-f")) else one))
+        for one in arguments
+    ]
+    code, page, err = run("convert", *given)
+    assert code == 2
+    assert page == ""
+    assert says in err
+    assert "Traceback" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert there.read_text() == json.dumps(ROW) + "\n"
+
+
+def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    log, out = written(tmp_path / "log.jsonl", [CALLS]), written(tmp_path / "out.jsonl", ["of an earlier run"])
+    assert run("convert", log, "--to", "rows", "-o", out)[0] == 2
+    assert lines_of(out) == ["of an earlier run"]
+    assert run("convert", log, "--to", "rows", "-o", out, "--force")[0] == 0
+    assert "token_ids" in lines_of(out)[0]
+
+
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [CALLS])
+    assert run("convert", log, "--to", "rows", "-o", tmp_path / "out.jsonl", "-q") == (0, "", "")
+
+
+def test_a_column_that_tells_another_format_is_left_out_and_listed(tmp_path: Path) -> None:
+    row = {**CALLS, "choices": [{"message": {"content": "x"}}], "masks": 3, "scores": 5}
+    out = tmp_path / "out.jsonl"
+    log = written(tmp_path / "log.jsonl", [row])
+    carried = convert_rollouts(log, "rows", out, Settings(format="generic"), lossy=True).carried
+    assert carried.lost == {"choices": 1}
+    assert {"masks", "scores"} <= set(lines_of(out)[0])
+    assert [one.format for one in read_rollouts(out)] == ["generic"]
+
+
+def test_a_log_that_changes_while_it_is_converted_gives_no_file(tmp_path: Path) -> None:
+    log, out = written(tmp_path / "log.jsonl", [ROW]), tmp_path / "out.jsonl"
+    conversion = Conversion(log, "rows", out)
+    list(conversion.survey())
+    written(log, [ROW, ROW])
+    with pytest.raises(StorageError, match="changed while it was converted"):
+        list(conversion.write())
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_columns_of_two_types_cannot_be_a_table_and_nothing_is_written(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [{**ROW, "note": "text"}, {**ROW, "note": 5}])
+    with pytest.raises(SetupError, match=r"'note' holds values of several types(.|\n)*\.jsonl"):
+        convert_rollouts(log, "rows", tmp_path / "out.parquet")
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token_ids": [1, 2, 3, 5]},
+        {"loss_mask": [0, 1, 1, 1]},
+        {"loss_mask": [0.0, 0.0, 0.5, 1.0]},
+        {"logprobs": [0.0, 0.0, -0.5, None]},
+        {"logprobs": [0.0, 0.0, -0.5, -1.0000000000000002]},
+        {"logprobs": None},
+        {"masks": [[1]], "scores": [1.0], "tokens": [[1, 2, 3, 4]]},
+    ],
+    ids=str,
+)
+def test_a_file_that_says_anything_else_than_what_was_made_is_noticed(tmp_path: Path, change: Json) -> None:
+    (same,) = open_log(written(tmp_path / "same.jsonl", [{**ROW, "reward": 2}]))
+    (other,) = open_log(written(tmp_path / "other.jsonl", [{**ROW, **change}]))
+    (plain,) = open_log(written(tmp_path / "plain.jsonl", [ROW]))
+    form, _ = all_makers()["rows"]
+    assert digest_of(same, form) == digest_of(plain, form)
+    assert digest_of(other, form) != digest_of(plain, form)
+
+
+def test_an_empty_log_becomes_an_empty_log(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(b"")
+    assert run("convert", tmp_path / "log.jsonl", "--to", "rows", "-o", tmp_path / "out.jsonl")[0] == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+def test_a_mapped_log_is_converted_under_the_names_that_were_given(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [{"toks": [1, 2, 3], "train": [0, 1, 1]}])
+    out = tmp_path / "out.jsonl"
+    code, _, err = run(
+        "convert", log, "--to", "slime", "-o", out, "--map", "token_ids=toks", "--map", "loss_mask=train"
+    )
+    assert (code, err) == (0, "")
+    assert (lines_of(out)[0]["tokens"], lines_of(out)[0]["loss_mask"]) == ([1, 2, 3], [1, 1])
+
+
+def test_a_log_of_several_batches_keeps_its_order_in_a_table(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    rows = [{"index": n, **ROW, "token_ids": [1, 2, rng.randrange(3, 99), n]} for n in range(3000)]
+    log, out = written(tmp_path / "log.jsonl", rows), tmp_path / "out.parquet"
+    convert_rollouts(log, "rows", out)
+    again = [one.training_row.token_ids.tolist() for one in read_rollouts(out) if one.training_row is not None]
+    assert again == [row["token_ids"] for row in rows]
+
+
+def test_the_sample_of_the_readme_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (sample,) = re.findall(r"```console\n\$ tito-audit (convert fixtures[^\n]*)\n(.*?)\n```", text, re.DOTALL)
+    assert run(*sample[0].split())[1].strip() == sample[1].strip()
+
+
+def test_every_form_that_the_help_names_can_be_made_and_all_are_named(tmp_path: Path) -> None:
+    page = " ".join(run("convert", "--help")[1].split())
+    assert all(form in page for form in FORMS)
+
+
+# Tokens that real models sampled
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout")
+@pytest.mark.parametrize("mode", ["tito", "retok"])
+@pytest.mark.parametrize("model", ["qwen2.5-coder", "gemma-3", "smollm2"])
+def test_sampled_calls_of_real_models_go_into_every_form_and_back(model: str, mode: str, tmp_path: Path) -> None:
+    log = SHARED / "rollouts" / model / f"{mode}.jsonl.gz"
+    expected = said_as_rows(list(read_rollouts(log)))
+    for form in ("rows", "nemo_rl", "nemo_rl_message_log", "slime", "tito_sample"):
+        out = tmp_path / f"{form}.jsonl.gz"
+        conversion = convert_rollouts(log, form, out, lossy=True)
+        assert conversion.carried.not_converted == 0
+        assert said_as_rows(list(read_rollouts(out))) == expected
+    if mode == "tito":
+        # What was sampled token in, token out is one chain a conversation, so the calls come back.
+        convert_rollouts(tmp_path / "rows.jsonl.gz", "calls", tmp_path / "calls.jsonl.gz")
+        old, new = list(read_rollouts(log)), list(read_rollouts(tmp_path / "calls.jsonl.gz"))
+        for before, after in zip(old, new, strict=True):
+            assert said_by_calls(before) == said_by_calls(after)
+            assert [turn.finish_reason for turn in before.turns] == [turn.finish_reason for turn in after.turns]
+            assert [len(turn.prompt_ids) for turn in before.turns if turn.prompt_ids is not None] == [
+                len(turn.prompt_ids) for turn in after.turns if turn.prompt_ids is not None
+            ]
+            assert before.messages == after.messages
