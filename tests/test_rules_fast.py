@@ -422,7 +422,7 @@ def test_texts_are_folded_by_normal_form_and_runs_of_broken_characters(text: str
 def test_rows_are_checked_as_by_asking_every_rule_and_repair_in_turn(evidence: Evidence, codes: set[str]) -> None:
     selected = frozenset(codes or CODES)
     want = simple_check(replace(evidence, memo={}), RULES, selected)
-    assert repr(check(evidence, RULES, selected, all_repairs())) == repr(want)
+    assert repr(check(evidence, RULES, selected, all_repairs)) == repr(want)
 
 
 @pytest.mark.parametrize(("rule", "case"), [*every("flag"), *every("pass")])
@@ -430,9 +430,9 @@ def test_cases_are_checked_as_by_asking_every_rule_and_repair_in_turn(rule: Rule
     evidence = toy.evidence_of(case)
     for selected in (frozenset(CODES), frozenset({rule.code}), frozenset(CODES) - {rule.code}):
         want = simple_check(replace(evidence, memo={}), RULES, selected)
-        assert repr(check(evidence, RULES, selected, all_repairs())) == repr(want)
+        assert repr(check(evidence, RULES, selected, all_repairs)) == repr(want)
         # What a check worked out once does not change what the next one says.
-        assert repr(check(evidence, RULES, selected, all_repairs())) == repr(want)
+        assert repr(check(evidence, RULES, selected, all_repairs)) == repr(want)
 
 
 @settings(max_examples=200)

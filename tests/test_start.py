@@ -15,8 +15,10 @@ import pytest
 from tito_audit.config import Settings
 from tito_audit.errors import TokenizerError
 from tito_audit.pipeline import scan_rollouts
+from tito_audit.record.message import as_messages
+from tito_audit.render.renderer import make_renderer
 from tito_audit.tokens import cache, load
-from tito_audit.tokens.cache import Store, cache_folder, open_store
+from tito_audit.tokens.cache import Store, Tables, cache_folder, open_store
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.vocab import Entries
 
@@ -24,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 TOY = TOYS / "toy_bpe"
 LOGS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
+GENERIC = next(log for log in LOGS if log.stem == "generic")
 SHARED = Path(
     os.environ.get("TITO_AUDIT_TOKENIZERS") or Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
 )
@@ -186,6 +189,16 @@ def test_a_whole_file_under_the_name_of_another_tokenizer_is_not_taken_for_its_o
     assert load_tokenizer(str(TOY)).vocabulary.size != other.vocabulary.size
 
 
+def test_a_byte_of_the_notes_that_is_not_as_it_was_written_makes_them_worthless(folder):
+    empty = found(GENERIC, TOY)
+    before = held(folder)
+    (file,) = folder.glob("*.notes")
+    for at in range(0, len(before[".notes"]), 97):
+        damage(file, at)
+        assert found(GENERIC, TOY) == empty
+        assert held(folder) == before  # made anew
+
+
 def test_values_that_make_no_tables_are_worthless_even_where_the_checksum_is_right(folder):
     ids = warmed()
     store = open_store_of(TOY)
@@ -210,6 +223,35 @@ def test_a_folder_that_cannot_be_written_is_gone_without(name, tmp_path, monkeyp
     monkeypatch.setenv("TITO_AUDIT_CACHE", str(tmp_path / name))
     assert warmed() == ids == warmed()
     assert (tmp_path / "a-file").read_text() == "nobody's folder"
+
+
+def test_notes_are_kept_by_name_and_those_of_the_last_runs_longest(folder):
+    tables = load_tokenizer(str(TOY))
+
+    def run(*names: int) -> list[str]:
+        store = Store(folder, "0" * 32)
+        for name in names:
+            if store.note(f"{name}") is None:
+                store.add_note(f"{name}", {"value": name})
+        store.save(lambda: Tables(tables.vocabulary.entries, tables.cuts.tokens, None, (), None))
+        again = Store(folder, "0" * 32)
+        assert all(again.note(f"{name}") == {"value": name} for name in names[: cache.NOTES])
+        return list(Store(folder, "0" * 32)._notes)
+
+    assert run(*range(cache.NOTES)) == [f"{name}" for name in range(cache.NOTES)]
+    kept = run(5, 100)
+    assert kept[:3] == ["5", "100", "0"]
+    assert len(kept) == cache.NOTES
+    assert f"{cache.NOTES - 1}" not in kept
+
+
+def test_what_is_no_json_is_not_noted(folder):
+    store = Store(folder, "0" * 32)
+    for value in ({"text": "\ud800"}, {"number": 1 << 70}, {"object": object()}):
+        store.add_note("mine", value)
+        assert store.note("mine") is None
+    store.add_note("mine", {"text": "ä", "names": ("a", "b")})
+    assert store.note("mine") == {"text": "ä", "names": ["a", "b"]}
 
 
 def test_a_folder_in_the_place_of_a_file_is_gone_around(folder):
@@ -337,6 +379,7 @@ def test_a_process_that_was_forked_writes_nothing(folder):
     child = os.fork()
     if not child:
         tokenizer.encode("new")
+        tokenizer.store.add_note("mine", {})
         tokenizer.save()
         os._exit(0)
     os.waitpid(child, 0)
@@ -361,13 +404,12 @@ def test_many_that_write_at_once_leave_whole_files(folder):
     assert len(known) == 1  # the last to write
 
 
-def test_a_run_with_the_fast_encoder_keeps_the_tables_alone(folder):
+def test_a_run_with_the_fast_encoder_keeps_no_texts(folder):
     pytest.importorskip("fastokens")
-    log = next(log for log in LOGS if log.stem == "generic")
-    found(log, TOY, encoder="fastokens")
-    assert held(folder).keys() == {".tables"}
-    found(log, TOY)
-    assert held(folder).keys() == {".tables", ".segments"}
+    found(GENERIC, TOY, encoder="fastokens")
+    assert held(folder).keys() == {".tables", ".notes"}
+    found(GENERIC, TOY)
+    assert held(folder).keys() == {".tables", ".notes", ".segments"}
 
 
 def modules_after(*arguments: str) -> set[str]:
@@ -383,10 +425,28 @@ def modules_after(*arguments: str) -> set[str]:
 
 
 def test_a_small_scan_imports_nothing_that_it_does_not_need():
-    log = ROOT / "fixtures" / "formats" / "generic.jsonl"
     heavy = {"transformers", "huggingface_hub", "fastokens", "pyarrow", "torch", "requests", "multiprocessing"}
-    assert not heavy & modules_after("scan", str(log), "-t", str(TOY))
+    assert not heavy & modules_after("scan", str(GENERIC), "-t", str(TOY))
     assert not {*heavy, "numpy", "rich"} & modules_after("--help")
+
+
+def test_a_second_scan_of_a_small_clean_log_imports_no_jinja(folder, monkeypatch):
+    log = folder.parent / "log.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setenv("TITO_AUDIT_CACHE", "off")
+        tokenizer = load_tokenizer(str(TOY))
+        rows = []
+        for text in TEXTS[:2]:
+            messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Hello."}]
+            rendered = make_renderer(tokenizer).render(as_messages(messages, "m"), add_generation_prompt=False)
+            rows.append({"messages": messages, "token_ids": tokenizer.encode(rendered).tolist()})
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    scan = ("scan", str(log), "-t", str(TOY), "--quiet", "--report", f"json={folder.parent / 'report'}")
+    slow = {"jinja2", "rich", "tito_audit.render.sandbox", "tito_audit.render.tame"}
+    first, second = modules_after(*scan), modules_after(*scan)
+    assert first & slow == slow - {"rich"}
+    assert not second & slow
+    assert "minijinja" in second
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system does not list threads")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -39,11 +39,15 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
 
 
 def check(
-    evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str], repairs: Sequence[Repair] = ()
+    evidence: Evidence,
+    rules: Sequence[Rule],
+    selected: frozenset[str],
+    repairs: Callable[[], Sequence[Repair]] = tuple,
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
     """Findings of the selected codes, in the order of codes, and what those rules could not look at.
 
-    With `repairs`, each finding that is no note names the first that would take it on.
+    With `repairs`, each finding that is no note names the first that would take it on; they are asked for only
+    where there is such a finding.
     """
     evidence = explain(evidence, rules)
     owned = _owned(evidence)
@@ -65,8 +69,9 @@ def check(
             findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
     if not findings:
         return (), tuple(skips)
-    offers = {code: _offers(code, repairs) for code in {finding.code for finding in findings}}
-    return tuple(_with_repair(one, evidence, offers[one.code]) for one in findings), tuple(skips)
+    codes = {finding.code for finding in findings if finding.severity is not Severity.NOTE}
+    offers = {code: _offers(code, repairs()) for code in codes}
+    return tuple(_with_repair(one, evidence, offers) for one in findings), tuple(skips)
 
 
 @lru_cache(maxsize=64)
@@ -105,11 +110,11 @@ def _offers(code: str, repairs: Sequence[Repair]) -> list[Repair]:
     return [repair for repair in repairs if repair.safety is not Safety.UNSAFE and repair.claims(code)]
 
 
-def _with_repair(finding: Finding, evidence: Evidence, offers: Sequence[Repair]) -> Finding:
+def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequence[Repair]]) -> Finding:
     """The finding with the name of the repair that it calls for; a note calls for none."""
     if finding.severity is Severity.NOTE:
         return finding
-    name = next((repair.name for repair in offers if repair.fits(evidence, finding)), None)
+    name = next((repair.name for repair in offers[finding.code] if repair.fits(evidence, finding)), None)
     if name is None:
         return finding
     return Finding(finding.code, finding.severity, finding.place, finding.hit, name)

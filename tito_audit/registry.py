@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["plugins"]
+__all__ = ["plugin_of_module", "plugins"]
 
 T = TypeVar("T")
 
@@ -25,13 +26,26 @@ def plugins(package: str, kind: type[T], name: Callable[[T], str]) -> tuple[T, .
         if info.name.startswith("_"):
             continue
         path = f"{package}.{info.name}"
-        module = importlib.import_module(path)
-        mine = [value for value in vars(module).values() if isinstance(value, kind)]
-        if len(mine) != 1:
-            raise TypeError(f"{path} defines {len(mine)} objects of type {kind.__name__}, not one")
-        key = name(mine[0])
+        mine = _defined(path, kind)
+        key = name(mine)
         if key in owners:
             raise TypeError(f"{path} takes the name {key!r} of {owners[key]}")
         owners[key] = path
-        found[key] = mine[0]
+        found[key] = mine
     return tuple(found.values())
+
+
+def plugin_of_module(package: str, kind: type[T], module: str) -> T | None:
+    """What one public module of `package` defines, imported without its siblings; None without such a module."""
+    path = f"{package}.{module}"
+    if not module.isidentifier() or module.startswith("_") or importlib.util.find_spec(path) is None:
+        return None
+    return _defined(path, kind)
+
+
+def _defined(path: str, kind: type[T]) -> T:
+    """The one object of a type that a module defines."""
+    mine = [value for value in vars(importlib.import_module(path)).values() if isinstance(value, kind)]
+    if len(mine) != 1:
+        raise TypeError(f"{path} defines {len(mine)} objects of type {kind.__name__}, not one")
+    return mine[0]

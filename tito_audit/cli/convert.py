@@ -14,7 +14,7 @@ __all__ = ["convert"]
 
 
 def convert(
-    log: Annotated[str, typer.Argument(metavar="LOG", help="A file: .jsonl, .json, .parquet, .gz, .zst.")],
+    log: Annotated[str, typer.Argument(metavar="LOG", help="A file: .jsonl, .json, .parquet, .pt, .gz, .zst.")],
     to: Annotated[
         str,
         typer.Option(

@@ -29,7 +29,9 @@ def repair(
     context: typer.Context,
     logs: Annotated[
         list[str],
-        typer.Argument(metavar="LOG...", help="Files, folders or globs: .jsonl, .json, .parquet, .gz, .zst."),
+        typer.Argument(
+            metavar="LOG...", help="Files, folders or globs: .jsonl, .json, .parquet, .gz, .zst; .pt by name."
+        ),
     ],
     out: Annotated[
         str | None,

@@ -17,7 +17,9 @@ def scan(
     context: typer.Context,
     logs: Annotated[
         list[str],
-        typer.Argument(metavar="LOG...", help="Files, folders or globs: .jsonl, .json, .parquet, .gz, .zst."),
+        typer.Argument(
+            metavar="LOG...", help="Files, folders or globs: .jsonl, .json, .parquet, .gz, .zst; .pt by name."
+        ),
     ],
     tokenizer: options.Tokenizer = None,
     chat_template: options.ChatTemplate = None,

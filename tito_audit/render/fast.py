@@ -3,7 +3,7 @@
 minijinja is another program: what it writes counts only where something else bears it out, such as recorded ids
 that it leads to. It runs only templates that `tame.py` has read; a rendering that takes more instructions or
 writes more than expected, or shows a value that the two engines write differently, is given up. This module
-imports minijinja and jinja2 and is itself imported late.
+imports minijinja and is itself imported late; jinja2 it imports only for a template that asks for a filter of it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import minijinja
-from jinja2 import filters, nodes
 
 from tito_audit.errors import RenderError
-from tito_audit.render import sandbox, tame
-from tito_audit.render.limits import Budget
+from tito_audit.render.facts import Facts
+from tito_audit.render.offered import Refused, raise_exception, strftime_now, to_json, without_generation
 
 __all__ = ["FastTemplate", "GivenUp", "open_fast"]
 
@@ -40,21 +39,18 @@ class GivenUp(Exception):
     """Only the reference environment can tell what the template writes."""
 
 
-def open_fast(source: str) -> FastTemplate | None:
-    """The template in minijinja; None if it has to be left to the reference environment."""
+def open_fast(source: str, facts: Facts) -> FastTemplate | None:
+    """A tame template in minijinja; None if it has to be left to the reference environment."""
     try:
-        tree = sandbox.ChatEnvironment(Budget(_SIZE_LIMIT, _SLOW)).parse(source)
-        if not tame.is_tame(tree):
-            return None
-        return FastTemplate(sandbox.without_generation(source), tree)
-    except (Exception, RecursionError):  # a template that the reference environment will refuse, or compiles alone
+        return FastTemplate(without_generation(source), facts)
+    except Exception:  # a template that the reference environment compiles alone
         return None
 
 
 class FastTemplate:
     """A chat template as minijinja runs it. Not to be run by two threads at once."""
 
-    def __init__(self, source: str, tree: nodes.Template) -> None:
+    def __init__(self, source: str, facts: Facts) -> None:
         self._environment = minijinja.Environment(
             templates={"chat": source},
             trim_blocks=True,
@@ -68,18 +64,18 @@ class FastTemplate:
                 **_FILTERS,
             },
             tests={"iterable": self._iterable, "sequence": self._sequence},
-            globals={"raise_exception": _refuse, "strftime_now": sandbox.strftime_now},
+            globals={"raise_exception": _refuse, "strftime_now": strftime_now},
             finalizer=self._written,
         )
-        self._most_fuel = _MOST_WRITTEN // tame.longest_constant(tree)
+        self._most_fuel = _MOST_WRITTEN // facts.longest_constant
         self._off = False
         self._left = 0
         self._shown: set[int] = set()
         self._absent = False
         self._tools: object = None
         self._tool_texts: dict[int, str] = {}
-        self._joins_values = tame.joins_values(tree)
-        self._has_documents = any(name.name == "documents" for name in tree.find_all(nodes.Name))
+        self._joins_values = facts.joins_values
+        self._has_documents = facts.has_documents
 
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes; RenderError if the reference would raise too, GivenUp if unknown."""
@@ -112,7 +108,7 @@ class FastTemplate:
     def _judge(self, error: BaseException) -> None:
         """Tell an error that the reference environment has as well from one of this engine."""
         kind = getattr(error, "kind", None)
-        if isinstance(error, sandbox.Refused | AttributeError) or kind in _REFUSALS:
+        if isinstance(error, Refused | AttributeError) or kind in _REFUSALS:
             raise RenderError("chat template: refused") from None
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             # One without fuel may loop; one that does not compile or panics will do so again.
@@ -164,11 +160,11 @@ class FastTemplate:
                 raise GivenUp
             self._show(value)
         if options:
-            text = sandbox.to_json(value, **options)
+            text = to_json(value, **options)
         elif id(value) in self._tool_texts:
-            text = self._tool_texts[id(value)] = self._tool_texts[id(value)] or sandbox.to_json(value)
+            text = self._tool_texts[id(value)] = self._tool_texts[id(value)] or to_json(value)
         else:
-            text = sandbox.to_json(value)
+            text = to_json(value)
         self._left -= len(text)
         if self._left < 0:
             self._off = True
@@ -205,16 +201,23 @@ def _known(value: Any) -> Any:
     return value
 
 
+def _of_jinja(name: str, value: Any) -> Any:
+    """What a filter of the reference environment makes of a value."""
+    from jinja2 import filters
+
+    return getattr(filters, name)(_known(value))
+
+
 _FILTERS = {
     "capitalize": lambda value: str(_known(value)).capitalize(),
-    "dictsort": lambda value: filters.do_dictsort(_known(value)),
-    "title": lambda value: filters.do_title(_known(value)),
+    "dictsort": lambda value: _of_jinja("do_dictsort", value),
+    "title": lambda value: _of_jinja("do_title", value),
 }
 """Those that the engines do not do alike."""
 
 
 def _refuse(message: object = None) -> None:
-    raise sandbox.Refused(str(message))
+    raise_exception(message)
 
 
 def _has_surrogate(value: Any) -> bool:

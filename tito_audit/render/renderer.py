@@ -149,6 +149,11 @@ class Renderer:
             "tools": self.template(bool(tools)).kept(tools, _plain) if tools else None,
         }
 
+    def load(self) -> None:
+        """Compile every template now, to be shared by processes that are forked later."""
+        for template in self.templates.values():
+            template.load()
+
     def template(self, with_tools: bool) -> Template:
         """The template for a conversation with or without tools."""
         if self.name is not None:
@@ -178,7 +183,9 @@ def make_renderer(
     vocabulary = tokenizer.vocabulary
     return Renderer(
         templates={
-            name: compile_template(text, tokenizer.name, time_limit=time_limit, size_limit=size_limit)
+            name: compile_template(
+                text, tokenizer.name, time_limit=time_limit, size_limit=size_limit, store=tokenizer.store
+            )
             for name, text in wanted.items()
         },
         name=template_name,

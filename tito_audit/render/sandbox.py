@@ -8,10 +8,7 @@ what it is made from asks the Budget first. This module imports jinja2 and is it
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
-from datetime import datetime
 from types import GeneratorType
 from typing import Any
 
@@ -24,22 +21,17 @@ from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from tito_audit.render.costs import FILTER_COSTS, binary_cost, call_cost, length
-from tito_audit.render.limits import Budget, LimitReached
+from tito_audit.render.costs import FILTER_COSTS, binary_cost, call_cost
+from tito_audit.render.limits import Budget
+from tito_audit.render.offered import raise_exception, strftime_now, to_json
 
-__all__ = ["ChatEnvironment", "Refused", "strftime_now", "to_json", "without_generation"]
+__all__ = ["ChatEnvironment"]
 
-_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
-_encode = json.JSONEncoder(ensure_ascii=False).encode
 _OF_DICTS = frozenset(dir(dict))
 """Names that a dict has of its own, whatever is stored in it."""
 _OF_TEXTS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
 _OF_LOOPS = frozenset(("depth", "first", "index", "index0", "last", "length", "revindex", "revindex0"))
 """Harmless names of texts and of `loop`; what formats is wrapped by Jinja."""
-
-
-class Refused(jinja2.TemplateError):
-    """A template called `raise_exception`."""
 
 
 class _GenerationTag(Extension):
@@ -54,11 +46,6 @@ class _GenerationTag(Extension):
 
     def _write(self, caller: Macro) -> str:
         return str(caller())
-
-
-def without_generation(source: str) -> str:
-    """The template with `{% generation %}` written as a tag that every engine has, of the same meaning."""
-    return _GENERATION.sub(lambda tag: f"{{%{tag[1]} {tag[2] or ''}with {tag[3]}%}}", source)
 
 
 class _Generator(CodeGenerator):
@@ -86,7 +73,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = to_json
         for name, cost in FILTER_COSTS.items():
             self.filters[name] = self._guarded(self.filters[name], cost)
-        self.globals["raise_exception"] = _raise_exception
+        self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = strftime_now
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
@@ -141,30 +128,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 def _held(value: Any) -> Any:
     """What a generator yields, as a list: it has to be measured and then used."""
     return list(value) if isinstance(value, GeneratorType) else value
-
-
-def _raise_exception(message: object) -> None:
-    raise Refused(str(message))
-
-
-def strftime_now(format: str) -> str:
-    """The time now, as chat templates ask for it."""
-    return datetime.now().strftime(format)
-
-
-def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as chat templates write it: nothing escaped for HTML, keys in their order."""
-    if (indent if isinstance(indent, int) else length(indent)) > 100:
-        raise LimitReached("the template indents JSON by more than 100 characters")
-    if not ensure_ascii and indent is None and separators is None and not sort_keys:
-        return _encode(value)  # what json.dumps does, without making an encoder each time
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Dict:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tito_audit.errors import RenderError, SetupError
+from tito_audit.render.facts import Facts, Known, read_facts
 from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm
+from tito_audit.render.offered import Refused
+from tito_audit.tokens.cache import Store
 
 if TYPE_CHECKING:
     import jinja2
+    from jinja2 import nodes
 
     from tito_audit.render.fast import FastTemplate
     from tito_audit.render.sandbox import ChatEnvironment
@@ -23,34 +27,34 @@ TIME_LIMIT = 10.0
 SIZE_LIMIT = 64 * 1024 * 1024
 """Characters one rendering may write."""
 _LONGEST_REASON = 500
-_MOST_OPENERS = 256
-_ABSENT = object()
-_PLAIN = frozenset((object, str, bool, int, type(None)))
-"""Types whose equal values are written alike."""
+_SPARE = 200
+"""Frames to spare with which a template has to compile to be compiled late, where more calls are under way."""
+_T = TypeVar("_T")
 
 
 class Template:
-    """A compiled chat template. Not to be run by two threads at once."""
+    """A chat template, compiled at the latest when it is run. Not to be run by two threads at once."""
 
     def __init__(
-        self,
-        source: str,
-        compiled: jinja2.Template,
-        environment: ChatEnvironment,
-        *,
-        time_limit: float,
-        size_limit: int,
+        self, source: str, where: str, *, time_limit: float, size_limit: int, store: Store | None = None
     ) -> None:
         self.source = source
-        self._compiled = compiled
-        self._environment = environment
+        self._where = where
         self._time_limit = time_limit
         self._size_limit = size_limit
-        self._timed_out = False
-        self._openers: dict[tuple[object, ...], str] = {}
+        self._known = Known(source, (time_limit, size_limit), store)
         self._tools: Sequence[Any] = ()
         self._said_tools: bytes | None = None
         self._plain_tools: list[Any] = []
+
+    @property
+    def is_known(self) -> bool:
+        """True if it is known to compile, from an earlier run."""
+        return self._known.facts is not None
+
+    def load(self) -> None:
+        """Compile it now; SetupError if it is no Jinja."""
+        self._reference  # noqa: B018 - kept from now on
 
     def kept(self, tools: Sequence[Any], plain: Callable[[Any], Any]) -> list[Any]:
         """The tools in plain form, made once for tools that come again: a log has the same ones for many texts."""
@@ -62,14 +66,20 @@ class Template:
             self._tools = tools if isinstance(tools, tuple) else ()
         return self._plain_tools
 
+    def run(self, variables: Mapping[str, Any]) -> str:
+        """What the template writes for these variables; RenderError, in one line, if it writes nothing."""
+        return self._reference.run(variables)
+
     @cached_property
     def fast(self) -> FastTemplate | None:
         """The template in a faster engine; None if only the reference environment can be trusted with it."""
+        if self._facts is None or not self._facts.tame:
+            return None
         from tito_audit.render.fast import open_fast
 
         try:
             with alarm(self._time_limit):
-                return open_fast(self.source)
+                return open_fast(self.source, self._facts)
         except TimeUp:
             return None
 
@@ -78,43 +88,82 @@ class Template:
 
         `given` are the variables beside the messages.
         """
+        if self._facts is None or self._facts.opener_names is None:
+            return None
+        key, text = self._known.opener(given)
+        if text is not None:
+            return text
         if self._opener is None:
             return None
-        template, names = self._opener
-        values = [given.get(name, _ABSENT) for name in names]
-        kinds = tuple(map(type, values))
-        key = (*kinds, *values) if _PLAIN.issuperset(kinds) else None
-        if key is not None and key in self._openers:
-            return self._openers[key]
+        written = True
         try:
-            text = template.run(given)
+            text = self._opener.run(given)
         except RenderError:
-            text = ""
-        if key is not None and len(self._openers) < _MOST_OPENERS:
-            self._openers[key] = text
+            text, written = "", False
+        if key is not None:
+            # What a global prints as may hold its address, which is another one in every run.
+            bare = self._opener.environment.globals.keys().isdisjoint(self._facts.opener_names)
+            self._known.add_opener(key, text, lasting=written and bare and self._reference.has_spare)
         return text
 
     @cached_property
-    def _opener(self) -> tuple[Template, tuple[str, ...]] | None:
-        """The part of the template that writes the generation prompt, and the names that decide it."""
-        from tito_audit.render.opener import opener_of
+    def _facts(self) -> Facts | None:
+        """What reading the template tells; None where it cannot be read once more."""
+        if self._known.facts is None:
+            try:
+                found, self._opener_tree = self._read()
+            except (Exception, TimeUp):  # a source too deep or too large to be read once more
+                return None
+            self._known.note(found, lasting=self._reference.has_spare)
+        return self._known.facts
 
+    def _read(self) -> tuple[Facts, nodes.Template | None]:
+        with alarm(self._time_limit):
+            return read_facts(self._reference.environment.parse(self.source))
+
+    @cached_property
+    def _opener_tree(self) -> nodes.Template | None:
+        return self._read()[1]
+
+    @cached_property
+    def _opener(self) -> _Reference | None:
+        """The part of the template that writes the generation prompt; None if it cannot be compiled."""
+        environment = self._reference.environment
         try:
+            tree = self._opener_tree
+            if tree is None:
+                return None
             with alarm(self._time_limit):
-                found = opener_of(self._environment.parse(self.source))
-                compiled = self._environment.from_string(found[0]) if found is not None else None
-        except (Exception, TimeUp):  # a source too deep or too large to be read once more
+                compiled = environment.from_string(tree)
+        except (Exception, TimeUp):
             return None
-        if found is None or compiled is None:
-            return None
-        part = Template(
-            self.source,
-            compiled,
-            self._environment,
-            time_limit=self._time_limit,
-            size_limit=self._size_limit,
-        )
-        return part, found[1]
+        return _Reference(compiled, environment, self._time_limit, self._size_limit, has_spare=False)
+
+    @cached_property
+    def _reference(self) -> _Reference:
+        """The template as Jinja itself runs it."""
+        return _compiled(self.source, self._where, self._time_limit, self._size_limit)
+
+
+class _Reference:
+    """A template in the reference environment."""
+
+    def __init__(
+        self,
+        compiled: jinja2.Template,
+        environment: ChatEnvironment,
+        time_limit: float,
+        size_limit: int,
+        *,
+        has_spare: bool,
+    ) -> None:
+        self.environment = environment
+        self.has_spare = has_spare
+        """True if it would have compiled deeper in the stack, too."""
+        self._compiled = compiled
+        self._time_limit = time_limit
+        self._size_limit = size_limit
+        self._timed_out = False
 
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes for these variables; RenderError, in one line, if it writes nothing."""
@@ -122,7 +171,7 @@ class Template:
             # A template that loops would otherwise cost the whole limit once a prompt, hours for a log.
             raise RenderError(self._too_slow())
         budget = Budget(self._size_limit, self._time_limit)
-        self._environment.budget = budget
+        self.environment.budget = budget
         pieces: list[str] = []
         written = 0
         try:
@@ -145,17 +194,36 @@ class Template:
 
 
 def compile_template(
-    source: str, where: str, *, time_limit: float = TIME_LIMIT, size_limit: int = SIZE_LIMIT
+    source: str,
+    where: str,
+    *,
+    time_limit: float = TIME_LIMIT,
+    size_limit: int = SIZE_LIMIT,
+    store: Store | None = None,
 ) -> Template:
-    """A template ready to run; SetupError, naming `where` it came from, when it is no Jinja."""
+    """A template ready to run; SetupError, naming `where` it came from, when it is no Jinja.
+
+    One that a store knows to compile is compiled only when it is run.
+    """
+    template = Template(source, where, time_limit=time_limit, size_limit=size_limit, store=store)
+    if not template.is_known:
+        template.load()
+    return template
+
+
+def _compiled(source: str, where: str, time_limit: float, size_limit: int) -> _Reference:
     import jinja2
 
     from tito_audit.render.sandbox import ChatEnvironment
 
     environment = ChatEnvironment(Budget(size_limit, time_limit))
+    has_spare = True
     try:
         with alarm(time_limit):
-            compiled = environment.from_string(source)
+            try:
+                compiled = _deeper(_SPARE, lambda: environment.from_string(source))
+            except RecursionError:
+                compiled, has_spare = environment.from_string(source), False
     except TimeUp:
         reason = f"it was not compiled after {time_limit:g} seconds"
     except jinja2.TemplateSyntaxError as error:
@@ -163,12 +231,17 @@ def compile_template(
     except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
         reason = _one_line(error)
     else:
-        return Template(source, compiled, environment, time_limit=time_limit, size_limit=size_limit)
+        return _Reference(compiled, environment, time_limit, size_limit, has_spare=has_spare)
     raise SetupError(
         f"{where}: the chat template cannot be used ({reason}).\n"
         "Without it no messages can be rendered again.\n"
         "Mend the template, or pass another one with --chat-template FILE."
     )
+
+
+def _deeper(frames: int, call: Callable[[], _T]) -> _T:
+    """What a call returns, so many frames further up the stack."""
+    return _deeper(frames - 1, call) if frames else call()
 
 
 def _exactly(value: Any) -> bytes | None:
@@ -181,8 +254,6 @@ def _exactly(value: Any) -> bytes | None:
 
 def _reason(error: Exception) -> str:
     """Why a rendering failed, on one line with the template's line where it is known."""
-    from tito_audit.render.sandbox import Refused
-
     line = _template_line(error)
     place = "chat template" if line is None else f"chat template, line {line}"
     if isinstance(error, Refused | LimitReached):

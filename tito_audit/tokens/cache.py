@@ -1,8 +1,8 @@
 """What was worked out about a tokenizer, kept on disk for the next run.
 
 Loading a tokenizer takes longer than auditing ten rows. So its tables are kept (what every id stands for,
-where texts may be cut), and the ids of the texts that the reference encoded last: whoever audits the same
-small logs again needs the library no more.
+where texts may be cut), the ids of the texts that the reference encoded last, and what others noted, such as
+what was read off its chat templates: whoever audits the same small logs again needs the library no more.
 
 Files are named by a hash of all that they depend on: the tokenizer's files, the version of `tokenizers`, and
 the code of this room. They hold JSON and plain arrays under a checksum, take their name once they are whole, and
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,12 @@ __all__ = ["Store", "Tables", "cache_folder", "open_store"]
 VARIABLE = "TITO_AUDIT_CACHE"
 SEGMENT_BYTES = 8 << 20
 """How much text and ids are kept for one tokenizer."""
+NOTES = 32
+"""How many notes are kept for one tokenizer."""
 FOLDER_BYTES = 96 << 20
 """How much is kept of all tokenizers; those used the longest ago are let go."""
 _MAGIC = b"tito-audit cache 1\n"
-_NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|segments)(\.\d+\.\d+\.part)?")
+_NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|segments|notes)(\.\d+\.\d+\.part)?")
 _ABANDONED = 24 * 3600
 """Seconds after which an unfinished file is nobody's any more."""
 
@@ -68,7 +71,10 @@ def cache_folder() -> Path | None:
 
 
 def open_store(version: str, files: Iterable[tuple[str, bytes]]) -> Store | None:
-    """What is kept of the tokenizer with these files, as this version of the library reads them; or None."""
+    """What is kept of the tokenizer with these files, as this version of the library reads them; or None.
+
+    Files are given by name and content, or a hash of it where that is long.
+    """
     folder = cache_folder()
     if folder is None:
         return None
@@ -91,6 +97,10 @@ class Store:
         """Segments that this run needed, those that were kept and those that were not."""
         self._fresh = 0
         """Bytes of those that were not."""
+        self._used: dict[str, dict[str, Any]] = {}
+        """Notes that this run asked for or made."""
+        self._noted = False
+        """Whether it made one."""
 
     @cached_property
     def tables(self) -> Tables | None:
@@ -128,6 +138,21 @@ class Store:
                 self._asked[segment] = ids
                 self._fresh += size
 
+    def note(self, name: str) -> dict[str, Any] | None:
+        """What was noted under a name, plain JSON, not to be written to; None if nothing was."""
+        found = self._used.get(name, self._notes.get(name))
+        if found is not None:
+            self._used[name] = found
+        return found
+
+    def add_note(self, name: str, note: Mapping[str, Any]) -> None:
+        """Note something under a name, in place of what was noted there; nothing if it is no JSON."""
+        if os.getpid() != self._process:
+            return
+        with suppress(TypeError):
+            self._used[name] = orjson.loads(orjson.dumps(note))
+            self._noted = True
+
     def save(self, tables: Callable[[], Tables]) -> None:
         """Write what was not kept before, where that can be done; nothing in a process that was forked."""
         if os.getpid() != self._process:
@@ -138,6 +163,10 @@ class Store:
             if self._fresh:
                 self._write("segments", *self._segments())
                 self._fresh = 0
+            if self._noted:
+                notes = {**self._used, **self._notes} | self._used  # those of this run come first
+                self._write("notes", {"notes": dict(islice(notes.items(), NOTES))}, {})
+                self._noted = False
         except OSError:  # a cache is no reason for a run to fail
             return
 
@@ -149,6 +178,15 @@ class Store:
             return _segments(content[1]) if content is not None else {}
         except (KeyError, TypeError, ValueError):
             return {}
+
+    @cached_property
+    def _notes(self) -> dict[str, dict[str, Any]]:
+        """The notes that were kept."""
+        content = self._read("notes")
+        notes = content[0].get("notes") if content is not None else None
+        if not isinstance(notes, dict):
+            return {}
+        return {name: note for name, note in notes.items() if isinstance(note, dict)}
 
     def _segments(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """The segments to be kept: those that this run asked for, then others as far as there is room."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from tito_audit.errors import TokenizerError
-from tito_audit.tokens.cache import Store, open_store
+from tito_audit.tokens.cache import Store, cache_folder, open_store
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -101,24 +101,24 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     special = _special_tokens(config)
     templates = _templates(path, config)
     file = path / "tokenizer.json"
-    content = _content_of(file)
-    store = open_store(tokenizers.__version__, [(file.name, content), *_settings(path)])
-    if store is None or store.tables is None:
-        backend = _backend(file, content, config, special)
-        return _tokenizer(name, path, backend, special, templates, store)
-    tables, size = store.tables, len(content)
-    digest = sha256(content).digest()
-    del content
+    if cache_folder() is None:
+        backend = _backend(file, _content_of(file), config, special)
+        return _tokenizer(name, path, backend, special, templates)
+    digest = _digest(file)
 
     def load() -> tokenizers.Tokenizer:
         content = _content_of(file)
-        if len(content) != size or sha256(content).digest() != digest:
+        if sha256(content).digest() != digest:
             raise TokenizerError(
                 f"{file}: the file was changed while it was in use, so its ids may mean something else now.\n"
                 "Run again once the folder stays as it is."
             )
         return _backend(file, content, config, special)
 
+    store = open_store(tokenizers.__version__, [(file.name, digest), *_settings(path)])
+    if store is None or store.tables is None:
+        return _tokenizer(name, path, load(), special, templates, store)
+    tables = store.tables
     return Tokenizer(
         name=name,
         backend=cast("tokenizers.Tokenizer", _Later(load)),
@@ -167,6 +167,15 @@ def _backend(
 def _content_of(file: Path) -> bytes:
     try:
         return file.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"{file}: this tokenizer cannot be read ({error}).") from error
+
+
+def _digest(file: Path) -> bytes:
+    """A hash of what a file holds, for which it need not be held at once."""
+    try:
+        with file.open("rb") as content:
+            return file_digest(content, "sha256").digest()
     except OSError as error:
         raise TokenizerError(f"{file}: this tokenizer cannot be read ({error}).") from error
 

@@ -1,0 +1,54 @@
+"""What chat templates are offered beside Jinja itself, alike in every engine.
+
+`raise_exception`, `strftime_now`, `tojson` without HTML escapes, and `{% generation %}`. Nothing here needs
+an engine, so that one can be used without importing the other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from typing import Any
+
+from tito_audit.render.costs import length
+from tito_audit.render.limits import LimitReached
+
+__all__ = ["Refused", "raise_exception", "strftime_now", "to_json", "without_generation"]
+
+_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class Refused(Exception):
+    """A template called `raise_exception`."""
+
+
+def raise_exception(message: object) -> None:
+    """Nothing; raises Refused with what the template says."""
+    raise Refused(str(message))
+
+
+def strftime_now(format: str) -> str:
+    """The time now, as chat templates ask for it."""
+    return datetime.now().strftime(format)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as chat templates write it: nothing escaped for HTML, keys in their order."""
+    if (indent if isinstance(indent, int) else length(indent)) > 100:
+        raise LimitReached("the template indents JSON by more than 100 characters")
+    if not ensure_ascii and indent is None and separators is None and not sort_keys:
+        return _encode(value)  # what json.dumps does, without making an encoder each time
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def without_generation(source: str) -> str:
+    """The template with `{% generation %}` written as a tag that every engine has, of the same meaning."""
+    return _GENERATION.sub(lambda tag: f"{{%{tag[1]} {tag[2] or ''}with {tag[3]}%}}", source)
