@@ -204,7 +204,7 @@ def test_a_sample_without_ids_has_no_training_row(tokens: Any):
         ({"response_length": "5"}, "response_length is a string"),
         ({"response_length": None}, "response_length is missing or null"),
         ({"loss_mask": "11011"}, "'loss_mask' is a string"),
-        ({"rollout_log_probs": 1.5}, "'rollout_log_probs' is float, not a list"),
+        ({"rollout_log_probs": 1.5}, "'rollout_log_probs' is a number, not a list"),
         ({"rollout_log_probs": ["a"] * 5}, "'rollout_log_probs' holds a string at position 0"),
         ({"tokens": [1, 2, 3, 4, 5, "6"]}, "'tokens' holds a string at position 5"),
         ({"tokens": [1] * 7 + [2**40]}, "'tokens' holds id 1099511627776"),

@@ -88,7 +88,8 @@ def _history(
             messages.append(as_message(wire, f"{_words(path)}[{index}]"))
             continue
         found = answered({}, entry, entry)
-        assert found.message is not None
+        if found.message is None:
+            raise RecordError(f"{_words(path)}[{index}].message is not an answer of the assistant")
         messages.append(found.message)
         turns.append(_turn(found.turn, index, facts))
         edits.append(_edits(root, entry, (*path, index)))

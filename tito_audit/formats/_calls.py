@@ -37,6 +37,7 @@ __all__ = [
     "call_turn",
     "finish_reason",
     "is_messages",
+    "messages_of_row",
     "updated_call",
     "updated_single_call",
     "weight_versions",
@@ -214,6 +215,14 @@ def is_messages(value: object) -> bool:
         and len(value) > 0
         and all(isinstance(entry, Mapping) and "role" in entry for entry in value)
     )
+
+
+def messages_of_row(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages that a training row was rendered from; () when no answer is among them.
+
+    What was asked alone is not the row: rendered, it would lack all that was sampled.
+    """
+    return messages if any(message.role == "assistant" for message in messages) else ()
 
 
 def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Collection[str]) -> Mapping[str, Any]:

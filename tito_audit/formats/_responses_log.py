@@ -271,7 +271,9 @@ def _is_response(value: Mapping[str, Any]) -> bool:
     if isinstance(listed, list | tuple):
         return _is_choice(listed[0]) if listed else any(key in value for key in ("model", "usage", "object"))
     meta = value.get("meta_info")
-    return isinstance(meta, Mapping) and ("output_token_logprobs" in meta or "output_ids" in value or "text" in value)
+    if not isinstance(meta, Mapping):
+        return False
+    return "output_token_logprobs" in meta or "output_ids" in value or "text" in value
 
 
 def _is_choice(value: object) -> bool:

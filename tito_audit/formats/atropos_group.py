@@ -25,15 +25,17 @@ __all__ = ["FORMAT"]
 
 
 def _matches(row: Row) -> bool:
-    tokens = row.get("tokens")
-    if not is_list(tokens) or "masks" not in row or "scores" not in row:
+    if not {"tokens", "masks", "scores"} <= row.keys():
         return False
-    return is_list(tokens[0]) if len(tokens) else is_list(row["scores"])  # type: ignore[index, arg-type]
+    tokens = row["tokens"]
+    if tokens is None or (is_list(tokens) and not len(tokens)):
+        return is_list(row["scores"])
+    return is_list(tokens) and is_list(tokens[0])
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     tokens = row["tokens"]
-    if not len(tokens):
+    if tokens is None or not len(tokens):
         raise RecordError("the group is empty: `tokens` holds no sample")
     masks = _per_sample(row, "masks", len(tokens))
     logprobs = _per_sample(row, "inference_logprobs", len(tokens))

@@ -19,6 +19,7 @@ from tito_audit.formats._calls import (
     answers,
     call_turn,
     is_messages,
+    messages_of_row,
     updated_call,
 )
 from tito_audit.formats._columns import FLAT_IDS, first_filled, is_list, is_numbers, parsed, stated_facts
@@ -66,6 +67,9 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         turns = () if trained is not None else (_single_turn(row, conversation),)
     if any(is_list(row.get(name)) for name in FLAT_IDS):
         trained = flat_row(row, has_calls=bool(turns)) or trained
+    messages = conversation.messages
+    if trained is not None and not turns:
+        messages = messages_of_row(messages)
     stated = stated_facts(row)
     if not turns and trained is None and not any(name in row for name in FLAT_IDS):
         stated["ids_wanted"] = False
@@ -74,7 +78,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         Rollout(
             place,
             FORMAT.name,
-            conversation.messages,
+            messages,
             as_tools(parsed(row, "tools"), "tools"),
             template_kwargs=arguments if isinstance(arguments, Mapping) else {},
             turns=turns,

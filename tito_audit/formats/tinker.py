@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of, stated_facts
 from tito_audit.formats._update import as_logged, at_most_one_each, changed_columns
 from tito_audit.record.arrays import Ids, as_ids
@@ -54,6 +55,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
     ids = _all_tokens(row, targets)
     trained = _training_row(ids, inputs) if len(ids) else None
+    messages = messages if trained is None else messages_of_row(messages)
     return (Rollout(place, FORMAT.name, messages, tools, training_row=trained, stated=stated),)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import is_messages
+from tito_audit.formats._calls import is_messages, messages_of_row
 from tito_audit.formats._columns import (
     flat_logprobs,
     ids_or_none,
@@ -56,12 +56,13 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     stated = stated_facts(row)
     if isinstance(row.get("response"), str):
         stated["text"] = row["response"]
-    messages = parsed(row, "messages")
+    value = parsed(row, "messages")
+    messages = as_messages(value if is_messages(value) else None, "messages")
     return (
         Rollout(
             place,
             FORMAT.name,
-            as_messages(messages if is_messages(messages) else None, "messages"),
+            messages if trained is None else messages_of_row(messages),
             as_tools(parsed(row, "tools"), "tools"),
             training_row=trained,
             stated=stated,

@@ -95,6 +95,6 @@ def json_kind(value: object) -> str:
     words = {bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
     if type(value) in words:
         return words[type(value)]
-    return (
-        "an object" if isinstance(value, dict) else "a list" if isinstance(value, list | tuple | np.ndarray) else "a value"
-    )
+    if isinstance(value, list | tuple | np.ndarray):
+        return "a list"
+    return "an object" if isinstance(value, dict) else "a value"

@@ -10,9 +10,10 @@ from tito_audit.evidence.masks import is_end, row_slide, sampled_turns, trained_
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN
 from tito_audit.record.arrays import Ids, Mask
-from tito_audit.record.rollout import trained_runs
+from tito_audit.record.column import Alignment, ColumnRole
+from tito_audit.record.rollout import TrainingRow, trained_runs
 
-__all__ = ["JudgedMask", "judged_mask"]
+__all__ = ["JudgedMask", "judged_mask", "shifted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class JudgedMask:
     """Other trained tokens that were not sampled."""
     not_trained: Mask
     """Other sampled tokens that are not trained."""
+
+
+def shifted(row: TrainingRow, role: ColumnRole) -> bool:
+    """Whether the row's column of this role has an entry for each token but the first, as tinker's have."""
+    return any(column.role is role and column.alignment is Alignment.SHIFTED for column in row.columns)
 
 
 def judged_mask(evidence: Evidence) -> JudgedMask | None:

@@ -13,6 +13,7 @@ from tito_audit.record.column import Column, ColumnRole, MaskEncoding, spread
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow, trained_runs
 from tito_audit.rule import rule
+from tito_audit.rules._masks import shifted
 from tito_audit.rules._words import counted, shown
 
 _IGNORED = -100
@@ -55,7 +56,8 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
 
 def _wrong_length(column: Column, row: TrainingRow) -> str:
     message = f"`{column.name}` has {counted(len(column.values), 'entry', 'entries')} for "
-    message += counted(len(row.token_ids), "token")
+    targets = shifted(row, ColumnRole.LOGPROBS)
+    message += counted(len(row.token_ids) - targets, "target token" if targets else "token")
     if row.prompt_length:
         message += f" ({len(row.token_ids) - row.prompt_length} after the prompt)"
     return f"{message}; nothing says which token each entry belongs to"

@@ -1,0 +1,405 @@
+"""Rows of every format with something in them broken: read, or refused in words, and as no other format.
+
+`TITO_AUDIT_MUTANTS=300 pytest tests/test_format_properties.py` breaks every row 300 times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_formats import check, fixture_rows
+from test_update import as_table, plain
+
+from tito_audit import Settings, scan_rollouts
+from tito_audit.errors import RecordError
+from tito_audit.format import Format
+from tito_audit.formats import COMPLETION_IDS, all_formats, pick_format, told_by
+from tito_audit.pipeline import Engine, audit_rollout
+from tito_audit.record.mended import unmended
+from tito_audit.record.rollout import Place
+from tito_audit.repairs import all_repairs
+from tito_audit.rules import all_rules
+
+PLACE = Place("log.jsonl", 0)
+MUTANTS = int(os.environ.get("TITO_AUDIT_MUTANTS", "16"))
+"""How often each row is broken, as JSON or as a table gives it."""
+FORMATS = {form.name: form for form in all_formats()}
+ROWS = {name: [plain(row) for row in fixture_rows(name)] for name in FORMATS}
+ENGINE = Engine(None, None, all_rules(), frozenset(rule.code for rule in all_rules()), all_repairs)
+
+Path_ = tuple[str | int, ...]
+
+SAME_SHAPE: dict[str, set[str]] = {
+    # One record in two formats: what is left without the keys that tell the first is a row of the second.
+    "miles_columns": {"slime"},
+    "atropos_item": {"atropos_group"},
+    "atropos_group": {"atropos_item"},
+    "nemo_gym": {"openai_chat"},
+    "generic": {*FORMATS},  # its columns are those of others
+    "slime": {"tito_sample"},
+    "sglang": {"tito_call", "openai_chat", "vllm"},
+    "vllm": {"openai_chat"},
+    "openai_chat": {"vllm"},
+}
+"""Formats that share their form with another, which may take over where the telling keys are broken."""
+
+
+ALSO_TELLING: dict[str, set[str]] = {
+    "agent_lightning_span": {"rollout_id", "sequence_id"},
+    "generic": {*COMPLETION_IDS, "turns", "steps", "trajectory"},
+    "harbor": {"completion_token_ids", "prompt_token_ids"},
+    "miles_columns": {"response_length", "total_length"},
+}
+"""Keys that a format is told by and that its signature, which is for people, says in words."""
+
+
+# Breaking a row
+
+
+def nested(depth: int, wrap: Callable[[Any], Any], inside: Any) -> Any:
+    for _ in range(depth):
+        inside = wrap(inside)
+    return inside
+
+
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    2**31,
+    10**30,
+    float("nan"),
+    float("inf"),
+    "",
+    "12",
+    "[1",
+    '{"a": [1, 2]}',
+    "\ud800",
+    [],
+    [0],
+    [None],
+    [None, 1],
+    [-1],
+    [2**31],
+    [10**30, 1],
+    [float("nan"), 1.0],
+    [1, 2, 3],
+    ["1", "2"],
+    ["a"],
+    [[]],
+    [[1, 2], [3]],
+    [[[1]]],
+    [{}],
+    {},
+    {"content": [1]},
+    {"role": "user", "content": 7},
+    nested(40, lambda inner: [inner], 0),
+    nested(40, lambda inner: {"nodes": inner}, {"token_ids": [1]}),
+)
+
+
+def changed_at(value: Any, path: Path_, change: Callable[[Any], Any]) -> Any:
+    """A value with something else at a path; everything beside the path is shared."""
+    if not path:
+        return change(value)
+    key, *rest = path
+    inner = changed_at(value[key], tuple(rest), change)
+    if isinstance(value, dict):
+        return {**value, key: inner}
+    return [*value[:key], inner, *value[key + 1 :]]
+
+
+def without(value: Any, key: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: entry for name, entry in value.items() if name != key}
+    return [*value[:key], *value[key + 1 :]]
+
+
+def as_object(value: Any) -> Any:
+    return {str(i): entry for i, entry in enumerate(value)} if isinstance(value, list) else {"0": value}
+
+
+def unwrapped(value: Any) -> Any:
+    if isinstance(value, dict | list) and value:
+        return next(iter(value.values())) if isinstance(value, dict) else value[0]
+    return [value]
+
+
+def as_text(value: Any) -> Any:
+    return [str(entry) for entry in value] if isinstance(value, list) else json.dumps(value)
+
+
+def huge(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return [value, value]
+    return value * 10**18 if value == value else -value
+
+
+CHANGES: tuple[Callable[[Any], Any], ...] = (lambda value: [value], as_object, unwrapped, as_text, huge)
+
+
+def keys_in(value: Any) -> Iterator[str]:
+    """Every key of an object and of what is in it."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from keys_in(inner)
+    elif isinstance(value, list):
+        for inner in value[:3]:
+            yield from keys_in(inner)
+
+
+@st.composite
+def paths(draw: st.DrawFn, row: Any) -> Path_:
+    """A place in a row, any key as likely as its neighbours."""
+    path: list[str | int] = []
+    value = row
+    while True:
+        keys = list(value) if isinstance(value, dict) else sorted({0, len(value) // 2, len(value) - 1})
+        path.append(draw(st.sampled_from(keys)))
+        value = value[path[-1]]
+        if not isinstance(value, dict | list) or not value or not draw(st.integers(0, 2)):
+            return tuple(path)
+
+
+@st.composite
+def broken(draw: st.DrawFn, row: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """A row with one to three things broken, and the keys that stand over, at or in what was broken."""
+    touched: set[str] = set()
+    for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
+        if not row:
+            break
+        path = draw(paths(row))
+        above, key = path[:-1], path[-1]
+        value = row
+        for step in path:
+            value = value[step]  # type: ignore[index]
+        touched |= {str(step) for step in path} | set(keys_in(value))
+        how = draw(st.sampled_from(("drop", "value", "value", "value", "change", "change", "twice", "beside")))
+        if how == "drop":
+            row = changed_at(row, above, lambda outer, key=key: without(outer, key))
+        elif how == "value":
+            other = draw(st.sampled_from(VALUES))
+            row = changed_at(row, path, lambda _, other=other: other)
+        elif how == "change":
+            row = changed_at(row, path, draw(st.sampled_from(CHANGES)))
+        elif how == "twice" and isinstance(value, list):
+            # One entry more that says what another says: its id, its number, its place.
+            at = draw(st.integers(0, max(len(value) - 1, 0)))
+            row = changed_at(row, path, lambda old, at=at: [*old[: at + 1], *old[at:]])
+        elif isinstance(key, str):
+            size = len(value) if isinstance(value, list) else 2
+            extra = [draw(st.sampled_from((0, 0.5, None, "x")))] * size
+            row = changed_at(row, above, lambda outer, extra=extra: {**outer, "one_more_column": extra})
+    return row, touched
+
+
+def in_table(value: Any) -> Any:
+    """The row as a table gives it, as far as a table could hold it."""
+    if isinstance(value, dict):
+        return {name: in_table(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        if all(type(entry) is not int or abs(entry) < 2**63 for entry in value):
+            return as_table(value) if value and not isinstance(value[0], dict | list) else [*map(in_table, value)]
+        return list(value)
+    return value
+
+
+# What holds for every broken row
+
+
+def says_something(error: RecordError) -> None:
+    """A message is a sentence about the log, not about the program."""
+    text = str(error)
+    assert len(text.split()) > 3, text
+    assert not re.search(r"0x[0-9a-f]{6}|NoneType|ndarray|Traceback|not subscriptable", text), text
+
+
+def told_from(row: dict[str, Any]) -> Format | None:
+    try:
+        return pick_format(row)
+    except RecordError as error:
+        says_something(error)
+        return None
+
+
+def telling_keys(form: Format) -> set[str]:
+    """The keys that tell a format, as its signature names them."""
+    named = re.findall(r"[A-Za-z_]\w*", " ".join(re.findall(r"`([^`]+)`", form.signature)))
+    return {*named, *ALSO_TELLING.get(form.name, ())}
+
+
+def holds_ids(form: Format, row: dict[str, Any]) -> bool:
+    return any(
+        rollout.training_row is not None or any(turn.completion_ids is not None for turn in rollout.turns)
+        for rollout in form.read(row, PLACE)
+    )
+
+
+def is_read_or_refused(form: Format, row: dict[str, Any]) -> None:
+    """The row is read, audited and written again as it is, or refused in words."""
+    try:
+        rollouts = form.read(row, PLACE)
+    except RecordError as error:
+        says_something(error)
+        return
+    told_by(form, row)
+    for rollout in rollouts:
+        check(rollout)
+        assert rollout.format == form.name
+        audit_rollout(rollout, ENGINE)
+    if rollouts:
+        (new,) = form.update(row, [unmended(rollout) for rollout in form.read(row, PLACE)])
+        assert new is row
+
+
+def mutants(name: str) -> settings:
+    return settings(
+        max_examples=MUTANTS * len(ROWS[name]),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_broken_row_is_read_or_refused_and_never_taken_for_another_format(name: str) -> None:
+    form = FORMATS[name]
+
+    @mutants(name)
+    @given(st.data(), st.sampled_from(ROWS[name]), st.booleans())
+    def holds(data: st.DataObject, row: dict[str, Any], table: bool) -> None:
+        mutant, touched = data.draw(broken(row))
+        if table:
+            mutant = in_table(mutant)
+        for other in FORMATS.values():
+            assert other.matches(mutant) in (True, False)
+        taken = told_from(mutant)
+        if taken is None:
+            # Rows without ids are told by more keys than those that hold what is to be audited.
+            assert touched & telling_keys(form) or not holds_ids(form, row)
+        elif taken is not form:
+            assert touched & telling_keys(form), f"{taken.name}, though no telling key is broken"
+            assert taken.name in {"generic", *SAME_SHAPE.get(name, ())}, taken.name
+        if taken is not None:
+            is_read_or_refused(taken, mutant)
+
+    holds()
+
+
+# Rows as they are
+
+
+OVERLAPS = {
+    # A format that would take rows of another one, behind which it is asked; `generic` takes any columns.
+    "miles_columns": {"slime"},  # the same sample, of which miles tells six columns
+    "nemo_gym": {"openai_chat"},  # a Responses object, here without ids
+    "sglang": {"openai_chat", "tito_call"},  # an answer with `choices`; a request and its answer in one object
+    "vllm": {"openai_chat"},  # an answer with `choices`
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_is_taken_by_its_own_format_first_and_by_no_other_but_those_known(name: str) -> None:
+    others: set[str] = set()
+    for row in ROWS[name]:
+        takers = [form.name for form in all_formats() if form.matches(row)]
+        assert takers[0] == name, row.get("id")
+        others |= set(takers[1:])
+    assert others - {"generic"} == OVERLAPS.get(name, set())
+
+
+class Tokens(list[Any]):
+    """A list with an entry a token, of which a look at the first few is all that anybody takes."""
+
+    def walked(self, *_: Any) -> Any:
+        raise AssertionError("a list of tokens was walked")
+
+    __iter__ = __contains__ = __reversed__ = __eq__ = count = index = walked
+
+    def __getitem__(self, key: Any) -> Any:
+        assert isinstance(key, int) or len(range(*key.indices(len(self)))) <= 8, "a list of tokens was copied"
+        return list.__getitem__(self, key)
+
+
+def guarded(value: Any) -> Any:
+    """The row with its long lists of numbers, and of lists or facts a token, guarded."""
+    if isinstance(value, dict):
+        return {name: guarded(inner) for name, inner in value.items()}
+    if not isinstance(value, list):
+        return value
+    entries = [guarded(entry) for entry in value]
+    of_tokens = len(value) > 8 and not any(isinstance(entry, dict) and "logprob" not in entry for entry in value)
+    return Tokens(entries) if of_tokens else entries
+
+
+def test_the_guard_sees_a_list_that_is_walked() -> None:
+    row = guarded({"token_ids": list(range(9)), "short": [1], "messages": [{"role": "user"}] * 9})
+    assert (type(row["token_ids"]), type(row["short"]), type(row["messages"])) == (Tokens, list, list)
+    assert row["token_ids"][:4] == [0, 1, 2, 3]
+    for walk in (sum, list, set, lambda ids: 1 in ids, lambda ids: ids == [1], lambda ids: ids[:]):
+        with pytest.raises(AssertionError, match="a list of tokens was"):
+            walk(row["token_ids"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_telling_a_row_never_walks_its_tokens(name: str) -> None:
+    for row in ROWS[name]:
+        watched = guarded(row)
+        for form in FORMATS.values():
+            assert form.matches(watched) == form.matches(row)
+
+
+def test_a_file_of_all_formats_is_read_row_by_row_and_counted_by_format(tmp_path: Path) -> None:
+    log = tmp_path / "mixed.jsonl"
+    log.write_text("".join(json.dumps(rows[0]) + "\n" for rows in ROWS.values()), encoding="utf-8")
+    scan = scan_rollouts(log, Settings())
+    results = list(scan)
+    assert all(result.rollout is not None for result in results)
+    rollouts = {name: len(form.read(ROWS[name][0], PLACE)) for name, form in FORMATS.items()}
+    assert scan.summary.formats == rollouts
+    taken = scan.summary.taken[str(log)]
+    assert {name: (seen.first_row, seen.rows) for name, seen in taken.items()} == {
+        name: (number, 1) for number, name in enumerate(ROWS)
+    }
+    assert all(seen.told_by for seen in taken.values())
+    (notice,) = [line for line in scan.summary.notices if "formats" in line]
+    assert f"{log} holds rows of {len(FORMATS)} formats, each read as its own" in notice
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("miles_session", ("records",)),
+        ("nemo_gym", ("response", "output")),
+        ("verifiers_results", ("trajectory",)),
+    ],
+)
+def test_of_two_calls_with_one_message_the_later_wrote_it(name: str, path: Path_) -> None:
+    form, seen = FORMATS[name], 0
+    for row in ROWS[name]:
+        rollout, calls = form.read(row, PLACE)[0], row
+        for step in path:
+            calls = calls.get(step, {})  # type: ignore[arg-type]
+        indices = [turn.message_index for turn in rollout.turns]
+        if not len(indices) == len(calls or ()) > 1 or None in indices:
+            continue
+        seen += 1
+        (again,) = form.read(changed_at(row, path, lambda old: [old[0], *old]), PLACE)
+        check(again)
+        first, *others = again.turns
+        assert first.message_index is None
+        assert first.prompt_messages == rollout.messages[: indices[0]]
+        assert [turn.message_index for turn in others] == indices
+    assert seen
