@@ -8,10 +8,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
+# Only its CPU build is small enough to be fetched for tests. Elsewhere the plain version is that build.
+TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+
 TOY := fixtures/tokenizers/toy_bpe
 shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
-.PHONY: demo test bench lint
+.PHONY: demo test bench lint torch
 
 demo: $(VENV)/.installed
 	@echo "Example logs of every format, made by hand, with faults planted in them:"
@@ -32,7 +35,7 @@ demo: $(VENV)/.installed
 	@echo
 	@$(call shown,scan build/demo -t $(TOY) --worst 0 --fail-on never)
 
-test: lint
+test: lint torch
 	@for kind in rollouts recorded; do \
 		found=$$(ls -d ../shared/$$kind/*/ ../shared/$$kind/*.json 2>/dev/null | xargs -rn1 basename | xargs); \
 		echo "real $$kind beside the checkout: $${found:-none, so their tests are skipped}"; \
@@ -40,7 +43,17 @@ test: lint
 	@real=$$(tests/real_tokenizers.sh); \
 		found=$$(test -n "$$real" && ls -d "$$real"/*/ | xargs -rn1 basename | xargs); \
 		echo "real tokenizers: $${found:-none, so their tests are skipped}"; \
-		TITO_AUDIT_TOKENIZERS="$$real" $(BIN)/python -m pytest -q -rs
+		frameworks=$${TITO_AUDIT_FRAMEWORKS-$$(PYTHON=$(BIN)/python tests/frameworks/install.sh)}; \
+		found=$$(test -n "$$frameworks" && ls -d "$$frameworks"/*/bin | xargs -rn1 dirname | xargs -rn1 basename | grep -vx shared | xargs); \
+		echo "Pythons with frameworks: $${found:-none, so their tests are skipped}"; \
+		TITO_AUDIT_TOKENIZERS="$$real" TITO_AUDIT_FRAMEWORKS="$$frameworks" $(BIN)/python -m pytest -q -rs
+
+# What nothing but the tests of Torch files needs; they are skipped without it.
+torch: $(VENV)/.installed-dev
+	@test -z "$(TORCH)" || $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' || { \
+		echo "Installing torch into $(VENV), for the tests of Torch files ..."; \
+		said=$$($(PIP) install --retries 2 --timeout 30 '$(TORCH)' 2>&1) || \
+			echo "$(TORCH) could not be installed, so they are skipped: $$(echo "$$said" | tail -1)"; }
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -226,6 +226,13 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stderr.split() == []
 
 
+@pytest.mark.parametrize("command", ["scan", "repair", "convert"])
+def test_the_help_names_every_kind_of_file(command: str) -> None:
+    shown = " ".join(python(LOADED, command, "--help").stdout.replace("│", " ").split())
+    for suffix in (".jsonl", ".json", ".parquet", ".gz", ".zst", ".pt"):
+        assert re.search(rf"{re.escape(suffix)}\b", shown.partition("Options")[0]), suffix
+
+
 def test_a_scan_never_imports_transformers(log: Path) -> None:
     done = python(LOADED, "scan", log, "-t", TOKENIZER)
     assert "LPR504" in done.stdout

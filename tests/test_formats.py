@@ -632,3 +632,77 @@ def test_null_columns_that_a_table_adds_beside_a_training_row_are_no_call() -> N
     (rollout,) = format_named("generic").read(row, Place("log", 0))
     assert rollout.turns == ()
     assert rollout.training_row is not None
+
+
+QUESTION = {"role": "user", "content": "2+2?"}
+
+
+@pytest.mark.parametrize(
+    ("form", "row"),
+    [
+        ("generic", {"token_ids": [1, 20, 30, 2], "loss_mask": [0, 0, 1, 1]}),
+        ("generic", {"prompt_ids": [1, 20], "response_ids": [30, 60, 2], "response_mask": [1, 0, 1]}),
+        ("tito_sample", {"tokens": [1, 2], "loss_mask": [0.0, 1.0], "rollout_log_probs": None, "response": "4"}),
+        (
+            "tinker",
+            {
+                "model_input": {"chunks": [{"tokens": [1, 20]}]},
+                "loss_fn_inputs": {"target_tokens": [20, 2], "mask": [0.0, 1.0]},
+            },
+        ),
+    ],
+)
+def test_what_was_asked_alone_is_not_what_a_training_row_was_rendered_from(form, row):
+    asked = read({**row, "messages": [QUESTION]})
+    assert asked.format == form
+    assert asked.training_row is not None
+    assert asked.messages == ()
+    assert len(read({**row, "messages": list(ROLES)}).messages) == 2
+
+
+def test_the_prompt_column_of_a_training_row_is_not_its_conversation():
+    split = {"prompt_ids": [1, 20], "response_ids": [30, 60, 2], "response_mask": [1, 0, 1]}
+    assert read({**split, "prompt": [QUESTION], "completion": "4"}).messages == ()
+    assert len(read({**split, "prompt": [QUESTION], "completion": [ROLES[1]]}).messages) == 2
+
+
+def test_a_mask_with_a_number_that_is_no_id_is_no_mask_of_labels():
+    for wrong in (float("inf"), 1e30, 2**31):
+        for ids in ([1, 20, 30, 2], [1, 20, 30, 2, 5]):
+            row = row_of({"input_ids": ids, "labels": [-100, wrong, 30, 2]})
+            assert row.columns[0].encoding is None
+
+
+@pytest.mark.parametrize("mask", [["1", "1", "1", "0"], [[1], [1], [1], [0]], [1, 1, [1], 0]])
+def test_an_attention_mask_that_holds_no_numbers_is_refused_by_name(mask):
+    with pytest.raises(RecordError, match="'attention_mask' holds a"):
+        read({"input_ids": [1, 20, 30, 0], "attention_mask": mask})
+
+
+def test_a_mask_over_the_response_alone_is_no_sample_of_a_token_in_token_out_stack():
+    sample = {"tokens": [1, 20, 30, 2], "rollout_log_probs": [-0.2, -0.5], "response": "4", "status": "completed"}
+    assert pick_format({**sample, "loss_mask": [0.0, 0.0, 1.0, 1.0]}).name == "tito_sample"
+    for short in ([1, 1], None):
+        assert pick_format({**sample, "loss_mask": short}).name == "generic"
+
+
+def test_a_group_whose_tokens_are_null_is_an_empty_group():
+    row = group(tokens=None, messages=[list(ROLES)] * 2)
+    with pytest.raises(RecordError, match="the group is empty"):
+        pick_format(row).read(row, PLACE)
+
+
+def test_tools_and_arguments_out_of_a_table_are_plain_values(tmp_path: Path):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"enum": [1, 2]}}}
+    called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"n": [1, 2]}}}
+    messages = [QUESTION, {"role": "assistant", "content": None, "tool_calls": [called]}]
+    path = tmp_path / "log.parquet"
+    pq.write_table(
+        pa.Table.from_pylist([{"messages": messages, "tools": [tool], "prompt_ids": [1], "completion_ids": [2]}]),
+        path,
+    )
+    (raw,) = open_log(path)
+    rollout = read(dict(raw.value or {}))
+    assert rollout.tools == (tool,)
+    assert rollout.messages[1].tool_calls[0].arguments == {"n": [1, 2]}
+    assert rollout.messages[1].wire["tool_calls"] == [called]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.frameworks.ask import written
+from tito_audit import scan_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.formats import format_named, pick_format
 from tito_audit.record.column import Alignment, MaskEncoding, MovePolicy
@@ -638,3 +639,16 @@ def test_what_tinker_cookbook_makes_is_read(tmp_path: Path) -> None:
         assert row.loss_mask[1:].tolist() == [value == 1.0 for value in facts["mask"]]
         assert row.logprobs is not None
         assert row.logprobs[1:].tolist() == facts["logprobs"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("logprobs", "LPR501"), ("mask", "REC002")])
+def test_a_shifted_column_is_counted_against_the_tokens_that_it_describes(
+    name: str, code: str, tmp_path: Path
+) -> None:
+    inputs = {"target_tokens": [20, 30, 2], "mask": [0.0, 1.0, 1.0], "logprobs": [0.0, -0.2, -0.5]}
+    row = {"model_input": {"chunks": [{"tokens": [1, 20, 30]}]}, "loss_fn_inputs": inputs}
+    inputs[name] = [*inputs[name], 0.0]
+    (tmp_path / "log.jsonl").write_text(json.dumps(row))
+    (result,) = scan_rollouts(tmp_path / "log.jsonl")
+    (finding,) = [finding for finding in result.findings if finding.code == code]
+    assert f"`{name}` has 4 entries for 3 target tokens" in finding.hit.message

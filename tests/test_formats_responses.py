@@ -325,3 +325,32 @@ def test_the_fixtures_are_what_their_script_writes(name: str, monkeypatch: pytes
 def test_every_fixture_row_is_read(form: Format) -> None:
     for line in (FIXTURES / f"{form.name}.jsonl").read_text().splitlines():
         assert read(form, json.loads(line))
+
+
+def test_the_triples_alone_show_an_answer_of_sglang():
+    row = generate(input_ids=[1, 20])
+    (rollout,) = read(sglang.FORMAT, {key: row[key] for key in ("input_ids", "meta_info")})
+    assert ids_of(rollout) == [30, 2]
+
+
+def test_a_responses_object_with_ids_is_not_read_as_one_that_never_had_any():
+    answer = {"type": "message", "role": "assistant", "content": [], "generation_token_ids": [30, 2]}
+    row = {"response": {"object": "response", "output": [answer]}}
+    assert not openai_chat.FORMAT.matches(row)
+    assert openai_chat.FORMAT.matches({"response": {**row["response"], "output": []}})
+
+
+@pytest.mark.parametrize("role", ["user", "model"])
+def test_a_message_of_another_role_is_nobodys_answer(role: str):
+    message = {**ANSWER, "role": role}
+    row = {"request": {"messages": ASKED}, "response": chat(choice(message=message, token_ids=[30, 2]))}
+    (rollout,) = read(vllm.FORMAT, row)
+    assert ids_of(rollout) == [30, 2]
+    assert (rollout.messages, rollout.turns[0].message_index) == ((), None)
+
+
+@pytest.mark.parametrize("data", [[float("inf")], [256], ["a"], 7, [[1]]])
+def test_bytes_that_are_none_are_refused_in_words(data: Any):
+    logprobs = {"content": [{"token": "4", "logprob": -0.5, "bytes": data}]}
+    with pytest.raises(RecordError, match="`bytes` that are not numbers below 256"):
+        read(openai_chat.FORMAT, chat(choice(logprobs=logprobs)))

@@ -851,3 +851,31 @@ def test_whatever_is_put_in_is_read_again_and_nothing_else_moves(case: tuple[dic
     for name in row.keys() - {"scores", "kept", "reward"}:
         assert len(new[name]) == len(new["tokens" if "tokens" in new else "token_ids"])
         assert type(new[name]) is type(row[name])
+
+
+@pytest.mark.parametrize("number", [10**30, -(10**25), 2**63 + 1])
+def test_a_whole_number_that_no_float_holds_is_no_change(number: int):
+    row = {
+        "token_ids": [1, 2, 3],
+        "loss_mask": [0, 1, 1],
+        "logprobs": [0.0, -0.5, number],
+        "advantages": [number] * 3,
+    }
+    for form in (row, {**row, "advantages": [0.5, number, None]}):
+        (new,) = format_named("generic").update(form, [unmended(read_one(form))])
+        assert new is form
+
+
+def test_a_sample_with_another_list_of_ids_is_written_in_its_own_column():
+    row = {"tokens": [1, 2, 3, 4], "response_length": 2, "loss_mask": [1, 1], "token_ids": [9, 9, 9, 9]}
+    assert pick_format(row).name == "slime"
+    (same,) = pick_format(row).update(row, [unmended(read_one(row))])
+    assert same is row
+    new = updated(row, training_row=spliced(trained_row(row), 0, 1, [7001]))
+    assert new == {**row, "tokens": [7001, 2, 3, 4]}
+
+
+def test_a_split_row_with_an_odd_mask_in_which_nothing_changed_is_the_row_itself():
+    row = {"prompt_ids": [1, 2], "response_ids": [3, 4], "response_mask": [1, 5]}
+    (new,) = format_named("generic").update(row, [unmended(read_one(row))])
+    assert new is row

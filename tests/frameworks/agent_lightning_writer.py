@@ -15,11 +15,14 @@ of a file. The conversations are those of `fixtures/formats/make_nemo.py`, in to
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "fixtures" / "formats"))
+# LiteLLM, which comes with it, else asks the network for prices.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.instrumentation.agentops import instrument_agentops

@@ -13,11 +13,14 @@ conversations are those of `fixtures/formats/make_nemo.py`, in tokens of the toy
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "fixtures" / "formats"))
+# LiteLLM, which comes with it, else asks the network for prices.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 from art.trajectories import History, Trajectory, TrajectoryGroup
 from art.utils.trajectory_logging import write_trajectory_groups_parquet

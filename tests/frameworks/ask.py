@@ -30,7 +30,8 @@ def asked(framework: str, *arguments: object) -> str:
         why = absent.read_text().strip() if absent.exists() else "run tests/frameworks/install.sh"
         pytest.skip(f"no Python with the framework {framework}: {why}")
     script = ROOT / "tests" / "frameworks" / f"{WRITERS.get(framework, framework)}_writer.py"
-    command = [str(python), str(script), *map(str, arguments)]
+    # By itself (-I): not told by the tests' environment what to import, or to compile it anew each time.
+    command = [str(python), "-I", str(script), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -56,7 +56,9 @@ class Written(BaseEnv):
         """Nothing to try."""
 
 
-async def talked(tokenizer: Any, messages: tuple[Wire, ...], calls: list[Call], tree: bool = False) -> ManagedServer:
+async def talked(
+    tokenizer: Any, messages: tuple[Wire, ...], calls: list[Call], tree: bool = False
+) -> ManagedServer:
     """A managed server after a conversation, told turn by turn."""
     # A tree asks for no ids: it takes those that the server says it was sent.
     server = ManagedServer(Answers(calls), tokenizer, track_tree=tree)  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ def answer(toy: Toy, one: Asked, with_ids: bool) -> Wire:
 
 
 def stream(toy: Toy, one: Asked) -> str:
-    """The same as a vLLM server streams it: the ids of each token in its chunk, those of the prompt in the first."""
+    """The same as a vLLM server streams it: each token's id in its chunk, those of the prompt in the first."""
     *_, call = one
     tokens = entries(toy, call)["content"]
     lines = []
@@ -79,7 +79,7 @@ def stream(toy: Toy, one: Asked) -> str:
         last = number == len(tokens) - 1
         choice = {
             "index": 0,
-            "delta": {"role": "assistant", "content": "" if last else entry["token"]},
+            "delta": {"content": "" if last else entry["token"], **({} if number else {"role": "assistant"})},
             "logprobs": {"content": [entry]},
             "finish_reason": "stop" if last else None,
             "token_ids": [call.completion[number]],
