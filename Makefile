@@ -44,7 +44,7 @@ test: lint torch
 		found=$$(test -n "$$real" && ls -d "$$real"/*/ | xargs -rn1 basename | xargs); \
 		echo "real tokenizers: $${found:-none, so their tests are skipped}"; \
 		frameworks=$${TITO_AUDIT_FRAMEWORKS-$$(PYTHON=$(BIN)/python tests/frameworks/install.sh)}; \
-		found=$$(test -n "$$frameworks" && ls -d "$$frameworks"/*/bin | xargs -rn1 dirname | xargs -rn1 basename | grep -vx shared | xargs); \
+		found=$$(test -n "$$frameworks" && ls -d "$$frameworks"/*/bin 2>/dev/null | xargs -rn1 dirname | xargs -rn1 basename | grep -vx shared | xargs); \
 		echo "Pythons with frameworks: $${found:-none, so their tests are skipped}"; \
 		TITO_AUDIT_TOKENIZERS="$$real" TITO_AUDIT_FRAMEWORKS="$$frameworks" $(BIN)/python -m pytest -q -rs
 

@@ -29,7 +29,7 @@ from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
 
 PLACE = Place("log.jsonl", 0)
-MUTANTS = int(os.environ.get("TITO_AUDIT_MUTANTS", "16"))
+MUTANTS = int(os.environ.get("TITO_AUDIT_MUTANTS", "24"))
 """How often each row is broken, as JSON or as a table gives it."""
 FORMATS = {form.name: form for form in all_formats()}
 ROWS = {name: [plain(row) for row in fixture_rows(name)] for name in FORMATS}

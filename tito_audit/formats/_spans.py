@@ -73,7 +73,8 @@ def as_chat(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, .
             answered = bool(message.tool_calls)
         elif message.role == "tool" and not answered:
             return ()
-    return tuple(messages) if of_prompt or len(messages) == 1 else ()
+    whole = of_prompt or (len(messages) == 1 and messages[0].role == "assistant")
+    return tuple(messages) if whole else ()
 
 
 def span_tools(functions: Any) -> tuple[ToolSpec, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -16,6 +15,8 @@ __all__ = ["Message", "ToolCall", "ToolSpec", "as_message", "as_messages", "as_t
 ToolSpec = Mapping[str, Any]
 """One tool definition as logged, in OpenAI chat form: `{"type": "function", "function": {...}}`."""
 
+_ARRAYS = (np.ndarray, np.generic)
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -109,16 +110,25 @@ def without_arrays(value: Any) -> Any:
 
     Arrays of more than one number are neither equal nor unequal, and templates cannot write them.
     """
+    return _plain(value) if _holds_array(value) else value
+
+
+def _holds_array(value: Any) -> bool:
     kind = type(value)
-    if kind is str or value is None:
-        return value
-    if kind is dict:
-        found = {key: without_arrays(entry) for key, entry in value.items()}
-        return value if all(found[key] is entry for key, entry in value.items()) else found
-    if kind is list:
-        entries = [without_arrays(entry) for entry in value]
-        return value if all(map(is_, entries, value)) else entries
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if kind is not dict and kind is not list:
+        return isinstance(value, _ARRAYS)
+    for entry in value.values() if kind is dict else value:
+        if type(entry) not in _SCALARS and _holds_array(entry):
+            return True
+    return False
+
+
+def _plain(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _plain(entry) for key, entry in value.items()}
+    if type(value) is list:
+        return [_plain(entry) for entry in value]
+    return value.tolist() if isinstance(value, _ARRAYS) else value
 
 
 def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
