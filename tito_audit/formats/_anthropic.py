@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.record.message import Message, ToolSpec, as_message
+from tito_audit.record.message import Message, ToolSpec, as_message, without_arrays
 
 __all__ = ["Asked", "anthropic_answer", "anthropic_request"]
 
@@ -27,6 +27,7 @@ class Asked:
 
 def anthropic_request(request: Mapping[str, Any]) -> Asked:
     """The messages and tools of a request."""
+    request = without_arrays(request)
     wires: list[dict[str, Any]] = []
     system = request.get("system")
     if system:
@@ -45,7 +46,7 @@ def anthropic_request(request: Mapping[str, Any]) -> Asked:
 
 def anthropic_answer(response: Mapping[str, Any]) -> Message | None:
     """The answer as an assistant message; None when it holds something else than text, thinking and tool calls."""
-    wires = _wires({"role": "assistant", "content": response.get("content")})
+    wires = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
     return as_message(wires[0], "response.content") if wires is not None and len(wires) == 1 else None
 
 

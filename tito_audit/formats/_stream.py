@@ -8,6 +8,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import is_list
+from tito_audit.formats._responses_items import text_of
 from tito_audit.formats._responses_write import entry_edits
 from tito_audit.formats._turn_change import Change
 from tito_audit.formats._update import as_logged
@@ -86,7 +87,8 @@ def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     if not isinstance(listed, list | tuple) or len(listed) != 1 or not isinstance(listed[0], Mapping):
         raise RecordError("a stream of several choices: their chunks are not told apart. Log the joined answer")
-    if listed[0].get("index") not in (None, 0):
+    index = listed[0].get("index")
+    if index is not None and (type(index) is not int or index):
         raise RecordError("a stream of several choices: their chunks are not told apart. Log the joined answer")
     return listed[0]
 
@@ -103,14 +105,15 @@ def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: objec
     for key in _TEXTS:
         if isinstance(delta.get(key), str):
             message[key] = message.get(key, "") + delta[key]
-    for part in _plain(delta.get("tool_calls") or (), "tool_calls"):
+    parts = delta.get("tool_calls")
+    for part in () if parts is None else _plain(parts, "tool_calls"):
         function = part.get("function") if isinstance(part, Mapping) else None
         if not isinstance(function, Mapping) or type(part.get("index", 0)) is not int:
             raise RecordError("a stream's delta holds a tool call without a function")
         call = calls.setdefault(
             part.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
         )
-        call["id"] = call["id"] or part.get("id")
+        call["id"] = text_of(call["id"], part.get("id"))
         for key in ("name", "arguments"):
             call["function"][key] += function[key] if isinstance(function.get(key), str) else ""
 

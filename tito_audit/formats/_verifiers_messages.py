@@ -61,7 +61,7 @@ def _chat_call(call: Any) -> Any:
             call = orjson.loads(call)
     if not isinstance(call, Mapping) or isinstance(call.get("function"), Mapping):
         return call
-    if call.get("type") == "custom":
+    if text_of(call.get("type")) == "custom":
         # What a free-form tool was given stands in `arguments` too; templates know no such call.
         return {"id": call.get("id"), **call}
     function = {key: call[key] for key in ("name", "namespace", "arguments") if call.get(key) is not None}
@@ -69,9 +69,9 @@ def _chat_call(call: Any) -> Any:
 
 
 def _chat_tool(tool: Mapping[str, Any]) -> ToolSpec:
-    if isinstance(tool.get("function"), Mapping) or tool.get("namespace"):
+    if isinstance(tool.get("function"), Mapping) or text_of(tool.get("namespace")):
         return tool
-    if not isinstance(tool.get("name"), str) or tool.get("type") not in (None, "function"):
+    if not isinstance(tool.get("name"), str) or (text_of(tool.get("type")) or "function") != "function":
         return tool
     function: dict[str, Any] = {
         "name": tool["name"],

@@ -87,7 +87,7 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
         raise RecordError(
             f"{path[0]}[{path[1]}] is not an event: `event_type`, `rollout_id` and `data` are expected"
         )
-    data = event.get("data") or {}
+    data = event["data"] if isinstance(event.get("data"), Mapping) else {}
     if event["event_type"] != "model_request" or _failed(data):
         return []
     at = (*path, "data")

@@ -17,6 +17,7 @@ from tito_audit.formats._atropos import sample_row
 from tito_audit.formats._calls import finish_reason
 from tito_audit.formats._columns import is_list, other_columns, stated_facts
 from tito_audit.formats._copies import with_list
+from tito_audit.formats._responses_items import text_of
 from tito_audit.formats._update import at_most_one_each, updated_row, with_values
 from tito_audit.formats._values import equal_values
 from tito_audit.record.mended import Mended
@@ -80,7 +81,7 @@ class _Change:
         """Whether another container repeats the node as this one."""
         return (
             isinstance(node, Mapping)
-            and node.get("full_text") == self.node.get("full_text")
+            and text_of(node.get("full_text")) == text_of(self.node.get("full_text"))
             and all(
                 is_list(node.get(name)) and equal_values(node[name], self.node[name])
                 for name in _COLUMNS
@@ -135,7 +136,8 @@ def _stated(row: Row, node: Mapping[str, Any]) -> dict[str, object]:
     metadata = node.get("metadata")
     if isinstance(metadata, Mapping):
         # The server had no ids to give: 0, 1, 2, … stand in their place.
-        if metadata.get("dummy_tokens"):
+        dummy = metadata.get("dummy_tokens")
+        if isinstance(dummy, int) and dummy:
             stated["dummy_tokens"] = True
         reason = finish_reason(metadata)
         if reason is not None:

@@ -106,10 +106,10 @@ def _told(row: Row, before: Turn, after: Turn) -> Iterator[tuple[str, Any]]:
         return
     if row.get(_ROUTING) is not None:
         yield _ROUTING, None
-    if row.get("cum_len") == len(old):
+    if type(row.get("cum_len")) is int and row["cum_len"] == len(old):
         yield "cum_len", len(new)
     if row.get("digest") is not None:
-        if row["digest"] != _digest(old):
+        if text_of(row["digest"]) != _digest(old):
             raise RecordError("the digest is not that of these tokens, so none can be written for others")
         yield "digest", _digest(new)
 

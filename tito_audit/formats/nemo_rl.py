@@ -123,11 +123,14 @@ def _length(stated: object, width: int) -> int:
     """The tokens before the padding; all of them when the row does not say."""
     if stated is None:
         return width
-    if not isinstance(stated, int | float | np.integer) or isinstance(stated, bool) or stated % 1 != 0:
-        raise RecordError(f"input_lengths is {stated!r}, not a number of tokens")
-    if not 0 <= stated <= width:
-        raise RecordError(f"input_lengths says {stated} tokens, but the row holds {width}")
-    return int(stated)
+    value = stated.item() if isinstance(stated, np.generic) else stated
+    whole = value.is_integer() if isinstance(value, float) else type(value) is int
+    if not whole:
+        raise RecordError(f"input_lengths is {value!r}, not a number of tokens")
+    assert isinstance(value, int | float)
+    if not 0 <= value <= width:
+        raise RecordError(f"input_lengths says {value} tokens, but the row holds {width}")
+    return int(value)
 
 
 def _content(value: object) -> tuple[tuple[Message, ...], dict[str, object]]:

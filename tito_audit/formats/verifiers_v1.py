@@ -199,9 +199,13 @@ def _calls_by_node(tree: Branches) -> dict[int, Mapping[str, Any]]:
         # A table has floats where some are null.
         if isinstance(node, float) and node.is_integer():
             node = int(node)
-        if type(node) is int and not call.get("error"):
+        if type(node) is int and not _failed(call.get("error")):
             found[node] = call
     return found
+
+
+def _failed(error: object) -> bool:
+    return bool(error) if isinstance(error, str | Mapping) else error is not None
 
 
 def _stated_by_episode(episode: Row) -> dict[str, object]:
