@@ -90,6 +90,8 @@ def as_floats(values: Sequence[Any] | NDArray[Any], name: str) -> NDArray[np.flo
 
 def json_kind(value: object) -> str:
     """The JSON word for a value's type, for messages."""
+    if isinstance(value, np.generic):  # an entry of an array is what JSON had there
+        value = value.item()
     if value is None:
         return "null"
     words = {bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
