@@ -16,7 +16,7 @@ import orjson
 
 from tito_audit.errors import RecordError
 from tito_audit.formats._responses_items import message_wire, text_of
-from tito_audit.record.message import Message, ToolSpec, as_message
+from tito_audit.record.message import Message, ToolSpec, as_message, as_tools
 
 __all__ = ["chat_message", "chat_messages", "chat_tools"]
 
@@ -45,13 +45,7 @@ def chat_messages(values: object, where: str) -> tuple[Message, ...]:
 
 def chat_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
     """Tools in chat form; those of another type than `function`, or of a namespace, stay as they are."""
-    if values is None:
-        return ()
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        raise RecordError(f"{where} is not a list of tools")
-    if not all(isinstance(tool, Mapping) for tool in values):
-        raise RecordError(f"{where} holds something that is not a tool definition (an object)")
-    return tuple(_chat_tool(tool) for tool in values)
+    return tuple(_chat_tool(tool) for tool in as_tools(values, where))
 
 
 def _chat_call(call: Any) -> Any:
