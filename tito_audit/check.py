@@ -117,7 +117,7 @@ def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequ
     name = next((repair.name for repair in offers[finding.code] if repair.fits(evidence, finding)), None)
     if name is None:
         return finding
-    return Finding(finding.code, finding.severity, finding.place, finding.hit, name)
+    return replace(finding, repair=name)
 
 
 def _hit(rule: Rule, one: Explained, evidence: Evidence) -> Hit:

@@ -4,12 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["FailOn", "RepairChoices", "RepairSettings", "Settings", "ToolArguments"]
+__all__ = [
+    "FailOn",
+    "GateSettings",
+    "MaxRate",
+    "Override",
+    "RepairChoices",
+    "RepairSettings",
+    "Settings",
+    "ToolArguments",
+]
 
 FailOn = Literal["error", "warning", "note", "never"]
 ToolArguments = Literal["auto", "object", "string"]
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """Settings that hold for some logs only."""
+
+    paths: tuple[str, ...]
+    """Absolute patterns of files; `*` stays within one folder, `**` goes through any number of them."""
+    changes: Mapping[str, Any]
+    """Values by field of Settings: those that speak of one log (tokenizer, template, columns, rules, fail_on)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaxRate:
+    """How often findings may occur before they fail a gate."""
+
+    prefix: str
+    """Beginning of codes; "" for all."""
+    limit: float
+    per: Literal["token", "rollout"] = "token"
+    """Of what: generated tokens, or rollouts."""
+
+    def __str__(self) -> str:
+        return f"{self.prefix or 'ALL'}={self.limit:g}" + ("/rollout" if self.per == "rollout" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    """What lets findings pass that `Settings.fail_on` would refuse."""
+
+    max_rates: tuple[MaxRate, ...] = ()
+    """Codes under one of these are judged by their rate, the longest prefix first, not one by one."""
+    baseline: str | None = None
+    """A file of findings that are known and fail nothing."""
+    update_baseline: bool = False
+    """Write that file anew with what was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +88,15 @@ class Settings:
     """The columns to join on, those of the log to those of the other file; {}: the first id that both have."""
     select: tuple[str, ...] = ()
     """Code prefixes to run; () runs all."""
+    extend_select: tuple[str, ...] = ()
+    """Code prefixes to run beside those of `select`, whatever `ignore` says of shorter ones."""
     ignore: tuple[str, ...] = ()
     """Code prefixes to leave out."""
     fail_on: FailOn = "error"
     limit: int | None = None
     """Stop after so many rows of all logs together."""
+    sample: float | None = None
+    """Audit about this share of the rows only, above 0 and at most 1; which ones depends on the log alone."""
     row: int | None = None
     """Audit this row of each log only, counted from 0."""
     max_row_bytes: int = 256 * 1024 * 1024
@@ -57,6 +106,9 @@ class Settings:
     jobs: int | None = None
     """Processes that audit at once; None: this one alone. Findings are the same whatever the number. With more
     than one, the rollout of a result holds its place and format only: the rest stays where it was audited."""
+
+    overrides: tuple[Override, ...] = ()
+    """Other settings for some of the logs; of those that fit a log, the later one wins."""
 
     def __post_init__(self) -> None:
         if self.format == "auto":

@@ -37,3 +37,7 @@ class Report:
     name: str
     title: str
     write: Callable[[Iterable[Result], Summary, TextIO, ReportOptions], None]
+    observes: bool = False
+    """Whether results should come with what is observed beside findings (`Result.observed`)."""
+    suffix: str = "txt"
+    """How files of it are called."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Result, Severity
 
-__all__ = ["SCHEMA_VERSION", "RuleCount", "Skipped", "Summary", "Taken"]
+__all__ = ["SCHEMA_VERSION", "Fixed", "Gate", "RateCount", "RuleCount", "Sampled", "Skipped", "Summary", "Taken"]
 
 SCHEMA_VERSION = 1
 
@@ -23,6 +23,8 @@ class RuleCount:
     """Rollouts with at least one."""
     tokens: int = 0
     """Recorded tokens inside its ranges."""
+    known: int = 0
+    """Of all of them, those that the baseline holds."""
 
 
 @dataclass(slots=True)
@@ -41,6 +43,66 @@ class Taken:
     rows: int = 0
     told_by: tuple[str, ...] = ()
     """The keys that showed it, in the first of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """How much of the logs was audited, where a sample was asked for."""
+
+    share: float
+    rows: int
+    """Rows that were audited."""
+    of: int
+    """Rows that were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A finding of the baseline that is no longer there."""
+
+    fingerprint: str
+    code: str
+    file: str
+    row: int
+    """Where it was when the baseline was written."""
+    message: str
+    times: int = 1
+    """How many of that fingerprint are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateCount:
+    """A limit on how often findings occur, and how often they did."""
+
+    limit: str
+    """As it was asked for: `TOK=0.001`, `SEQ=0.1/rollout`."""
+    findings: int
+    of: int
+    """Generated tokens, or rollouts."""
+    rate: float
+    """Findings by `of`; 0 without findings, infinite where there is nothing to divide by."""
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Whether the logs pass, and why not."""
+
+    failed: bool
+    because: tuple[str, ...]
+    """What failed, in sentences; () when nothing did."""
+    fail_on: str
+    failing: int
+    """Findings that fail one by one: at or above `fail_on`, not known, under no limit."""
+    rates: tuple[RateCount, ...] = ()
+    baseline: str | None = None
+    """Its file; None without one."""
+    known: int = 0
+    """Findings that the baseline holds."""
+    fixed: tuple[Fixed, ...] = ()
+    """Findings of the baseline that are gone."""
+    updated: bool = False
+    """Whether the baseline was written anew."""
 
 
 @dataclass(slots=True)
@@ -69,6 +131,10 @@ class Summary:
     notices: list[str] = field(default_factory=list)
     """Things about the whole run that a reader should know: an empty file, no template, a fallback."""
     seconds: float = 0.0
+    sampled: Sampled | None = None
+    """None when every row was audited."""
+    gate: Gate | None = None
+    """Set by whoever gates the run, once its results are used up."""
 
     def add(self, result: Result) -> None:
         """Count one result."""
@@ -89,6 +155,7 @@ class Summary:
             word = finding.severity.word
             setattr(count, word, getattr(count, word) + 1)
             count.tokens += finding.hit.end - finding.hit.start
+            count.known += finding.known
             self.causes.setdefault(finding.code, Counter())[finding.hit.cause] += 1
         for skip in result.skips:
             skipped = self.skipped.setdefault(skip.code, Skipped())

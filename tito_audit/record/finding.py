@@ -6,8 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING
 
 from tito_audit.record.rollout import Place, Rollout
+
+if TYPE_CHECKING:
+    from tito_audit.record.observed import Observed
 
 __all__ = ["Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"]
 
@@ -70,6 +74,8 @@ class Finding:
     hit: Hit
     repair: str | None = None
     """Name of the repair that would cure it; None while none claims its code."""
+    known: bool = False
+    """True when the baseline of the run holds it: it fails no gate."""
 
     @property
     def fingerprint(self) -> str:
@@ -102,3 +108,5 @@ class Result:
     """`turns`, `tokens`, `generated_tokens` of this rollout."""
     told_by: tuple[str, ...] = ()
     """The keys that showed the format, of one of the first rows of each format in a file."""
+    observed: Observed | None = None
+    """Where a report asked for it."""
