@@ -16,13 +16,13 @@ from tito_audit.evidence.differences import Region, Stretch, difference, region_
 from tito_audit.evidence.growth import GrownPieces, common_start
 from tito_audit.evidence.model import Against, Break, Difference, Link
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, token_roles
+from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, Turn
 
-__all__ = ["Chains", "chain_turns"]
+__all__ = ["Chains", "before_end", "chain_turns"]
 
 _ANSWER_ROLES = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END))
 
@@ -141,7 +141,7 @@ def _without_text(k: int, prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[
 
 def _retokenized(k: int, parent: int, prompt: Pieces, seen: Pieces) -> tuple[Link, list[Stretch]]:
     at = common_start(prompt.ids, seen.ids)
-    return Link(k, parent, Break.RETOKENIZED, at, at), _before_end(seen, prompt, 0, frozenset())
+    return Link(k, parent, Break.RETOKENIZED, at, at), before_end(seen, prompt, 0, frozenset())
 
 
 def _other_text(
@@ -158,7 +158,7 @@ def _other_text(
     end_ids = reference.end_ids()
     if at < _first_message(seen, end_ids):
         return Link(k, None, Break.ORPHAN, at, at, "it shares no first message with any earlier call"), []
-    found = _before_end(seen, prompt, regions[-1].start if regions else 0, end_ids)
+    found = before_end(seen, prompt, regions[-1].start if regions else 0, end_ids)
     roles = token_roles(seen, end_ids)
     changed = _messages_changed(turns[parent], turns[k])
     given = [s for s in found if _is_given(s, roles, regions)]
@@ -169,7 +169,7 @@ def _other_text(
     return Link(k, parent, Break.TEMPLATE, at, at), found
 
 
-def _before_end(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]) -> list[Stretch]:
+def before_end(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]) -> list[Stretch]:
     """What differs up to the end of what was seen; what the prompt adds after it is new.
 
     When the texts part inside the last answer, that answer goes on in the prompt up to the next turn end,
@@ -184,7 +184,7 @@ def _before_end(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozen
     return [s for s in stretches(seen, prompt, blocks) if s.start < len(seen)]
 
 
-def _is_given(stretch: Stretch, roles: list[str], regions: tuple[Region, ...]) -> bool:
+def _is_given(stretch: Stretch, roles: Roles, regions: tuple[Region, ...]) -> bool:
     """Whether a stretch changes text that was given to the model, more than in its white space."""
     if region_of(stretch, regions) is not None:
         given = set(range(stretch.start, stretch.end))

@@ -16,7 +16,7 @@ from tito_audit.tokens.spelling import known_to_keep
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "pieces_of"]
 
 _TURN_ENDS = frozenset(
     (
@@ -50,10 +50,7 @@ class Reference:
 
     def pieces(self, ids: Ids) -> Pieces:
         """Token ids with their bytes; ids outside the vocabulary have none."""
-        vocabulary = self.vocabulary
-        control = vocabulary.control(ids)
-        end = np.cumsum(vocabulary.byte_lengths(ids))
-        return Pieces(ids, end, vocabulary.data(ids), control)
+        return pieces_of(ids, self.vocabulary)
 
     def spell(self, ids: Ids, size: int, text: str) -> bool:
         """Whether the bytes of these ids, so many of them, are those of a text that encodes as them."""
@@ -142,6 +139,15 @@ class Reference:
         """The text the template writes; RenderError when it cannot. Needs a renderer."""
         assert self.renderer is not None
         return self.renderer.render(messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs)
+
+
+def pieces_of(ids: Ids, vocabulary: Vocabulary | None) -> Pieces:
+    """Token ids with their bytes; without a vocabulary every id spells itself in four, which compares ids."""
+    if vocabulary is None:
+        plain = np.ascontiguousarray(ids, np.int32)
+        return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
+    end = np.cumsum(vocabulary.byte_lengths(ids))
+    return Pieces(ids, end, vocabulary.data(ids), vocabulary.control(ids))
 
 
 @lru_cache(maxsize=8)

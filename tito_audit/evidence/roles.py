@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -11,8 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.pieces import Pieces
+from tito_audit.record.arrays import Mask
 
-__all__ = ["ASSISTANT", "GENERATION_PROMPT", "TEMPLATE", "TURN_END", "UNKNOWN", "Roles", "token_roles"]
+__all__ = [
+    "ASSISTANT",
+    "GENERATION_PROMPT",
+    "TEMPLATE",
+    "TURN_END",
+    "UNKNOWN",
+    "Roles",
+    "token_roles",
+    "unknown_roles",
+]
 
 ASSISTANT, TEMPLATE, UNKNOWN = "assistant", "template", "unknown"
 GENERATION_PROMPT, TURN_END = "generation prompt", "turn end"
@@ -34,6 +44,9 @@ _ROLE = re.compile(rb"\s*(system|developer|user|assistant|model|tool|ipython|env
 _WORDS = {"model": ASSISTANT, "developer": "system"} | dict.fromkeys(
     ("ipython", "environment", "observation", "function"), "tool"
 )
+_NAMES = (UNKNOWN, TEMPLATE, GENERATION_PROMPT, ASSISTANT, TURN_END, "system", "user", "tool")
+_CODES = {name: code for code, name in enumerate(_NAMES)}
+"""Every role that control tokens tell, by the number it has in an array; 0 is unknown."""
 
 
 class Roles(Sequence[str]):
@@ -56,6 +69,25 @@ class Roles(Sequence[str]):
         name: str = self._names[int(self._codes[at])]
         return name
 
+    def __iter__(self) -> Iterator[str]:
+        return map(self._names.__getitem__, self._codes.tolist())
+
+    def among(self, names: Collection[str]) -> Mask:
+        """`[N]` bool, True where a token has one of these roles."""
+        wanted: Mask = np.array([name in names for name in self._names], np.bool_)[self._codes]
+        return wanted
+
+    def given(self, name: str, mask: Mask) -> Roles:
+        """The same roles, but this one where the mask, `[N]` bool, is true."""
+        names = self._names if name in self._names else (*self._names, name)
+        return Roles(names, np.where(mask, np.int16(names.index(name)), self._codes))
+
+    def counted(self, mask: Mask) -> dict[str, tuple[int, int]]:
+        """How many tokens of each role the mask, `[N]` bool, has and how many it has not; no role without any."""
+        counts = np.bincount(2 * self._codes + mask, minlength=2 * len(self._names)).tolist()
+        pairs = zip(self._names, counts[1::2], counts[::2], strict=True)
+        return {name: (with_it, without) for name, with_it, without in pairs if with_it or without}
+
 
 @dataclass(slots=True)
 class _State:
@@ -63,22 +95,27 @@ class _State:
     header: bool = False
 
 
-def token_roles(pieces: Pieces, end_ids: frozenset[int]) -> list[str]:
+def token_roles(pieces: Pieces, end_ids: frozenset[int]) -> Roles:
     """`[N]` the role of each token: a message's own, `template`, `generation prompt` or `turn end`.
 
     Read from role markers such as `<|im_start|>assistant` or `<｜Assistant｜>`; `unknown` until the first
     marker and for templates that mark roles in plain text.
     """
-    roles = [UNKNOWN] * len(pieces)
+    codes = np.zeros(len(pieces), np.int16)
     state = _State()
     for start, end in pieces.units():
         if pieces.control[start] and end == start + 1:
             literal = pieces.bytes_of(start, end).decode("utf-8", "replace")
             _enter(literal, state)
-            roles[start] = _control_role(int(pieces.ids[start]), literal, state, end_ids)
+            codes[start] = _CODES[_control_role(int(pieces.ids[start]), literal, state, end_ids)]
         else:
-            _text(pieces, start, end, state, roles)
-    return roles
+            _text(pieces, start, end, state, codes)
+    return Roles(tuple(_CODES), codes)
+
+
+def unknown_roles(size: int) -> Roles:
+    """`[N]` the roles of tokens of which nothing is known."""
+    return Roles((UNKNOWN,), np.zeros(size, np.int16))
 
 
 def _enter(literal: str, state: _State) -> None:
@@ -102,7 +139,7 @@ def _control_role(token: int, literal: str, state: _State, end_ids: frozenset[in
     return GENERATION_PROMPT if literal in _SPEAKERS or literal in _HEADER_ENDS else ASSISTANT
 
 
-def _text(pieces: Pieces, start: int, end: int, state: _State, roles: list[str]) -> None:
+def _text(pieces: Pieces, start: int, end: int, state: _State, codes: NDArray[np.int16]) -> None:
     """Give the tokens of a run of text their role; the first line of a header is template."""
     data = pieces.bytes_of(start, end)
     header = 0
@@ -117,8 +154,6 @@ def _text(pieces: Pieces, start: int, end: int, state: _State, roles: list[str])
         if data[header:].lstrip().startswith(b"<tool_response>"):
             state.role = "tool"
     offset = int(pieces.end[start - 1]) if start else 0
-    for position in range(start, end):
-        if int(pieces.end[position]) - offset <= header:
-            roles[position] = GENERATION_PROMPT if state.role == ASSISTANT else TEMPLATE
-        else:
-            roles[position] = state.role
+    own = start + int(pieces.end[start:end].searchsorted(offset + header, side="right"))
+    codes[start:own] = _CODES[GENERATION_PROMPT if state.role == ASSISTANT else TEMPLATE]
+    codes[own:end] = _CODES[state.role]

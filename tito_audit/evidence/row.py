@@ -14,8 +14,8 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.differences import Region, difference, region_of, stretches
 from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference, RowView
-from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, token_roles
+from tito_audit.evidence.reference import Reference, pieces_of
+from tito_audit.evidence.roles import ASSISTANT, TURN_END, token_roles, unknown_roles
 from tito_audit.evidence.written import Written
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
@@ -92,11 +92,8 @@ def _leaves(chains: Chains) -> list[int]:
 
 
 def _pieces(ids: Ids, reference: Reference | None) -> Pieces:
-    """Pieces with a tokenizer; without one every id spells itself in four bytes, which compares ids."""
-    if reference is not None:
-        return reference.pieces(ids)
-    plain = np.ascontiguousarray(ids, np.int32)
-    return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
+    """Pieces with a tokenizer; without one they compare ids."""
+    return pieces_of(ids, reference.vocabulary if reference is not None else None)
 
 
 class _Columns:
@@ -107,7 +104,7 @@ class _Columns:
         self.turns = rollout.turns
         self.ids = row.token_ids
         self.end_ids = reference.end_ids() if reference else frozenset()
-        self.roles = token_roles(held, self.end_ids) if reference else [UNKNOWN] * size
+        self.roles = token_roles(held, self.end_ids) if reference else unknown_roles(size)
         self.turn = np.full(size, -1, np.int32)
         self.offset = np.full(size, -1, np.int32)
         self.expected = np.full(size, np.nan)
@@ -147,11 +144,10 @@ class _Columns:
         if not self.laid:
             return None
         sampled = self.turn >= 0
-        for position in np.flatnonzero(sampled):
-            ends = int(self.ids[position]) in self.end_ids
-            self.roles[position] = TURN_END if ends else ASSISTANT
+        ends = sampled & np.isin(self.ids, list(self.end_ids))
+        roles = self.roles.given(ASSISTANT, sampled).given(TURN_END, ends)
         expected = self.expected if self.any_logprobs else None
-        return RowView(sampled, True, tuple(self.roles), self.turn, self.offset, expected, self.drifted)
+        return RowView(sampled, True, roles, self.turn, self.offset, expected, self.drifted)
 
 
 def row_against_template(rollout: Rollout, written: Written, reference: Reference) -> Found:
@@ -220,8 +216,8 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
 def _view_by_roles(held: Pieces, reference: Reference) -> RowView | None:
     """What was sampled as the role markers have it; None when there are none."""
     roles = token_roles(held, reference.end_ids())
-    sampled = np.array([role in (ASSISTANT, TURN_END) for role in roles], np.bool_)
-    return _view(tuple(roles), sampled) if sampled.any() else None
+    sampled = roles.among((ASSISTANT, TURN_END))
+    return _view(roles, sampled) if sampled.any() else None
 
 
 def _view(roles: Sequence[str], sampled: Mask) -> RowView:

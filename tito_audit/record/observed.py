@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,11 +75,12 @@ class Measures:
     """Counts of tokens, of one rollout or of many. All but `roles` count generated tokens."""
 
     by_turn: Counts = field(default_factory=_turns)
-    """`[TURNS, 4]` int64: by the turn that generated them and their state (STATES)."""
+    """`[TURNS, 4]` int64: by the turn that generated them and their state (STATES). Where the log has no calls,
+    a turn is a run of sampled tokens in the training row."""
     by_position: Counts = field(default_factory=_positions)
     """`[len(POSITION_EDGES), 4]` int64: by where they stand, counted from the start of the prompt or row."""
     by_logprob: Counts = field(default_factory=_logprobs)
-    """`[len(LOGPROB_EDGES), 4]` int64: by the logprob that the sampler gave them."""
+    """`[len(LOGPROB_EDGES), 4]` int64: by the logprob that the sampler gave them, where it is a finite number."""
     without_logprob: Counts = field(default_factory=_unknown)
     """`[4]` int64: those whose logprob is unknown."""
     roles: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -93,6 +96,33 @@ class Measures:
             before = self.roles.get(role, (0, 0))
             self.roles[role] = (before[0] + trained, before[1] + untrained)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For a pickle: what is not 0, a tenth of what the arrays take."""
+        arrays = self.by_turn, self.by_position, self.by_logprob, self.without_logprob
+        every = np.concatenate([array.ravel() for array in arrays])
+        at = np.flatnonzero(every)
+        return _measures, (at.astype(np.uint16).tobytes(), every[at].tobytes(), self.roles)
+
+
+_SHAPES = (
+    (TURNS, len(STATES)),
+    (len(POSITION_EDGES), len(STATES)),
+    (len(LOGPROB_EDGES), len(STATES)),
+    (len(STATES),),
+)
+_ENDS = tuple(accumulate(prod(shape) for shape in _SHAPES))
+
+
+def _measures(at: bytes, counts: bytes, roles: dict[str, tuple[int, int]]) -> Measures:
+    """Measures out of a pickle."""
+    every = np.zeros(_ENDS[-1], np.int64)
+    every[np.frombuffer(at, np.uint16)] = np.frombuffer(counts, np.int64)
+    starts = (0, *_ENDS)
+    turns, positions, logprobs, rest = (
+        every[start:end].reshape(shape) for start, end, shape in zip(starts, _ENDS, _SHAPES, strict=False)
+    )
+    return Measures(turns, positions, logprobs, rest, roles)
+
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
@@ -102,11 +132,13 @@ class Stretch:
     """Position of the first in its sequence; what lies before it and after the stretch before is left out."""
     ids: tuple[int, ...]
     pieces: tuple[str, ...]
-    """How each reads; () without a tokenizer. Raw text of a model: escape it."""
+    """How each reads; () without a tokenizer. Raw text of a model: escape it. At most 200 characters, a longer
+    one ends with `…`; bytes that are no text read as `\\xNN`, as text may do that says just that: `data` tells."""
     data: tuple[str, ...] = ()
-    """The bytes of each as hexadecimal digits; () without a tokenizer."""
+    """The bytes of each as hexadecimal digits, cut after 200 bytes with `…`; () without a tokenizer, `""` for an
+    id outside the vocabulary."""
     logprobs: tuple[float | None, ...] | None = None
-    """In nats; None where no sampler scored the token."""
+    """In nats, always finite; None where no sampler scored the token or what it wrote is no finite number."""
     trained: tuple[bool, ...] | None = None
     """The loss mask; None where the sequence has none."""
     roles: tuple[str, ...] | None = None
@@ -119,15 +151,23 @@ class Swap:
 
     start: int
     end: int
-    """Half-open range of the recorded sequence."""
+    """Half-open range of the recorded sequence; start == end: canonical tokens stand between two recorded ones."""
     ids: tuple[int, ...]
+    """At most the first 512 canonical tokens."""
     pieces: tuple[str, ...]
     data: tuple[str, ...] = ()
     total: int = 0
     """How many canonical tokens there are; more than `ids` when they were cut."""
     code: str = ""
+    """The rule that names it; "" when none was asked."""
     against: str = ""
-    """Where the other tokens stand: `next prompt`, `training row`, `template`, `re-encoding`."""
+    """Where the other tokens stand: `next prompt`, `training row`, `template`, `re-encoding`; of a prompt that
+    breaks its history `what was seen`, what the call before it saw and said there; of a training row that holds
+    other tokens than the calls generated `what was sampled`."""
+    before: int = 0
+    """Tokens at the end of the sequence before this one (a completion's prompt) that are replaced with it."""
+    after: int = 0
+    """Tokens behind the end of this sequence that are replaced with it."""
 
 
 @dataclass(frozen=True, slots=True)
