@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -15,141 +15,48 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
+from tests.report_results import ODD, TITLES, finding, golden, hostile, merge, result, results, tool_call, written
+from tito_audit.record.finding import Result, Severity, Side
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.report import Report, ReportOptions
+from tito_audit.report import Report
 from tito_audit.reports import all_reports, report_named
 from tito_audit.reports._boxes import boxes
 from tito_audit.reports._visible import escaped_json, visible
 from tito_audit.reports._worst import PER_CODE, Worst
-from tito_audit.summary import Summary
 
 GOLDENS = Path(__file__).resolve().parents[1] / "fixtures" / "reports"
-TITLES = {
-    "REC001": "A row cannot be read",
-    "TOK101": "Several sampled tokens re-encode as one",
-    "TPL203": "A tool call is written back differently",
-    "LPR505": "A placeholder value stands where a logprob is trained",
+EMPTY: dict[str, Callable[[str], bool]] = {
+    "concise": lambda text: text == "tito-audit: nothing audited: nothing found; 0 rollouts audited\n",
+    "github": lambda text: text == "",
+    "html": lambda text: "no rollouts" in text and text.rstrip().endswith("</html>"),
+    "json": lambda text: json.loads(text)["summary"]["rollouts"] == 0,
+    "jsonl": lambda text: json.loads(text)["summary"]["rollouts"] == 0,
+    "junit": lambda text: ElementTree.fromstring(text.encode()).get("tests") == "0",
+    "markdown": lambda text: text.startswith("### ⚠️ tito-audit: nothing was audited\n"),
+    "sarif": lambda text: json.loads(text)["runs"][0]["results"] == [],
+    "text": lambda text: "nothing to audit: no rollouts" in text,
 }
-
-
-def finding(code: str, severity: Severity, place: Place, **hit: object) -> Finding:
-    fields: dict[str, object] = {"where": Where.COMPLETION, "start": 0, "end": 0, "message": "", **hit}
-    return Finding(code, severity, place, Hit(**fields))  # type: ignore[arg-type]
-
-
-def merge(place: Place, severity: Severity, start: int = 12) -> Finding:
-    return finding(
-        "TOK101",
-        severity,
-        place,
-        turn=1,
-        start=start,
-        end=start + 2,
-        cause="merge",
-        message="Two sampled tokens re-encode as one, and turn 2's prompt holds the re-encoded form.",
-        recorded=Side((43, 7, 905), ("Skin", "ny", " cat")),
-        canonical=Side((4410, 905), ("Skinny", " cat")),
-    )
-
-
-def tool_call(place: Place) -> Finding:
-    return finding(
-        "TPL203",
-        Severity.WARNING,
-        place,
-        turn=0,
-        start=3,
-        end=9,
-        cause="tool call spacing",
-        message="The template writes the arguments without the spaces that were sampled.",
-        recorded=Side((90, 25, 220, 16), ('{"', 'city":', " ", '"Rom"}')),
-        canonical=Side((90, 26), ('{"', 'city":"Rom"}')),
-    )
-
-
-def result(row: int, *findings: Finding, skips: tuple[Skip, ...] = (), tokens: int = 120) -> Result:
-    place = Place("logs/run.jsonl", row)
-    counts = {"turns": 2, "tokens": tokens, "generated_tokens": tokens // 3}
-    return Result(place, Rollout(place, "slime"), findings, skips, counts)
-
-
-def results() -> Iterator[Result]:
-    """One fixed set of made-up results: everything a report has to show once."""
-    no_logprobs = tuple(Skip(f"LPR50{digit}", "no logprobs") for digit in range(1, 7))
-    skips = (*no_logprobs, Skip("TPL203", "no messages"))
-    places = [Place("logs/run.jsonl", row) for row in range(6)]
-    yield result(0, merge(places[0], Severity.ERROR), merge(places[0], Severity.NOTE, 40))
-    yield result(1, tool_call(places[1]), skips=no_logprobs)
-    yield result(2, skips=skips)
-    unreadable = "The line is no JSON: it ends inside a string at byte 812."
-    bad = finding("REC001", Severity.ERROR, places[3], where=Where.ROW, message=unreadable, cause="no JSON")
-    yield Result(places[3], None, (bad,))
-    sentinel = finding(
-        "LPR505",
-        Severity.ERROR,
-        places[4],
-        where=Where.ROW,
-        start=100,
-        end=140,
-        cause="0.0",
-        message="40 trained tokens carry the logprob 0.0, which stands for 'none' in this log. " * 2,
-        recorded=Side(tuple(range(1000, 1040)), tuple(f" word{n}" for n in range(40))),
-    )
-    yield result(4, sentinel, merge(places[4], Severity.ERROR))
-    yield result(5, hostile(places[5]), tokens=0)
-
-
-def hostile(place: Place) -> Finding:
-    """A finding whose text tries to act on the terminal."""
-    return finding(
-        "TOK101",
-        Severity.NOTE,
-        place,
-        turn=0,
-        end=3,
-        cause="[bold red]merge[/]",
-        message="[red]not red[/red] \x1b[31mnot red\x1b[0m \x07 \u202egnihton\u202c line\nforged \ud83d",
-        recorded=Side((1, 2, 3), ("\x1b]0;owned\x07", " \n", "\u202e[bold]")),
-        canonical=Side((4,), ("\x1b]0;owned\x07 \n\u202e[bold]",)),
-    )
-
-
-def tally(of: Iterator[Result], summary: Summary) -> Iterator[Result]:
-    for one in of:
-        summary.add(one)
-        yield one
-
-
-def written(report: Report, of: Iterator[Result], **options: object) -> str:
-    summary = Summary(files=["logs/run.jsonl"], tokenizer="toy_bpe", encoder="tokenizers", seconds=2.0)
-    summary.notices.append("no chat template: the TPL rules were skipped")
-    out = io.StringIO()
-    report.write(tally(of, summary), summary, out, ReportOptions(titles=TITLES, **options))  # type: ignore[arg-type]
-    return out.getvalue()
+"""What a report of no results has to be."""
 
 
 @pytest.mark.parametrize("report", all_reports(), ids=lambda report: report.name)
 def test_a_report_writes_its_golden_text(report: Report) -> None:
-    golden = GOLDENS / f"{report.name}.txt"
-    text = written(report, results())
+    file = GOLDENS / f"{report.name}.txt"
+    text = golden(report)
     if os.environ.get("UPDATE_GOLDENS"):
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+        file.write_text(text, encoding="utf-8", newline="")
+    assert text == file.read_bytes().decode()
 
 
 @pytest.mark.parametrize("report", all_reports(), ids=lambda report: report.name)
 def test_a_report_of_no_results_is_valid(report: Report) -> None:
-    text = written(report, iter(()))
-    if report.name == "text":
-        assert "nothing to audit: no rollouts" in text
-    else:
-        assert json.loads(text)["summary"]["rollouts"] == 0
+    text = written(report, ())
+    assert EMPTY[report.name](text), text
 
 
 def test_an_unknown_report_names_the_reports_there_are() -> None:
-    with pytest.raises(Exception, match="json, jsonl, text"):
-        report_named("html")
+    with pytest.raises(Exception, match="concise, github, html, json, jsonl, junit, markdown, sarif, text"):
+        report_named("pdf")
 
 
 def test_json_and_jsonl_hold_the_same_findings_and_the_documented_keys() -> None:
@@ -159,9 +66,9 @@ def test_json_and_jsonl_hold_the_same_findings_and_the_documented_keys() -> None
     assert whole["findings"] == [json.loads(line) for line in lines]
     assert whole["summary"] == json.loads(last)["summary"]
     keys = "code severity file row item turn where start end cause message recorded canonical repair fingerprint"
-    assert " ".join(whole["findings"][0]) == keys
+    assert " ".join(whole["findings"][0]) == keys + " known"
     assert whole["summary"]["schema_version"] == 1
-    assert whole["summary"]["findings"]["TOK101"]["rollouts"] == 3
+    assert whole["summary"]["findings"]["TOK101"]["rollouts"] == 4
     assert whole["summary"]["skipped"]["LPR501"] == {"rollouts": 2, "because": "no logprobs"}
     assert whole["summary"]["rows_unreadable"] == 1
 
@@ -183,7 +90,7 @@ def test_escaping_json_never_changes_its_value(text: str) -> None:
 
 @pytest.mark.parametrize("color", [False, True])
 def test_no_word_of_the_log_acts_on_the_terminal(color: bool) -> None:
-    text = written(report_named("text"), results(), color=color)
+    text = written(report_named("text"), [result(5, hostile(Place("logs/run.jsonl", 5)))], color=color)
     plain = Text.from_ansi(text).plain
     assert "\x1b]" not in text
     assert not set(plain) & set("\x1b\x07\u202e\u202c\r")
@@ -225,7 +132,8 @@ def test_visible_text_is_one_printable_line(text: str) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_page_keeps_to_its_width(width: int) -> None:
-    lines = written(report_named("text"), results(), width=width).splitlines()
+    short = [one for one in results() if one.place.file != ODD]
+    lines = written(report_named("text"), short, width=width).splitlines()
     assert max(cell_len(line) for line in lines if "tito-audit" not in line) <= width
 
 
@@ -289,7 +197,8 @@ def test_a_log_without_ids_is_never_called_clean() -> None:
     assert "clean: nothing found in 1 rollout; nothing to audit in 1 without token ids" in some
 
 
-def test_results_hold_no_rollout_after_a_report_has_seen_them() -> None:
+@pytest.mark.parametrize("report", all_reports(), ids=lambda report: report.name)
+def test_results_hold_no_rollout_after_a_report_has_seen_them(report: Report) -> None:
     """A report of a large log holds findings only: the arrays of each rollout may go."""
     import gc
     import weakref
@@ -309,4 +218,4 @@ def test_results_hold_no_rollout_after_a_report_has_seen_them() -> None:
             gc.collect(0)
             assert sum(ref() is not None for ref in watched) <= 3
 
-    written(report_named("text"), many())
+    written(report, many())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from tito_audit.record.finding import Result
+from tito_audit.record.finding import Finding, Result
 
 if TYPE_CHECKING:
     from tito_audit.summary import Summary
@@ -21,9 +21,15 @@ class ReportOptions:
     color: bool = False
     width: int = 100
     worst: int = 10
-    """Findings shown in full by the text report."""
+    """Findings shown in full by the reports for reading."""
     titles: Mapping[str, str] = field(default_factory=dict)
     """What each rule finds, by code; reports do not know the rules."""
+    docs: Mapping[str, str] = field(default_factory=dict)
+    """The manual of each rule in Markdown, by code."""
+    ran: Callable[[str], Collection[str]] | None = None
+    """The codes that were asked for of a file; None where that is not known."""
+    fails: Callable[[Finding], bool] | None = None
+    """Whether a finding that no baseline holds fails by itself; None: an error does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-__all__ = ["escaped_json", "visible"]
+__all__ = ["escaped_json", "inert", "visible"]
 
 _SHOWN = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
 # Letters that print as nothing: combining joiner, fillers of the Korean and Khmer scripts.
@@ -18,6 +18,8 @@ _BLANKS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]")
 # DEL, C1 controls, bidi and zero-width characters, line separators: all legal in JSON, all unwanted in
 # a terminal or in a reader that splits lines by Unicode's rules.
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+# What runners of GitHub and Azure take for a command wherever it stands in a line: ##[error], ##vso[task...].
+_COMMAND = re.compile(r"(##\w*)\[")
 
 
 def visible(text: str, *, edges: bool = False) -> str:
@@ -30,6 +32,8 @@ def visible(text: str, *, edges: bool = False) -> str:
     if not text.isprintable():
         text = "".join(char if char.isprintable() else _mark(char) for char in text)
     text = _BLANKS.sub(lambda match: _code(match[0]), text)
+    if "##" in text:
+        text = _COMMAND.sub(r"\1\\x5b", text)
     if not edges:
         return text
     inner = text.strip(" ")
@@ -40,8 +44,16 @@ def visible(text: str, *, edges: bool = False) -> str:
     return text or "∅"
 
 
+def inert(line: str) -> str:
+    """The line so that no runner takes it for a command: `::error::` acts at the beginning of a line only."""
+    start = len(line) - len(line.lstrip())
+    return f"{line[:start]}\\x3a{line[start + 1 :]}" if line.startswith("::", start) else line
+
+
 def escaped_json(text: str) -> str:
-    """JSON with the characters that act on a terminal written as escapes; the value stays the same."""
+    """JSON with what acts on a terminal or in a runner's log written as escapes; the value stays the same."""
+    if "##" in text:
+        text = _COMMAND.sub(r"\1\\u005b", text)  # only strings hold such a sign
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

@@ -1,0 +1,194 @@
+"""One fixed set of made-up results, everything a report has to show once; and what a report writes of them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.report import Report, ReportOptions
+from tito_audit.summary import Fixed, Gate, RateCount, Sampled, Summary
+
+TITLES = {
+    "REC001": "A row cannot be read",
+    "TOK101": "Several sampled tokens re-encode as one",
+    "TPL203": "A tool call is written back differently",
+    "LPR505": "A placeholder value stands where a logprob is trained",
+}
+DOCS = {code: f"{title}.\n\n## What it finds\nMore of it,\nin `words`." for code, title in TITLES.items()}
+GATE = Gate(
+    failed=True,
+    because=(
+        "4 findings at or above error",
+        "TOK: 3 findings in 240 generated tokens, a rate of 0.0125, above its limit of 0.01",
+    ),
+    fail_on="error",
+    failing=4,
+    rates=(
+        RateCount("TOK=0.01", findings=3, of=240, rate=0.0125, failed=True),
+        RateCount("SEQ=0.1/rollout", findings=0, of=8, rate=0.0, failed=False),
+    ),
+    baseline="audit/baseline.jsonl",
+    known=2,
+    fixed=(
+        Fixed("00d1f7c0ffee0001", "TPL203", "logs/run.jsonl", 7, "The template writes <img src=x> | @nobody."),
+        Fixed("00d1f7c0ffee0002", "TOK101", "logs/run.jsonl", 9, "Two sampled tokens re-encode as one.", times=3),
+    ),
+)
+SAMPLED = Sampled(share=0.25, rows=9, of=36)
+ODD = "logs/ép`i|s @nobody [x](#1).parquet"
+TRAPS = (
+    "</script><script>alert(1)</script> ]]> <!-- --> <img src=x onerror=alert(2)>",
+    "![a](http://evil.example/a.png) [b](https://evil.example) www.evil.example me@evil.example",
+    "@nobody #1 GH-1 someone/thing#2 | pipe | ``` `tick` ```` **bold** </details> &lt;b&gt; \\",
+    "\n::error::forged\r\n::set-output name=a::b\n::stop-commands::z ##[error]c ##vso[task.x]d %0A::debug::e",
+    "\0 \x08 \x1b[2J \x1b]0;title\x07 \x9b \u202eturned\u202c \u2028 \ufffe \ud83d \udcff \U000e0041 {0} %s",
+)
+"""What a model may say to make a report do something."""
+
+
+def finding(code: str, severity: Severity, place: Place, **hit: object) -> Finding:
+    fields: dict[str, object] = {"where": Where.COMPLETION, "start": 0, "end": 0, "message": "", **hit}
+    return Finding(code, severity, place, Hit(**fields))  # type: ignore[arg-type]
+
+
+def merge(place: Place, severity: Severity, start: int = 12) -> Finding:
+    return finding(
+        "TOK101",
+        severity,
+        place,
+        turn=1,
+        start=start,
+        end=start + 2,
+        cause="merge",
+        message="Two sampled tokens re-encode as one, and turn 2's prompt holds the re-encoded form.",
+        recorded=Side((43, 7, 905), ("Skin", "ny", " cat")),
+        canonical=Side((4410, 905), ("Skinny", " cat")),
+    )
+
+
+def tool_call(place: Place) -> Finding:
+    return finding(
+        "TPL203",
+        Severity.WARNING,
+        place,
+        turn=0,
+        start=3,
+        end=9,
+        cause="tool call spacing",
+        message="The template writes the arguments without the spaces that were sampled.",
+        recorded=Side((90, 25, 220, 16), ('{"', 'city":', " ", '"Rom"}')),
+        canonical=Side((90, 26), ('{"', 'city":"Rom"}')),
+    )
+
+
+def result(
+    row: int, *findings: Finding, skips: tuple[Skip, ...] = (), tokens: int = 120, file: str = "logs/run.jsonl"
+) -> Result:
+    place = Place(file, row)
+    counts = {"turns": 2, "tokens": tokens, "generated_tokens": tokens // 3}
+    return Result(place, Rollout(place, "slime"), findings, skips, counts)
+
+
+def results() -> Iterator[Result]:
+    """One fixed set of made-up results: everything a report has to show once."""
+    no_logprobs = tuple(Skip(f"LPR50{digit}", "no logprobs") for digit in range(1, 7))
+    skips = (*no_logprobs, Skip("TPL203", "no messages"))
+    places = [Place("logs/run.jsonl", row) for row in range(6)]
+    yield result(0, merge(places[0], Severity.ERROR), merge(places[0], Severity.NOTE, 40))
+    yield result(1, tool_call(places[1]), skips=no_logprobs)
+    yield result(2, skips=skips)
+    unreadable = "The line is no JSON: it ends inside a string at byte 812."
+    bad = finding("REC001", Severity.ERROR, places[3], where=Where.ROW, message=unreadable, cause="no JSON")
+    yield Result(places[3], None, (bad,))
+    sentinel = finding(
+        "LPR505",
+        Severity.ERROR,
+        places[4],
+        where=Where.ROW,
+        start=100,
+        end=140,
+        cause="0.0",
+        message="40 trained tokens carry the logprob 0.0, which stands for 'none' in this log. " * 2,
+        recorded=Side(tuple(range(1000, 1040)), tuple(f" word{n}" for n in range(40))),
+    )
+    yield result(4, sentinel, merge(places[4], Severity.ERROR))
+    yield result(5, hostile(places[5]), tokens=0)
+    known = replace(tool_call(Place(ODD, 6, 2)), known=True)
+    yield result(6, known, *traps(Place(ODD, 6, 2)), file=ODD)
+    yield result(7, replace(merge(Place(ODD, 7), Severity.ERROR), known=True), file=ODD)
+
+
+def hostile(place: Place) -> Finding:
+    """A finding whose text tries to act on the terminal."""
+    return finding(
+        "TOK101",
+        Severity.NOTE,
+        place,
+        turn=0,
+        end=3,
+        cause="[bold red]merge[/]",
+        message="[red]not red[/red] \x1b[31mnot red\x1b[0m \x07 \u202egnihton\u202c line\nforged \ud83d",
+        recorded=Side((1, 2, 3), ("\x1b]0;owned\x07", " \n", "\u202e[bold]")),
+        canonical=Side((4,), ("\x1b]0;owned\x07 \n\u202e[bold]",)),
+    )
+
+
+def traps(place: Place) -> Iterator[Finding]:
+    """Findings whose every text tries to act on what shows it."""
+    for number, trap in enumerate(TRAPS):
+        yield finding(
+            "TPL203",
+            Severity.WARNING,
+            place,
+            turn=0,
+            start=number,
+            end=number + 2,
+            cause=trap,
+            message=trap,
+            recorded=Side((1, 2), (trap, trap[::-1])),
+            canonical=Side((3,), (trap,)),
+        )
+
+
+def tally(of: Iterable[Result], summary: Summary, gate: Gate | None) -> Iterator[Result]:
+    for one in of:
+        summary.add(one)
+        yield one
+    summary.gate = gate
+
+
+def written(
+    report: Report,
+    of: Iterable[Result],
+    *,
+    gate: Gate | None = None,
+    sampled: Sampled | None = None,
+    files: tuple[str, ...] = ("logs/run.jsonl",),
+    notices: tuple[str, ...] = ("no chat template: the TPL rules were skipped",),
+    **options: Any,
+) -> str:
+    """What a report writes of results, within a run that is the same each time."""
+    summary = Summary(files=list(files), tokenizer="toy_bpe", encoder="tokenizers", seconds=2.0, sampled=sampled)
+    summary.notices += notices
+    out = io.StringIO()
+    report.write(tally(of, summary, gate), summary, out, ReportOptions(**{"titles": TITLES, **options}))
+    return out.getvalue()
+
+
+def golden(report: Report) -> str:
+    """What a report writes of the fixed results: all of them, through a gate that failed."""
+    return written(
+        report,
+        results(),
+        gate=GATE,
+        sampled=SAMPLED,
+        files=("logs/run.jsonl", ODD),
+        notices=("no chat template: the TPL rules were skipped", TRAPS[2]),
+        docs=DOCS,
+        ran=lambda file: TITLES,
+        fails=lambda finding: finding.severity is Severity.ERROR,
+    )

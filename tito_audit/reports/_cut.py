@@ -1,0 +1,13 @@
+"""Text made to fit, with what is left out counted."""
+
+from __future__ import annotations
+
+__all__ = ["cut"]
+
+
+def cut(text: str, limit: int) -> str:
+    """The text, or its beginning and `… (812 more characters)`, at most `limit` characters of both."""
+    if len(text) <= limit:
+        return text
+    room = limit - len(f" … ({len(text):,} more characters)")
+    return f"{text[:room]} … ({len(text) - room:,} more characters)"

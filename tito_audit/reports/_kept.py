@@ -1,0 +1,69 @@
+"""A bounded choice of what is worth keeping: the most severe first, codes sharing the room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+__all__ = ["Kept"]
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """At most `limit` values, however many are offered.
+
+    A value of higher rank pushes out one of the lowest rank; within a rank the kinds share the room, and of each
+    kind the first are kept.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.offered = 0
+        self._limit = limit
+        self._size = 0
+        self._ranks: dict[int, dict[str, list[tuple[int, T]]]] = {}
+
+    @property
+    def left_out(self) -> int:
+        """How many of those offered are not kept."""
+        return self.offered - self._size
+
+    def offer(self, rank: int, kind: str, value: T) -> None:
+        """Keep the value if there is room for it or it is worth more than one that is kept."""
+        self.offered += 1
+        if self._size == self._limit and not self._made_room(rank, kind):
+            return
+        self._ranks.setdefault(rank, {}).setdefault(kind, []).append((self.offered, value))
+        self._size += 1
+
+    def __iter__(self) -> Iterator[T]:
+        """The highest rank first; in a rank as they were offered."""
+        for rank in sorted(self._ranks, reverse=True):
+            kinds = self._ranks[rank].values()
+            yield from (value for _, value in sorted((one for kind in kinds for one in kind), key=_order))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _made_room(self, rank: int, kind: str) -> bool:
+        """Whether one that is worth less was let go."""
+        if not self._limit:
+            return False
+        lowest = min(self._ranks)
+        if rank < lowest:
+            return False
+        kinds = self._ranks[lowest]
+        fullest = max(kinds, key=lambda one: len(kinds[one]))
+        if rank == lowest and len(kinds.get(kind, ())) + 1 >= len(kinds[fullest]):
+            return False
+        kinds[fullest].pop()
+        if not kinds[fullest]:
+            del kinds[fullest]
+        if not kinds:
+            del self._ranks[lowest]
+        self._size -= 1
+        return True
+
+
+def _order(one: tuple[int, T]) -> int:
+    return one[0]

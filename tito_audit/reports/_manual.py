@@ -1,0 +1,17 @@
+"""Parts of a rule's manual, which is Markdown with headings."""
+
+from __future__ import annotations
+
+__all__ = ["section"]
+
+
+def section(manual: str, heading: str) -> str:
+    """The words under a heading on one line; empty without that heading."""
+    words: list[str] = []
+    inside = False
+    for line in manual.splitlines():
+        if line.startswith("## "):
+            inside = line.removeprefix("## ").strip() == heading
+        elif inside:
+            words += line.split()
+    return " ".join(words)

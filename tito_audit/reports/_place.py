@@ -1,0 +1,37 @@
+"""Where a finding is, as tools that show files understand it."""
+
+from __future__ import annotations
+
+from tito_audit.record.finding import Finding, Where
+from tito_audit.record.rollout import Place
+
+__all__ = ["line_of", "place_words", "range_of"]
+
+
+def line_of(place: Place) -> int | None:
+    """The line of the file, counted from 1; None where rows are no lines that a person could open."""
+    return place.row + 1 if place.file.lower().endswith((".jsonl", ".ndjson")) else None
+
+
+def range_of(finding: Finding) -> tuple[int, int] | None:
+    """The half-open token range; None for a finding about a whole row of the file."""
+    hit = finding.hit
+    if hit.start == hit.end and hit.where is Where.ROW and finding.code.startswith("REC"):
+        return None
+    return hit.start, hit.end
+
+
+def place_words(finding: Finding) -> str:
+    """`row 4, item 1, turn 2, tokens 12:14 of the completion`."""
+    place, hit = finding.place, finding.hit
+    words = [f"row {place.row}"]
+    if place.item:
+        words.append(f"item {place.item}")
+    if hit.turn is not None:
+        words.append(f"turn {hit.turn}")
+    tokens = range_of(finding)
+    if tokens is not None:
+        start, end = tokens
+        of = "training row" if hit.where is Where.ROW else str(hit.where)
+        words.append(f"tokens {start}:{end} of the {of}" if end > start else f"at token {start} of the {of}")
+    return ", ".join(words)

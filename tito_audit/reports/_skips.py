@@ -1,0 +1,36 @@
+"""What rules could not look at, in lines: rules with the same reason together."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from tito_audit.summary import Summary
+
+__all__ = ["code_ranges", "skip_lines"]
+
+
+def skip_lines(summary: Summary) -> list[str]:
+    """`no logprobs: LPR501-LPR506 (40 rollouts)`, the most common reason first; reasons as the log gave them."""
+    codes: dict[tuple[str, int], list[str]] = {}
+    for code, skipped in sorted(summary.skipped.items()):
+        for because, number in skipped.because.items():
+            codes.setdefault((because, number), []).append(code)
+    return [
+        f"{because}: {code_ranges(codes[because, number])} ({number:,} rollout{'' if number == 1 else 's'})"
+        for because, number in sorted(codes, key=lambda item: (-item[1], item[0]))
+    ]
+
+
+def code_ranges(codes: list[str]) -> str:
+    """Sorted codes with neighbours joined: `LPR501-LPR506, TOK101`."""
+    words = []
+    neighbours = groupby(enumerate(codes), key=lambda pair: (pair[1][:3], _number(pair[1]) - pair[0]))
+    for _, pairs in neighbours:
+        run = [code for _, code in pairs]
+        words.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run))
+    return ", ".join(words)
+
+
+def _number(code: str) -> int:
+    digits = "".join(char for char in code if char.isdecimal())
+    return int(digits or 0)

@@ -1,0 +1,51 @@
+"""The `concise` report: every finding on a line of its own, for grep and for editors.
+
+    file:row:turn:start-end CODE severity: message
+
+Rows, turns and tokens count from 0, as everywhere; `-` stands for a turn or tokens that a finding does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TextIO
+
+from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._place import range_of
+from tito_audit.reports._verdict import baseline_words, verdict_words
+from tito_audit.reports._visible import inert, visible
+from tito_audit.summary import Summary
+
+__all__ = ["CONCISE"]
+
+_COLORS = {Severity.ERROR: 31, Severity.WARNING: 33, Severity.NOTE: 36}
+
+
+def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+    """Write each finding when it comes, those of a baseline left out, then the verdict."""
+    for result in results:
+        for finding in result.findings:
+            if not finding.known:
+                out.write(_line(finding, options.color) + "\n")
+    parts = (verdict_words(summary), baseline_words(summary.gate), *_because(summary))
+    out.write(visible("tito-audit: " + "; ".join(part for part in parts if part)) + "\n")
+
+
+def _line(finding: Finding, color: bool) -> str:
+    hit = finding.hit
+    tokens = range_of(finding)
+    turn = "-" if hit.turn is None else hit.turn
+    place = f"{visible(str(finding.place))}:{turn}:{'-' if tokens is None else f'{tokens[0]}-{tokens[1]}'}"
+    word = finding.severity.word
+    if color:
+        word = f"\x1b[{_COLORS[finding.severity]}m{word}\x1b[0m"
+        return f"\x1b[1m{place}\x1b[0m {finding.code} {word}: {visible(hit.message)}"
+    return inert(f"{place} {finding.code} {word}: {visible(hit.message)}")
+
+
+def _because(summary: Summary) -> tuple[str, ...]:
+    return summary.gate.because if summary.gate is not None else ()
+
+
+CONCISE = Report("concise", "one line a finding, file:row:turn:start-end CODE, for grep and editors", write)

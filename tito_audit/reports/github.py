@@ -1,0 +1,113 @@
+"""The `github` report: annotations of GitHub Actions, as workflow commands on stdout.
+
+    ::error file=logs/run.jsonl,line=5,title=TOK101 …::row 4, turn 1: …
+
+GitHub shows the first ten of each kind that a step prints, cuts a message at 4,096 characters and drops the rest
+without a word; so the worst ten come out here, and the tenth counts what they leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._cut import cut
+from tito_audit.reports._kept import Kept
+from tito_audit.reports._place import line_of, place_words
+from tito_audit.reports._verdict import baseline_words, many
+from tito_audit.reports._visible import visible
+from tito_audit.summary import Gate, Summary
+
+__all__ = ["GITHUB"]
+
+PER_KIND = 10
+"""Annotations of one kind that GitHub takes from a step."""
+_KINDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
+_MESSAGE = 2000
+_TITLE = 200
+_REASONS = 10
+"""Sentences of why the gate failed."""
+
+
+def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+    """Read all results, then write at most ten annotations of each kind, the worst of them."""
+    kept: dict[Severity, Kept[Finding]] = {severity: Kept(PER_KIND) for severity in _KINDS}
+    for result in results:
+        for finding in result.findings:
+            if not finding.known:
+                fails = options.fails is not None and options.fails(finding)
+                kept[finding.severity].offer(int(fails), finding.code, finding)
+    for severity in sorted(_KINDS, reverse=True):
+        out.writelines(_annotations(severity, kept[severity], summary, options))
+
+
+def _annotations(
+    severity: Severity, kept: Kept[Finding], summary: Summary, options: ReportOptions
+) -> Iterator[str]:
+    """The lines of one kind: what the gate says of the whole, the worst findings, the count of the others."""
+    kind = _KINDS[severity]
+    of_all = list(_of_all(severity, summary))
+    for title, message in of_all:
+        yield _command(kind, title, message)
+    room = PER_KIND - len(of_all)
+    shown = list(kept)[: room if kept.offered <= room else room - 1]
+    for finding in shown:
+        yield _command(kind, _title(finding, options), _message(finding), finding)
+    left = kept.offered - len(shown)
+    if left:
+        words = f"{many(left, 'more finding')} of severity {severity.word}; GitHub shows {PER_KIND} of a kind."
+        more = "Another report holds them all: --report json=findings.json, --report concise."
+        yield _command(kind, "tito-audit: not all are shown", f"{words}\n{more}")
+
+
+def _of_all(severity: Severity, summary: Summary) -> Iterator[tuple[str, str]]:
+    """Titles and messages about the run as a whole."""
+    gate = summary.gate
+    if gate is None:
+        return
+    if severity is Severity.ERROR and gate.failed:
+        yield "tito-audit: failed", _reasons(gate)
+    if severity is Severity.NOTE and gate.baseline is not None and (gate.known or gate.fixed):
+        yield "tito-audit: baseline", cut(visible(baseline_words(gate)), _MESSAGE)
+
+
+def _reasons(gate: Gate) -> str:
+    lines = [cut(visible(reason), _MESSAGE // _REASONS) for reason in gate.because[:_REASONS]]
+    if len(gate.because) > _REASONS:
+        lines.append(f"and {many(len(gate.because) - _REASONS, 'more reason')}")
+    return "\n".join(lines) or "the gate failed"
+
+
+def _title(finding: Finding, options: ReportOptions) -> str:
+    return f"{finding.code} {options.titles.get(finding.code, '')}".strip()
+
+
+def _message(finding: Finding) -> str:
+    words = f"{place_words(finding)}: {visible(finding.hit.message)}"
+    repair = f"\nIts repair: tito-audit repair --with {finding.repair}" if finding.repair else ""
+    return cut(words, _MESSAGE) + repair
+
+
+def _command(kind: str, title: str, message: str, finding: Finding | None = None) -> str:
+    """One line that GitHub reads; nothing in it can end it or begin another."""
+    properties = []
+    if finding is not None:
+        properties.append(f"file={_property(visible(finding.place.file))}")
+        line = line_of(finding.place)
+        if line is not None:
+            properties.append(f"line={line}")
+    properties.append(f"title={_property(cut(visible(title), _TITLE))}")
+    return f"::{kind} {','.join(properties)}::{_data(message)}\n"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+GITHUB = Report("github", "annotations of GitHub Actions: the ten worst of each kind, the others counted", write)

@@ -1,0 +1,234 @@
+"""The `junit` report: a test suite a log file, a test a rule, for systems that show test results.
+
+A rule fails where a finding fails that no baseline holds, is skipped where it could look at nothing, and passes
+otherwise; limits on rates are a suite of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+from xml.sax.saxutils import escape, quoteattr
+
+from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._cut import cut
+from tito_audit.reports._kept import Kept
+from tito_audit.reports._place import place_words
+from tito_audit.reports._verdict import baseline_words, many, verdict_words
+from tito_audit.reports._visible import visible
+from tito_audit.summary import RateCount, Summary
+
+__all__ = ["JUNIT"]
+
+_SUITES = 2_000
+"""Files with a suite of their own; all others share one."""
+_SHOWN = 3
+"""Findings told of a rule in a file."""
+_TEXT = 1_000
+
+
+@dataclass(slots=True)
+class _Case:
+    """One rule in one file."""
+
+    failing: int = 0
+    counts: Counter[Severity] = field(default_factory=Counter)
+    """Findings that no baseline holds."""
+    known: int = 0
+    skips: Counter[str] = field(default_factory=Counter)
+    """Rollouts that it could not look at, by the reason."""
+    worst: Kept[Finding] = field(default_factory=lambda: Kept(_SHOWN))
+
+
+@dataclass(slots=True)
+class _Suite:
+    """One file."""
+
+    rollouts: int = 0
+    rows_unreadable: int = 0
+    tokens: int = 0
+    cases: dict[str, _Case] = field(default_factory=dict)
+
+    def add(self, result: Result, options: ReportOptions) -> None:
+        self.rollouts += result.rollout is not None
+        self.rows_unreadable += result.rollout is None
+        self.tokens += result.counts.get("tokens", 0)
+        for skip in result.skips:
+            self._case(skip.code).skips[skip.because] += 1
+        for finding in result.findings:
+            case = self._case(finding.code)
+            if finding.known:
+                case.known += 1
+                continue
+            fails = finding.severity is Severity.ERROR if options.fails is None else options.fails(finding)
+            case.failing += fails
+            case.counts[finding.severity] += 1
+            case.worst.offer(finding.severity + (len(Severity) if fails else 0), finding.hit.cause, finding)
+
+    def _case(self, code: str) -> _Case:
+        return self.cases.setdefault(code, _Case())
+
+
+def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+    """Read all results, holding a few findings of each rule and file, then write the suites."""
+    suites: dict[str, _Suite] = {}
+    rest = _Suite()
+    files: set[str] = set()
+    for result in results:
+        file = result.place.file
+        if file not in suites and len(suites) >= _SUITES:
+            files.add(file)
+            rest.add(result, options)
+        else:
+            suites.setdefault(file, _Suite()).add(result, options)
+    for file in summary.files[:_SUITES]:
+        suites.setdefault(file, _Suite())
+    for file, suite in suites.items():
+        for code in options.ran(file) if options.ran is not None else ():
+            suite.cases.setdefault(code, _Case())
+    named = list(suites.items())
+    if files:
+        named.append((f"{many(len(files), 'more file')}", rest))
+    _document(named, summary, out, options)
+
+
+def _document(named: list[tuple[str, _Suite]], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+    rates = summary.gate.rates if summary.gate is not None else ()
+    cases = [case for _, suite in named for case in suite.cases.items()]
+    failures = sum(case.failing > 0 for _, case in cases) + sum(rate.failed for rate in rates)
+    xml = _Xml(out)
+    xml.start(
+        "testsuites",
+        name="tito-audit",
+        tests=len(cases) + len(rates),
+        failures=failures,
+        errors=0,
+        time=f"{summary.seconds:.3f}",
+    )
+    for name, suite in named:
+        _suite(xml, name, suite, options)
+    if summary.gate is not None:
+        _gate(xml, summary, rates)
+    xml.end("testsuites")
+
+
+def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
+    cases = sorted(suite.cases.items())
+    xml.start(
+        "testsuite",
+        name=name,
+        tests=len(cases),
+        failures=sum(case.failing > 0 for _, case in cases),
+        errors=0,
+        skipped=sum(_skipped(case, suite) for _, case in cases),
+    )
+    xml.start("properties")
+    for key, number in (
+        ("rollouts", suite.rollouts),
+        ("rows_unreadable", suite.rows_unreadable),
+        ("tokens", suite.tokens),
+    ):
+        xml.empty("property", name=key, value=number)
+    xml.end("properties")
+    for code, case in cases:
+        title = options.titles.get(code, "")
+        xml.start("testcase", name=f"{code} {title}".strip(), classname=name)
+        if case.failing:
+            first = next(iter(case.worst))
+            xml.text("failure", _told(case), type=code, message=f"{_counts(case)}: {first.hit.message}")
+        elif _skipped(case, suite):
+            xml.empty("skipped", message=_reasons(case) or "no rollout could be looked at")
+        elif case.counts or case.known or case.skips:
+            xml.text("system-out", _told(case))
+        xml.end("testcase")
+    xml.end("testsuite")
+
+
+def _gate(xml: _Xml, summary: Summary, rates: tuple[RateCount, ...]) -> None:
+    """The suite of what holds for all files together."""
+    assert summary.gate is not None
+    xml.start(
+        "testsuite",
+        name="tito-audit: all files",
+        tests=len(rates),
+        failures=sum(rate.failed for rate in rates),
+        errors=0,
+        skipped=0,
+    )
+    for rate in rates:
+        xml.start("testcase", name=f"limit {rate.limit}", classname="tito-audit: all files")
+        words = f"{many(rate.findings, 'finding')} in {rate.of:,}: a rate of {rate.rate:.3g}, limit {rate.limit}"
+        if rate.failed:
+            xml.text("failure", [words], type="limit", message=words)
+        else:
+            xml.text("system-out", [words])
+        xml.end("testcase")
+    lines = [verdict_words(summary), *summary.gate.because, baseline_words(summary.gate)]
+    xml.text("system-out", [line for line in lines if line])
+    xml.end("testsuite")
+
+
+def _skipped(case: _Case, suite: _Suite) -> bool:
+    """Whether the rule could look at no rollout of the file."""
+    found = case.known or sum(case.counts.values())
+    return not found and sum(case.skips.values()) >= suite.rollouts
+
+
+def _counts(case: _Case) -> str:
+    found = [many(case.counts[one], one.word) for one in sorted(Severity, reverse=True) if case.counts[one]]
+    return ", ".join(found) or "nothing found"
+
+
+def _reasons(case: _Case) -> str:
+    return ", ".join(f"{reason} ({many(number, 'rollout')})" for reason, number in _common(case.skips))
+
+
+def _common(skips: Counter[str]) -> Iterator[tuple[str, int]]:
+    yield from sorted(skips.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
+
+
+def _told(case: _Case) -> Iterator[str]:
+    yield _counts(case) + (f"; {many(case.known, 'known finding')} left out" if case.known else "")
+    for finding in case.worst:
+        yield f"{finding.severity.word}, {place_words(finding)}: {finding.hit.message}"
+    if case.worst.left_out:
+        yield f"and {case.worst.left_out:,} more"
+    if case.skips:
+        yield f"not looked at: {_reasons(case)}"
+
+
+class _Xml:
+    """Writes elements; no value holds what XML cannot, since all are made visible."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        out.write('<?xml version="1.0" encoding="utf-8"?>\n')
+
+    def start(self, tag: str, /, **attributes: Any) -> None:
+        """Open an element."""
+        self._out.write(f"<{tag}{_attributes(attributes)}>\n")
+
+    def end(self, tag: str) -> None:
+        """Close it."""
+        self._out.write(f"</{tag}>\n")
+
+    def empty(self, tag: str, /, **attributes: Any) -> None:
+        """An element with attributes only."""
+        self._out.write(f"<{tag}{_attributes(attributes)}/>\n")
+
+    def text(self, tag: str, lines: Iterable[str], /, **attributes: Any) -> None:
+        """An element with lines in it."""
+        shown = "\n".join(escape(cut(visible(line), _TEXT)) for line in lines)
+        self._out.write(f"<{tag}{_attributes(attributes)}>{shown}</{tag}>\n")
+
+
+def _attributes(attributes: Mapping[str, Any]) -> str:
+    return "".join(f" {name}={quoteattr(cut(visible(str(value)), _TEXT))}" for name, value in attributes.items())
+
+
+JUNIT = Report(
+    "junit", "JUnit XML for systems that show test results: a suite a file, a test a rule", write, suffix="xml"
+)

@@ -1,0 +1,187 @@
+"""The `markdown` report: for a comment on a pull request or the summary of a step of GitHub Actions.
+
+The verdict and the table come first, everything longer is folded, and the whole is shorter than the 65,536
+characters of a comment: what has no room is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from io import StringIO
+from itertools import chain
+from textwrap import wrap
+from typing import TextIO
+
+from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._fences import code, fenced, folded
+from tito_audit.reports._skips import skip_lines
+from tito_audit.reports._verdict import known, many, severities, verdict
+from tito_audit.reports._visible import visible
+from tito_audit.reports._worst import Worst
+from tito_audit.summary import Gate, Summary
+
+__all__ = ["MARKDOWN"]
+
+LIMIT = 65_000
+"""Characters of the whole; GitHub takes 65,536 for a comment."""
+_SHORT = 6_000
+"""Characters of a section other than the findings."""
+_RULES = 60
+"""Rows of the table by rule."""
+_WIDTH = 100
+_FILES = 3
+_SIGNS = {"failed": "❌", "passed": "✅", "clean": "✅", "findings": "🔎", "nothing audited": "⚠️"}
+_WORDS = {
+    "failed": "failed",
+    "passed": "passed",
+    "clean": "clean: nothing found",
+    "findings": "findings",
+    "nothing audited": "nothing was audited",
+}
+
+
+def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+    """Read all results, then write one page; of the findings only the worst are held."""
+    worst = Worst()
+    for result in results:
+        fresh = tuple(finding for finding in result.findings if not finding.known)
+        worst.add(Result(result.place, None, fresh))
+    before = "\n".join(chain(_head(summary), _gate(summary.gate), _table(summary, options)))
+    after = "\n".join(_tail(summary))
+    chosen = worst.pick(options.worst)
+    room = LIMIT - len(before) - len(after) - 200
+    out.write(
+        "\n".join(part for part in (before, _findings(chosen, summary, room), after) if part).rstrip() + "\n"
+    )
+
+
+def _head(summary: Summary) -> Iterator[str]:
+    said = verdict(summary)
+    yield f"### {_SIGNS[said]} tito-audit: {_WORDS[said]}\n"
+    found = [f"**{many(number, one.word)}**" for one, number in severities(summary).items() if number]
+    if found:
+        yield ", ".join(found) + (f" ({known(summary):,} of them known)" if known(summary) else "") + "\n"
+    files = " ".join(code(file) for file in summary.files[:_FILES])
+    if len(summary.files) > _FILES:
+        files += f" and {len(summary.files) - _FILES:,} more files"
+    parts = [files or "no file", many(summary.rollouts, "rollout")]
+    if summary.rows_unreadable:
+        parts.append(many(summary.rows_unreadable, "unreadable row"))
+    if summary.without_ids:
+        parts.append(f"nothing to audit in {summary.without_ids:,} without token ids")
+    parts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
+    parts += [f"tokenizer {code(summary.tokenizer)}" if summary.tokenizer else "no tokenizer"]
+    yield f"Scanned: {' · '.join(parts)}\n"
+    sampled = summary.sampled
+    if sampled is not None:
+        yield f"A sample: {sampled.rows:,} of {many(sampled.of, 'row')} audited.\n"
+
+
+def _gate(gate: Gate | None) -> Iterator[str]:
+    """Why it failed, the limits, and what became of the baseline."""
+    if gate is None:
+        return
+    if gate.because:
+        yield "Why:\n\n" + _block(gate.because, _SHORT) + "\n"
+    if gate.rates:
+        yield "| limit | findings | of | rate | |\n| --- | ---: | ---: | ---: | --- |"
+        for rate in gate.rates[:_RULES]:
+            sign = "❌ above" if rate.failed else "✅ within"
+            per = "rollouts" if rate.limit.endswith("/rollout") else "tokens"
+            yield f"| {code(rate.limit)} | {rate.findings:,} | {rate.of:,} {per} | {rate.rate:.3g} | {sign} |"
+        if len(gate.rates) > _RULES:
+            yield f"\nand {many(len(gate.rates) - _RULES, 'more limit')}"
+        yield ""
+    if gate.baseline is not None:
+        gone = sum(one.times for one in gate.fixed)
+        words = f"Baseline {code(gate.baseline)}: {many(gate.known, 'known finding')}, {gone:,} no longer there"
+        yield words + (", written anew.\n" if gate.updated else ".\n")
+
+
+def _table(summary: Summary, options: ReportOptions) -> Iterator[str]:
+    if not summary.findings:
+        return
+    baseline = summary.gate is not None and summary.gate.baseline is not None
+    names = ["errors", "warnings", "notes", *(["known"] if baseline else []), "rollouts", "tokens"]
+    yield "| code | what | " + " | ".join(names) + " |"
+    yield "| --- | --- |" + " ---: |" * len(names)
+    for code_, count in sorted(summary.findings.items())[:_RULES]:
+        of_known = [count.known] if baseline else []
+        numbers = [count.error, count.warning, count.note, *of_known, count.rollouts, count.tokens]
+        cells = [code(code_), _title(options.titles.get(code_, "")), *(f"{number:,}" for number in numbers)]
+        yield f"| {' | '.join(cells)} |"
+    if len(summary.findings) > _RULES:
+        yield f"\nand {many(len(summary.findings) - _RULES, 'more rule')}"
+    yield ""
+
+
+def _findings(worst: list[Finding], summary: Summary, room: int) -> str:
+    """The worst findings as the terminal shows them, as many as there is room for."""
+    total = sum(severities(summary).values()) - known(summary)
+    if not worst:
+        return ""
+    shown: list[str] = []
+    for finding in worst:
+        block = fenced(_lines(finding))
+        room -= len(block) + 2
+        if room < 0:
+            break
+        shown.append(block)
+    title = "The findings" if len(shown) == total else f"{len(shown):,} of {many(total, 'finding')}, the worst"
+    first = worst[0]
+    more = f"{code(f'tito-audit explain {first.code}')} says what it means and what cures it."
+    if len(shown) < total:
+        more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
+    opened = first.severity is not Severity.NOTE
+    return folded(title, "\n\n".join([*shown, more]), open=opened)
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    from tito_audit.reports._page import console_for, finding_lines
+
+    console = console_for(StringIO(), ReportOptions(width=_WIDTH))
+    for line in finding_lines(finding, console):
+        yield line.plain.rstrip()
+
+
+def _tail(summary: Summary) -> Iterator[str]:
+    """What was not looked at, what the baseline no longer needs, notices."""
+    lines = skip_lines(summary)
+    if lines:
+        title = f"Not looked at everywhere: {many(len(summary.skipped), 'rule')}"
+        yield folded(title, _block(lines, _SHORT))
+    fixed = summary.gate.fixed if summary.gate is not None else ()
+    if fixed:
+        lines = [f"{one.code} {one.file}:{one.row} {one.message}" for one in fixed]
+        yield folded(f"No longer there: {many(len(lines), 'finding')} of the baseline", _block(lines, _SHORT))
+    if summary.notices:
+        title = f"{many(len(summary.notices), 'notice')}"
+        yield folded(title, _block(summary.notices, _SHORT))
+
+
+def _block(lines: Iterable[str], limit: int) -> str:
+    """The lines as a block of code no longer than `limit`, the rest of them counted."""
+    shown: list[str] = []
+    left = 0
+    for line in lines:
+        wrapped = wrap(visible(line)[:limit], _WIDTH, subsequent_indent="    ") or [""]
+        limit -= sum(len(part) + 1 for part in wrapped)
+        if left or limit < 0:
+            left += 1
+        else:
+            shown += wrapped
+    return fenced([*shown, *([f"… and {left:,} more"] if left else [])])
+
+
+def _title(text: str) -> str:
+    """Our own words, with what Markdown would read in them kept from it."""
+    return "".join(f"\\{char}" if char in "\\`*_[]<>|~@#&!" else char for char in visible(text))
+
+
+MARKDOWN = Report(
+    "markdown",
+    "for a pull request or a step summary: verdict, table by rule, the worst findings, short enough to post",
+    write,
+    suffix="md",
+)

@@ -1,0 +1,231 @@
+"""The `sarif` report: SARIF 2.1.0, for code scanning and for editors.
+
+One run, within what GitHub's code scanning takes: of 25,000 results that it accepts it shows 5,000, so these are
+the worst 5,000 with their rules; how many were left out stands in a notification and in the run's properties.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+from typing import Any, TextIO
+from urllib.parse import quote
+
+from tito_audit.record.finding import Finding, Result, Severity, Side, Where
+from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._cut import cut
+from tito_audit.reports._kept import Kept
+from tito_audit.reports._manual import section
+from tito_audit.reports._place import line_of, place_words, range_of
+from tito_audit.reports._schema import as_json
+from tito_audit.reports._skips import skip_lines
+from tito_audit.reports._verdict import many
+from tito_audit.reports._visible import visible
+from tito_audit.summary import Gate, Summary
+from tito_audit.version import VERSION
+
+__all__ = ["SARIF"]
+
+RESULTS = 5_000
+"""Results of a run that code scanning shows."""
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_TEXT = 1_000
+"""Characters of a message or description; code scanning takes 1,024 of these."""
+_TOKENS = 32
+_PIECE = 200
+_NOTIFICATIONS = 100
+_FIXED = 1_000
+
+
+def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+    """Read all results, then write one run, a result a line."""
+    kept: Kept[Finding] = Kept(RESULTS)
+    for result in results:
+        for finding in result.findings:
+            new = 0 if finding.known else len(Severity)
+            kept.offer(finding.severity + new, finding.code, finding)
+    worst: dict[str, Severity] = {}
+    for finding in kept:
+        worst[finding.code] = max(finding.severity, worst.get(finding.code, Severity.NOTE))
+    codes = sorted(worst)
+    head = as_json({"$schema": _SCHEMA, "version": "2.1.0"})[:-1]
+    rules = [_rule(code, worst[code], options) for code in codes]
+    run = {
+        "tool": {"driver": {"name": "tito-audit", "version": VERSION, "semanticVersion": VERSION, "rules": rules}},
+        "automationDetails": {"id": _category(summary.files)},
+        "columnKind": "unicodeCodePoints",
+        "invocations": [_invocation(summary, kept.left_out)],
+        "properties": _properties(summary, kept.left_out),
+    }
+    out.write(f'{head},"runs":[\n{as_json(run)[:-1]},"results":[')
+    between = "\n"
+    for one in _results(kept, codes, summary.gate):
+        out.write(between + as_json(one))
+        between = ",\n"
+    out.write("\n]}]}\n")
+
+
+def _rule(code: str, worst: Severity, options: ReportOptions) -> dict[str, Any]:
+    title = options.titles.get(code) or code
+    manual = options.docs.get(code, "")
+    more = f"`tito-audit explain {code}` says what it means and what cures it."
+    problem = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "recommendation"}[worst]
+    return {
+        "id": code,
+        "shortDescription": {"text": cut(title, _TEXT)},
+        "fullDescription": {"text": cut(section(manual, "What it finds") or title, _TEXT)},
+        "help": {"text": manual or more, "markdown": manual or more},
+        "defaultConfiguration": {"level": worst.word},
+        "properties": {"tags": ["token-in-token-out"], "precision": "high", "problem.severity": problem},
+    }
+
+
+def _results(kept: Kept[Finding], codes: list[str], gate: Gate | None) -> Iterator[dict[str, Any]]:
+    index = {code: number for number, code in enumerate(codes)}
+    seen: Counter[tuple[str, str]] = Counter()
+    for finding in kept:
+        fingerprint = finding.fingerprint
+        seen[finding.place.file, fingerprint] += 1
+        result = {
+            "ruleId": finding.code,
+            "ruleIndex": index[finding.code],
+            "level": finding.severity.word,
+            "message": {"text": _message(finding)},
+            "locations": [_location(finding)],
+            # Code scanning knows an alert again by this name only.
+            "partialFingerprints": {
+                "titoAudit/v1": fingerprint,
+                "primaryLocationLineHash": f"{fingerprint}:{seen[finding.place.file, fingerprint]}",
+            },
+            "properties": _details(finding),
+        }
+        if gate is not None and gate.baseline is not None:
+            result["baselineState"] = "unchanged" if finding.known else "new"
+        yield result
+
+
+def _message(finding: Finding) -> str:
+    """What is wrong, then where in the row; no word of it is a link, which `[text](address)` would be."""
+    place = f" ({place_words(finding)})"
+    return cut(visible(finding.hit.message) or finding.code, _TEXT - len(place)).replace("](", "]\\x28") + place
+
+
+def _location(finding: Finding) -> dict[str, Any]:
+    physical: dict[str, Any] = {"artifactLocation": _artifact(finding.place.file)}
+    line = line_of(finding.place)
+    if line is not None:
+        physical["region"] = {"startLine": line}
+    place, hit = finding.place, finding.hit
+    parts = [f"row {place.row}", *([f"item {place.item}"] if place.item else [])]
+    parts += [] if hit.turn is None else [f"turn {hit.turn}"]
+    if range_of(finding) is not None:
+        parts.append("training row" if hit.where is Where.ROW else str(hit.where))
+    logical = {"name": parts[-1], "fullyQualifiedName": "/".join(parts), "kind": "element"}
+    return {"physicalLocation": physical, "logicalLocations": [logical]}
+
+
+def _artifact(file: str) -> dict[str, str]:
+    """A path as a URI: relative to the root of the sources, absolute paths as files."""
+    path = PurePath(file)
+    try:
+        data = os.fsencode(path.as_posix())
+    except UnicodeEncodeError:
+        data = path.as_posix().encode("utf-8", "backslashreplace")
+    if path.is_absolute():
+        return {"uri": f"file://{'' if data.startswith(b'/') else '/'}{quote(data)}"}
+    return {"uri": quote(data), "uriBaseId": "%SRCROOT%"}
+
+
+def _details(finding: Finding) -> dict[str, Any]:
+    place, hit = finding.place, finding.hit
+    return {
+        "row": place.row,
+        "item": place.item,
+        "turn": hit.turn,
+        "where": str(hit.where),
+        "start": hit.start,
+        "end": hit.end,
+        "cause": cut(hit.cause, _PIECE),
+        "recorded": _side(hit.recorded),
+        "canonical": _side(hit.canonical),
+        "repair": finding.repair,
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "ids": list(side.ids[:_TOKENS]),
+        "pieces": [cut(piece, _PIECE) for piece in side.pieces[:_TOKENS]],
+    }
+    left = max(len(side.ids), len(side.pieces)) - _TOKENS
+    return {**shown, "leftOut": left} if left > 0 else shown
+
+
+def _category(files: list[str]) -> str:
+    """What keeps the alerts of one set of logs from replacing those of another: the folder they share."""
+    posix = [PurePath(file).as_posix() for file in files]
+    try:
+        shared = os.path.commonpath(posix) if posix else ""
+    except ValueError:  # some absolute, some not
+        shared = ""
+    named = "/".join(part for part in shared.split("/") if part not in ("", ".", ".."))
+    return f"tito-audit/{visible(named)}/" if named else "tito-audit/"
+
+
+def _invocation(summary: Summary, left_out: int) -> dict[str, Any]:
+    texts = [("note", notice) for notice in summary.notices]
+    texts += [("note", f"Not looked at: {line}") for line in skip_lines(summary)]
+    if len(texts) > _NOTIFICATIONS:
+        texts[_NOTIFICATIONS:] = [("note", f"and {many(len(texts) - _NOTIFICATIONS, 'more notification')}")]
+    if left_out:
+        words = f"{many(left_out, 'finding')} left out: these are the worst {RESULTS:,}, shared among the rules."
+        texts.insert(0, ("warning", words + " The reports json and jsonl hold them all."))
+    invocation: dict[str, Any] = {
+        "executionSuccessful": True,
+        "toolExecutionNotifications": [
+            {"level": level, "message": {"text": cut(visible(text), _TEXT)}} for level, text in texts
+        ],
+    }
+    if summary.gate is not None:
+        invocation["exitCode"] = int(summary.gate.failed)
+    return invocation
+
+
+def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
+    """Counts of the run, what the gate says, and the findings of the baseline that are gone.
+
+    Those are no results of state `absent`: code scanning does not read states and would open an alert for each.
+    """
+    counts: dict[str, Any] = {
+        "rollouts": summary.rollouts,
+        "turns": summary.turns,
+        "tokens": summary.tokens,
+        "generatedTokens": summary.generated_tokens,
+        "rowsUnreadable": summary.rows_unreadable,
+        "withoutIds": summary.without_ids,
+        "tokenizer": summary.tokenizer,
+        "leftOut": left_out,
+    }
+    gate = summary.gate
+    if gate is not None:
+        counts["gate"] = {"failed": gate.failed, "because": [cut(visible(one), _TEXT) for one in gate.because]}
+    if gate is not None and gate.baseline is not None:
+        counts["fixed"] = [
+            {
+                "fingerprint": one.fingerprint,
+                "code": one.code,
+                "file": one.file,
+                "row": one.row,
+                "times": one.times,
+            }
+            for one in gate.fixed[:_FIXED]
+        ]
+        counts["fixedLeftOut"] = max(len(gate.fixed) - _FIXED, 0)
+    return counts
+
+
+SARIF = Report(
+    "sarif", "SARIF 2.1.0 for code scanning and editors: the worst 5,000 findings", write, suffix="sarif"
+)
