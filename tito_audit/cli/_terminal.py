@@ -22,8 +22,12 @@ _Item = TypeVar("_Item")
 
 
 def colors(stream: TextIO) -> bool:
-    """Whether to write colours: a terminal that has them, and nobody asked for none (NO_COLOR)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    """Whether to write colours: to a terminal that has them, unless NO_COLOR or FORCE_COLOR say otherwise."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def page_width() -> int:

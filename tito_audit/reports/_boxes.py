@@ -69,7 +69,7 @@ def boxes(recorded: Side, canonical: Side, width: int) -> Iterator[Text]:
         if all(block.width < room for block in blocks):
             yield from _aligned(blocks, room)
             return
-    for label, cells, style in (("recorded", top, "red"), ("canonical", bottom, "green")):
+    for label, cells, style in (("recorded", top, "not dim red"), ("canonical", bottom, "not dim green")):
         if cells:
             for line in _wrapped(_short(cells), room):
                 yield from _drawn(label, [(line, _width(line), style)])
@@ -172,7 +172,7 @@ def _aligned(blocks: list[_Block], room: int) -> Iterator[Text]:
             ("canonical", "green", [block.canonical for block in line]),
         ):
             parts = [
-                (of_block, block.width, "dim" if block.same else style)
+                (of_block, block.width, "" if block.same else f"not dim {style}")
                 for of_block, block in zip(cells, line, strict=True)
             ]
             yield from _drawn(label, parts)

@@ -44,8 +44,13 @@ def printed(parts: Iterable[RenderableType], options: ReportOptions) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def finding_lines(finding: Finding, console: Console, *, placed: bool = True) -> Iterator[Text]:
-    """One finding: severity, code and (if `placed`) where; the message; recorded over canonical."""
+def finding_lines(
+    finding: Finding, console: Console, *, placed: bool = True, named: bool = False
+) -> Iterator[Text]:
+    """One finding: severity, code and (if `placed`) where; the message; recorded over canonical.
+
+    If `named`, the repair that would cure it and its fingerprint as well.
+    """
     hit = finding.hit
     width = console.width - INDENT
     head = Text()
@@ -60,6 +65,9 @@ def finding_lines(finding: Finding, console: Console, *, placed: bool = True) ->
         yield _indented(line)
     for line in boxes(hit.recorded, hit.canonical, width):
         yield _indented(line)
+    if named:
+        repair = f"repair {finding.repair} · " if finding.repair else ""
+        yield _indented(Text(visible(f"{repair}fingerprint {finding.fingerprint}"), style="dim"))
 
 
 def range_words(finding: Finding) -> str:

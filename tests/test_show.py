@@ -1,0 +1,460 @@
+"""The page of `show`: every token in its column, what is said of it, places as people give them, hostile logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.cells import cell_len
+from typer.testing import CliRunner
+
+from tito_audit import Settings, read_rollouts, scan_rollouts
+from tito_audit.cli import app
+from tito_audit.cli._places import Spot, wanted_place
+from tito_audit.cli._sequence import Look, Tokens, drawn, logprob_words
+from tito_audit.cli._shown import page_lines
+from tito_audit.errors import SetupError
+from tito_audit.record.finding import Result, Where
+from tito_audit.report import ReportOptions
+from tito_audit.reports._page import console_for
+from tito_audit.storage import open_log
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDENS = ROOT / "fixtures" / "show"
+FORMATS = sorted(
+    path for path in (ROOT / "fixtures" / "formats").iterdir() if path.suffix != ".py" and path.is_file()
+)
+NEMO = "fixtures/formats/nemo_gym.jsonl"
+TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+OWN_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+ACTING = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2064\u2066-\u2069\ufeff]"
+)
+HOSTILE = (
+    "\x1b]0;a title\x07\x1b[2J\x1b[31mred\x1b]52;c;cm0gLXJm\x07\x1b]8;;http://x\x1b\\link\x9b2J"
+    "\r\n\x08\u202eturned\u2066\u200b\u2028\ufeff\x00##[error]"
+)
+
+
+def run(*arguments: object, width: int = 100, **environment: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command at the root of the checkout."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments], env={"COLUMNS": str(width), **environment})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def shown(*arguments: object, width: int = 100, **environment: str) -> str:
+    code, out, err = run("show", *arguments, width=width, **environment)
+    assert (code, err) == (0, "")
+    return out
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for name in ("NO_COLOR", "FORCE_COLOR", "PAGER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "width"),
+    [
+        ("turns", [f"{NEMO}:4", "-t", TOY], 100),
+        ("training_row", ["fixtures/formats/slime.jsonl:1", "-t", TOY, "--ids", "--logprobs"], 80),
+        ("around", [f"{NEMO}:4", "-t", TOY, "--around", "TOK", "--context", "3", "--ids"], 80),
+        ("without_a_tokenizer", ["fixtures/formats/verl_batch.jsonl:0"], 100),
+    ],
+)
+def test_a_page_is_its_golden_text(name: str, arguments: list[str], width: int) -> None:
+    file = GOLDENS / f"{name}.txt"
+    text = shown(*arguments, width=width)
+    if os.environ.get("UPDATE_GOLDENS"):
+        file.write_text(text, encoding="utf-8", newline="")
+    assert text == file.read_bytes().decode()
+
+
+def pages(file: Path, tokenizer: str | None, **look: Any) -> Iterator[tuple[Result, list[str]]]:
+    """Every rollout of a log with the lines of its page."""
+    scan = scan_rollouts(file, Settings(tokenizer=tokenizer))
+    console = console_for(StringIO(), ReportOptions(width=80))
+    for result in scan:
+        piece = scan.vocabulary.piece if scan.vocabulary is not None else None
+        yield result, [line.plain for line in page_lines(result, Look(width=80, piece=piece, **look), console)]
+
+
+@pytest.mark.parametrize("file", FORMATS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("tokenizer", [TOY, None], ids=["tokens", "ids"])
+def test_every_row_of_every_format_is_shown_with_all_of_its_findings(file: Path, tokenizer: str | None) -> None:
+    for result, lines in pages(file, tokenizer, ids=True, logprobs=True):
+        text = "\n".join(lines)
+        assert lines[0].endswith(str(result.place))
+        assert text.count("fingerprint ") == len(result.findings)
+        assert all(finding.fingerprint in text for finding in result.findings)
+        assert all(cell_len(line) <= 80 for line in lines if "│" in line or "…" in line)
+
+
+def columns(lines: list[str]) -> Iterator[dict[str, str]]:
+    """What stands in the column of each token, by cells of a terminal: its piece, mark, id and logprob."""
+    for at, line in enumerate(lines):
+        if re.match(r" *\d+ │", line) is None:
+            continue
+        edges = [cell_len(line[:place]) for place, char in enumerate(line) if char == "│"]
+        below = {"piece": line}
+        for other in lines[at + 1 : at + 4]:
+            if (named := re.match(r" +(id|logprob)  ", other)) is not None:
+                below[named[1]] = other
+            elif re.match(r" {10}[ ^=#*]*$", other) is not None:
+                below["mark"] = other
+            else:
+                break
+        first = int(line.split("│")[0])
+        for number, (left, right) in enumerate(pairwise(edges)):
+            found = {name: in_cells(text, left + 1, right) for name, text in below.items()}
+            yield {"position": str(first + number), "mark": "", "id": "", "logprob": "", **found}
+
+
+def in_cells(text: str, left: int, right: int) -> str:
+    """What of a line stands in these cells, without blanks."""
+    at, inside = 0, ""
+    for char in text:
+        if left <= at < right:
+            inside += char
+        at += cell_len(char)
+    return inside.strip()
+
+
+def sequences(lines: list[str]) -> dict[str, list[dict[str, str]]]:
+    """The columns of every sequence of a page, by the words that name it."""
+    titles = [at for at, line in enumerate(lines) if re.match(r"(turn \d+ \w+|training row) · ", line)]
+    parts = pairwise([*titles, len(lines)])
+    return {lines[at].split(" · ")[0]: list(columns(lines[at + 1 : end])) for at, end in parts}
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+@pytest.mark.parametrize("file", [NEMO, "fixtures/formats/slime.jsonl", "fixtures/formats/atropos_item.jsonl"])
+def test_ids_and_logprobs_stand_under_their_tokens(file: str, width: int) -> None:
+    for row, rollout in enumerate(read_rollouts(file)):
+        text = shown(f"{file}:{row}", "-t", TOY, "--ids", "--logprobs", "--full", width=width)
+        found = sequences(text.splitlines())
+        wanted: dict[str, tuple[Any, Any, Any]] = {}
+        for number, turn in enumerate(rollout.turns):
+            wanted[f"turn {number} prompt"] = (turn.prompt_ids, None, None)
+            wanted[f"turn {number} completion"] = (turn.completion_ids, turn.completion_logprobs, None)
+        if rollout.training_row is not None:
+            kept = rollout.training_row
+            wanted["training row"] = (kept.token_ids, kept.logprobs, kept.loss_mask)
+        wanted = {name: columns for name, columns in wanted.items() if columns[0] is not None}
+        assert sorted(found) == sorted(wanted)
+        for name, (ids, logprobs, trained) in wanted.items():
+            assert [one["id"] for one in found[name]] == [str(one) for one in ids], name
+            assert [one["position"] for one in found[name]] == [str(one) for one in range(len(ids))]
+            said = [""] * len(ids) if logprobs is None else [logprob_words(one) for one in logprobs]
+            if trained is not None:
+                said = ["" if word == "?" and not one else word for word, one in zip(said, trained, strict=True)]
+            assert [one["logprob"].rstrip("!") for one in found[name]] == said, name
+
+
+@pytest.mark.parametrize("width", range(60, 161, 7))
+def test_wide_and_combining_characters_keep_their_columns(width: int) -> None:
+    pieces = [
+        "日本",
+        "語",
+        " 한국",
+        "👍",
+        "é",
+        "e\u0301",
+        "\u0301",
+        "",
+        " ",
+        "\t",
+        "x" * 90,
+        "日" * 40,
+        "ก็",
+        "🙂" * 3,
+    ]
+    ids = np.arange(200, dtype=np.int32) * 7 + 100_000
+    logprobs = -np.arange(200.0) / 7
+    look = Look(
+        width, lambda token_id: pieces[(token_id - 100_000) // 7 % len(pieces)], full=True, ids=True, logprobs=True
+    )
+    parts = drawn(Tokens(ids, logprobs=logprobs), look, findings=[(3, 5), (40, 40)])
+    lines = [line.plain for part in parts for line in part.lines]
+    found = list(columns(lines))
+    assert [one["id"] for one in found] == [str(one) for one in ids]
+    assert [one["logprob"].rstrip("!") for one in found] == [logprob_words(one) for one in logprobs]
+    assert [number for number, one in enumerate(found) if one["mark"]] == [3, 4, 40]
+    assert max(map(cell_len, lines)) <= width
+
+
+def test_ids_that_the_log_does_not_hold_are_said_to_be_recovered() -> None:
+    assert "8 tokens, ended by stop, ids recovered from token texts" in shown(
+        "fixtures/formats/openai_chat.jsonl:1", "-t", TOY
+    )
+    assert "recovered" not in shown("fixtures/formats/sglang.jsonl:1", "-t", TOY)
+
+
+def test_an_unknown_logprob_is_a_question_and_an_unlikely_token_is_marked() -> None:
+    ids, trained = np.arange(6, dtype=np.int32), np.array([0, 0, 1, 1, 1, 1], np.bool_)
+    logprobs = np.array([np.nan, -9.0, np.nan, -0.001, -7.0, 0.0])
+    parts = drawn(Tokens(ids, trained, logprobs), Look(100, "abcdef".__getitem__, logprobs=True))
+    found = list(columns([line.plain for part in parts for line in part.lines]))
+    assert [one["logprob"] for one in found] == ["", "-9.00", "?", "-0.00", "-7.00!", "0"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (-0.125, "-0.12"),
+        (0.0, "0"),
+        (-123.4, "-123"),
+        (-9999.0, "-9999"),
+        (-1e30, "-1e+30"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_a_logprob_takes_few_columns_whatever_it_is(value: float, words: str) -> None:
+    assert logprob_words(value) == words
+
+
+def test_a_missing_end_is_marked_behind_the_last_token() -> None:
+    parts = drawn(Tokens(np.arange(3, dtype=np.int32)), Look(80, "abc".__getitem__), findings=[(3, 3)])
+    assert [line.plain for part in parts for line in part.lines] == ["       0 │a│b│c│", "                ^"]
+
+
+def test_only_the_neighbourhood_of_what_is_asked_for_is_shown() -> None:
+    found = sequences(
+        shown(f"{NEMO}:4", "-t", TOY, "--around", "completion:12", "--turn", 1, "--context", 2).splitlines()
+    )
+    assert [one["position"] for one in found.pop("turn 1 completion")] == ["10", "11", "12", "13", "14"]
+    assert found == {}
+    text = shown(f"{NEMO}:4", "-t", TOY, "--around", "prompt:5-7", "--turn", 0, "--context", 1)
+    marks = {one["position"]: one["mark"] for one in sequences(text.splitlines())["turn 0 prompt"]}
+    assert {position: mark[:1] for position, mark in marks.items()} == {"4": "", "5": "*", "6": "*", "7": ""}
+    assert "* asked for" in text
+
+
+def test_a_position_alone_is_shown_in_every_sequence_that_is_so_long() -> None:
+    found = sequences(shown(f"{NEMO}:4", "-t", TOY, "--around", 120, "--context", 0).splitlines())
+    assert {name: [one["position"] for one in tokens] for name, tokens in found.items()} == {
+        "turn 0 prompt": ["120"],
+        "turn 1 prompt": ["120"],
+        "turn 2 prompt": ["120"],
+    }
+
+
+def test_a_code_and_a_fingerprint_show_their_findings_alone() -> None:
+    whole = shown(f"{NEMO}:4", "-t", TOY)
+    fingerprint = re.search(r"TOK101.*?fingerprint (\w{16})", whole, re.DOTALL)
+    assert fingerprint is not None
+    by_code = shown(f"{NEMO}:4", "-t", TOY, "--around", "tok101")
+    by_fingerprint = shown(f"{NEMO}:4", "-t", TOY, "--around", fingerprint[1])
+    assert by_code == by_fingerprint == shown(f"{NEMO}:4", "-t", TOY, "--around", fingerprint[1][:6])
+    assert list(sequences(by_code.splitlines())) == ["turn 1 completion"]
+    assert by_code.count("fingerprint ") == 1
+    both = shown(f"{NEMO}:4", "-t", TOY, "--around", "TOK101", "--around", "SEQ")
+    assert list(sequences(both.splitlines())) == ["turn 1 completion", "turn 2 prompt"]
+
+
+def test_a_finding_of_a_whole_row_is_found_by_its_code(tmp_path: Path) -> None:
+    log = tmp_path / "torn.jsonl"
+    log.write_text('{"token_ids": [1,\n', encoding="utf-8")
+    assert "REC001" in shown(log, "--around", "REC001")
+
+
+@pytest.mark.parametrize("name", ["nemo_gym", "slime", "sglang", "verifiers_v1", "verl_batch"])
+def test_every_place_of_the_concise_report_can_be_pasted(name: str) -> None:
+    file = f"fixtures/formats/{name}.jsonl"
+    _, out, _ = run("scan", file, "-t", TOY, "--report", "concise", "--fail-on", "never")
+    lines = [line.split(" ") for line in out.splitlines() if line.startswith(file)]
+    assert lines
+    for place, code, *_ in lines:
+        text = shown(place, "-t", TOY, "--context", 1)
+        assert re.search(rf"^(error|warning|note) {code}", text, re.MULTILINE), (place, code)
+        if not place.endswith(":-"):
+            assert "not looked at" not in text
+
+
+@pytest.mark.parametrize(
+    ("rest", "row", "item", "turn", "spot"),
+    [
+        ("3", 3, 0, None, None),
+        ("3[2]", 3, 2, None, None),
+        ("3:1", 3, 0, 1, None),
+        ("3:1:", 3, 0, 1, None),
+        ("3:-:-", 3, 0, None, None),
+        ("3:1:-", 3, 0, 1, None),
+        ("3:1:5-9", 3, 0, 1, Spot(5, 9, None, 1)),
+        ("3:1:5-5", 3, 0, 1, Spot(5, 5, None, 1)),
+        ("3:1:5", 3, 0, 1, Spot(5, 6, None, 1)),
+        ("3:-:5-9", 3, 0, None, Spot(5, 9, Where.ROW)),
+        ("3:row:5-9", 3, 0, None, Spot(5, 9, Where.ROW)),
+        ("3:1:completion:5", 3, 0, 1, Spot(5, 6, Where.COMPLETION, 1)),
+        ("3 turn 1 prompt 5:9", 3, 0, 1, Spot(5, 9, Where.PROMPT, 1)),
+        ("3 row at 5", 3, 0, None, Spot(5, 6, Where.ROW)),
+    ],
+)
+def test_a_place_is_read_as_reports_print_it(
+    tmp_path: Path, rest: str, row: int, item: int, turn: int | None, spot: Spot | None
+) -> None:
+    log = tmp_path / "a run:7.jsonl"
+    log.touch()
+    wanted = wanted_place(f"{log}:{rest}")
+    assert (wanted.log, wanted.row, wanted.item, wanted.turn) == (str(log), row, item, turn)
+    assert wanted.spot == spot
+
+
+def test_a_file_that_exists_wins_over_a_place(tmp_path: Path) -> None:
+    for name in ("run", "run:3", "run:3:1"):
+        (tmp_path / name).touch()
+    assert wanted_place(f"{tmp_path}/run:3").log == f"{tmp_path}/run:3"
+    assert wanted_place(f"{tmp_path}/run:3").row is None
+    longest = wanted_place(f"{tmp_path}/run:3:1:2")
+    assert (longest.log, longest.row) == (f"{tmp_path}/run:3:1", 2)
+    assert wanted_place(f"{tmp_path}/run:4:1").turn == 1
+    assert wanted_place("no-such:3:1:5-9").log == "no-such"
+    assert wanted_place("x" * 5000 + ":3").row == 3
+    with pytest.raises(SetupError, match="names row 3, and --row says 4"):
+        wanted_place("no-such:3", row=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["no-such.jsonl:3:1:5-9"], "no-such.jsonl: no such file"),
+        ([NEMO], "no row was named; it holds 12 rows, counted from 0"),
+        ([f"{NEMO}:12"], "there is no row 12; it holds 12 rows, counted from 0"),
+        ([f"{NEMO}:4:9"], "there is no turn 9; it holds 3 turns, 0 to 2"),
+        ([f"{NEMO}:4:9", "--json"], "there is no turn 9"),
+        ([f"{NEMO}:4", "--item", "1"], "--item 1"),
+        ([f"{NEMO}:4", "--around", "9999"], "turn 0 prompt · 129 tokens"),
+        ([f"{NEMO}:4", "--around", "completion:99"], "no tokens at completion:99"),
+        ([f"{NEMO}:4", "--around", "LPR501"], "It has SEQ304 (1)"),
+        ([f"{NEMO}:4", "--around", "0123456789abcdef"], "fingerprint"),
+        ([f"{NEMO}:4", "--around", "half way"], "completion:12"),
+        ([f"{NEMO}:4", "--around", "9-3"], "ends before it begins"),
+        ([f"{NEMO}:4:1:5-9", "--json"], "--json"),
+        (["fixtures/formats:3"], "logs here; name one"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_not_there_is_said_with_what_is(arguments: list[str], says: str) -> None:
+    code, out, err = run("show", *arguments)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_a_log_of_one_row_needs_no_row(tmp_path: Path) -> None:
+    log = tmp_path / "one.jsonl"
+    log.write_text('{"token_ids": [5, 6, 7]}\n', encoding="utf-8")
+    assert "│5│6│7│" in shown(log)
+
+
+def test_json_holds_every_token_and_finding() -> None:
+    whole = json.loads(shown(f"{NEMO}:4", "-t", TOY, "--json"))
+    rollout = list(read_rollouts(NEMO))[4]
+    completions = [one for one in whole["sequences"] if one["where"] == "completion"]
+    for turn, sequence in zip(rollout.turns, completions, strict=True):
+        assert turn.completion_ids is not None
+        assert sequence["ids"] == turn.completion_ids.tolist()
+        assert len(sequence["pieces"]) == len(sequence["ids"])
+        assert sequence["logprobs"] == (
+            None if turn.completion_logprobs is None else turn.completion_logprobs.tolist()
+        )
+    assert [one["code"] for one in whole["findings"]] == [one.code for one in scan_of(NEMO, 4).findings]
+    one_turn = json.loads(shown(f"{NEMO}:4:1", "-t", TOY, "--json"))
+    assert {one["turn"] for one in (*one_turn["sequences"], *one_turn["findings"])} == {1}
+
+
+def scan_of(file: str, row: int) -> Result:
+    return next(iter(scan_rollouts(file, Settings(tokenizer=TOY, row=row))))
+
+
+def poisoned(value: Any) -> Any:
+    """The same with something hostile behind every text."""
+    if isinstance(value, dict):
+        return {name: poisoned(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [poisoned(inner) for inner in value]
+    return value + HOSTILE if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("tokenizer", [["-t", TOY], []], ids=["tokens", "ids"])
+@pytest.mark.parametrize("name", ["nemo_gym", "slime", "openai_chat", "vllm", "verifiers_v1", "tinker", "nemo_rl"])
+def test_nothing_that_a_log_says_acts_on_a_terminal(tmp_path: Path, name: str, tokenizer: list[str]) -> None:
+    log = tmp_path / f"a\x1b]0;name\x07{name}.jsonl"
+    rows = (ROOT / "fixtures" / "formats" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    log.write_text("".join(json.dumps(poisoned(json.loads(row))) + "\n" for row in rows), encoding="utf-8")
+    for row in range(len(rows)):
+        for options in (["--full"], ["--json"]):
+            colored = shown(f"{log}:{row}", *tokenizer, *options, FORCE_COLOR="1")
+            text = OWN_ESCAPES.sub("", colored)
+            assert (text == colored) == (options == ["--json"])
+            assert ACTING.search(text) is None
+            assert "##[" not in text
+
+
+def test_hostile_tokens_of_a_vocabulary_are_seen_and_do_not_act() -> None:
+    look = Look(80, lambda token_id: HOSTILE[token_id], ids=True, full=True)
+    parts = drawn(Tokens(np.arange(len(HOSTILE), dtype=np.int32)), look)
+    text = "\n".join(line.plain for part in parts for line in part.lines)
+    assert ACTING.search(text) is None
+    assert "│␛ │" in text
+    assert "\\u202e" in text
+
+
+def test_a_row_is_found_without_a_look_at_the_others(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    rows = ['{"token_ids": [1', "", '{"token_ids": [2]}', "nonsense", '{"token_ids": [3, 4]}', '{"token_ids": [5']
+    log.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    one = open_log(log)
+    one.only = 4
+    given = list(one)
+    assert [row.value for row in given if row.index == 4] == [{"token_ids": [3, 4]}]
+    assert all(row.value is None and row.error == "the row was passed over" for row in given if row.index != 4)
+    assert one.count() == 6
+    assert "│3│4│" in shown(f"{log}:4")
+    assert "REC001" in shown(f"{log}:5")
+    assert "blank line" in run("show", f"{log}:1")[2]
+
+
+def test_a_row_of_parquet_is_read_out_of_its_row_group_alone(tmp_path: Path) -> None:
+    log = tmp_path / "run.parquet"
+    pq.write_table(
+        pa.table({"token_ids": [[number, number + 1] for number in range(100)]}), log, row_group_size=10
+    )
+    about = pq.ParquetFile(log).metadata.row_group(0).column(0)
+    data = bytearray(log.read_bytes())
+    data[about.data_page_offset : about.data_page_offset + about.total_compressed_size] = (
+        b"\xff" * about.total_compressed_size
+    )
+    log.write_bytes(data)
+    assert "│57│58│" in shown(f"{log}:57")
+    assert "│99│100│" in shown(f"{log}:99")
+    assert "it holds 100 rows" in run("show", f"{log}:100")[2]
+
+
+def test_findings_stand_beneath_the_stretch_where_they_end() -> None:
+    result = scan_of(NEMO, 4)
+    hit = replace(result.findings[0].hit, where=Where.PROMPT, turn=0)
+    findings = tuple(replace(result.findings[0], hit=replace(hit, start=at, end=at + 1)) for at in (20, 90))
+    console = console_for(StringIO(), ReportOptions(width=80))
+    text = "\n".join(
+        line.plain for line in page_lines(replace(result, findings=findings), Look(80, context=4), console)
+    )
+    order = [
+        text.index(part)
+        for part in ("\n      16 │", "prompt 20:21", "\n      86 │", "prompt 90:91", "\n     121 │")
+    ]
+    assert order == sorted(order)

@@ -1,0 +1,107 @@
+"""A long page goes through a pager, as git does it: only on a terminal, only when it is longer than the screen."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import TextIO
+
+__all__ = ["pager_command", "show_page"]
+
+_NOT_FOUND = (126, 127)
+"""What a shell ends with when it cannot run a command."""
+_SHELL = frozenset("|&;<>()$`\\\"'*?[#~=%")
+"""A command with one of these in it is the shell's to read."""
+
+
+def show_page(lines: Iterable[str], out: TextIO, *, paged: bool = True) -> None:
+    """Write lines (each with its end), through a pager where that helps; quitting it early is no error."""
+    command = pager_command() if paged and out is sys.stdout and out.isatty() else None
+    if command is None:
+        out.writelines(lines)
+        return
+    rest = iter(lines)
+    first, fits = _screenful(rest)
+    if fits:
+        out.writelines(first)
+    else:
+        _through(command, chain(first, rest), out)
+
+
+def pager_command() -> list[str] | None:
+    """The command of $PAGER, `less` where it is not set; None where there is none or none is wanted."""
+    wanted = os.environ.get("PAGER")
+    if os.environ.get("TERM") in (None, "", "dumb"):
+        return None
+    if wanted is None:
+        return ["less", "-R"] if shutil.which("less") else None
+    if wanted.strip() in ("", "cat"):
+        return None
+    if _SHELL & set(wanted):
+        return ["sh", "-c", wanted] if shutil.which("sh") else None
+    words = shlex.split(wanted)
+    if shutil.which(words[0]) is None:
+        return None
+    # Colours are written with escapes that less shows as text unless told otherwise.
+    return [*words, "-R"] if Path(words[0]).name == "less" else words
+
+
+def _screenful(lines: Iterator[str]) -> tuple[list[str], bool]:
+    """The lines, and whether they leave room for the prompt of the shell; no more than show that they do not."""
+    from rich.text import Text
+
+    columns, height = shutil.get_terminal_size()
+    held: list[str] = []
+    used = 0
+    for line in lines:
+        held.append(line)
+        used += max(-(-Text.from_ansi(line).cell_len // columns), 1)
+        if used >= height:
+            return held, False
+    return held, True
+
+
+def _through(command: list[str], lines: Iterator[str], out: TextIO) -> None:
+    encoding = out.encoding or "utf-8"
+    environment = {"LESS": "FRX", "LV": "-c", **os.environ}
+    if encoding.lower().replace("-", "") == "utf8":
+        environment.setdefault("LESSCHARSET", "utf-8")
+    out.flush()
+    try:
+        pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+    except OSError:
+        out.writelines(lines)
+        return
+    written: list[str] = []
+    with _keyboard_to_the_pager():
+        assert pager.stdin is not None
+        try:
+            for line in lines:
+                written.append(line)
+                pager.stdin.write(line.encode(encoding, "backslashreplace"))
+        except BrokenPipeError:
+            pass  # it was quit
+        finally:
+            with suppress(BrokenPipeError):
+                pager.stdin.close()
+            ended = pager.wait()
+    if ended in _NOT_FOUND:
+        out.writelines(chain(written, lines))
+
+
+@contextmanager
+def _keyboard_to_the_pager() -> Iterator[None]:
+    """Ctrl-C stops a search of the pager and nothing else, as long as the pager is there."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,45 @@
+"""One rollout as an object for scripts: its sequences token by token, and what was found in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tito_audit.cli._sequence import Tokens
+from tito_audit.cli._shown import Part, wanted_parts
+from tito_audit.record.finding import Result
+from tito_audit.reports._schema import finding_object
+
+__all__ = ["rollout_object"]
+
+
+def rollout_object(result: Result, piece: Callable[[int], str] | None, turn: int | None = None) -> dict[str, Any]:
+    """`{"file", "row", "item", "format", "sequences", "findings", "skipped"}`, of one turn only if that is named.
+
+    A sequence is `{"where", "turn", "ids", "pieces", "trained", "logprobs"}`, columns with one entry a token; null
+    where the log has no such column, without a tokenizer also for the pieces. A logprob that was not recorded, or
+    that JSON cannot hold, is null.
+    """
+    rollout = result.rollout
+    return {
+        "file": result.place.file,
+        "row": result.place.row,
+        "item": result.place.item,
+        "format": rollout.format if rollout is not None else None,
+        "sequences": [_sequence(part, piece) for part in wanted_parts(result, turn)],
+        "findings": [finding_object(one) for one in result.findings if turn is None or one.hit.turn == turn],
+        "skipped": [{"code": skip.code, "because": skip.because} for skip in result.skips],
+    }
+
+
+def _sequence(part: Part, piece: Callable[[int], str] | None) -> dict[str, Any]:
+    tokens: Tokens = part.tokens
+    ids = tokens.ids.tolist()
+    return {
+        "where": str(part.where),
+        "turn": part.turn,
+        "ids": ids,
+        "pieces": [piece(one) for one in ids] if piece is not None else None,
+        "trained": tokens.trained.tolist() if tokens.trained is not None else None,
+        "logprobs": tokens.logprobs.tolist() if tokens.logprobs is not None else None,
+    }

@@ -1,0 +1,275 @@
+"""The page of `show`: each sequence of a rollout as tokens, and the findings beneath them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from tito_audit.cli._places import Spots
+from tito_audit.cli._sequence import ASKED, BOTH, FINDING, TRAINED, Look, Tokens, drawn
+from tito_audit.errors import SetupError
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Finding, Result, Severity, Where
+from tito_audit.record.rollout import IdsFrom, Rollout
+from tito_audit.repairs import all_repairs
+from tito_audit.reports._page import STYLES, finding_lines, range_words
+from tito_audit.reports._skips import code_ranges
+from tito_audit.reports._visible import visible
+from tito_audit.rules import all_rules
+
+__all__ = ["Part", "page_lines", "parts_of", "wanted_parts"]
+
+_ROLES = 12
+"""Messages whose roles are named."""
+_NAME = max(len("TOK101"), len("normalize"))
+_BLANKS = {"⏎": "newline", "⇥": "tab", "∅": "no text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One recorded sequence of a rollout."""
+
+    where: Where
+    turn: int | None
+    title: str
+    tokens: Tokens
+    start: int = 0
+    """Tokens before it were seen in the call before."""
+
+    def holds(self, where: Where | None, turn: int | None) -> bool:
+        """Whether a place of this kind is in it; None fits any."""
+        return where in (None, self.where) and (turn is None or turn == self.turn)
+
+
+def parts_of(rollout: Rollout) -> list[Part]:
+    """Prompt and completion of every call, then the training row, as far as they were recorded."""
+    parts: list[Part] = []
+    seen: Ids | None = None
+    for index, turn in enumerate(rollout.turns):
+        if turn.prompt_ids is not None:
+            title = f"turn {index} prompt · {_many(len(turn.prompt_ids), 'token')}"
+            start = 0 if seen is None else _shared(seen, turn.prompt_ids)
+            parts.append(Part(Where.PROMPT, index, title, Tokens(turn.prompt_ids), start))
+        if turn.completion_ids is not None:
+            title = f"turn {index} completion · {_many(len(turn.completion_ids), 'token')}"
+            title += f", ended by {turn.finish_reason}" if turn.finish_reason else ""
+            title += ", ids recovered from token texts" if turn.ids_from is IdsFrom.RECOVERED else ""
+            tokens = Tokens(turn.completion_ids, logprobs=turn.completion_logprobs)
+            parts.append(Part(Where.COMPLETION, index, title, tokens))
+        seen = turn.seen_ids
+    row = rollout.training_row
+    if row is not None:
+        trained = "no loss mask" if row.loss_mask is None else f"{int(row.loss_mask.sum()):,} trained"
+        title = f"training row · {_many(len(row.token_ids), 'token')}, {trained}"
+        parts.append(Part(Where.ROW, None, title, Tokens(row.token_ids, row.loss_mask, row.logprobs)))
+    return parts
+
+
+def wanted_parts(result: Result, turn: int | None) -> list[Part]:
+    """The sequences of a rollout, or of one of its turns; SetupError where it has no such turn."""
+    rollout = result.rollout
+    if rollout is None:
+        return []
+    if turn is not None and turn >= len(rollout.turns):
+        raise SetupError(f"{result.place}: there is no turn {turn}; it holds {_turns(rollout)}.")
+    return [part for part in parts_of(rollout) if turn is None or part.turn == turn]
+
+
+def page_lines(
+    result: Result, look: Look, console: Console, turn: int | None = None, spots: Spots | None = None
+) -> Iterator[Text]:
+    """The lines of one rollout, or of one turn, or around some tokens; SetupError if it has none of these."""
+    parts = wanted_parts(result, turn)
+    page = _Page([one for one in result.findings if turn in (None, one.hit.turn)], look, console, spots)
+    page.refuse_far(parts, str(result.place))
+    return _page(result, parts, page, look, "the row" if turn is None else f"turn {turn}")
+
+
+def _page(result: Result, parts: Sequence[Part], page: _Page, look: Look, whose: str) -> Iterator[Text]:
+    yield Text(visible(str(result.place)), style="bold")
+    if result.rollout is None:
+        yield Text("This row could not be read as a rollout.")
+    else:
+        yield from _wrapped(_facts(result.rollout), look.width)
+        yield _found(result.findings)
+        yield from _legend(look, any(part.tokens.trained is not None for part in parts), page.asks_tokens)
+    for part in parts:
+        yield from page.part(part)
+    yield from page.rest(f"{whose} as a whole")
+    if page.asks:
+        return
+    for title, lines in (("not looked at", _reasons(result)), ("more", _more(result.findings))):
+        if lines:
+            yield Text()
+            yield Text(title, style="bold")
+            yield from (part for line in lines for part in _wrapped(line, look.width, "  "))
+
+
+def _facts(rollout: Rollout) -> str:
+    roles = [message.role for message in rollout.messages]
+    more = len(roles) - _ROLES
+    words = " ".join(roles[:_ROLES]) + (f" and {more:,} more" if more > 0 else "")
+    return visible(f"format {rollout.format} · {_turns(rollout)} · messages: {words or 'none'}")
+
+
+def _turns(rollout: Rollout) -> str:
+    count = len(rollout.turns)
+    return f"{count:,} turns, 0 to {count - 1:,}" if count > 1 else ("no turns", "1 turn, turn 0")[count]
+
+
+def _found(findings: Sequence[Finding]) -> Text:
+    line = Text()
+    for severity in sorted(Severity, reverse=True):
+        codes = [one.code for one in findings if one.severity is severity]
+        if codes:
+            line.append("; " if line else "").append(_many(len(codes), severity.word), style=STYLES[severity])
+            line.append(f" {', '.join(sorted(set(codes)))}")
+    return line or Text("nothing found", style="green")
+
+
+def _legend(look: Look, trained: bool, asked: bool) -> Iterator[Text]:
+    marks = {FINDING: "a finding"}
+    if trained:
+        marks |= {TRAINED: "a trained token", BOTH: "both"}
+    if asked:
+        marks[ASKED] = "asked for"
+    words = "marks: " + ", ".join(f"{mark} {word}" for mark, word in marks.items())
+    if look.piece is None:
+        words += "; without -t the ids stand alone"
+    else:
+        words += "; · a space at an end, " + ", ".join(f"{mark} {word}" for mark, word in _BLANKS.items())
+    if look.logprobs:
+        words += "; ? not recorded, ! under 1 in 1,000"
+    yield from _wrapped(words, look.width, style="dim")
+
+
+class _Page:
+    """Sequences of one rollout, each with the findings that point into it."""
+
+    def __init__(self, findings: Sequence[Finding], look: Look, console: Console, spots: Spots | None) -> None:
+        self._left = list(findings)
+        self._look = look
+        self._console = console
+        self._spots = spots
+        self._chosen = {id(one) for one in spots.findings} if spots is not None else set()
+
+    @property
+    def asks(self) -> bool:
+        """Whether only some tokens are wanted."""
+        return self._spots is not None
+
+    @property
+    def asks_tokens(self) -> bool:
+        """Whether some of them are named by their position."""
+        return self._spots is not None and bool(self._spots.spots)
+
+    def refuse_far(self, parts: Sequence[Part], place: str) -> None:
+        """SetupError for a position asked for that no sequence has."""
+        for spot in self._spots.spots if self._spots is not None else ():
+            fitting = [part for part in parts if part.holds(spot.where, spot.turn)]
+            if not any(spot.start <= len(part.tokens.ids) for part in fitting):
+                there = "\n".join(part.title for part in parts) or "nothing"
+                raise SetupError(f"{place}: there are no tokens at {spot}.\nIt holds, counted from 0:\n{there}")
+
+    def part(self, part: Part) -> Iterator[Text]:
+        """A title, the tokens, and the findings in them, each beneath the stretch where it ends."""
+        mine = [one for one in self._left if _points_into(one, part)]
+        asked = self._asked(part, mine)
+        if self._spots is not None:
+            context = self._look.context
+            mine = [one for one in mine if any(_near(one, *range_, context) for range_ in asked or ())]
+        if asked is not None and not asked:
+            return
+        taken = {id(one) for one in mine}
+        self._left = [one for one in self._left if id(one) not in taken]
+        waiting = deque(sorted(mine, key=lambda one: (one.hit.end, one.hit.start, -one.severity)))
+        ranges = [(one.hit.start, one.hit.end) for one in mine]
+        start = 0 if self._look.full or asked is not None else min([part.start, *(one for one, _ in ranges)])
+        yield Text()
+        yield Text(visible(self._title(part, start)), style="bold")
+        before = 0
+        for some in drawn(part.tokens, self._look, findings=ranges, asked=asked, start=start):
+            if some.gap or self._look.full:
+                yield from self._findings(waiting, before if some.gap else before - self._look.context)
+            yield from some.lines
+            before = some.end
+        yield from self._findings(waiting)
+
+    def rest(self, title: str) -> Iterator[Text]:
+        """Findings about no tokens, or about a sequence that the log does not hold."""
+        left = [one for one in self._left if self._spots is None or id(one) in self._chosen]
+        if left:
+            yield Text()
+            yield Text(title, style="bold")
+            yield from self._findings(deque(sorted(left, key=lambda one: (-one.severity, one.hit.start))))
+
+    def _title(self, part: Part, start: int) -> str:
+        title = part.title
+        if start:
+            title += f", the first {start:,} as seen before"
+        if self._look.logprobs and part.where is not Where.PROMPT and part.tokens.logprobs is None:
+            title += ", no logprobs"
+        return title
+
+    def _asked(self, part: Part, mine: Sequence[Finding]) -> list[tuple[int, int]] | None:
+        """The ranges that were asked for in a sequence; None when all of it is wanted."""
+        if self._spots is None:
+            return None
+        spots = [one for one in self._spots.spots if part.holds(one.where, one.turn)]
+        ranges = [(one.start, one.end) for one in spots if one.start <= len(part.tokens.ids)]
+        return ranges + [(one.hit.start, one.hit.end) for one in mine if id(one) in self._chosen]
+
+    def _findings(self, waiting: deque[Finding], until: int | None = None) -> Iterator[Text]:
+        """The findings that end at a position or before (None: all), which wait no longer."""
+        while waiting and (until is None or waiting[0].hit.end <= until):
+            yield from finding_lines(waiting.popleft(), self._console, placed=False, named=True)
+
+
+def _points_into(finding: Finding, part: Part) -> bool:
+    hit = finding.hit
+    return bool(range_words(finding)) and hit.where is part.where and (part.turn is None or hit.turn == part.turn)
+
+
+def _near(finding: Finding, start: int, end: int, context: int) -> bool:
+    return finding.hit.start < max(end, start + 1) + context and finding.hit.end > start - context
+
+
+def _reasons(result: Result) -> list[str]:
+    """`no loss mask: MSK401-MSK404`, the rules that could not look, by what was missing."""
+    codes: dict[str, list[str]] = {}
+    for skip in sorted(result.skips, key=lambda one: one.code):
+        codes.setdefault(skip.because, []).append(skip.code)
+    return [visible(f"{because}: {code_ranges(skipped)}") for because, skipped in codes.items()]
+
+
+def _more(findings: Sequence[Finding]) -> list[str]:
+    """`tito-audit explain TOK101   what it finds`, of rules and of repairs that would help."""
+    titles = {rule.code: rule.title for rule in all_rules()}
+    repairs = {repair.name: f"{repair.title} ({repair.safety})" for repair in all_repairs()} if findings else {}
+    codes = dict.fromkeys(one.code for one in sorted(findings, key=lambda one: (-one.severity, one.code)))
+    named = dict.fromkeys(one.repair for one in findings if one.repair)
+    wanted = [(name, titles.get(name, "")) for name in codes] + [(name, repairs.get(name, "")) for name in named]
+    return [visible(f"tito-audit explain {name:<{_NAME}}  {title}") for name, title in wanted]
+
+
+def _wrapped(words: str, width: int, indent: str = "", style: str = "") -> Iterator[Text]:
+    """The words on lines of that width, those after the first indented once more."""
+    for number, line in enumerate(Text(words, style=style).wrap(Console(width=width), width - 2 * len(indent))):
+        line.rstrip()
+        yield Text(indent * (2 if number else 1)).append_text(line)
+
+
+def _shared(seen: Ids, prompt: Ids) -> int:
+    """How many leading tokens of a prompt are what the call before it saw and said."""
+    length = min(len(seen), len(prompt))
+    other = np.flatnonzero(seen[:length] != prompt[:length])
+    return int(other[0]) if len(other) else length
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
