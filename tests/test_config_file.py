@@ -12,6 +12,7 @@ import typer
 from test_cli import BROKEN, CLEAN, run, written
 
 from tito_audit.cli import app
+from tito_audit.config import Override, Settings
 from tito_audit.config_file import COMMAND_LINE_ONLY, KEYS, find_config, read_config
 from tito_audit.errors import SetupError
 
@@ -202,6 +203,20 @@ fail-on = "warning"
 limit = 7
 max-row-bytes = 1000
 jobs = 3
+extend-select = ["SEQ301"]
+max-rate = {TOK = 0.001, LPR = "0.1%", SEQ = "0.5/rollout", ALL = 1}
+baseline = "known.json"
+sample = 0.25
+report = ["text", "json=out/audit.json", "jsonl=-"]
+output-format = "github"
+worst = 0
+quiet = true
+rows = 5
+full = true
+context = 3
+ids = true
+logprobs = true
+no-pager = true
 with = ["mask", "fork"]
 mask-by = "turn"
 sentinel = 0.0
@@ -214,7 +229,7 @@ token_ids = "tokens"
 id = "uid"
 """
     config = read_config(says(tmp_path, text))
-    assert config.parameters == {
+    assert config.parameters("scan") == {
         "tokenizer": "org/model",
         "template_name": "default",
         "template_arg": ["think=false", 'level="high"'],
@@ -228,6 +243,20 @@ id = "uid"
         "limit": 7,
         "max_row_bytes": 1000,
         "jobs": 3,
+        "extend_select": ["SEQ301"],
+        "max_rate": ["TOK=0.001", "LPR=0.1%", "SEQ=0.5/rollout", "ALL=1"],
+        "baseline": str(tmp_path / "known.json"),
+        "sample": 0.25,
+        "report": ["text", f"json={tmp_path / 'out' / 'audit.json'}", "jsonl=-"],
+        "output_format": "github",
+        "worst": 0,
+        "quiet": True,
+        "rows": 5,
+        "full": True,
+        "nearby": 3,
+        "ids": True,
+        "logprobs": True,
+        "no_pager": True,
         "strategies": ["mask", "fork"],
         "mask_by": "turn",
         "sentinel": "0.0",
@@ -240,21 +269,292 @@ id = "uid"
         "on": ["id=uid"],
     }
     assert set(KEYS) - set(config.values) == {"chat-template"}
+    only_scan = {"report", "output_format", "worst"}
+    assert set(config.parameters("scan")) - set(config.parameters("repair")) == only_scan
 
 
-def test_every_flag_of_scan_and_repair_is_a_key_or_says_why_not() -> None:
+def test_every_flag_of_a_command_that_reads_the_file_is_a_key_or_says_why_not() -> None:
     command = typer.main.get_command(app)
     flags: dict[str, str] = {}
-    for name in ("scan", "repair"):
+    for name in ("scan", "repair", "show", "inspect", "convert"):
         for parameter in command.commands[name].params:  # type: ignore[attr-defined]
             long = [option for option in parameter.opts if option.startswith("--")]
+            key = KEYS.get(long[0].removeprefix("--")) if long else None
+            if key is not None and key.only and name not in key.only:
+                continue  # another thing of the same name
             if long and parameter.name != "help":
                 flags[long[0].removeprefix("--")] = parameter.name or ""
     by_parameter = {key.target for key in KEYS.values()}
     left = {flag for flag, parameter in flags.items() if parameter not in by_parameter} - set(COMMAND_LINE_ONLY)
-    assert left == set(), "add each to KEYS or to COMMAND_LINE_ONLY in config_file.py"
+    assert left == set(), "add each to KEYS or to COMMAND_LINE_ONLY in config_file/_keys.py"
     assert by_parameter <= set(flags.values()), "a key that no command has"
     assert set(COMMAND_LINE_ONLY) <= set(flags)
+
+
+def test_own_keys_win_over_those_that_a_file_extends_and_later_ones_over_earlier(project: Path) -> None:
+    says(
+        project.parent,
+        "jobs = 1\nlimit = 1\nsample = 0.5\nextend-select = ['TOK']\nmax-rate = {TOK = 1}",
+        "root.toml",
+    )
+    says(project.parent, "extend = 'root.toml'\nlimit = 2\nignore = 'LPR'\nbaseline = 'known.json'", "base.toml")
+    says(project.parent, "[tool.tito-audit]\nignore = 'SEQ'\nselect = 'TOK'", "pyproject.toml")
+    path = says(
+        project, "extend = ['../base.toml', '../pyproject.toml']\nextend-select = 'MSK'\nmax-rate = ['LPR=1%']"
+    )
+    config = read_config(path)
+    assert config.values == {
+        "jobs": 1,
+        "limit": 2,
+        "sample": 0.5,
+        "ignore": ["SEQ"],
+        "baseline": str(project.parent / "known.json"),
+        "select": ["TOK"],
+        "extend-select": ["MSK"],
+        "max-rate": ["LPR=1%"],
+    }
+    assert {name: file.name for name, file in config.sources.items()} == {
+        "jobs": "root.toml",
+        "limit": "base.toml",
+        "sample": "root.toml",
+        "ignore": "pyproject.toml",
+        "baseline": "base.toml",
+        "select": "pyproject.toml",
+        "extend-select": "tito-audit.toml",
+        "max-rate": "tito-audit.toml",
+    }
+    base, root = project.parent / "base.toml", project.parent / "root.toml"
+    assert config.extended_by == {base: path, root: base, project.parent / "pyproject.toml": path}
+
+
+def test_a_table_is_taken_whole_and_not_key_by_key(project: Path) -> None:
+    says(project.parent, "map = {token_ids = 'a', loss_mask = 'b'}\ntemplate-args = {x = 1}", "base.toml")
+    config = read_config(says(project, "extend = '../base.toml'\nmap = {token_ids = 'c'}"))
+    assert config.values == {"map": ["token_ids=c"], "template-args": ["x=1"]}
+
+
+def test_two_files_may_extend_the_same_third(project: Path) -> None:
+    says(project, "limit = 3\n[[overrides]]\npaths = 'x'\nformat = 'slime'", "root.toml")
+    for name in ("a.toml", "b.toml"):
+        says(project, "extend = 'root.toml'", name)
+    config = read_config(says(project, "extend = ['a.toml', 'b.toml']"))
+    assert config.values == {"limit": 3}
+    assert len(config.overrides) == 1
+
+
+def test_a_circle_of_extends_is_named_in_full(project: Path) -> None:
+    says(project, "extend = 'b.toml'", "a.toml")
+    says(project, "extend = '../runs/a.toml'", "b.toml")
+    path = says(project, "extend = 'a.toml'")
+    with pytest.raises(SetupError) as caught:
+        read_config(path)
+    way = " → ".join(str(project / name) for name in ("tito-audit.toml", "a.toml", "b.toml", "a.toml"))
+    assert str(caught.value).splitlines()[0] == f"{project / 'b.toml'}: extend goes in a circle: {way}."
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ("gone.toml", "extend names {base}, which cannot be read (No such file or directory)."),
+        (".", "extend names {folder}, which cannot be read (Is a directory)."),
+        ("../pyproject.toml", "extend names {parent}/pyproject.toml, which has no table [tool.tito-audit]."),
+    ],
+)
+def test_a_file_to_extend_that_says_nothing_is_one_line_with_both_names(
+    project: Path, base: str, said: str
+) -> None:
+    says(project.parent, "[project]\nname = 'tito-audit-user'\n", "pyproject.toml")
+    path = says(project, f"extend = '{base}'")
+    with pytest.raises(SetupError) as caught:
+        read_config(path)
+    expected = said.format(base=project / base, folder=project, parent=project.parent)
+    assert str(caught.value).splitlines()[0] == f"{path}: {expected}"
+
+
+def test_a_mistake_in_an_extended_file_names_that_file(project: Path) -> None:
+    base = says(project.parent, "limit = 0", "base.toml")
+    says(project, "extend = '../base.toml'")
+    code, _, err = run("scan", "run.jsonl")
+    assert code == 2
+    assert err.startswith(f"tito-audit: {base}: limit is the number 0.")
+    says(project.parent, "ignore = 'NOPE'", "base.toml")
+    assert f"ignore may come from {base}." in run("scan", "run.jsonl")[2]
+
+
+def test_the_report_says_of_each_file_what_it_set(project: Path) -> None:
+    base = says(project.parent, "ignore = 'LPR'\n[[overrides]]\npaths = 'x'\nignore = 'TOK'", "base.toml")
+    says(project, "extend = '../base.toml'\njobs = 1")
+    said = " ".join(run("scan", "run.jsonl")[1].split())
+    assert f"Settings from tito-audit.toml: jobs; from {base}: ignore, overrides." in said
+
+
+def test_a_log_is_scanned_with_the_settings_of_its_path(project: Path) -> None:
+    (project / "legacy").mkdir()
+    written(project / "legacy" / "old.jsonl", [BROKEN])
+    says(project, "[[overrides]]\npaths = 'legacy/**'\nignore = 'LPR504'")
+    assert run("scan", "legacy/old.jsonl")[0] == 0
+    assert run("scan", "run.jsonl")[0] == 1
+    code, out, _ = run("scan", "run.jsonl", "legacy", "--report", "json")
+    assert code == 1
+    assert {finding["file"] for finding in json.loads(out)["findings"]} == {"run.jsonl"}
+    assert run("scan", "legacy/old.jsonl", "--ignore", "TOK")[0] == 1
+
+
+def test_a_mapping_of_an_override_holds_for_every_command(project: Path) -> None:
+    rows = [{"seq": CLEAN["token_ids"], "train": CLEAN["loss_mask"], "score": BROKEN["logprobs"]}]
+    written(project / "own.jsonl", rows)
+    table = 'map = {token_ids = "seq", loss_mask = "train", logprobs = "score"}'
+    says(project, f"[[overrides]]\npaths = 'own.*'\nfail-on = 'warning'\n{table}")
+    code, out, _ = run("scan", "own.jsonl")
+    assert code == 1
+    assert "LPR504" in out
+    assert "LPR504" in run("show", "own.jsonl", "--row", "0")[1]
+    taken = json.loads(run("inspect", "own.jsonl", "-f", "json")[1])["mapping"]
+    assert taken["columns"] == {"token_ids": "seq", "loss_mask": "train", "logprobs": "score"}
+    assert run("convert", "own.jsonl", "--to", "rows", "--dry-run")[0] == 0
+    assert run("repair", "own.jsonl", "-o", "out.jsonl", "--with", "mask")[0] == 0
+    assert json.loads((project / "out.jsonl").read_text(encoding="utf-8"))["train"] == [0, 0, 0, 1]
+
+
+def test_a_flag_wins_over_what_an_override_says_of_the_same(project: Path) -> None:
+    says(project, "format = 'slime'\n[[overrides]]\npaths = '*.jsonl'\nignore = 'LPR504'\nformat = 'generic'")
+    assert run("scan", "run.jsonl")[0] == 0
+    assert run("scan", "run.jsonl", "--ignore", "TOK")[0] == 1
+    assert run("scan", "run.jsonl", "--fail-on", "error")[0] == 0
+
+
+def test_overrides_that_fit_no_log_are_no_mistake(project: Path) -> None:
+    says(project, "[[overrides]]\npaths = 'gone/**'\nignore = 'LPR'")
+    assert run("scan", "run.jsonl")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("overrides = 3", "overrides is the number 3.\nIt takes a list of tables: begin each with [[overrides]]"),
+        ("[overrides]\npaths = 'x'", "overrides is a table.\n"),
+        ("[[overrides]]\nformat = 'slime'", "overrides[0] does not say which logs it is for.\nGive it paths, "),
+        ("[[overrides]]\npath = 'x'", "there is no key 'overrides[0].path'.\nDid you mean paths?"),
+        ("[[overrides]]\npaths = 'x'\n[[overrides]]\npaths = []", "overrides[1].paths is an empty list.\n"),
+        ("[[overrides]]\npaths = ['x', 3]", "overrides[0].paths is a list with the number 3 in it.\n"),
+        (
+            "[[overrides]]\npaths = 'x'\nigmore = 'TOK'",
+            "there is no key 'overrides[0].igmore'.\nDid you mean ignore?",
+        ),
+        ("[[overrides]]\npaths = 'x'\njobs = 2", "overrides[0].jobs holds for a whole run, so it cannot differ"),
+        ("[[overrides]]\npaths = 'x'\nextend = 'y'", "overrides[0].extend holds for a whole run"),
+        ("[[overrides]]\npaths = 'x'\nforce = true", "overrides[0].force is not set in a file: it gives up"),
+        ("[[overrides]]\npaths = 'x'\nmap = 3", "overrides[0].map is the number 3.\nIt takes a table"),
+        ('extend = "a\\u0000b"', "extend has a character in it that no path has, \\x00.\n"),
+        ('[[overrides]]\npaths = "a/\\u0000b"', "overrides[0].paths has a character in it that no path has"),
+        ('baseline = "a\\u0000b"', "baseline is the text 'a\\x00b' (embedded null byte).\n"),
+        ("extend = '~nobody-of-that-name/x'", "extend names "),
+        ("extend = true", "extend is true.\nIt takes the path of a file or a list of them"),
+        ("extends = 'x'", "there is no key 'extends'.\nDid you mean extend or extend-select?"),
+        ("dry_run = true", "dry_run is not set in a file: it says what one run is made for.\n"),
+        ("update-baseline = true", "update-baseline is not set in a file: it makes what was found known"),
+        (
+            "max-rate = {TOK = -1}",
+            "max-rate is a table (TOK is the number -1).\nIt takes a table of codes and rates",
+        ),
+        ("max-rate = {TOK = 'often'}", "max-rate is a table (TOK is the text 'often').\n"),
+        ('max-rate = {"TOK 1" = 1}', "max-rate is a table ('TOK 1' is the beginning of no code).\n"),
+        ("max-rate = ['TOK=1', 'TOK']", "max-rate is a list (the text 'TOK' is in it).\n"),
+        ("max-rate = 0.1", "max-rate is the number 0.1.\n"),
+        ("sample = 0", "sample is the number 0.\nIt takes a number above 0, at most 1, or a text"),
+        ("sample = '0%'", "sample is the text '0%'.\n"),
+        ("sample = 1.01", "sample is the number 1.01.\n"),
+        ("report = 'json='", "report is the text 'json='.\nIt takes a list of names and files"),
+        ("report = [1]", "report is a list with the number 1 in it.\n"),
+        ("worst = -1", "worst is the number -1.\nIt takes a number of findings, 0 or more."),
+    ],
+    ids=lambda value: value.replace("\n", " ")[:40],
+)
+def test_a_mistake_in_what_speaks_of_some_logs_or_other_files_is_one_message(
+    project: Path, text: str, message: str
+) -> None:
+    path = says(project, text)
+    with pytest.raises(SetupError) as caught:
+        read_config(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    says(project, "")
+    says(
+        project,
+        f"[tool.tito-audit]\n{text.replace('[overrides]', '[tool.tito-audit.overrides]')}",
+        "pyproject.toml",
+    )
+    with pytest.raises(SetupError, match=r"pyproject\.toml: "):
+        read_config(project / "pyproject.toml")
+
+
+def test_a_code_that_there_is_not_is_refused_with_the_override_that_has_it(project: Path) -> None:
+    says(project, "[[overrides]]\npaths = ['a', 'b/*']\nignore = 'TOKK'\n")
+    code, _, err = run("scan", "run.jsonl")
+    assert code == 2
+    assert err.startswith("tito-audit: overrides[0] of tito-audit.toml, for a, b/*:\n--ignore TOKK: no rule has")
+    says(project, "[[overrides]]\npaths = '*.jsonl'\nformat = 'slimy'\n")
+    code, _, err = run("scan", "run.jsonl")
+    assert code == 2
+    assert "format may come from overrides[0] of tito-audit.toml." in err
+
+
+@pytest.mark.parametrize(
+    ("pattern", "those", "not_those"),
+    [
+        ("legacy/**", ["legacy/a", "legacy/b/c"], ["legacy", "x/legacy/a", "../legacy/a"]),
+        ("legacy", ["legacy/a/b", "x/legacy/a", "x/legacy", "/far/legacy"], ["legacy2/a", "../legacy/a"]),
+        ("legacy/", ["legacy/a/b", "x/legacy/a"], ["x/legacy", "/far/legacy"]),
+        ("./legacy", ["legacy", "legacy/a"], ["x/legacy/a", "x/legacy"]),
+        ("*.parquet", ["a.parquet", "x/a.parquet", "/far/a.parquet", "a.parquet/part.jsonl"], ["a.parquet.gz"]),
+        ("x/*.jsonl", ["x/a.jsonl", "x/a.jsonl/b"], ["x/y/a.jsonl", "a.jsonl"]),
+        ("x/**/*.jsonl", ["x/a.jsonl", "x/y/z/a.jsonl"], ["a.jsonl"]),
+        ("../other/*", ["../other/a", "../other/a/b"], ["other/a"]),
+        ("*/../a", ["a"], ["x/a"]),
+        ("*/a", ["x/a"], ["a", "x/y/a", "/far/a"]),
+        ("**/a", ["a", "x/y/a"], ["/far/a", "../a"]),
+        ("/*/a", ["/far/a"], ["/a", "far/a"]),
+        ("/far/**", ["/far/a"], ["far/a", "/far"]),
+        (".", ["a", "x/b"], ["../a", "/far/a"]),
+        ("a\\*b", ["a*b", "/far/a*b"], ["axb"]),
+        ("x/a\\*b", ["x/a*b"], ["x/axb"]),
+    ],
+)
+def test_a_pattern_of_the_file_starts_from_its_folder(
+    tmp_path: Path, pattern: str, those: list[str], not_those: list[str]
+) -> None:
+    home = tmp_path / "odd*[name]"
+    home.mkdir()
+    config = read_config(says(home, f"[[overrides]]\npaths = '{pattern}'\nformat = 'slime'"))
+    settings = Settings(overrides=(Override(config.overrides[0].patterns, {"format": "slime"}),))
+    assert [file for file in those if settings.at(home / file).format is None] == []
+    assert [file for file in not_those if settings.at(home / file).format is not None] == []
+    assert settings.at(tmp_path / "oddity[name]" / "legacy" / "a").format is None
+
+
+def test_a_pattern_in_the_home_folder_is_of_that_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    config = read_config(says(tmp_path, "[[overrides]]\npaths = '~/runs/*'"))
+    assert Override(config.overrides[0].patterns, {}).fits(tmp_path / "home" / "runs" / "a.jsonl")
+
+
+def test_a_pattern_goes_through_links_as_the_log_does(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (project / "data").symlink_to(tmp_path / "disk")
+    config = read_config(says(project, "[[overrides]]\npaths = 'data/**'"))
+    override = Override(config.overrides[0].patterns, {})
+    assert override.fits(project / "data" / "a.jsonl")
+    assert override.fits(tmp_path / "disk" / "a.jsonl")
+
+
+def test_what_a_file_turns_on_a_flag_turns_off(project: Path) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    switches = {key.target for key in KEYS.values() if key.kind.schema.get("type") == "boolean"}
+    for name in ("scan", "repair", "show", "inspect", "convert"):
+        for parameter in commands[name].params:
+            assert parameter.name not in switches or parameter.secondary_opts, f"{name} --{parameter.name}"
+    says(project, "quiet = true")
+    assert run("scan", "run.jsonl")[1] == ""
+    assert "LPR504" in run("scan", "run.jsonl", "--no-quiet")[1]
 
 
 def test_what_the_readme_says_of_the_file_can_be_read(tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 __all__ = [
@@ -26,9 +30,17 @@ class Override:
     """Settings that hold for some logs only."""
 
     paths: tuple[str, ...]
-    """Absolute patterns of files; `*` stays within one folder, `**` goes through any number of them."""
+    """Absolute patterns of whole paths: `*` and `?` stay within one name, `**` goes through any number of folders,
+    a backslash takes what follows as it stands."""
     changes: Mapping[str, Any]
     """Values by field of Settings: those that speak of one log (tokenizer, template, columns, rules, fail_on)."""
+
+    def fits(self, file: str | Path) -> bool:
+        """Whether one of the patterns is a file's path, as it is called or with all links followed."""
+        called = os.path.abspath(file)  # noqa: PTH100 - Path.absolute keeps the dots
+        folder, name = os.path.split(called)
+        paths = {called, os.path.join(os.path.realpath(folder), name), os.path.realpath(called)}  # noqa: PTH118
+        return any(_pattern(pattern).fullmatch(Path(path).as_posix()) for pattern in self.paths for path in paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +126,14 @@ class Settings:
         if self.format == "auto":
             object.__setattr__(self, "format", None)
 
+    def at(self, file: str | Path) -> Settings:
+        """The settings of one log, without overrides; these themselves when no override fits it."""
+        fitting = [override for override in self.overrides if override.fits(file)]
+        if not fitting:
+            return self
+        changes = {name: value for override in fitting for name, value in override.changes.items()}
+        return replace(self, **changes, overrides=())
+
 
 @dataclass(frozen=True, slots=True)
 class RepairChoices:
@@ -144,3 +164,18 @@ class RepairSettings:
     provenance: bool = True
     """Write a `tito_audit` column that says what was cured by what."""
     choices: RepairChoices = field(default_factory=RepairChoices)
+
+
+_PART = re.compile(
+    r"(?P<through>(?<![^/])(?:\*\*/)+)|(?P<below>(?<![^/])\*\*\Z)|(?P<any>\*+)|(?P<one>\?)|\\?(?P<plain>.)",
+    re.DOTALL,
+)
+_EXPRESSIONS = {"through": "(?:[^/]+/)*", "below": ".+", "any": "[^/]*", "one": "[^/]"}
+
+
+@lru_cache(maxsize=256)
+def _pattern(pattern: str) -> re.Pattern[str]:
+    """What `Override.paths` says, as a regular expression of whole paths."""
+    parts = _PART.finditer(pattern)
+    text = "".join(_EXPRESSIONS.get(part.lastgroup or "", "") or re.escape(part["plain"]) for part in parts)
+    return re.compile(text, re.DOTALL)

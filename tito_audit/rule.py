@@ -89,9 +89,14 @@ def missing(rule: Rule, present: Needs) -> str | None:
     return None
 
 
-def selected(code: str, select: tuple[str, ...], ignore: tuple[str, ...]) -> bool:
-    """Whether a code runs: the longest matching prefix decides, and select wins a tie."""
-    chosen = max((len(p) for p in select if code.startswith(p)), default=-1 if select else 0)
+def selected(
+    code: str, select: tuple[str, ...], ignore: tuple[str, ...], extend_select: tuple[str, ...] = ()
+) -> bool:
+    """Whether a code runs: the longest matching prefix decides, and select wins a tie.
+
+    No `select` is every code; `extend_select` adds to it.
+    """
+    chosen = max((len(p) for p in (*(select or ("",)), *extend_select) if code.startswith(p)), default=-1)
     refused = max((len(p) for p in ignore if code.startswith(p)), default=-1)
     return chosen >= 0 and chosen >= refused
 

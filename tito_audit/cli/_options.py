@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from tito_audit.config import FailOn, Settings, ToolArguments
-from tito_audit.config_file import Config, find_config, read_config
+from tito_audit.cli import _complete
+from tito_audit.cli._configured import (
+    ConfigFile,
+    NoConfig,
+    about_config,
+    blamed_file,
+    config_of,
+    near,
+    on_command_line,
+)
+from tito_audit.cli._rates import gate_settings_of, known_prefix, sample_of, share_of
+from tito_audit.config import FailOn, Override, Settings, ToolArguments
+from tito_audit.config_file import KEYS
 from tito_audit.errors import SetupError
 
 __all__ = [
     "MAX_ROW_BYTES",
     "TEMPLATE_SECONDS",
+    "Baseline",
     "ChatTemplate",
     "ConfigFile",
     "EncoderOption",
     "EncoderWord",
+    "ExtendSelect",
     "FailOnWord",
     "FormatName",
     "Ignore",
     "Jobs",
     "Map",
+    "MaxRates",
     "MaxRowBytes",
     "Messages",
     "NoConfig",
     "On",
+    "Sample",
     "Select",
     "TemplateArgs",
     "TemplateName",
@@ -42,6 +55,9 @@ __all__ = [
     "TrustRemoteCode",
     "about_config",
     "blamed_file",
+    "gate_settings_of",
+    "on_command_line",
+    "overrides_of",
     "settings_of",
 ]
 
@@ -117,6 +133,7 @@ FormatName = Annotated[
         "--format",
         metavar="NAME",
         help="Format of the log, when detection errs (see list formats). [default: auto, row by row]",
+        autocompletion=_complete.formats,
     ),
 ]
 Map = Annotated[
@@ -152,11 +169,52 @@ On = Annotated[
 ]
 Select = Annotated[
     list[str] | None,
-    typer.Option("--select", metavar="CODES", help="Rules to run, by code or prefix: TOK,TPL203."),
+    typer.Option(
+        "--select",
+        metavar="CODES",
+        help="Rules to run, by code or prefix: TOK,TPL203.",
+        autocompletion=_complete.codes,
+    ),
+]
+ExtendSelect = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--extend-select",
+        metavar="CODES",
+        help="Rules to run beside those selected, unless --ignore names them more closely.",
+        autocompletion=_complete.codes,
+    ),
 ]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option("--ignore", metavar="CODES", help="Rules to leave out, by code or prefix."),
+    typer.Option(
+        "--ignore",
+        metavar="CODES",
+        help="Rules to leave out, by code or prefix.",
+        autocompletion=_complete.codes,
+    ),
+]
+MaxRates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--max-rate",
+        metavar="CODES=RATE",
+        help="Let findings of these rules pass up to a rate: TOK=0.001 (a generated token), TOK=0.1%, "
+        "SEQ=0.5/rollout, ALL=0.01. Repeatable.",
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option("--baseline", metavar="FILE", help="A file of known findings, which fail nothing."),
+]
+Sample = Annotated[
+    float | None,
+    typer.Option(
+        "--sample",
+        metavar="SHARE",
+        parser=share_of,
+        help="Audit about this share of the rows, as 0.05 or 5%; the same rows every time.",
+    ),
 ]
 MaxRowBytes = Annotated[
     int,
@@ -183,76 +241,6 @@ EncoderOption = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Allow a tokenizer's own Python code to run.")
 ]
-_CONFIG = "tito_audit.config"
-"""Where a run keeps what its configuration file says."""
-_FLAGS = {"template-args": "--template-arg"}
-"""Flags that are called otherwise than the key of the file."""
-
-
-def _read_file(ctx: typer.Context, given: str | None) -> str | None:
-    """Let the configuration file say what flags do not; the file's name, None without one."""
-    if ctx.resilient_parsing or f"{_CONFIG}.off" in ctx.meta:
-        if given is not None:
-            raise SetupError("--config and --no-config exclude each other.\nPass one of them.")
-        return None
-    path = Path(given) if given is not None else find_config(Path.cwd())
-    if path is None:
-        return None
-    config = read_config(path)
-    ctx.meta[_CONFIG] = config
-    known = {parameter.name for parameter in ctx.command.params}
-    ctx.default_map = {name: value for name, value in config.parameters.items() if name in known}
-    return str(path)
-
-
-def _read_no_file(ctx: typer.Context, wanted: bool) -> bool:
-    if wanted:
-        if _CONFIG in ctx.meta:
-            raise SetupError("--config and --no-config exclude each other.\nPass one of them.")
-        ctx.meta[f"{_CONFIG}.off"] = True
-    return wanted
-
-
-# Both are read before all other options, in this order where neither is given.
-NoConfig = Annotated[
-    bool,
-    typer.Option("--no-config", help="Read no configuration file.", callback=_read_no_file, is_eager=True),
-]
-ConfigFile = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="Read settings from this file. [default: tito-audit.toml or pyproject.toml, here or above]",
-        callback=_read_file,
-        is_eager=True,
-    ),
-]
-
-
-def about_config(context: typer.Context) -> str | None:
-    """The settings that come from a configuration file, in a sentence; None when none does."""
-    config = context.meta.get(_CONFIG, Config())
-    keys = [
-        key
-        for key, parameter in zip(config.values, config.parameters, strict=True)
-        # By name, since typer has its own copy of the enumeration from some version on.
-        if getattr(context.get_parameter_source(parameter), "name", "") == "DEFAULT_MAP"
-    ]
-    return f"Settings from {_near(config.path)}: {', '.join(keys)}." if config.path and keys else None
-
-
-def blamed_file(context: typer.Context, message: str) -> list[str]:
-    """A line that names the configuration file, when a message is about an option that it sets."""
-    config = context.meta.get(_CONFIG, Config())
-    flags = {name: _FLAGS.get(name, f"--{name}") for name in config.values}
-    named = [name for name, flag in flags.items() if flag in message and name in config.values]
-    return [f"{', '.join(named)} may come from {_near(config.path)}."] if named and config.path else []
-
-
-def _near(path: Path) -> Path:
-    """The path as seen from the working folder, where it lies below."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def settings_of(
@@ -270,13 +258,16 @@ def settings_of(
     on: Sequence[str] | None = None,
     select: Sequence[str] | None = None,
     ignore: Sequence[str] | None = None,
+    extend_select: Sequence[str] | None = None,
     fail_on: str = "error",
     limit: int | None = None,
+    sample: float | None = None,
     row: int | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
     trust_remote_code: bool = False,
     jobs: int | None = None,
     encoder: str = "auto",
+    overrides: Sequence[Override] = (),
 ) -> Settings:
     """The options of a command as Settings; SetupError naming the option that cannot be."""
     mapped = dict(_pair(text, "--map", "token_ids=tokens") for text in columns or ())
@@ -294,15 +285,37 @@ def settings_of(
         tools=tools,
         on=dict(_columns_pair(text) for text in on or ()),
         select=_codes(select, "--select"),
+        extend_select=_codes(extend_select, "--extend-select"),
         ignore=_codes(ignore, "--ignore"),
         fail_on=cast(FailOn, str(fail_on)),
         limit=limit,
+        sample=sample_of(sample),
         row=row,
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
         jobs=jobs,
         encoder=cast(Literal["auto", "fastokens", "tokenizers"], str(encoder)),
+        overrides=tuple(overrides),
     )
+
+
+def overrides_of(context: typer.Context) -> tuple[Override, ...]:
+    """What the configuration file of a run says of some logs only, less what a flag says; SetupError naming the
+    override and the option that cannot be."""
+    config, made = config_of(context), []
+    known = {parameter.name for parameter in context.command.params}
+    for one in config.overrides:
+        given: dict[str, Any] = {KEYS[name].target: value for name, value in one.values.items()}
+        given = {
+            name: value for name, value in given.items() if name in known and not on_command_line(context, name)
+        }
+        fields = {"template_args" if name == "template_arg" else name: value for name, value in given.items()}
+        try:
+            settings = settings_of(**fields)
+        except SetupError as error:
+            raise SetupError(f"{one} of {near(one.file)}, for {', '.join(one.paths)}:\n{error}") from None
+        made.append(Override(one.patterns, {name: getattr(settings, name) for name in fields}))
+    return tuple(made)
 
 
 def _pair(text: str, option: str, example: str) -> tuple[str, str]:
@@ -328,15 +341,5 @@ def _value(text: str) -> object:
 
 def _codes(given: Sequence[str] | None, option: str) -> tuple[str, ...]:
     """Code prefixes out of comma lists; each has to be the beginning of at least one code."""
-    codes = tuple(code.strip().upper() for part in given or () for code in part.split(",") if code.strip())
-    if not codes:
-        return ()
-    from tito_audit.rules import all_rules
-
-    known = [rule.code for rule in all_rules()]
-    for code in codes:
-        if not any(one.startswith(code) for one in known):
-            close = difflib.get_close_matches(code, known, n=3, cutoff=0.5)
-            hint = f"Did you mean {', '.join(close)}?" if close else "See tito-audit list rules."
-            raise SetupError(f"{option} {code}: no rule has a code that starts so.\n{hint}")
-    return codes
+    codes = (code.strip().upper() for part in given or () for code in part.split(",") if code.strip())
+    return tuple(known_prefix(code, option) for code in codes)

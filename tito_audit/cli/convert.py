@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tito_audit.cli import _complete
 from tito_audit.cli import _options as options
 from tito_audit.errors import SetupError
 
@@ -14,6 +15,7 @@ __all__ = ["convert"]
 
 
 def convert(
+    context: typer.Context,
     log: Annotated[str, typer.Argument(metavar="LOG", help="A file: .jsonl, .json, .parquet, .pt, .gz, .zst.")],
     to: Annotated[
         str,
@@ -22,6 +24,7 @@ def convert(
             metavar="FORM",
             help="What to write: rows (training rows), calls, atropos_group, nemo_rl, nemo_rl_message_log, "
             "nemo_gym, slime or tito_sample.",
+            autocompletion=_complete.forms,
         ),
     ],
     out: Annotated[
@@ -43,7 +46,7 @@ def convert(
     no_config: options.NoConfig = False,
     config: options.ConfigFile = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress, and no list of what is carried.")
+        bool, typer.Option("--quiet/--no-quiet", "-q", help="No progress, and no list of what is carried.")
     ] = False,
 ) -> None:
     """Write a log in another form: calls as training rows and back, or as rows of another framework.
@@ -61,7 +64,9 @@ def convert(
             "There is nowhere to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be carried."
         )
-    settings = options.settings_of(format=format, columns=columns, max_row_bytes=max_row_bytes)
+    settings = options.settings_of(
+        format=format, columns=columns, max_row_bytes=max_row_bytes, overrides=options.overrides_of(context)
+    ).at(log)
     pace = Pace()
     run = Conversion(log, to, out, settings, overwrite=force or dry_run, progress=pace)
     for _ in watched(run.survey(), silent=quiet, pace=pace):

@@ -60,8 +60,10 @@ def inspect(
         columns=columns,
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
+        overrides=options.overrides_of(context),
     )
     file = _one_file(log)
+    settings = settings.at(file)
     vocabulary = _vocabulary(settings.tokenizer, trust_remote_code)
     found = inspect_log(file, rows, settings)
     if shape is Shape.JSON:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tito_audit.cli import _choices as choices
+from tito_audit.cli import _complete
 from tito_audit.cli import _options as options
 from tito_audit.cli._deliver import named_places, opened
 from tito_audit.errors import SetupError
@@ -69,6 +70,7 @@ def repair(
     tools: options.Tools = None,
     on: options.On = None,
     select: options.Select = None,
+    extend_select: options.ExtendSelect = None,
     ignore: options.Ignore = None,
     fail_on: Annotated[
         options.FailOnWord,
@@ -81,6 +83,7 @@ def repair(
             "-r",
             metavar="NAME[=FILE]",
             help="text or json, to stdout or a file. Repeatable. [default: text]",
+            autocompletion=_complete.repair_reports,
         ),
     ] = None,
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
@@ -88,7 +91,8 @@ def repair(
     no_config: options.NoConfig = False,
     config: options.ConfigFile = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress, and no report that --report did not ask for.")
+        bool,
+        typer.Option("--quiet/--no-quiet", "-q", help="No progress, and no report that --report did not ask for."),
     ] = False,
 ) -> None:
     """Write logs again with what drifted put right; a row that no repair is proven on stays as it was.
@@ -121,10 +125,12 @@ def repair(
         tools=tools,
         on=on,
         select=select,
+        extend_select=extend_select,
         ignore=ignore,
         fail_on=fail_on,
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
+        overrides=options.overrides_of(context),
     )
     how = choices.repair_settings_of(
         strategies=strategies,

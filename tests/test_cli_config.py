@@ -1,0 +1,224 @@
+"""`tito-audit config`: every setting with where it comes from, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import CLEAN, run, written
+
+from tito_audit.config_file import KEYS
+
+SHIPPED = Path(__file__).resolve().parents[1] / "tito_audit" / "schemas" / "config.schema.json"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, `runs`, beneath one with a pyproject.toml that extends another file."""
+    folder = tmp_path / "project" / "runs"
+    (folder / "old").mkdir(parents=True)
+    for name in ("a.jsonl", "old/b.jsonl", "old/c.jsonl"):
+        written(folder / name, [CLEAN])
+    says(
+        folder.parent / "pyproject.toml",
+        """[tool.tito-audit]
+extend = "base.toml"
+tokenizer = "./toy"
+ignore = "LPR506,TOK"
+report = ["text", "json=audit.json"]
+[tool.tito-audit.map]
+token_ids = "seq"
+"loss mask" = "train"
+[[tool.tito-audit.overrides]]
+paths = "runs/old/**"
+ignore = ["LPR"]
+fail-on = "note"
+""",
+    )
+    base = 'jobs = 2\ntokenizer = "org/model"\nmax-rate = {TOK = 0.001}\n'
+    says(folder.parent / "base.toml", base + '[[overrides]]\npaths = ["*.gz"]\nformat = "slime"')
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def says(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def page(*arguments: object) -> list[str]:
+    code, out, err = run("config", *arguments)
+    assert (code, err) == (0, "")
+    return [" ".join(line.split()) for line in out.splitlines()]
+
+
+def told(*arguments: object) -> dict[str, Any]:
+    code, out, err = run("config", *arguments, "--output-format", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_the_page_says_every_setting_and_where_it_comes_from(project: Path) -> None:
+    lines = page()
+    assert lines[:2] == [
+        "# Settings of ../pyproject.toml",
+        "# and of ../base.toml, which ../pyproject.toml extends",
+    ]
+    assert 'tokenizer = "../toy" # ../pyproject.toml' in lines
+    assert "jobs = 2 # ../base.toml, extended by ../pyproject.toml" in lines
+    assert "max-rate = {TOK = 0.001} # ../base.toml, extended by ../pyproject.toml" in lines
+    assert 'ignore = ["LPR506", "TOK"] # ../pyproject.toml' in lines
+    assert 'map = {token_ids = "seq", "loss mask" = "train"} # ../pyproject.toml' in lines
+    assert 'report = ["text", "json=../audit.json"] # ../pyproject.toml' in lines
+    assert 'fail-on = "error" # default' in lines
+    assert "# select is not set: all rules" in lines
+    for name in KEYS:
+        assert sum(line.startswith((f"{name} = ", f"# {name} is not set")) for line in lines[:-8]) == 1, name
+    assert lines[-8:] == [
+        "[[overrides]] # ../base.toml, extended by ../pyproject.toml",
+        'paths = ["*.gz"]',
+        'format = "slime"',
+        "",
+        "[[overrides]] # ../pyproject.toml",
+        'paths = ["runs/old/**"]',
+        'ignore = ["LPR"]',
+        'fail-on = "note"',
+    ]
+
+
+def test_the_page_is_toml_that_says_the_same_from_the_working_folder(project: Path) -> None:
+    out = run("config")[1]
+    assert tomllib.loads(out)["tokenizer"] == "../toy"
+    before = told()["settings"]
+    says(project / "tito-audit.toml", out)
+    after = told()["settings"]
+    assert {name: one["value"] for name, one in after.items()} == {
+        name: one["value"] for name, one in before.items()
+    }
+    assert {one["file"] for one in after.values()} == {"tito-audit.toml", None}
+
+
+def test_a_flag_is_named_where_it_stands_in_place_of_the_file_and_of_overrides(project: Path) -> None:
+    lines = page("--ignore", "TOK", "-j", "3", "--with", "mask,splice", "--context", "4", "old/b.jsonl")
+    assert 'ignore = ["TOK"] # --ignore' in lines
+    assert "jobs = 3 # --jobs" in lines
+    assert 'with = ["mask", "splice"] # --with' in lines
+    assert "context = 4 # --context" in lines
+    assert 'ignore = ["LPR"] # not in effect: --ignore was given' in lines
+    assert lines[-2:] == [
+        "# old/b.jsonl: as above, with overrides[0]",
+        'fail-on = "note" # ../pyproject.toml',
+    ]
+
+
+def test_logs_are_named_with_the_overrides_that_fit_them(project: Path) -> None:
+    written(project / "old" / "d.jsonl", [CLEAN])
+    written(project / "old" / "e.jsonl", [CLEAN])
+    (project / "old" / "f.jsonl.gz").write_bytes(b"")
+    lines = page(".")
+    assert "# a.jsonl: as above, no override fits" in lines
+    at = lines.index("# old/b.jsonl, old/c.jsonl, old/d.jsonl and 1 more: as above, with overrides[0]")
+    assert lines[at + 1 : at + 4] == [
+        'ignore = ["LPR"] # ../pyproject.toml',
+        'fail-on = "note" # ../pyproject.toml',
+        "",
+    ]
+    at = lines.index("# old/f.jsonl.gz: as above, with overrides[0] of ../base.toml, overrides[0]")
+    assert lines[at + 1] == 'format = "slime" # ../base.toml, extended by ../pyproject.toml'
+    logs = {log["file"]: log for log in told(".")["logs"]}
+    assert logs["a.jsonl"]["overrides"] == []
+    assert logs["old/f.jsonl.gz"]["overrides"] == [0, 1]
+    assert logs["old/f.jsonl.gz"]["settings"]["format"] == {
+        "value": "slime",
+        "from": "file",
+        "file": "../base.toml",
+    }
+    assert logs["old/b.jsonl"]["settings"]["ignore"]["value"] == ["LPR"]
+    assert logs["old/b.jsonl"]["settings"]["jobs"]["value"] == 2
+
+
+def test_machines_get_all_of_it(project: Path) -> None:
+    told_all = told("--fail-on", "warning")
+    assert told_all["file"] == "../pyproject.toml"
+    assert told_all["folder"] == str(project)
+    assert told_all["extended"] == [{"file": "../base.toml", "by": "../pyproject.toml"}]
+    assert set(told_all["settings"]) == set(KEYS)
+    assert told_all["settings"]["fail-on"] == {"value": "warning", "from": "flag", "file": None}
+    assert told_all["settings"]["worst"] == {"value": 10, "from": "default", "file": None}
+    assert told_all["settings"]["select"] == {"value": None, "from": "default", "file": None}
+    assert told_all["overrides"][1] == {
+        "name": "overrides[0]",
+        "file": "../pyproject.toml",
+        "paths": ["runs/old/**"],
+        "settings": {"ignore": ["LPR"], "fail-on": "note"},
+        "overruled_by_flags": ["fail-on"],
+    }
+
+
+def test_without_a_file_the_page_says_what_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(tmp_path / "pyproject.toml", "[project]\nname = 'x'\n")
+    monkeypatch.chdir(tmp_path)
+    said = " ".join(page())
+    assert (
+        "Settings of no file: there is no tito-audit.toml and no pyproject.toml with a table [tool.tito-audit]"
+        in said
+    )
+    assert f"in {tmp_path} or a folder above it" in said
+    assert "pyproject.toml was passed over: it has no table [tool.tito-audit]" in said
+    assert told()["passed_over"] == ["pyproject.toml"]
+
+
+def test_config_and_no_config_choose_the_file(project: Path) -> None:
+    assert page("--no-config")[0] == "# Settings of no file, as --no-config says"
+    assert told("--no-config")["file"] is None
+    lines = page("--config", "../base.toml")
+    assert lines[0] == "# Settings of ../base.toml, as --config says"
+    assert 'tokenizer = "org/model" # ../base.toml' in lines
+    assert {one["from"] for one in told("--no-config")["settings"].values()} == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ignore = 'NOPE'", "--ignore NOPE: no rule has a code that starts so."),
+        ("format = 'slimy'", "--format slimy: no such format."),
+        ("[[overrides]]\npaths = 'x'\nformat = 'slimy'", "--format slimy: no such format."),
+        ("with = 'splise'", "--with splise: no such repair."),
+        ("report = 'txt'", "--report txt: "),
+        ("max-rate = {TOKK = 1}", "--max-rate TOKK: no rule has a code that starts so."),
+        ("max-rate = ['TOK=1', 'TOK=2']", "--max-rate TOK=2: TOK was given a rate before, TOK=1."),
+        ("template-args = {'' = 1}", "--template-arg"),
+    ],
+)
+def test_what_would_end_a_run_is_refused_with_the_file(project: Path, text: str, said: str) -> None:
+    says(project / "tito-audit.toml", text)
+    code, out, err = run("config")
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "may come from" in err
+    assert "tito-audit.toml" in err
+
+
+def test_a_log_that_there_is_not_is_a_mistake(project: Path) -> None:
+    code, _, err = run("config", "gone.jsonl")
+    assert code == 2
+    assert "gone.jsonl: no such file or folder." in err
+
+
+def test_nothing_in_a_file_reaches_the_terminal_as_a_command(project: Path) -> None:
+    text = 'template-args = {"\\u001b[31m" = "\\u202e\\u0007"}\n[[overrides]]\npaths = "\\u001b]0;x"'
+    says(project / "tito-audit.toml", text)
+    for arguments in ((), ("--output-format", "json")):
+        code, out, _ = run("config", *arguments)
+        assert code == 0
+        assert not set(out) & {"\x1b", "\x07", "\u202e"}
+
+
+def test_the_schema_is_printed_as_it_ships(project: Path) -> None:
+    says(project / "tito-audit.toml", "")
+    code, out, _ = run("config", "--schema")
+    assert code == 0
+    assert out == SHIPPED.read_text(encoding="utf-8")

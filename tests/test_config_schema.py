@@ -1,0 +1,165 @@
+"""The JSON schema of the configuration file: valid, fresh, and of one mind with what reads the file."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer
+
+from tito_audit.cli import app
+from tito_audit.cli.config import fresh_schema
+from tito_audit.config_file import COMMAND_LINE_ONLY, KEYS, read_config
+from tito_audit.errors import SetupError
+
+SHIPPED = Path(__file__).resolve().parents[1] / "tito_audit" / "schemas" / "config.schema.json"
+VALUES: tuple[Any, ...] = (
+    *("x", "", "auto", "error", "none", "span", "null", "labels", "never", "fastokens", "object", "text", "text="),
+    *("json=a/b.json", "Json", "json=-", "TOK", "TOK=1", "TOK=0.1%", "SEQ=1e-3/rollout", "TOK=", "TOK1=.5", "é=1"),
+    *("5%", "0.5%", "100%", "100.0%", "0%", "0.0%", "101%", "100.1%", "-1%", "5 %", "%"),
+    *(True, False, 0, 1, -1, 7, 0.0, 0.01, 0.009, 0.5, 1.0, 1.5, 2.0, -0.5, 10**12),
+    *([], ["x"], ["x", ""], ["x", 3], [["x"]], [3], ["text", "json=a.json"], ["TOK=1", "SEQ=0.5/rollout"], [{}]),
+    *({}, {"TOK": 1}, {"TOK": 0}, {"TOK": -1}, {"TOK": "0.5/rollout"}, {"TOK": "5%/token"}, {"TOK": "much"}),
+    *({"TOK": "1/row"}, {"TOK 1": 1}, {"": 1}, {"T": True}, {"a": "b"}, {"a": ""}, {"a": 3}, {"a": ["b"]}),
+    *({"a": {"b": [1, 2.5, "c", {"d": False}]}}, {"a": datetime.date(2026, 1, 2)}),
+    {"a": [{"b": datetime.time(1, 2)}]},
+    datetime.date(2026, 1, 2),
+)
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {toml(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return (
+        str(value) if isinstance(value, datetime.date | datetime.time) else json.dumps(value, ensure_ascii=False)
+    )
+
+
+def valid(table: dict[str, Any]) -> bool:
+    return SCHEMA.is_valid(table)
+
+
+def taken(folder: Path, text: str, name: str = "tito-audit.toml") -> bool:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    try:
+        read_config(path)
+    except SetupError:
+        return False
+    return True
+
+
+SCHEMA = jsonschema.Draft202012Validator(json.loads(SHIPPED.read_text(encoding="utf-8")))
+
+
+def test_the_schema_that_ships_is_what_keys_and_flags_say() -> None:
+    fresh = fresh_schema(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    if os.environ.get("UPDATE_GOLDENS"):
+        SHIPPED.write_text(fresh, encoding="utf-8")
+    assert SHIPPED.read_text(encoding="utf-8") == fresh, (
+        "UPDATE_GOLDENS=1 pytest tests/test_config_schema.py renews the schema"
+    )
+
+
+def test_the_schema_is_one_and_describes_every_key() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA.schema)
+    properties = SCHEMA.schema["properties"]
+    assert set(properties) == {*KEYS, "extend", "overrides"}
+    assert not set(properties) & set(COMMAND_LINE_ONLY)
+    for name, said in properties.items():
+        assert said["title"] == name
+        assert len(said["description"]) > 20, name
+    inside = properties["overrides"]["items"]["properties"]
+    assert set(inside) == {"paths", *(name for name, key in KEYS.items() if key.per_log)}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_the_schema_takes_the_values_of_a_key_that_the_file_takes_and_no_others(tmp_path: Path, name: str) -> None:
+    accepted = refused = 0
+    for value in VALUES:
+        took = taken(tmp_path, f"{name} = {toml(value)}\n")
+        assert valid({name: value}) == took, f"{name} = {toml(value)}: taken by the file: {took}"
+        accepted, refused = accepted + took, refused + (not took)
+        table = {"overrides": [{"paths": "x", name: value}]}
+        inside = taken(tmp_path, f"overrides = {toml(table['overrides'])}\n")
+        assert valid(table) == inside == (took and KEYS[name].per_log)
+    assert accepted
+    assert refused
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("name", ["jobs", "sample", "template-seconds", "sentinel", "worst", "max-rate.TOK"])
+def test_no_key_takes_a_number_that_json_cannot_write(tmp_path: Path, name: str, number: str) -> None:
+    assert not taken(tmp_path, f"{name} = {number}\n")
+
+
+TABLES = (
+    ('extend = "base.toml"', True),
+    ('extend = ["base.toml", "pyproject-of-old.toml"]', True),
+    ("extend = []", True),
+    ("extend = ''", False),
+    ("extend = [3]", False),
+    ("extend = {}", False),
+    ("overrides = []", True),
+    ('overrides = [{paths = "x"}]', True),
+    ('overrides = [{paths = ["x", "y/**"], format = "slime", map = {a = "b"}}, {paths = "z"}]', True),
+    ('overrides = {paths = "x"}', False),
+    ("overrides = [3]", False),
+    ("overrides = [{paths = []}]", False),
+    ("overrides = [{paths = ['']}]", False),
+    ("overrides = [{paths = 3}]", False),
+    ('overrides = [{format = "slime"}]', False),
+    ('overrides = [{paths = "x", formt = "slime"}]', False),
+    ('overrides = [{paths = "x", overrides = []}]', False),
+    ('overrides = [{paths = "x", extend = "base.toml"}]', False),
+    ('overrides = [{paths = "x", force = true}]', False),
+    ("tokeniser = 'x'", False),
+    ("fail_on = 'error'", False),
+    ("", True),
+    *((f"{flag} = true", False) for flag in COMMAND_LINE_ONLY),
+)
+
+
+@pytest.mark.parametrize(("text", "right"), TABLES, ids=lambda value: str(value)[:60])
+def test_schema_and_file_take_the_same_tables_in_either_file(tmp_path: Path, text: str, right: bool) -> None:
+    for name in ("base.toml", "pyproject-of-old.toml"):
+        (tmp_path / name).write_text("jobs = 1\n", encoding="utf-8")
+    assert taken(tmp_path, text) == right
+    assert taken(tmp_path, f"[tool.tito-audit]\n{text}\n", "pyproject.toml") == right
+    document = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))
+    assert valid(document["tool"]["tito-audit"]) == right
+
+
+def test_every_key_together_is_taken_by_both(tmp_path: Path) -> None:
+    def first_good(name: str) -> Any:
+        return next(value for value in VALUES if valid({name: value}) and value not in ("", []))
+
+    table = {name: first_good(name) for name in KEYS}
+    assert valid(table)
+    assert taken(tmp_path, "".join(f"{name} = {toml(value)}\n" for name, value in table.items()))
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_what_is_shown_of_a_value_reads_as_that_value(tmp_path: Path, name: str) -> None:
+    kind = KEYS[name].kind
+    for value, folder in itertools.product(VALUES, (tmp_path, tmp_path / "below", tmp_path.parent)):
+        read = read_or_none(kind.read, value, folder)
+        if read is not None and read != []:
+            assert kind.read(kind.shown(read, tmp_path), tmp_path) == read
+
+
+def read_or_none(read: Callable[[Any, Path], Any], value: Any, folder: Path) -> Any:
+    try:
+        return read(value, folder)
+    except ValueError:
+        return None

@@ -1,0 +1,115 @@
+"""What options mean: rates, samples, and which rules a selection runs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tito_audit.cli import _options as options
+from tito_audit.config import GateSettings, MaxRate, Settings
+from tito_audit.errors import SetupError
+from tito_audit.pipeline import scan_rollouts
+from tito_audit.rule import selected
+from tito_audit.rules import all_rules
+
+CODES = [rule.code for rule in all_rules()]
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("TOK=0.001", MaxRate("TOK", 0.001)),
+        ("tok101=0", MaxRate("TOK101", 0.0)),
+        ("LPR=0.1%", MaxRate("LPR", 0.001)),
+        ("SEQ=0.5/rollout", MaxRate("SEQ", 0.5, "rollout")),
+        ("SEQ = 5% / rollout", MaxRate("SEQ", 0.05, "rollout")),
+        ("ALL=1e-3/token", MaxRate("", 0.001)),
+        ("all=2", MaxRate("", 2.0)),
+    ],
+)
+def test_a_rate_is_of_codes_and_of_tokens_or_rollouts(text: str, rate: MaxRate) -> None:
+    assert options.gate_settings_of(max_rate=[text]).max_rates == (rate,)
+    assert options.gate_settings_of(max_rate=[str(rate)]).max_rates == (rate,)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("TOK", "--max-rate TOK: no codes and rate were found."),
+        ("=1", "--max-rate =1: no codes and rate were found."),
+        ("TOK=", "--max-rate TOK=: no codes and rate were found."),
+        ("TOK=often", "--max-rate TOK=often: 'often' is no number that is 0 or above."),
+        ("TOK=-0.1", "--max-rate TOK=-0.1: '-0.1' is no number that is 0 or above."),
+        ("TOK=nan", "--max-rate TOK=nan: 'nan' is no number"),
+        ("TOK=inf", "--max-rate TOK=inf: 'inf' is no number"),
+        ("TOK=%", "--max-rate TOK=%: '%' is no number"),
+        ("TOK=1/row", "--max-rate TOK=1/row: a rate is one of each token or rollout, not 'row'."),
+        ("TOK=1/", "--max-rate TOK=1/: a rate is one of each token or rollout, not ''."),
+        ("TOKK=1", "--max-rate TOKK: no rule has a code that starts so.\nDid you mean TOK"),
+        ("TOK=1,LPR=2,TOK=3", "--max-rate TOK=3: TOK was given a rate before, TOK=1."),
+        ("ALL=1,all=1", "--max-rate all=1: ALL was given a rate before, ALL=1."),
+    ],
+)
+def test_a_rate_that_cannot_be_is_refused_with_what_to_write(text: str, said: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        options.gate_settings_of(max_rate=[text])
+    assert str(caught.value).startswith(said)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_baseline_is_updated_only_where_one_is_named() -> None:
+    made = options.gate_settings_of(baseline="known.json", update_baseline=True)
+    assert made == GateSettings((), "known.json", True)
+    with pytest.raises(SetupError, match="--update-baseline: no file to write was named"):
+        options.gate_settings_of(update_baseline=True)
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan"), float("inf")])
+def test_a_sample_is_a_share_above_nothing_and_at_most_all(share: float) -> None:
+    with pytest.raises(SetupError, match="--sample"):
+        options.settings_of(sample=share)
+    assert options.settings_of(sample=1).sample == 1
+    assert options.settings_of().sample is None
+
+
+@pytest.mark.parametrize(
+    ("select", "ignore", "extend", "runs", "not_these"),
+    [
+        ((), (), (), {"TOK101", "LPR504"}, set()),
+        (("TOK",), (), ("LPR504",), {"TOK101", "LPR504"}, {"LPR501", "MSK401"}),
+        ((), ("LPR",), ("LPR504",), {"TOK101", "LPR504"}, {"LPR501"}),
+        ((), ("LPR504",), ("LPR504",), {"LPR504"}, set()),
+        ((), ("LPR504",), ("LPR",), {"LPR501"}, {"LPR504"}),
+        (("TOK",), ("TOK101",), ("LPR",), {"LPR504", "TOK102"}, {"TOK101"}),
+        ((), (), ("LPR504",), {"LPR504", "TOK101"}, set()),
+    ],
+)
+def test_extend_select_adds_to_a_selection_and_yields_to_a_closer_ignore(
+    select: tuple[str, ...], ignore: tuple[str, ...], extend: tuple[str, ...], runs: set[str], not_these: set[str]
+) -> None:
+    chosen = {code for code in CODES if selected(code, select, ignore, extend)}
+    assert runs <= chosen
+    assert not not_these & chosen
+
+
+prefixes = st.lists(st.sampled_from([*CODES, "TOK", "LPR", "SEQ", "T", "LPR5"]), max_size=3).map(tuple)
+
+
+@given(prefixes, prefixes, prefixes)
+def test_extending_a_selection_is_selecting_more(
+    select: tuple[str, ...], ignore: tuple[str, ...], extend: tuple[str, ...]
+) -> None:
+    for code in CODES:
+        both = selected(code, select, ignore, extend)
+        assert both >= selected(code, select, ignore)
+        if select:
+            assert both == selected(code, (*select, *extend), ignore)
+        assert selected(code, select, ignore, ()) == selected(code, select, ignore)
+
+
+def test_a_code_of_extend_select_that_there_is_not_ends_the_run() -> None:
+    with pytest.raises(SetupError, match="--extend-select TOKK: no rule has a code"):
+        options.settings_of(extend_select=["LPR,TOKK"])
+    with pytest.raises(SetupError, match="'TOKK' is the beginning of no rule's code"):
+        list(scan_rollouts([], Settings(extend_select=("TOKK",))))

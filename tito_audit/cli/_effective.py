@@ -1,0 +1,205 @@
+"""The settings that hold, each with where it comes from: as lines that read like TOML, or as one object."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tito_audit.cli._configured import config_of, flag_of, on_command_line
+from tito_audit.config import Override
+from tito_audit.config_file import KEYS, OVERRIDES, PATHS, Config, FileOverride, Key, look_for_config
+
+__all__ = ["Effective", "as_object", "effective", "lines"]
+
+_SCHEMA_VERSION = 1
+_NAMED = 3
+"""Logs that a line names before it counts the rest."""
+_WIDE = 48
+"""Columns that values may take before what is said of them stands right behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value, as a file in the working folder would say it."""
+
+    key: Key
+    value: Any
+    """None: nobody says it, and it has no value then."""
+    origin: str
+    """default, file or flag."""
+    file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What a run would do here."""
+
+    config: Config
+    settings: Mapping[str, Setting]
+    """By key, of logs that no override fits."""
+    flags: frozenset[str]
+    """Keys that a flag says, which no override changes."""
+    logs: Mapping[str, tuple[FileOverride, ...]]
+    """By file: the overrides that fit it, of which the later one wins."""
+
+    def at(self, fitting: Sequence[FileOverride]) -> dict[str, Setting]:
+        """What those overrides change, by key."""
+        return {
+            name: Setting(KEYS[name], _shown(KEYS[name], value), "file", one.file)
+            for one in fitting
+            for name, value in one.values.items()
+            if name not in self.flags
+        }
+
+
+def effective(context: typer.Context, files: Sequence[Path]) -> Effective:
+    """The settings that hold for a command line, and for each of some logs."""
+    config = config_of(context)
+    settings = {name: _setting(context, config, key) for name, key in KEYS.items()}
+    flags = frozenset(name for name, one in settings.items() if one.origin == "flag")
+    fits = {one: Override(one.patterns, {}) for one in config.overrides}
+    logs = {str(file): tuple(one for one, override in fits.items() if override.fits(file)) for file in files}
+    return Effective(config, settings, flags, logs)
+
+
+def _setting(context: typer.Context, config: Config, key: Key) -> Setting:
+    if on_command_line(context, key.target):
+        return Setting(key, _shown(key, context.params[key.target]), "flag")
+    if key.name in config.values:
+        return Setting(key, _shown(key, config.values[key.name]), "file", config.sources[key.name])
+    return Setting(key, _shown(key, context.params.get(key.target)), "default")
+
+
+def _shown(key: Key, value: Any) -> Any:
+    plain = getattr(value, "value", value)  # of an enumeration, what it is called on the command line
+    return None if plain is None or plain == () else key.kind.shown(plain, Path.cwd())
+
+
+def lines(found: Effective, named: bool, off: bool) -> Iterator[str]:
+    """The page; `named` says that --config named the file, `off` that --no-config was given."""
+    yield from _about_file(found.config, named, off)
+    yield ""
+    for name, one in found.settings.items():
+        if one.value is None:
+            yield f"# {name} is not set" + (f": {one.key.unset}" if one.key.unset else "")
+        else:
+            yield _line(name, one.value, _origin(one, found.config))
+    for override in found.config.overrides:
+        yield ""
+        yield _line(f"[[{OVERRIDES}]]", None, _source(override.file, found.config))
+        yield _line(PATHS, list(override.paths), "")
+        for name, value in override.values.items():
+            overruled = f"not in effect: {flag_of(name)} was given" if name in found.flags else ""
+            yield _line(name, _shown(KEYS[name], value), overruled)
+    groups: dict[tuple[FileOverride, ...], list[str]] = {}
+    for file, fitting in found.logs.items():
+        groups.setdefault(fitting, []).append(file)
+    for fitting, files in groups.items():
+        yield ""
+        names = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else "")
+        if not fitting:
+            yield f"# {names}: as above, no override fits"
+            continue
+        yield f"# {names}: as above, with {', '.join(_called(one, found.config) for one in fitting)}"
+        for name, one in found.at(fitting).items():
+            yield _line(name, one.value, _origin(one, found.config))
+
+
+def _about_file(config: Config, named: bool, off: bool) -> Iterator[str]:
+    if config.path is not None:
+        yield f"# Settings of {_seen(config.path)}" + (", as --config says" if named else "")
+        for file, by in config.extended_by.items():
+            yield f"# and of {_seen(file)}, which {_seen(by)} extends"
+        return
+    if off:
+        yield "# Settings of no file, as --no-config says"
+        return
+    search = look_for_config(Path.cwd())
+    yield "# Settings of no file: there is no tito-audit.toml and no pyproject.toml with a table [tool.tito-audit]"
+    yield f"# in {search.folder} or a folder above it"
+    for file in search.passed_over:
+        yield f"# {_seen(file)} was passed over: it has no table [tool.tito-audit]"
+
+
+def _origin(one: Setting, config: Config) -> str:
+    if one.origin == "flag":
+        return flag_of(one.key.name)
+    return _source(one.file, config) if one.file is not None else "default"
+
+
+def _source(file: Path, config: Config) -> str:
+    """A file, and the one that names it in `extend`."""
+    by = config.extended_by.get(file)
+    return _seen(file) if by is None else f"{_seen(file)}, extended by {_seen(by)}"
+
+
+def _called(override: FileOverride, config: Config) -> str:
+    return str(override) + (f" of {_seen(override.file)}" if override.file != config.path else "")
+
+
+def _seen(path: Path) -> str:
+    """The path as seen from the working folder, where that is shorter."""
+    near = os.path.relpath(path)
+    return near if len(near) < len(str(path)) else str(path)
+
+
+def _line(name: str, value: Any, remark: str) -> str:
+    text = name if value is None else f"{name} = {_toml(value)}"
+    return f"{text:<{_WIDE}}  # {remark}" if remark else text
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_name(name)} = {_toml(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(one) for one in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _name(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def as_object(found: Effective, off: bool) -> dict[str, Any]:
+    """All of it for machines; paths are as seen from the working folder."""
+    config = found.config
+    search = look_for_config(Path.cwd()) if config.path is None and not off else None
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "folder": str(Path.cwd()),
+        "file": _seen(config.path) if config.path is not None else None,
+        "extended": [{"file": _seen(file), "by": _seen(by)} for file, by in config.extended_by.items()],
+        "passed_over": [_seen(file) for file in search.passed_over] if search is not None else [],
+        "settings": {name: _as_entry(one) for name, one in found.settings.items()},
+        "overrides": [
+            {
+                "name": str(one),
+                "file": _seen(one.file),
+                "paths": list(one.paths),
+                "settings": {name: _shown(KEYS[name], value) for name, value in one.values.items()},
+                "overruled_by_flags": [name for name in one.values if name in found.flags],
+            }
+            for one in config.overrides
+        ],
+        "logs": [
+            {
+                "file": file,
+                "overrides": [config.overrides.index(one) for one in fitting],
+                "settings": {
+                    name: _as_entry(one) for name, one in {**found.settings, **found.at(fitting)}.items()
+                },
+            }
+            for file, fitting in found.logs.items()
+        ],
+    }
+
+
+def _as_entry(one: Setting) -> dict[str, Any]:
+    return {"value": one.value, "from": one.origin, "file": _seen(one.file) if one.file is not None else None}

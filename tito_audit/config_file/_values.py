@@ -1,0 +1,359 @@
+"""Kinds of values that keys take: how each is read, said in a JSON schema, and shown again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "ARGUMENTS",
+    "CODES",
+    "FLAG",
+    "RATES",
+    "REPORTS",
+    "SENTINEL",
+    "SHARE",
+    "Kind",
+    "count",
+    "joined",
+    "number",
+    "one_of",
+    "pairs",
+    "path",
+    "place_or_name",
+    "seconds",
+    "text",
+    "texts",
+    "words",
+]
+
+_TEXT = {"type": "string", "minLength": 1}
+_ONE_OR_SEVERAL = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
+_RATE = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?%?(?:/(?:token|rollout))?"
+_LIMIT = rf"^[A-Za-z]+[0-9]*={_RATE}$"
+_PERCENT = r"(?!0+(?:\.0+)?%)(?:100(?:\.0+)?|[0-9]{1,2}(?:\.[0-9]+)?)%"
+_REPORT = r"^[a-z][a-z0-9_-]*(?:=.+)?$"
+
+
+def _as_it_is(value: Any, folder: Path) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the value of a key may be."""
+
+    takes: str
+    """For people."""
+    schema: Mapping[str, Any]
+    """For editors: a JSON schema of what `read` takes."""
+    read: Callable[[Any, Path], Any]
+    """The value as the command line has it (texts of flags that repeat as a list), relative paths made whole with
+    the folder of the file; ValueError when it is something else."""
+    shown: Callable[[Any, Path], Any] = _as_it_is
+    """What `read` returned as a file in that folder would say it: text, number, true or false, list or table."""
+
+
+def joined(folder: Path, text: str) -> str:
+    """A path of a file in that folder, without dots where they change nothing."""
+    given = Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own ends in an error for nobody's home
+    whole = str(given if given.is_absolute() else folder / given)
+    short = os.path.normpath(whole)
+    return short if os.path.realpath(short) == os.path.realpath(whole) else whole
+
+
+def words(value: Any) -> str:
+    """What a value is, for people, on one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        bad = next((one for one in value if not isinstance(one, str)), None)
+        return "a list" + (f" with {words(bad)} in it" if bad is not None else "")
+    if isinstance(value, str):
+        text = value if len(value) <= 60 else f"{value[:60]}…"
+        return f"the text {text!r}"
+    return f"the number {value}" if isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
+def _text(value: Any, folder: Path) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def _path(value: Any, folder: Path) -> str:
+    return joined(folder, _text(value, folder))
+
+
+def _near(value: str, folder: Path) -> str:
+    """A path as seen from a folder, where that is shorter."""
+    near = os.path.relpath(value, folder) if Path(value).is_absolute() else value
+    return near if len(near) < len(value) else value
+
+
+def _near_or_name(value: str, folder: Path) -> str:
+    """A path as seen from a folder, so that it can be taken for no name."""
+    near = _near(value, folder)
+    return near if near == value or near.startswith(".") or Path(value).exists() else f"./{near}"
+
+
+def _place_or_name(value: Any, folder: Path) -> str:
+    """A path where one is, or where nothing else can be meant; else the name as it stands."""
+    text = _text(value, folder)
+    path = _path(value, folder)
+    return path if text.startswith((".", "/", "~")) or Path(path).exists() else text
+
+
+def _texts(value: Any, folder: Path) -> list[str]:
+    if isinstance(value, str) and value:
+        return [value]
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise ValueError
+    return value
+
+
+def _split(given: list[str], folder: Path) -> list[str]:
+    """Lists with commas, as the command line takes them, one by one."""
+    return [one.strip() for text in given for one in text.split(",") if one.strip()]
+
+
+def _count(value: Any, folder: Path) -> int:
+    if not _is_number(value) or value < 1 or value != int(value):
+        raise ValueError
+    return int(value)
+
+
+def _number(value: Any, folder: Path) -> int:
+    if not _is_number(value) or value < 0 or value != int(value):
+        raise ValueError
+    return int(value)
+
+
+def _seconds(value: Any, folder: Path) -> float:
+    if not _is_number(value) or value < 0.01:
+        raise ValueError
+    return float(value)
+
+
+def _share(value: Any, folder: Path) -> float:
+    if isinstance(value, str) and re.search(rf"\A{_PERCENT}\Z", value):
+        return float(value.removesuffix("%")) / 100
+    if not _is_number(value) or not 0 < value <= 1:
+        raise ValueError
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _flag(value: Any, folder: Path) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _pairs(value: Any, folder: Path) -> list[str]:
+    """`ours = "theirs"` as `--map` takes them."""
+    if not isinstance(value, dict) or not all(isinstance(theirs, str) and theirs for theirs in value.values()):
+        raise ValueError(_wrong_entry(value, lambda entry: isinstance(entry, str) and entry))
+    return [f"{ours}={theirs}" for ours, theirs in value.items()]
+
+
+def _table(pairs: list[str], folder: Path) -> dict[str, str]:
+    split = [pair.partition("=") for pair in pairs]
+    return {ours: theirs if equals else ours for ours, equals, theirs in split}
+
+
+def _arguments(value: Any, folder: Path) -> list[str]:
+    """`name = value` as `--template-arg` takes them, the values as JSON."""
+    if not isinstance(value, dict):
+        raise ValueError
+    try:
+        return [f"{name}={json.dumps(argument, allow_nan=False)}" for name, argument in value.items()]
+    except (TypeError, ValueError):
+        raise ValueError("one of its values is a date or no finite number, which JSON cannot write") from None
+
+
+def _values(pairs: list[str], folder: Path) -> dict[str, Any]:
+    return {name: _json_or_text(value) for name, value in _table(pairs, folder).items()}
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _sentinel(value: Any, folder: Path) -> str:
+    if value == "null" and isinstance(value, str):
+        return "null"
+    if not _is_number(value):
+        raise ValueError
+    return repr(value)
+
+
+def _rates(value: Any, folder: Path) -> list[str]:
+    """`TOK = 0.001` and `SEQ = "0.1/rollout"` as `--max-rate` takes them."""
+    if not isinstance(value, dict):
+        return _matching(_LIMIT)(value, folder)
+    if not all(_is_rate(rate) for rate in value.values()):
+        raise ValueError(_wrong_entry(value, _is_rate))
+    if (odd := next((codes for codes in value if not re.search(r"\A[A-Za-z]+[0-9]*\Z", codes)), None)) is not None:
+        raise ValueError(f"{odd!r} is the beginning of no code")
+    return [f"{codes}={rate if isinstance(rate, str) else repr(rate)}" for codes, rate in value.items()]
+
+
+def _is_rate(rate: Any) -> bool:
+    if isinstance(rate, str):
+        return re.search(rf"\A{_RATE}\Z", rate) is not None
+    return _is_number(rate) and rate >= 0
+
+
+def _shown_rates(rates: list[str], folder: Path) -> dict[str, Any]:
+    table = _table([rate.strip() for given in rates for rate in given.split(",")], folder)
+    return {codes.strip(): _json_or_text(rate.strip()) for codes, rate in table.items()}
+
+
+def _matching(pattern: str) -> Callable[[Any, Path], list[str]]:
+    """Reads one text or a list of texts of that form."""
+
+    def read(value: Any, folder: Path) -> list[str]:
+        given = _texts(value, folder)
+        odd = next((one for one in given if "\n" in one or not re.search(pattern, one)), None)
+        if odd is not None and odd is not value:
+            raise ValueError(f"{words(odd)} is in it")
+        if odd is not None:
+            raise ValueError
+        return given
+
+    return read
+
+
+def _reports(value: Any, folder: Path) -> list[str]:
+    """`NAME` and `NAME=FILE`, the file relative to the folder; `-` is stdout."""
+    split = [one.partition("=") for one in _matching(_REPORT)(value, folder)]
+    return [
+        name + (f"={file if file == '-' else joined(folder, file)}" if file else "") for name, _, file in split
+    ]
+
+
+def _shown_reports(reports: list[str], folder: Path) -> list[str]:
+    split = [one.partition("=") for one in reports]
+    return [f"{name}{equals}{_near(file, folder) if file else ''}" for name, equals, file in split]
+
+
+def _wrong_entry(value: Any, right: Callable[[Any], Any]) -> str:
+    if not isinstance(value, dict):
+        return ""
+    name, wrong = next((name, entry) for name, entry in value.items() if not right(entry))
+    return f"{name} is {words(wrong)}"
+
+
+def _one_or_several(pattern: str) -> dict[str, Any]:
+    one = {"type": "string", "pattern": pattern}
+    return {"anyOf": [one, {"type": "array", "items": one}]}
+
+
+def text(takes: str) -> Kind:
+    """A text that is not empty."""
+    return Kind(takes, _TEXT, _text)
+
+
+def texts(takes: str) -> Kind:
+    """A list of texts, or one."""
+    return Kind(takes, _ONE_OR_SEVERAL, _texts, _split)
+
+
+def path(takes: str) -> Kind:
+    """A path, relative to the file."""
+    return Kind(takes, _TEXT, _path, _near)
+
+
+def place_or_name(takes: str) -> Kind:
+    """A path, relative to the file, or a name of a hub."""
+    return Kind(takes, _TEXT, _place_or_name, _near_or_name)
+
+
+def count(takes: str) -> Kind:
+    """A whole number, 1 or more."""
+    return Kind(f"{takes}, 1 or more", {"type": "integer", "minimum": 1}, _count)
+
+
+def number(takes: str) -> Kind:
+    """A whole number, 0 or more."""
+    return Kind(f"{takes}, 0 or more", {"type": "integer", "minimum": 0}, _number)
+
+
+def seconds(takes: str) -> Kind:
+    """A time that is not nothing."""
+    return Kind(f"{takes}, 0.01 or more", {"type": "number", "minimum": 0.01}, _seconds)
+
+
+def one_of(*choices: str) -> Kind:
+    """One of some words."""
+
+    def read(value: Any, folder: Path) -> str:
+        if value not in choices or not isinstance(value, str):
+            raise ValueError
+        return value
+
+    return Kind(f"one of {', '.join(choices)}", {"enum": list(choices)}, read)
+
+
+def pairs(takes: str) -> Kind:
+    """A table of texts."""
+    return Kind(takes, {"type": "object", "additionalProperties": _TEXT}, _pairs, _table)
+
+
+_JSON = {"$ref": "#/$defs/json"}
+ARGUMENTS = Kind(
+    "a table, as {enable_thinking = false}", {"type": "object", "additionalProperties": _JSON}, _arguments, _values
+)
+CODES = texts('a list of codes or beginnings of codes, as ["TOK", "TPL203"]')
+FLAG = Kind("true or false", {"type": "boolean"}, _flag)
+SHARE = Kind(
+    'a number above 0, at most 1, or a text as "5%"',
+    {
+        "anyOf": [
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+            {"type": "string", "pattern": f"^{_PERCENT}$"},
+        ]
+    },
+    _share,
+)
+SENTINEL = Kind(
+    'a number, or "null"',
+    {"anyOf": [{"type": "number"}, {"const": "null"}]},
+    _sentinel,
+    lambda value, _: _json_or_text(value) if value != "null" else value,
+)
+RATES = Kind(
+    'a table of codes and rates, as {TOK = 0.001, SEQ = "0.1/rollout"}, or a list of texts, as ["TOK=0.1%"]',
+    {
+        "anyOf": [
+            {
+                "type": "object",
+                "propertyNames": {"pattern": "^[A-Za-z]+[0-9]*$"},
+                "additionalProperties": {
+                    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": f"^{_RATE}$"}]
+                },
+            },
+            *_one_or_several(_LIMIT)["anyOf"],
+        ]
+    },
+    _rates,
+    _shown_rates,
+)
+REPORTS = Kind(
+    'a list of names and files, as ["text", "json=audit.json"]', _one_or_several(_REPORT), _reports, _shown_reports
+)
