@@ -1,0 +1,336 @@
+"""The page of the `html` report: what it says, what it carries of many findings, what it draws."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import tomllib
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import report_results
+from tests.browser import made
+from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
+from tito_audit.record.observed import Measures, Observed
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.reports import report_named
+from tito_audit.reports._html import views as views_module
+from tito_audit.reports._html.carried import Carried
+from tito_audit.reports._html.charts import charts
+from tito_audit.reports._html.packed import PLAIN, block
+from tito_audit.rules import all_rules
+from tito_audit.summary import Gate, Summary
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def result(row: int, *findings: Finding, tokens: int = 120, skips: tuple[Skip, ...] = ()) -> Result:
+    place = Place("logs/run.jsonl", row)
+    counts = {"turns": 1, "tokens": tokens, "generated_tokens": tokens // 3}
+    return Result(place, Rollout(place, "slime"), findings, skips, counts)
+
+
+def finding(code: str, severity: Severity, place: Place | None = None, message: str = "wrong") -> Finding:
+    return Finding(code, severity, place or Place("logs/run.jsonl", 0), Hit(Where.ROW, 0, 1, message))
+
+
+def blocks(text: str, kind: str) -> list[Any]:
+    """The data of a page, unpacked the way a browser does it."""
+    found = re.findall(
+        rf'<script type="[a-z/]+" data-kind="{kind}"( data-packed="deflate")?>([^<]*)</script>', text
+    )
+    return [json.loads(zlib.decompress(base64.b64decode(data)) if packed else data) for packed, data in found]
+
+
+# --- what the page says ---------------------------------------------------------------------------------------
+
+
+def headline(text: str) -> tuple[str, str, str]:
+    """The verdict of a page: its state, its word, its line."""
+    state = re.search(r'<section class="verdict (\w+)"', text)
+    word = re.search(r'<h1 id="verdict">.*?</span>(.*?)</h1>', text)
+    line = re.search(r'<p class="line">(.*?)</p>', text)
+    assert state
+    assert word
+    assert line
+    return state[1], word[1], line[1]
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ([], ("none", "Nothing to audit", "There are no rollouts.")),
+        ([result(0, tokens=0)], ("none", "Nothing to audit", "There are no token ids in 1 rollout.")),
+        ([result(0)], ("pass", "Clean", "Nothing found in 1 rollout.")),
+        (
+            [result(0, skips=(Skip("LPR501", "no logprobs"),)), result(1, tokens=0)],
+            (
+                "pass",
+                "Clean",
+                "Nothing found in 1 rollout, as far as the rules could look; "
+                "nothing to audit in 1 without token ids.",
+            ),
+        ),
+        (
+            [result(0, finding("TOK101", Severity.NOTE))],
+            ("pass", "Notes only", "1 note in 1 of 1 rollout."),
+        ),
+        (
+            [result(0, finding("TOK101", Severity.WARNING)), result(1)],
+            ("warn", "Warnings found", "1 warning in 1 of 2 rollouts."),
+        ),
+        (
+            [result(0, finding("TOK101", Severity.ERROR), finding("TOK101", Severity.NOTE)), result(1)],
+            ("fail", "Errors found", "1 error in 1 of 2 rollouts; 1 note in 1 of 2."),
+        ),
+    ],
+)
+def test_without_a_gate_the_page_opens_with_what_was_found(
+    results: list[Result], expected: tuple[str, str, str]
+) -> None:
+    text = made.written(results)
+    assert headline(text) == expected
+    assert f"<title>{expected[1]} · run.jsonl · tito-audit</title>" in text
+
+
+@pytest.mark.parametrize(
+    ("results", "gate", "expected"),
+    [
+        (
+            [result(0, finding("TOK101", Severity.ERROR))],
+            Gate(True, ("1 finding is one too many",), "error", 1),
+            "Failed",
+        ),
+        ([result(0, finding("TOK101", Severity.WARNING))], Gate(False, (), "error", 0), "Passed"),
+        ([result(0)], Gate(False, (), "error", 0), "Passed"),
+        ([result(0, tokens=0)], Gate(False, (), "error", 0), "Nothing to audit"),
+        ([], Gate(True, ("the log holds no rows",), "error", 0), "Failed"),
+    ],
+)
+def test_with_a_gate_the_page_opens_with_its_verdict_and_its_reasons(
+    results: list[Result], gate: Gate, expected: str
+) -> None:
+    summary = Summary(files=["run.jsonl"])
+
+    def gated() -> Iterator[Result]:
+        yield from results
+        summary.gate = gate  # as a run does: known once its results are used up
+
+    text = made.written(gated(), summary)
+    assert headline(text)[1] == expected
+    assert all(f"<li>{reason}</li>" in text for reason in gate.because)
+
+
+def test_the_page_of_the_fixed_results_says_what_its_gate_and_its_baseline_say() -> None:
+    text = report_results.golden(report_named("html"))
+    assert headline(text)[:2] == ("fail", "Failed")
+    for words in ("4 findings at or above error", "TOK=0.01", "✗ above", "✓ within", "audit/baseline.jsonl"):
+        assert words in text
+    assert "4 of it gone" in text  # one finding once, another three times
+    assert "9 of 36 rows (25 %)" in text
+    assert "no logprobs</td><td><code>LPR501-LPR506</code></td>" in text
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ([], "0 logs"),
+        (["logs/run.jsonl"], "run.jsonl"),
+        (["/data/a/x.jsonl", "/data/a/y.jsonl"], "2 logs in a"),
+        (["/data/a/x.jsonl", "/data/b/x.jsonl", "/data/z.jsonl"], "3 logs in data"),
+        (["a/x/1.jsonl", "b/x/1.jsonl"], "2 logs"),
+        (["x.jsonl", "y.jsonl"], "2 logs"),
+    ],
+)
+def test_a_page_names_its_log_or_the_folder_of_its_logs(files: list[str], name: str) -> None:
+    assert f"· {name} · tito-audit</title>" in made.written([], Summary(files=files))
+
+
+def test_rates_are_counted_by_generated_token_and_by_rollout() -> None:
+    text = made.written([result(0, *[finding("TOK101", Severity.ERROR)] * 2), result(1), result(2), result(3)])
+    row = re.search(r'data-code="TOK101".*?</tr>', text, re.DOTALL)
+    assert row
+    assert '<td class="n error">2</td>' in row[0]
+    assert '<td class="n">0.013</td>' in row[0]  # 2 of 160 generated tokens
+    assert '1 <span class="quiet">25.0 %</span>' in row[0]
+
+
+def test_the_manual_of_a_rule_that_found_something_is_in_the_page() -> None:
+    docs = {rule.code: rule.doc for rule in all_rules()}
+    text = made.written([result(0, finding("LPR501", Severity.ERROR))], docs=docs)
+    assert '<h3 class="manual">Why it matters</h3>' in text
+    assert "N+1: the first belongs to the prompt\n" in text
+    assert "Two sampled" not in text
+
+
+def test_a_run_that_counted_no_tokens_says_so_in_place_of_charts() -> None:
+    assert "Tokens were not counted in this run" in made.written([result(0)])
+    empty = replace(result(0), observed=Observed(Measures()))
+    assert "there is nothing to draw" in made.written([empty])
+
+
+def test_a_page_is_the_same_each_time() -> None:
+    def once() -> str:
+        return made.written([*made.viewed(), *made.many(3000)])
+
+    assert once() == once()
+
+
+def test_what_the_page_needs_is_shipped_with_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["tito_audit"]
+    shipped = {path for pattern in patterns for path in (ROOT / "tito_audit").glob(pattern)}
+    assets = set((ROOT / "tito_audit" / "reports" / "_html" / "assets").iterdir())
+    assert assets
+    assert assets <= shipped
+
+
+# --- what it carries ------------------------------------------------------------------------------------------
+
+GROUPS = [(severity, code) for severity in Severity for code in ("TOK101", "TPL203", "SEQ301")]
+
+
+@given(st.lists(st.sampled_from(GROUPS), max_size=300), st.integers(0, 60))
+def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
+    found: list[tuple[Severity, str]], bound: int
+) -> None:
+    with Carried(bound) as carried:
+        carried.look_every = 3
+        for at, (severity, code) in enumerate(found):
+            carried.add(finding(code, severity, Place("a", at)))
+        chunks = list(carried.chunks())
+        assert carried.number == sum(len(chunk["row"]) for chunk in chunks) <= bound
+    chosen = [
+        (Severity(severity), chunk["strings"][code], row)
+        for chunk in chunks
+        for severity, code, row in zip(chunk["severity"], chunk["code"], chunk["row"], strict=True)
+    ]
+    assert [row for _, _, row in chosen] == sorted(row for _, _, row in chosen)
+    counts, offered = Counter(one[:2] for one in chosen), Counter(found)
+    room = bound
+    for severity in sorted(Severity, reverse=True):
+        mine = {group: number for group, number in offered.items() if group[0] is severity}
+        cut = [counts[group] for group in mine if counts[group] < mine[group]]
+        assert len(set(cut)) <= 1, "codes that were cut share alike"
+        if cut:
+            assert all(counts[group] <= cut[0] for group in mine)
+            assert room - sum(counts[group] for group in mine) < len(mine)
+            room = 0
+        else:
+            room -= sum(mine.values())
+        if not room:
+            assert not cut or sum(counts[group] for group in offered if group[0] < severity) == 0
+    for group, number in counts.items():
+        first = [at for at, one in enumerate(found) if one == group][:number]
+        assert [row for severity, code, row in chosen if (severity, code) == group] == first
+
+
+def test_findings_beyond_the_bound_leave_neither_memory_nor_disk() -> None:
+    with Carried(100) as carried:
+        for at in range(20_000):
+            carried.add(finding(f"TOK{at % 3}", Severity.ERROR, Place("a", at)))
+        assert len(carried._group_of) < 5_000
+        assert carried.number == 99
+
+
+def test_a_page_that_leaves_findings_out_says_how_many_and_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tito_audit.reports.html.BOUND", 30)
+    text = made.written([result(row, *[finding("TOK101", Severity.NOTE)] * 4) for row in range(25)])
+    assert "<b>30 of 100 findings are in this page</b>" in text
+    assert headline(text)[2] == "100 notes in 25 of 25 rollouts."
+    assert sum(len(chunk["row"]) for chunk in blocks(text, "findings")) == 30
+
+
+def test_rollouts_beyond_the_room_are_left_out_and_the_page_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = made.written(made.viewed(6))
+    assert len(blocks(whole, "view")) == 6
+    assert "6 of 6 rollouts with findings are here" in whole
+    monkeypatch.setattr(views_module, "ROOM", 4 * len(json.dumps(blocks(whole, "view")[0])))
+    cut = made.written(made.viewed(6))
+    held = len(blocks(cut, "view"))
+    assert 0 < held < 6
+    assert f"{held} of 6 rollouts with findings" in cut
+    assert "<code>tito-audit show FILE --row N</code> shows any" in cut
+
+
+@given(st.recursive(st.none() | st.integers(-(2**53), 2**53) | st.text(), st.lists, max_leaves=20))
+def test_a_block_of_data_holds_its_value_and_nothing_that_html_reads(value: Any) -> None:
+    text = block("findings", [value])
+    inner = text.partition(">")[2].removesuffix("</script>\n")
+    assert not set(inner) & set("<>&\u2028\u2029")
+    assert json.loads(inner) == [value]
+
+
+def test_a_long_block_is_packed_and_comes_back() -> None:
+    value = ["</script>" * 3, *range(PLAIN)]
+    text = block("view", value)
+    assert 'data-packed="deflate"' in text
+    assert blocks(text, "view") == [value]
+    assert len(text) < PLAIN * 3
+
+
+# --- charts ---------------------------------------------------------------------------------------------------
+
+
+def test_charts_hold_shapes_and_words_only() -> None:
+    for chart in charts(made.measures()):
+        assert not re.search(
+            r"<script|<style|\bid=|style=|href|http|<!--|\bon\w+=", chart.svg.replace("xmlns", "")
+        )
+        assert chart.svg.count("<title>") >= 4
+        assert "NaN" not in chart.svg
+
+
+def test_charts_say_the_numbers_that_were_measured() -> None:
+    turns, positions, logprobs, roles = charts(made.measures())
+    assert turns.rows[0] == ("0", "935", "5", "10", "20", "3.7 %")
+    assert turns.rows[3] == ("3", "0", "0", "0", "0", "–")
+    assert "turn 0: 5 of 935 tokens drifted, error (0.53 %)" in turns.svg
+    assert positions.rows[2][:2] == ("64+", "60")
+    assert "The median of the 360 drifted tokens lies" not in turns.says
+    assert "12 tokens without a logprob are left out" in logprobs.says
+    assert roles.rows[0] == ("assistant", "600", "12", "98.0 %")
+    assert "tool: 7 of 307 tokens trained (2.3 %)" in roles.svg
+
+
+def test_a_chart_with_nothing_to_draw_is_left_out() -> None:
+    assert charts(Measures()) == []
+    only = Measures()
+    only.by_turn[0, 0] = 5
+    assert [chart.name for chart in charts(only)] == ["turns"]
+
+
+def test_roles_of_a_log_are_shown_and_do_nothing() -> None:
+    measures = Measures(roles={made.HOSTILE: (3, 4), **{f"role {at}": (1, at) for at in range(20)}})
+    (chart,) = charts(measures)
+    assert "<script" not in chart.svg
+    assert chart.rows[-1][0] == "9 other roles"
+    assert len(chart.rows) == 13
+
+
+def test_the_policy_admits_the_pages_own_script_and_style_and_nothing_else() -> None:
+    text = made.written(made.viewed())
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    styles = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert policy
+    assert len(scripts) == len(styles) == 1
+
+    def hashed(code: str) -> str:
+        return base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+
+    assert policy[1].replace("&#39;", "'") == (
+        f"default-src 'none'; script-src 'sha256-{hashed(scripts[0])}'; style-src 'sha256-{hashed(styles[0])}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    assert not re.search(r'\s(?:src|action|on\w+|style)="', text), "no attribute that loads or runs"

@@ -1,0 +1,399 @@
+"""The page of the `html` report in a browser: it opens from disk, asks for nothing, and can be read and used."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import report_results
+from tests.browser import driver, made
+from tests.browser.made import HOSTILE
+from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
+from tito_audit.record.observed import Observed, Stretch, Swap, View, ViewSequence
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.reports import report_named
+from tito_audit.summary import Gate, RateCount, Summary
+
+ROOT = Path(__file__).resolve().parents[1]
+TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
+HERE = Path(__file__).resolve().parent
+CONTRAST = HERE / "browser" / "contrast.js"
+UNNAMED = HERE / "browser" / "unnamed.js"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[driver.Browser]:
+    missing = driver.missing()
+    if missing is not None:
+        assert not driver.required(), f"a browser is required, and {missing}"
+        pytest.skip(f"{missing}: nothing of the page was tried in a browser")
+    with driver.started(tmp_path_factory.mktemp("chromium")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def scanned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a real scan of the example logs, as the command writes it."""
+    page = tmp_path_factory.mktemp("page") / "report.html"
+    command = ["scan", str(ROOT / "fixtures" / "formats"), "-t", str(TOY), "-q", "--report", f"html={page}"]
+    done = subprocess.run([sys.executable, "-m", "tito_audit", *command], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    return page
+
+
+def quiet(browser: driver.Browser, page: Path) -> None:
+    """Nothing was complained of, and nothing but the page itself was asked for."""
+    browser.listen()
+    assert browser.complaints == []
+    assert browser.requests == [page.resolve().as_uri()]
+    assert not [line for line in browser.proxy.asked if "evil" in line]
+
+
+def texts(browser: driver.Browser, selector: str) -> list[str]:
+    return browser.js(
+        "return [...document.querySelectorAll(arguments[0])].map(node => node.innerText.trim())", selector
+    )
+
+
+def choose(browser: driver.Browser, name: str, words: str) -> None:
+    browser.js(
+        """const select = document.getElementById(arguments[0]);
+        select.value = [...select.options].find((one) => one.textContent.startsWith(arguments[1])).value;
+        select.dispatchEvent(new Event("change", {bubbles: true}));""",
+        name,
+        words,
+    )
+
+
+def search(browser: driver.Browser, words: str) -> str:
+    """What the page says was found, once a search is done."""
+    done = """const [words, done] = arguments, shown = document.getElementById("shown");
+        const find = document.getElementById("find");
+        find.value = words;
+        new MutationObserver((_, watch) => { watch.disconnect(); done(shown.textContent); })
+            .observe(shown, {childList: true, characterData: true, subtree: true});
+        find.dispatchEvent(new Event("input", {bubbles: true}));"""
+    return str(browser.driver.execute_async_script(done, words))
+
+
+def press(browser: driver.Browser, *keys: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(browser.driver).send_keys(*keys).perform()
+
+
+def wait(browser: driver.Browser, code: str) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser.driver, 20, poll_frequency=0.02).until(lambda one: one.execute_script(f"return {code}"))
+
+
+def test_the_page_of_a_real_audit_opens_from_disk_and_asks_for_nothing(
+    browser: driver.Browser, scanned: Path
+) -> None:
+    browser.look()
+    browser.open(scanned)
+    number = len(texts(browser, "table.findings tbody tr"))
+    assert number == 50
+    assert texts(browser, "h1") == ["Failed"]
+    assert re.search(r"\d+ findings? at or above error", texts(browser, ".verdict")[0])
+    assert re.fullmatch(r"Failed · \d+ logs in formats · tito-audit", browser.js("return document.title"))
+    assert browser.js("return document.querySelectorAll('figure svg .rect').length") > 3
+    quiet(browser, scanned)
+
+
+def test_findings_are_filtered_by_every_control_and_reset(browser: driver.Browser, tmp_path: Path) -> None:
+    page = made.page(tmp_path / "page.html", made.many(400))
+    browser.open(page)
+    rows = browser.js
+    assert texts(browser, "#shown") == ["400 findings"]
+    choose(browser, "by-code", "TOK101")
+    assert set(texts(browser, "table.findings tbody td:nth-child(3)")) == {"TOK101"}
+    choose(browser, "by-cause", "resplit")
+    assert texts(browser, "#shown") == ["0 of 400 findings"]
+    rows("document.querySelector('.filters button[type=reset]').click()")
+    wait(browser, "document.getElementById('shown').textContent === '400 findings'")
+    rows("document.querySelector('input[value=error]').click()")
+    assert "error" not in texts(browser, "table.findings tbody td:nth-child(2)")
+    rows("document.querySelector('input[value=error]').click()")
+    choose(browser, "by-file", "part-00003")
+    assert {place.split(":")[0] for place in texts(browser, "table.findings tbody td:nth-child(4)")} == {
+        "part-00003.jsonl"
+    }
+    choose(browser, "by-file", "all")
+    choose(browser, "by-known", "known")
+    assert 0 < len(texts(browser, ".known")) <= 50
+    choose(browser, "by-known", "all")
+    assert re.fullmatch(r"\d+ of 400 findings", search(browser, "ZÜRICH"))
+    assert "Zürich" in texts(browser, "table.findings tbody tr")[0]
+    rows("document.querySelector('a[data-code=LPR505]').click()")
+    wait(browser, "document.getElementById('by-code').value !== ''")
+    assert set(texts(browser, "table.findings tbody td:nth-child(3)")) == {"LPR505"}
+    quiet(browser, page)
+
+
+def test_findings_are_sorted_and_paged_from_the_keyboard(browser: driver.Browser, tmp_path: Path) -> None:
+    browser.open(made.page(tmp_path / "page.html", made.many(400)))
+    severities = texts(browser, "table.findings tbody td:nth-child(2)")
+    assert set(severities) == {"error"}
+    assert browser.js("return document.querySelector('th[data-sort=severity]').ariaSort") == "descending"
+    browser.js("document.querySelector('th[data-sort=code] button').focus()")
+    press(browser, "\ue007")
+    assert browser.js("return document.querySelector('th[data-sort=code]').ariaSort") == "ascending"
+    assert set(texts(browser, "table.findings tbody td:nth-child(3)")) == {"LPR505"}
+    press(browser, "\ue007")
+    assert browser.js("return document.querySelector('th[data-sort=code]').ariaSort") == "descending"
+    assert set(texts(browser, "table.findings tbody td:nth-child(3)")) == {"TPL203"}
+    browser.js("document.querySelector('[aria-label=\"next page\"]').focus()")
+    press(browser, " ")
+    assert "page 2 of 8" in texts(browser, ".turn-pages")[0]
+    browser.js("document.querySelector('.toggle').focus()")
+    press(browser, "\ue007")
+    assert browser.js("return document.activeElement.getAttribute('aria-expanded')") == "true"
+    assert "tito-audit explain TPL203" in texts(browser, "tr.detail")[0]
+    assert "--row" in texts(browser, "tr.detail")[0]
+    assert len(texts(browser, "tr.detail .token.today")) >= 1
+
+
+def test_a_rollout_opens_from_its_finding_and_shows_both_sides(browser: driver.Browser, tmp_path: Path) -> None:
+    page = made.page(tmp_path / "page.html", made.viewed())
+    browser.look()
+    browser.open(page)
+    browser.js("document.querySelector('table.findings .small').click()")
+    wait(browser, "document.getElementById('viewer').open")
+    assert texts(browser, "#viewer-title") == ["run.jsonl:0"]
+    assert texts(browser, ".sequence h3") == ["turn 0 · completion", "training row"]
+    assert texts(browser, ".left .drift") == ["·Skin", "ny"]
+    assert texts(browser, ".right .today") == ["·Skinny", "⏎", "⏎"]
+    assert texts(browser, ".gap") == ["… 390 tokens left out …"]
+    assert "1 more token" in texts(browser, ".right .nothing")[0]
+    signs = "return [...document.querySelectorAll('.drift')].map(one => getComputedStyle(one, '::before').content)"
+    assert set(browser.js(signs)) == {'"−"'}
+    assert len(texts(browser, ".left .trained")) == 11
+    assert browser.js("return document.activeElement.textContent") == "·Skin", "the finding's tokens are jumped to"
+    assert texts(browser, ".jump[aria-current=true] b") == ["TOK101"]
+    browser.js("document.querySelectorAll('.jump')[1].click()")
+    assert texts(browser, ".here") == ["2", "3"]
+    press(browser, "\ue00c")  # Escape takes the card first, then the rollout
+    assert browser.js("return document.getElementById('tip').hidden")
+    press(browser, "\ue00c")
+    wait(browser, "!document.getElementById('viewer').open")
+    assert browser.js("return document.activeElement.classList.contains('small')"), "the focus comes back"
+    quiet(browser, page)
+
+
+def test_a_token_says_what_it_is_on_focus_and_under_a_pointer(browser: driver.Browser, tmp_path: Path) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    browser.look()
+    browser.open(made.page(tmp_path / "page.html", made.viewed()))
+    browser.js("document.querySelector('#rollouts-app tbody button').click()")
+    wait(browser, "document.getElementById('viewer').open")
+    press(browser, "n")
+    assert texts(browser, "#tip dd")[:6] == ["102", "·Skin", "20 53 6b 69 6e", "-7.125", "trained", "assistant"]
+    assert browser.js("return document.activeElement.getAttribute('aria-describedby')") == "tip"
+    press(browser, "\ue014")  # to the right
+    assert texts(browser, "#tip dd")[:2] == ["103", "ny"]
+    box = browser.driver.find_elements(By.CSS_SELECTOR, ".left .token")[4]
+    ActionChains(browser.driver).move_to_element(box).perform()
+    wait(browser, "document.querySelector('#tip dd').textContent === '104'")
+    assert "unknown" in texts(browser, "#tip dd")[3]
+    press(browser, "\ue00c", "\ue00c")
+    wait(browser, "!document.getElementById('viewer').open")
+
+
+def test_rollouts_can_be_gone_through_and_linked_to(browser: driver.Browser, tmp_path: Path) -> None:
+    page = made.page(tmp_path / "page.html", made.viewed(3))
+    browser.open(page)
+    browser.js("location.hash = '#rollout-1'")
+    wait(browser, "document.getElementById('viewer').open")
+    assert texts(browser, "#viewer-title") == ["run.jsonl:1"]
+    browser.js("document.getElementById('next-rollout').click()")
+    wait(browser, "document.getElementById('viewer-title').textContent === 'run.jsonl:2'")
+    assert browser.js("return document.getElementById('next-rollout').disabled")
+    assert browser.js("return location.hash") == "#rollout-2"
+    browser.js("document.getElementById('close-viewer').click()")
+    wait(browser, "location.hash === ''")
+
+
+def hostile() -> Iterator[Result]:
+    """Results whose every text tries to act."""
+    place = Place(f"logs/{HOSTILE}.jsonl", 3, 1)
+    stretch = Stretch(
+        0,
+        (1, 2),
+        (HOSTILE, "<b>"),
+        (HOSTILE, "00"),
+        (-1.0, None),
+        (True, False),
+        (HOSTILE, HOSTILE),
+    )
+    swap = Swap(0, 1, (3,), (HOSTILE,), (HOSTILE,), 1, HOSTILE, HOSTILE)
+    sequences = (ViewSequence(Where.ROW, None, 2, (stretch,), (swap,), HOSTILE),)
+    measures = made.measures()
+    measures.roles[HOSTILE] = (5, 5)
+    observed = Observed(measures, View((HOSTILE,) * 2, sequences))
+    side = Side((1, 2), (HOSTILE, HOSTILE))
+    hit = Hit(Where.ROW, 0, 2, HOSTILE, None, HOSTILE, None, side, side)
+    found = Finding(HOSTILE, Severity.ERROR, place, hit, HOSTILE)
+    skips = (Skip(HOSTILE, HOSTILE),)
+    counts = {"turns": 1, "tokens": 9, "generated_tokens": 9}
+    yield Result(place, Rollout(place, HOSTILE), (found, found), skips, counts, (HOSTILE,), observed)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_hostile_words_in_every_field_do_nothing_and_are_seen(
+    browser: driver.Browser, tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if packed:
+        monkeypatch.setattr("tito_audit.reports._html.packed.PLAIN", 0)
+    summary = Summary(files=[f"logs/{HOSTILE}.jsonl"], tokenizer=HOSTILE, encoder=HOSTILE, notices=[HOSTILE])
+    rates = (RateCount(HOSTILE, 1, 1, 1.0, True),)
+    fixed = (report_results.Fixed(HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE),)
+    summary.gate = Gate(True, (HOSTILE,), "error", 1, rates, HOSTILE, 1, fixed)
+    texts_of_rules = {
+        "titles": {HOSTILE: HOSTILE},
+        "docs": {HOSTILE: f"x\n\n## {HOSTILE}\n{HOSTILE}"},
+    }
+    page = made.page(tmp_path / "page.html", hostile(), summary, **texts_of_rules)
+    browser.look()
+    browser.open(page)
+    title = browser.js("return document.title")
+    assert title.startswith("Failed · ")
+    browser.js("for (const one of document.querySelectorAll('details')) one.open = true")
+    browser.js(
+        "document.querySelector('.toggle').click(); document.querySelector('table.findings .small').click()"
+    )
+    wait(browser, "document.getElementById('viewer').open && document.querySelector('#viewer-tokens .token')")
+    press(browser, "n")
+    assert "javascript:window.owned=6.jsonl:3[1]" in texts(browser, "h2#viewer-title")[0]
+    for place in (
+        "#viewer-tokens",
+        "#tip",
+        "tr.detail",
+        ".because",
+        "table.rules",
+        "#viewer-line",
+        "table.causes",
+    ):
+        assert "</script><script>window.owned=1" in " ".join(texts(browser, place)), place
+    shown = browser.js("return document.body.textContent")
+    assert "\\u202eturned\\u202c \\u2028" in shown
+    acting = set("\x00\x07\x1b\x9b\u202e\u2028") | {chr(one) for one in range(0xD800, 0xE000)}
+    assert not acting & set(re.sub(r"\\ud83d", "", shown))
+    assert browser.js("return window.owned === undefined && document.title === arguments[0]", title)
+    odd = """return document.querySelectorAll(
+        'img, svg[onload], [autofocus], [onfocus], iframe, a[href^="javascript"]').length"""
+    assert browser.js(odd) == 0
+    assert browser.js("return document.querySelectorAll('script:not([data-kind])').length") == 1
+    quiet(browser, page)
+
+
+def test_the_policy_stops_a_script_that_got_in_all_the_same(browser: driver.Browser, tmp_path: Path) -> None:
+    browser.open(made.page(tmp_path / "page.html", made.viewed(1)))
+    browser.js(
+        """const script = document.createElement("script");
+        script.textContent = "window.owned = 1";
+        document.body.append(script);
+        const image = "<img src='http://evil.invalid/x.png' onerror='window.owned = 2'>";
+        document.body.insertAdjacentHTML("beforeend", image);
+        try { fetch("http://evil.invalid/").catch(() => 0) } catch { }"""
+    )
+    wait(browser, "document.querySelector('img').complete")
+    assert browser.js("return window.owned") is None
+    browser.listen()
+    assert any("Content Security Policy" in words for words in browser.complaints)
+    assert not [line for line in browser.proxy.asked if "evil" in line]
+
+
+def test_a_hundred_thousand_findings_stay_usable(browser: driver.Browser, tmp_path: Path) -> None:
+    page = made.page(tmp_path / "page.html", made.many(100_000))
+    assert page.stat().st_size < 16_000_000
+    browser.look()
+    browser.open(page, wait=120)
+    assert texts(browser, "#shown") == ["100,000 findings"]
+    assert len(texts(browser, "table.findings tbody tr")) == 50
+    timed = "const begun = performance.now(); %s; return performance.now() - begun"
+    search(browser, "wizards quietly")
+    assert re.fullmatch(r"[\d,]+ of 100,000 findings", search(browser, "café"))
+    for click in ("th[data-sort=tokens] button", "[aria-label='last page']", "input[value=note]"):
+        took = browser.js(timed % f'document.querySelector("{click}").click()')
+        assert took < 5_000, f"{click} took {took:.0f} ms"
+    quiet(browser, page)
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_can_be_read_at_both_widths_and_in_both_schemes(
+    browser: driver.Browser, tmp_path: Path, width: int, dark: bool
+) -> None:
+    folder = Path(os.environ.get("TITO_AUDIT_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{width}-{'dark' if dark else 'light'}.png"
+    text = report_results.golden(report_named("html"))
+    fixed = tmp_path / "fixed.html"
+    fixed.write_text(text, encoding="utf-8", errors="backslashreplace")
+    viewed = made.page(tmp_path / "viewed.html", [*made.viewed(), *made.many(200)])
+    browser.look(width=width, dark=dark)
+    for page in (fixed, viewed):
+        browser.open(page)
+        browser.js("for (const one of document.querySelectorAll('details')) one.open = true")
+        browser.js("document.querySelector('.toggle').click()")
+        browser.picture(folder / f"{page.stem}-{name}")
+        assert browser.js(CONTRAST.read_text()) == []
+        assert browser.js(UNNAMED.read_text()) == []
+        assert browser.js("return document.documentElement.scrollWidth") <= width
+        ids = browser.js("return [...document.querySelectorAll('[id]')].map((node) => node.id)")
+        assert len(ids) == len(set(ids))
+        assert (
+            browser.js("return [...document.querySelectorAll('h1, h2, h3')].map((node) => node.tagName)")[0]
+            == "H1"
+        )
+    browser.js("document.querySelector('#rollouts-app tbody button').click()")
+    wait(browser, "document.getElementById('viewer').open")
+    press(browser, "n")
+    browser.picture(folder / f"rollout-{name}", whole=False)
+    assert browser.js(CONTRAST.read_text()) == []
+    assert browser.js("return document.getElementById('viewer').scrollWidth") <= width
+    background = browser.js("return getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") is not dark
+    assert (folder / f"rollout-{name}").stat().st_size > 5_000
+    quiet(browser, viewed)
+
+
+def test_the_colours_can_be_chosen_and_a_print_leaves_the_controls_out(
+    browser: driver.Browser, scanned: Path
+) -> None:
+    browser.look(dark=False)
+    browser.open(scanned)
+    backgrounds = []
+    for _ in range(3):
+        browser.js("document.getElementById('theme').click()")
+        backgrounds.append(browser.js("return getComputedStyle(document.body).backgroundColor"))
+    assert backgrounds[0] == backgrounds[2] != backgrounds[1]
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    shown = """return ['.filters', '.top', 'h1', '.rules', 'table.findings']
+        .map((one) => document.querySelector(one).checkVisibility())"""
+    assert browser.js(shown) == [False, False, True, True, True]
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_without_scripts_the_page_says_what_is_missing_and_shows_the_rest(
+    browser: driver.Browser, scanned: Path
+) -> None:
+    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.driver.get(scanned.resolve().as_uri())
+        body = browser.driver.find_element("tag name", "body").text
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    assert "need JavaScript" in body
+    assert "Failed" in body
+    assert "Drift by turn" in body

@@ -1,0 +1,175 @@
+"""The findings a page carries: all while they are few enough, then the worst, evenly over the codes."""
+
+from __future__ import annotations
+
+import tempfile
+from array import array
+from collections.abc import Iterator
+from itertools import zip_longest
+from types import TracebackType
+from typing import Any
+
+import orjson
+
+from tito_audit.record.finding import Finding, Severity, Side
+from tito_audit.reports._schema import as_json
+from tito_audit.reports._visible import visible
+
+__all__ = ["BOUND", "Carried", "finding_row", "tables"]
+
+BOUND = 100_000
+"""Findings in one page; more would take a browser too long to search at every key."""
+_CHUNK = 2_000
+"""Findings that share one block of the page and its tables of strings."""
+_TEXT = 2_000
+"""Characters of a message or a cause that are shown."""
+_TOKENS = 64
+"""Tokens of one side that are shown."""
+_PIECE = 200
+"""Characters of one token that are shown."""
+
+Row = list[Any]
+_COLUMNS: tuple[str, ...] = ("severity", "code", "file", "row", "item", "turn", "where", "start", "end", "cause")
+_COLUMNS += ("message", "repair", "known", "recorded", "canonical")
+_TEXTS = frozenset({"code", "file", "where", "cause", "message", "repair"})
+
+
+def finding_row(finding: Finding) -> Row:
+    """One finding as a row of `_COLUMNS`, its texts cut and still as the log has them."""
+    hit, place = finding.hit, finding.place
+    return [
+        int(finding.severity),
+        finding.code,
+        place.file,
+        place.row,
+        place.item,
+        hit.turn,
+        str(hit.where),
+        hit.start,
+        hit.end,
+        _cut(hit.cause),
+        _cut(hit.message),
+        finding.repair or "",
+        int(finding.known),
+        _side(hit.recorded),
+        _side(hit.canonical),
+    ]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT else text[:_TEXT] + "…"
+
+
+def _side(side: Side) -> list[list[Any]]:
+    """`[id, piece]` of each token; either is None where it is not known."""
+    pairs = zip_longest(side.ids[:_TOKENS], side.pieces[:_TOKENS])
+    return [[number, None if piece is None else piece[:_PIECE]] for number, piece in pairs]
+
+
+def tables(rows: list[Row]) -> dict[str, Any]:
+    """Rows as columns: texts as places in one table of strings, tokens as places in one table of tokens.
+
+    Of both, every character can be seen and none acts.
+    """
+    strings: dict[str, int] = {}
+    tokens: dict[tuple[Any, ...], int] = {}
+    out: dict[str, Any] = {}
+    for at, name in enumerate(_COLUMNS):
+        column = [row[at] for row in rows]
+        if name in _TEXTS:
+            column = [strings.setdefault(text, len(strings)) for text in column]
+        elif name in ("recorded", "canonical"):
+            column = [[tokens.setdefault(tuple(token), len(tokens)) for token in side] for side in column]
+        out[name] = column
+    shown = [[number, None if piece is None else visible(piece, edges=True)] for number, piece in tokens]
+    return {"strings": [visible(text) for text in strings], "tokens": shown, **out}
+
+
+class Carried:
+    """A bounded choice of findings, on disk until the page is written. Close it, or use it in a `with`.
+
+    Findings are grouped by severity and code. What is chosen in the end: all groups of the worst severity,
+    then of the next, as long as there is room; where room ends, every code gets the same number, the first
+    ones found. How many a group may have only ever shrinks while more findings come, so one that is beyond
+    it is let go at once and what waits on disk stays bounded.
+    """
+
+    def __init__(self, bound: int = BOUND) -> None:
+        self.bound = bound
+        self._waiting = tempfile.TemporaryFile("w+b")  # noqa: SIM115
+        self._groups: dict[tuple[int, str], int] = {}
+        """Number of each group, in order of appearance."""
+        self._seen: list[int] = []
+        """By group: findings so far."""
+        self._caps: list[int] = []
+        """By group: how many of them may be chosen, as far as is known."""
+        self._group_of = array("I")
+        """By line on disk: its group."""
+        self._since = 0
+        self.look_every = 1_024
+        """Findings after which what each group may have is worked out again."""
+
+    def __enter__(self) -> Carried:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._waiting.close()
+
+    def add(self, finding: Finding) -> None:
+        """Remember a finding, unless others will be shown before it whatever comes."""
+        key = (int(finding.severity), finding.code)
+        group = self._groups.setdefault(key, len(self._groups))
+        if group == len(self._seen):
+            self._seen.append(0)
+            self._caps.append(self.bound)
+        self._seen[group] += 1
+        self._since += 1
+        if self._since >= self.look_every and sum(self._seen) > self.bound:
+            self._caps, self._since = self.caps(), 0
+        if self._seen[group] <= self._caps[group]:
+            self._waiting.write(as_json(finding_row(finding)).encode("utf-8") + b"\n")
+            self._group_of.append(group)
+
+    def caps(self) -> list[int]:
+        """By group, how many of its findings may be chosen in the end; none of these numbers ever grows."""
+        caps, room = [0] * len(self._seen), self.bound
+        for severity in sorted(Severity, reverse=True):
+            groups = [number for (worst, _), number in self._groups.items() if worst == severity]
+            level = _level([self._seen[number] for number in groups], room)
+            for number in groups:
+                caps[number] = level
+            room = max(room - sum(self._seen[number] for number in groups), 0)
+        return caps
+
+    def chunks(self) -> Iterator[dict[str, Any]]:
+        """The chosen findings in the order of the log, as tables of `_CHUNK` findings."""
+        left = self.caps()
+        rows: list[Row] = []
+        self._waiting.seek(0)
+        for group, line in zip(self._group_of, self._waiting, strict=True):
+            if left[group]:
+                left[group] -= 1
+                rows.append(orjson.loads(line))
+            if len(rows) == _CHUNK:
+                yield tables(rows)
+                rows = []
+        if rows:
+            yield tables(rows)
+
+    @property
+    def number(self) -> int:
+        """Findings that were chosen."""
+        return sum(min(pair) for pair in zip(self._seen, self.caps(), strict=True))
+
+
+def _level(counts: list[int], room: int) -> int:
+    """The largest number that every count can be cut to so that together they fit; the room where all do."""
+    left, free = sorted(counts), room
+    while left:
+        level = free // len(left)
+        if left[0] > level:
+            return level
+        free -= left.pop(0)
+    return room

@@ -1,0 +1,212 @@
+"""What stands on top of the page: the verdict, what the log is, how often each rule found something."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tito_audit.record.finding import Result, Severity
+from tito_audit.report import ReportOptions
+from tito_audit.reports import _verdict
+from tito_audit.reports._skips import code_ranges
+from tito_audit.reports._verdict import many
+from tito_audit.summary import RuleCount, Summary
+
+__all__ = ["Cause", "RuleFacts", "Seen", "Verdict", "facts", "rules", "skips", "verdict"]
+
+_CAUSES = 12
+"""Causes named of one rule."""
+_FILES = 3
+_FORMATS = 4
+
+State = Literal["fail", "warn", "pass", "none"]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the page needs beyond the summary, counted exactly."""
+
+    findings: Counter[Severity] = field(default_factory=Counter)
+    rollouts: Counter[Severity] = field(default_factory=Counter)
+    """Rollouts (and unreadable rows) with at least one finding of that severity."""
+    with_findings: int = 0
+    """Rollouts (and unreadable rows) with any finding."""
+
+    def add(self, result: Result) -> None:
+        """Count one result."""
+        severities = [finding.severity for finding in result.findings]
+        self.findings.update(severities)
+        self.rollouts.update(set(severities))
+        self.with_findings += bool(severities)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a reader should take away."""
+
+    state: State
+    word: str
+    line: str
+    """What was found, in one line."""
+    because: tuple[str, ...] = ()
+    """Why the gate failed, or what its pass does not cover."""
+
+
+def verdict(summary: Summary, seen: Seen) -> Verdict:
+    """The verdict of the gate, or of the findings where none was asked; no log that hides everything is clean."""
+    line, word = _found(summary, seen), _verdict.verdict(summary)
+    if word == "failed" and summary.gate is not None:
+        return Verdict("fail", "Failed", line, summary.gate.because)
+    if word == "nothing audited":
+        words = ("Nothing failed, since there was nothing to look at.",) if summary.gate is not None else ()
+        return Verdict("none", "Nothing to audit", line, words)
+    if word == "passed":
+        return Verdict("pass", "Passed", line)
+    worst = max((severity for severity, number in seen.findings.items() if number), default=None)
+    if worst is None:
+        return Verdict("pass", "Clean", line)
+    words_of: dict[Severity, tuple[State, str]] = {
+        Severity.ERROR: ("fail", "Errors found"),
+        Severity.WARNING: ("warn", "Warnings found"),
+        Severity.NOTE: ("pass", "Notes only"),
+    }
+    return Verdict(*words_of[worst], line)
+
+
+def _found(summary: Summary, seen: Seen) -> str:
+    """What was found in how many rollouts."""
+    rows = summary.rollouts + summary.rows_unreadable
+    found = [severity for severity in sorted(Severity, reverse=True) if seen.findings[severity]]
+    if found:
+        parts: list[str] = []
+        for severity in found:
+            of = f"{rows:,}" if parts else many(rows, "rollout")
+            parts.append(f"{many(seen.findings[severity], severity.word)} in {seen.rollouts[severity]:,} of {of}")
+        line = "; ".join(parts)
+    elif not rows:
+        return "There are no rollouts."
+    elif summary.without_ids == summary.rollouts:
+        return f"There are no token ids in {many(rows, 'rollout')}."
+    else:
+        line = f"Nothing found in {many(rows - summary.without_ids, 'rollout')}"
+        line += ", as far as the rules could look" if summary.skipped else ""
+    if summary.without_ids:
+        line += f"; nothing to audit in {summary.without_ids:,} without token ids"
+    return line + "."
+
+
+def facts(summary: Summary) -> Iterator[tuple[str, str]]:
+    """What was looked at, as pairs of a name and a value."""
+    yield "rollouts", f"{summary.rollouts:,}"
+    if summary.rows_unreadable:
+        yield "unreadable rows", f"{summary.rows_unreadable:,}"
+    yield "turns", f"{summary.turns:,}"
+    yield "tokens", f"{summary.tokens:,}"
+    yield "generated tokens", f"{summary.generated_tokens:,}"
+    if summary.sampled is not None:
+        of = summary.sampled
+        yield "sampled", f"{of.rows:,} of {of.of:,} rows ({100 * of.share:g} %)"
+    ranked = summary.formats.most_common()
+    formats = ", ".join(f"{name} {number:,}" for name, number in ranked[:_FORMATS])
+    more = f" and {many(len(ranked) - _FORMATS, 'other format')}" if len(ranked) > _FORMATS else ""
+    yield "formats", formats + more or "none"
+    yield "tokenizer", summary.tokenizer or "none"
+    yield "encoder", summary.encoder or "none"
+    yield "took", f"{summary.seconds:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """How many findings of a rule have one cause."""
+
+    name: str
+    findings: int
+    share: str
+    """Of the rule's findings, as a length of a bar: `37.5%`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFacts:
+    """One line of the table of rules."""
+
+    code: str
+    title: str
+    worst: str
+    counts: RuleCount
+    findings: int
+    bars: tuple[tuple[str, str, str], ...]
+    """Severity, where its part of the bar begins, how long it is: `("error", "0%", "37.5%")`."""
+    per_token: str
+    """Findings by generated tokens, as `--max-rate` counts them."""
+    per_rollout: str
+    """Share of the rollouts with at least one."""
+    causes: tuple[Cause, ...]
+    more_causes: int
+    manual: tuple[tuple[str, list[list[str]]], ...]
+    """Its headings, each with paragraphs of one line and examples of several; () where none was given."""
+
+
+def rules(summary: Summary, options: ReportOptions) -> list[RuleFacts]:
+    """Every rule that found something, by code."""
+    totals = {code: one.error + one.warning + one.note for code, one in summary.findings.items()}
+    most = max(totals.values(), default=1)
+    return [_rule(summary, code, totals[code], most, options) for code in sorted(totals)]
+
+
+def _rule(summary: Summary, code: str, total: int, most: int, options: ReportOptions) -> RuleFacts:
+    counts = summary.findings[code]
+    bars, start = [], 0
+    present = [word for word in ("error", "warning", "note") if getattr(counts, word)]
+    for word in present:
+        number = getattr(counts, word)
+        bars.append((word, _length(start, most), _length(number, most)))
+        start += number
+    named = Counter({cause: number for cause, number in summary.causes.get(code, {}).items() if cause})
+    ranked = sorted(named.items(), key=lambda item: (-item[1], item[0]))
+    rows = summary.rollouts + summary.rows_unreadable
+    return RuleFacts(
+        code,
+        options.titles.get(code, ""),
+        present[0] if present else "note",
+        counts,
+        total,
+        tuple(bars),
+        _rate(total, summary.generated_tokens),
+        f"{100 * counts.rollouts / rows:.1f} %" if rows else "–",
+        tuple(Cause(cause, number, _length(number, total)) for cause, number in ranked[:_CAUSES]),
+        max(len(ranked) - _CAUSES, 0),
+        tuple(_manual(options.docs.get(code, ""))),
+    )
+
+
+def _manual(doc: str) -> Iterator[tuple[str, list[list[str]]]]:
+    """Each heading of a manual in Markdown with its paragraphs; fenced examples keep their lines."""
+    for part in doc.split("\n## ")[1:]:
+        heading, _, text = part.partition("\n")
+        paragraphs: list[list[str]] = []
+        for at, block in enumerate(text.split("```")):
+            if at % 2:
+                paragraphs.append([*block.partition("\n")[2].rstrip().splitlines(), ""])
+            else:
+                paragraphs += [[" ".join(words.split())] for words in block.split("\n\n") if words.strip()]
+        yield heading.strip(), paragraphs
+
+
+def skips(summary: Summary) -> list[tuple[str, str, str]]:
+    """`("no logprobs", "LPR501-LPR506", "40 rollouts")`, the most common reason first."""
+    codes: dict[tuple[str, int], list[str]] = {}
+    for code, skipped in sorted(summary.skipped.items()):
+        for because, number in skipped.because.items():
+            codes.setdefault((because, number), []).append(code)
+    ranked = sorted(codes.items(), key=lambda item: (-item[0][1], item[0][0]))
+    return [(because, code_ranges(those), many(number, "rollout")) for (because, number), those in ranked]
+
+
+def _length(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.2f}%"
+
+
+def _rate(number: int, of: int) -> str:
+    return f"{number / of:.2g}" if of else "–"

@@ -1,0 +1,80 @@
+"""The page around the data: its template, its style and its script, and the policy that admits only these."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from tito_audit.reports._verdict import many
+from tito_audit.reports._visible import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+__all__ = ["CUT", "page", "short_name"]
+
+CUT = "<!-- data -->\n"
+"""Where the blocks of data go."""
+_SCRIPTS = ("store.js", "tokens.js", "findings.js", "viewer.js", "page.js")
+_ICON = (
+    "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"
+    "<rect width='16' height='16' rx='3' fill='#205493'/>"
+    "<path d='M3 5h4v2H3zM9 5h4v2H9zM3 9h7v2H3z' fill='#fff'/></svg>"
+)
+
+
+def page(**values: Any) -> tuple[str, str]:
+    """The page before and after its data. Every text of `values` is made visible and escaped on its way in."""
+    style, script = _asset("style.css"), _script()
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    icon = "data:image/svg+xml;base64," + base64.b64encode(_ICON.encode()).decode()
+    text = _template().render(style=style, script=script, policy=policy, icon=icon, **values)
+    before, _, after = text.partition(CUT)
+    return before, after
+
+
+def short_name(files: list[str]) -> str:
+    """How the page calls its logs: the name of one; of several how many, and the folder that holds them all."""
+    if len(files) == 1:
+        return PurePath(files[0]).name or files[0]
+    heads = [PurePath(file).parts[:-1] for file in files]
+    shared = [parts[0] for parts in zip(*heads, strict=False) if len(set(parts)) == 1]
+    alike = bool(shared) and all(parts[: len(shared)] == tuple(shared) for parts in heads)
+    return many(len(files), "log") + (f" in {shared[-1]}" if alike else "")
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    def shown(value: Any) -> Any:
+        return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    environment = Environment(
+        autoescape=True, finalize=shown, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = lambda number: f"{number:,}"
+    environment.filters["many"] = many
+    return environment.from_string(_asset("page.html"))
+
+
+def _script() -> str:
+    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    return f'(() => {{\n"use strict";\n{parts}}})();\n'
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("tito_audit.reports._html").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}'"

@@ -1,0 +1,138 @@
+"""Rollouts a page shows token by token: each packed for itself, so that opening the page reads none of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from types import TracebackType
+from typing import Any, TextIO
+
+from tito_audit.record.finding import Result, Severity
+from tito_audit.record.observed import Stretch, Swap, View, ViewSequence
+from tito_audit.reports._html.carried import finding_row, tables
+from tito_audit.reports._html.packed import block
+from tito_audit.reports._visible import visible
+
+__all__ = ["ROOM", "ViewBlocks"]
+
+ROOM = 12_000_000
+"""Characters of the page that all rollouts together may take."""
+_FINDINGS = 500
+"""Findings listed beside one rollout."""
+_PIECE = 200
+"""Characters of one token that are shown."""
+
+
+class ViewBlocks:
+    """The rollouts that came with a view, as blocks of the page, on disk until it is written."""
+
+    def __init__(self) -> None:
+        self._room = ROOM
+        self._waiting = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self.index: list[list[Any]] = []
+        """Of each rollout in the page: file, row, item, its number of errors, warnings and notes, its codes."""
+
+    def __enter__(self) -> ViewBlocks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._waiting.close()
+
+    def add(self, result: Result) -> None:
+        """Take a rollout in, if it came with a view and there is room."""
+        view = result.observed.view if result.observed is not None else None
+        if view is None:
+            return
+        text = block("view", view_object(view, result))
+        if len(text) > self._room:
+            return
+        self._room -= len(text)
+        self._waiting.write(text)
+        place, severities = result.place, [finding.severity for finding in result.findings]
+        counts = [severities.count(severity) for severity in sorted(Severity, reverse=True)]
+        codes = sorted({visible(finding.code) for finding in result.findings})
+        self.index.append([visible(place.file), place.row, place.item, *counts, codes])
+
+    def copy(self, out: TextIO) -> None:
+        """Write the blocks in the order in which the rollouts came."""
+        self._waiting.seek(0)
+        while part := self._waiting.read(1 << 20):
+            out.write(part)
+
+
+def view_object(view: View, result: Result) -> dict[str, Any]:
+    """What the viewer draws of one rollout: its sequences, and the findings beside them."""
+    return {
+        "messages": [visible(role) for role in view.messages],
+        "sequences": [_sequence(sequence) for sequence in view.sequences],
+        "left_out": view.left_out,
+        "findings": tables([finding_row(finding) for finding in result.findings[:_FINDINGS]]),
+        "more_findings": max(len(result.findings) - _FINDINGS, 0),
+    }
+
+
+def _sequence(sequence: ViewSequence) -> dict[str, Any]:
+    """One sequence; tokens are places in a table of `[id, piece, bytes]`."""
+    table: dict[tuple[Any, ...], int] = {}
+    stretches = [_stretch(stretch, table) for stretch in sequence.stretches]
+    swaps = [_swap(swap, table) for swap in sequence.swaps]
+    return {
+        "where": str(sequence.where),
+        "turn": sequence.turn,
+        "length": sequence.length,
+        "note": visible(sequence.note),
+        "stretches": stretches,
+        "swaps": swaps,
+        "tokens": _shown(table),
+    }
+
+
+def _stretch(stretch: Stretch, table: dict[tuple[Any, ...], int]) -> dict[str, Any]:
+    out: dict[str, Any] = {"start": stretch.start, "tokens": _tokens(stretch, table)}
+    if stretch.logprobs is not None:
+        out["logprobs"] = [None if value is None else round(value, 5) for value in stretch.logprobs]
+    if stretch.trained is not None:
+        out["trained"] = _runs([bool(one) for one in stretch.trained])
+    if stretch.roles is not None:
+        out["roles"] = _runs([visible(role) for role in stretch.roles])
+    return out
+
+
+def _swap(swap: Swap, table: dict[tuple[Any, ...], int]) -> dict[str, Any]:
+    return {
+        "start": swap.start,
+        "end": swap.end,
+        "tokens": _tokens(swap, table),
+        "total": max(swap.total, len(swap.ids)),
+        "code": visible(swap.code),
+        "against": visible(swap.against),
+        "before": swap.before,
+        "after": swap.after,
+    }
+
+
+def _tokens(of: Stretch | Swap, table: dict[tuple[Any, ...], int]) -> list[int]:
+    """The place of each token in the table, which grows by those that are new."""
+    pieces: Sequence[str | None] = of.pieces or [None] * len(of.ids)
+    data: Sequence[str | None] = of.data or [None] * len(of.ids)
+    out = []
+    for number, piece, raw in zip(of.ids, pieces, data, strict=True):
+        out.append(table.setdefault((number, piece, raw), len(table)))
+    return out
+
+
+def _runs(values: Sequence[Any]) -> list[list[Any]]:
+    """`[value, how many]` of values that follow one another."""
+    return [[value, len(list(run))] for value, run in groupby(values)]
+
+
+def _shown(tokens: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
+    """The table of tokens, each with its piece as it is shown."""
+    return [[number, _piece(piece), None if raw is None else visible(raw)] for number, piece, raw in tokens]
+
+
+def _piece(piece: str | None) -> str | None:
+    return None if piece is None else visible(piece[: _PIECE + 1], edges=True)
