@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from tito_audit.cli import _Commands, app
 from tito_audit.cli._deliver import Wanted, deliver
-from tito_audit.cli._sequence import sequence_lines
+from tito_audit.cli._sequence import Look, Tokens, drawn
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
@@ -86,7 +86,7 @@ def test_select_and_ignore_take_comma_lists_of_prefixes_in_any_case(log: Path) -
         (["no-such-file.jsonl"], "no-such-file.jsonl"),
         (["LOG", "--select", "LRP501"], "LPR501"),
         (["LOG", "--ignore", "XYZ"], "tito-audit list rules"),
-        (["LOG", "--report", "html"], "json, jsonl, text"),
+        (["LOG", "--report", "pdf"], "json, jsonl, junit, markdown, sarif, text"),
         (["LOG", "--report", "json", "--report", "text"], "two reports would be written to stdout"),
         (["LOG", "--report", "json=LOG"], "one of the logs"),
         (["LOG", "--report", "json=no/such/folder/out.json"], "there is no folder"),
@@ -349,20 +349,20 @@ def test_a_slow_report_slows_the_run_and_holds_few_results(tmp_path: Path) -> No
 def test_show_leaves_out_what_nothing_is_said_about_and_counts_it() -> None:
     ids = np.arange(1000, dtype=np.int32)
     trained = ids >= 950
-    lines = sequence_lines(ids, None, [(500, 502)], width=80, trained=trained)
-    text = "\n".join(line.plain for line in lines)
+    parts = drawn(Tokens(ids, trained), Look(80), findings=[(500, 502)])
+    text = "\n".join(line.plain for part in parts for line in part.lines)
     assert "tokens left out" in text
     shown = {int(one) for one in re.findall(r"\d+(?=│)", text)}
     assert {0, 500, 501, 949, 950, 999} <= shown
     left_out = sum(int(one) for one in re.findall(r"… (\d+) tokens", text))
     assert len(shown) + left_out == 1000
     assert text.count("^^^") == 2
-    whole = list(sequence_lines(ids, None, [], width=80, full=True))
+    whole = [line for part in drawn(Tokens(ids), Look(80, full=True)) for line in part.lines]
     assert {int(one) for line in whole for one in re.findall(r"\d+(?=│)", line.plain)} == set(range(1000))
     assert max(len(line.plain) for line in whole) <= 80
 
 
 def test_a_trained_token_in_a_finding_carries_the_mark_of_both() -> None:
     ids = np.arange(4, dtype=np.int32)
-    lines = sequence_lines(ids, "ab c".__getitem__, [(1, 3)], width=80, trained=ids >= 2)
-    assert [line.plain for line in lines] == ["       0 │a│b│·│c│", "            ^ # ="]
+    parts = drawn(Tokens(ids, ids >= 2), Look(80, "ab c".__getitem__), findings=[(1, 3)])
+    assert [line.plain for part in parts for line in part.lines] == ["       0 │a│b│·│c│", "            ^ # ="]

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 from tito_audit.version import VERSION
 
 if TYPE_CHECKING:
+    from tito_audit.config import GateSettings as GateSettings
+    from tito_audit.config import MaxRate as MaxRate
+    from tito_audit.config import Override as Override
     from tito_audit.config import RepairChoices as RepairChoices
     from tito_audit.config import RepairSettings as RepairSettings
     from tito_audit.config import Settings as Settings
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from tito_audit.errors import StorageError as StorageError
     from tito_audit.errors import TitoAuditError as TitoAuditError
     from tito_audit.errors import TokenizerError as TokenizerError
+    from tito_audit.gate import GatedScan as GatedScan
+    from tito_audit.gate import gate_rollouts as gate_rollouts
     from tito_audit.mend.drift import mask_drift as mask_drift
     from tito_audit.mend.fork import ForkedRow as ForkedRow
     from tito_audit.mend.fork import fork_cost as fork_cost
@@ -49,13 +54,16 @@ if TYPE_CHECKING:
     from tito_audit.record.rollout import Turn as Turn
     from tito_audit.rewrite import Repairs as Repairs
     from tito_audit.rewrite import repair_rollouts as repair_rollouts
+    from tito_audit.summary import Fixed as Fixed
+    from tito_audit.summary import Gate as Gate
+    from tito_audit.summary import RateCount as RateCount
     from tito_audit.summary import Summary as Summary
     from tito_audit.write import write_rollouts as write_rollouts
 
 __version__ = VERSION
 
 _HOMES = {
-    "config": ("RepairChoices", "RepairSettings", "Settings"),
+    "config": ("GateSettings", "MaxRate", "Override", "RepairChoices", "RepairSettings", "Settings"),
     "convert": ("Conversion", "convert_rollouts"),
     "errors": (
         "RecordError",
@@ -66,6 +74,7 @@ _HOMES = {
         "TitoAuditError",
         "TokenizerError",
     ),
+    "gate": ("GatedScan", "gate_rollouts"),
     "mend.drift": ("mask_drift",),
     "mend.fork": ("ForkedRow", "fork_cost", "fork_rows"),
     "mend.splice": ("splice_prefix",),
@@ -75,7 +84,7 @@ _HOMES = {
     "record.outcome": ("Outcome",),
     "record.rollout": ("Place", "Rollout", "TrainingRow", "Turn"),
     "rewrite": ("Repairs", "repair_rollouts"),
-    "summary": ("Summary",),
+    "summary": ("Fixed", "Gate", "RateCount", "Summary"),
     "write": ("write_rollouts",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -101,6 +101,8 @@ class Gate:
     """Findings that the baseline holds."""
     fixed: tuple[Fixed, ...] = ()
     """Findings of the baseline that are gone."""
+    added: int = 0
+    """Findings that came into it, when it was written anew."""
     updated: bool = False
     """Whether the baseline was written anew."""
 

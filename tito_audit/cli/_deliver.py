@@ -35,37 +35,79 @@ class Wanted:
     """None: stdout."""
 
 
-def wanted_reports(given: Sequence[str], logs: Sequence[str]) -> list[Wanted]:
-    """`NAME` and `NAME=FILE` as reports; SetupError when two would write to one place or onto a log."""
+def wanted_reports(
+    given: Sequence[str],
+    logs: Sequence[str],
+    baseline: str | None = None,
+    *,
+    output_format: str | None = None,
+    quiet: bool = False,
+    flags: Sequence[bool] = (True, True),
+) -> list[Wanted]:
+    """The reports of `NAME` and `NAME=FILE` and the one for stdout, `text` where none is named.
+
+    SetupError when two would write to one place or one onto a log. `flags` says of `given` and of `output_format`
+    whether the command line has them: for stdout that one counts in place of what a configuration file has.
+    """
     from tito_audit.reports import report_named
 
-    return [Wanted(report_named(name), path) for name, path in named_places(given, logs)]
+    if output_format is not None and "=" in output_format:
+        raise SetupError(
+            f"--output-format {output_format}: this is for stdout.\nFor a file pass --report NAME=FILE"
+        )
+    named = named_places(given, logs, [baseline] if baseline is not None else [])
+    printed = next((name for name, path in named if path is None), None)
+    if output_format is not None and printed is not None:
+        if flags[0] == flags[1]:
+            raise SetupError(
+                f"--output-format {output_format}: --report {printed} is for stdout too, and the two would mix.\n"
+                f"Name a file for one: --report {printed}=FILE"
+            )
+        if flags[0]:
+            output_format = None
+        else:
+            named = [(name, path) for name, path in named if path is not None]
+    first = output_format or (None if quiet or printed is not None else "text")
+    if first is not None:
+        named.insert(0, (first, None))
+    return [Wanted(report_named(name), path) for name, path in named]
 
 
 def named_places(
-    given: Sequence[str], logs: Sequence[str], written: Sequence[str] = ()
+    given: Sequence[str], logs: Sequence[str], kept: Sequence[str] = ()
 ) -> list[tuple[str, Path | None]]:
-    """`NAME` and `NAME=FILE` as names and places, None for stdout; SetupError for a place that cannot be."""
+    """`NAME` and `NAME=FILE` as names and places, None for stdout; SetupError for a place that cannot be.
+
+    None of the files of `kept` may be written over.
+    """
     named: list[tuple[str, Path | None]] = []
     for text in given:
         name, _, file = text.partition("=")
         named.append((name.strip(), Path(file) if file and file != "-" else None))
     places = [path and path.resolve() for _, path in named]
+    sources = _files_of(logs) if any(places) else frozenset()
     for place in places:
         if places.count(place) > 1:
             where = f"the file {place}" if place else "stdout"
             raise SetupError(
                 f"--report: two reports would be written to {where}.\nName a file for one: --report json=FILE"
             )
-        if place and any(Path(log).exists() and place == Path(log).resolve() for log in logs):
+        if place and place in sources:
             raise SetupError(f"--report: {place} is one of the logs, and a log is never written.")
-        if place and any(place == Path(other).resolve() for other in written):
-            raise SetupError(f"--report: {place} is written by this run already; name another file.")
+        if place and any(place == Path(other).resolve() for other in kept):
+            raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
         if place and not place.parent.is_dir():
             raise SetupError(f"--report: there is no folder {place.parent} to write {place.name} to.")
         if place and place.is_dir():
             raise SetupError(f"--report: {place} is a folder, not a file.")
     return named
+
+
+def _files_of(logs: Sequence[str]) -> frozenset[Path]:
+    """The logs and all files that they stand for."""
+    from tito_audit.storage import find_logs
+
+    return frozenset(path.resolve() for path in (*map(Path, logs), *find_logs(logs)))
 
 
 def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted], options: ReportOptions) -> None:

@@ -8,9 +8,13 @@ from typing import Annotated
 
 import typer
 
+from tito_audit.cli import _complete
 from tito_audit.cli import _options as options
 
 __all__ = ["scan"]
+
+_AT_ONCE = ("concise", "github", "jsonl")
+"""Reports that write each finding when it comes."""
 
 
 def scan(
@@ -33,22 +37,44 @@ def scan(
     tools: options.Tools = None,
     on: options.On = None,
     select: options.Select = None,
+    extend_select: options.ExtendSelect = None,
     ignore: options.Ignore = None,
     fail_on: Annotated[
         options.FailOnWord, typer.Option("--fail-on", help="Exit 1 if a finding is at least this severe.")
     ] = options.FailOnWord.ERROR,
+    max_rate: options.MaxRates = None,
+    baseline: options.Baseline = None,
+    update_baseline: Annotated[
+        bool,
+        typer.Option(
+            "--update-baseline",
+            help="Write the baseline anew: what would fail is known from now on, what is fixed goes.",
+        ),
+    ] = False,
     report: Annotated[
         list[str] | None,
         typer.Option(
             "--report",
             "-r",
             metavar="NAME[=FILE]",
-            help="text, json or jsonl, to stdout or a file. Repeatable. [default: text]",
+            autocompletion=_complete.reports,
+            help="A report, to stdout or to a file; `list reports` names them. Repeatable.",
+        ),
+    ] = None,
+    output_format: Annotated[
+        str | None,
+        typer.Option(
+            "--output-format",
+            "-f",
+            metavar="NAME",
+            autocompletion=_complete.reports,
+            help="The report that stands on stdout; everything else goes to stderr. [default: text]",
         ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Stop after so many rows of all logs together.")
     ] = None,
+    sample: options.Sample = None,
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
     trust_remote_code: options.TrustRemoteCode = False,
     no_config: options.NoConfig = False,
@@ -57,15 +83,24 @@ def scan(
     encoder: options.EncoderOption = options.EncoderWord.AUTO,
     worst: Annotated[int, typer.Option("--worst", min=0, help="Findings shown in full by the text report.")] = 10,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress, and no report that --report did not ask for.")
+        bool,
+        typer.Option(
+            "--quiet/--no-quiet", "-q", help="No progress, and no report that was not asked for by name."
+        ),
     ] = False,
 ) -> None:
-    """Audit logs: what drifted, where, and what it did to training. Exits 1 if anything was found."""
+    """Audit logs: what drifted, where, and what it did to training. Exits 1 if anything fails the gate.
+
+    A finding fails when it is at least as severe as --fail-on and the baseline does not hold it. Findings whose
+    code has a --max-rate (the longest beginning of the code counts) are judged together in place of one by one:
+    they fail when there are more of them for each generated token, or rollout, than the rate. With --fail-on never
+    rates count findings of every severity.
+    """
     from tito_audit.cli._deliver import deliver, wanted_reports
+    from tito_audit.cli._exits import FAILED
     from tito_audit.cli._terminal import Pace, begun, colors, page_width, watched
+    from tito_audit.gate import gate_rollouts
     from tito_audit.jobs import can_fork, usable_cores
-    from tito_audit.pipeline import scan_rollouts
-    from tito_audit.record.finding import Severity
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
 
@@ -82,19 +117,24 @@ def scan(
         tools=tools,
         on=on,
         select=select,
+        extend_select=extend_select,
         ignore=ignore,
         fail_on=fail_on,
         limit=limit,
+        sample=sample,
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
         jobs=jobs or (usable_cores() if can_fork() else 1),
         encoder=encoder,
+        overrides=options.overrides_of(context),
     )
-    wanted = wanted_reports(report or ([] if quiet else ["text"]), logs)
+    gate = options.gate_settings_of(max_rate=max_rate, baseline=baseline, update_baseline=update_baseline)
+    flags = [options.on_command_line(context, name) for name in ("report", "output_format")]
+    wanted = wanted_reports(report or [], logs, baseline, output_format=output_format, quiet=quiet, flags=flags)
     # Lines that appear one by one and a line that moves would overwrite each other.
-    live = any(one.path is None and one.report.name == "jsonl" for one in wanted) and sys.stdout.isatty()
+    live = any(one.path is None and one.report.name in _AT_ONCE for one in wanted) and sys.stdout.isatty()
     pace = Pace()
-    run = scan_rollouts(logs, settings, pace)
+    run = gate_rollouts(logs, settings, gate, pace, observe=any(one.report.observes for one in wanted))
     if (notice := options.about_config(context)) is not None:
         run.summary.notices.append(notice)
     page = ReportOptions(
@@ -102,9 +142,11 @@ def scan(
         width=page_width(),
         worst=worst,
         titles={rule.code: rule.title for rule in all_rules()},
+        docs={rule.code: rule.doc for rule in all_rules()},
+        ran=run.codes,
+        fails=run.fails,
     )
     with closing(begun(watched(run, silent=quiet or live, pace=pace))) as results:
         deliver(results, run.summary, wanted, page)
-    found = run.summary.worst()
-    if settings.fail_on != "never" and found is not None and found >= Severity[settings.fail_on.upper()]:
-        raise typer.Exit(1)
+    if run.summary.gate is not None and run.summary.gate.failed:
+        raise typer.Exit(FAILED)

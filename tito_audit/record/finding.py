@@ -79,10 +79,14 @@ class Finding:
 
     @property
     def fingerprint(self) -> str:
-        """Stable when rows before it are added or removed; 16 hexadecimal digits."""
+        """16 hexadecimal digits, the same when rows before it come or go and when its log gets another name.
+
+        Rollouts of one prompt may share it: it says nothing of a rollout that the tokens do not say.
+        """
         hit = self.hit
         parts = (self.code, self.place.item, hit.turn, hit.where, hit.start, hit.end, hit.cause)
-        text = repr((parts, hit.recorded.ids, hit.canonical.ids, hit.recorded.pieces))
+        # Pieces are known with a tokenizer only, and say what ids say.
+        text = repr((parts, hit.recorded.ids, hit.canonical.ids, () if hit.recorded.ids else hit.recorded.pieces))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

@@ -1,26 +1,34 @@
 """The one schema of the machine-readable reports, version 1.
 
     finding  {"code", "severity", "file", "row", "item", "turn", "where", "start", "end", "cause", "message",
-              "recorded": {"ids", "pieces"}, "canonical": {"ids", "pieces"}, "repair", "fingerprint"}
+              "recorded": {"ids", "pieces"}, "canonical": {"ids", "pieces"}, "repair", "fingerprint", "known"}
     summary  {"schema_version", "rollouts", "turns", "tokens", "generated_tokens", "rows_unreadable",
-              "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens"}},
+              "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens", "known"}},
               "skipped": {CODE: {"rollouts", "because"}}, "formats": {NAME: rollouts}, "tokenizer", "seconds",
               "files", "without_ids", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
-              "taken": {FILE: {FORMAT: {"rows", "first_row", "told_by"}}}}
+              "taken": {FILE: {FORMAT: {"rows", "first_row", "told_by"}}}, "sampled": {"share", "rows", "of"},
+              "gate"}
+    gate     {"failed", "because": [SENTENCE], "fail_on", "failing", "rates": [RATE], "baseline", "known",
+              "fixed": [FIXED], "added", "updated"}
+    RATE     {"limit", "findings", "of", "rate", "failed"}; "rate" is null where there is nothing to divide by
+    FIXED    {"fingerprint", "code", "file", "row", "message", "times"}
 
+"sampled" is null when every row was audited, "gate" when nothing gated the run.
 A key may be added to either; one that changes its meaning or goes raises the version.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import orjson
 
 from tito_audit.record.finding import Finding, Side
 from tito_audit.reports._visible import escaped_json
-from tito_audit.summary import SCHEMA_VERSION, Skipped, Summary
+from tito_audit.summary import SCHEMA_VERSION, Gate, Skipped, Summary
 
 __all__ = ["as_json", "finding_object", "summary_object"]
 
@@ -44,6 +52,7 @@ def finding_object(finding: Finding) -> dict[str, Any]:
         "canonical": _side(hit.canonical),
         "repair": finding.repair,
         "fingerprint": finding.fingerprint,
+        "known": finding.known,
     }
 
 
@@ -63,6 +72,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
                 "note": count.note,
                 "rollouts": count.rollouts,
                 "tokens": count.tokens,
+                "known": count.known,
             }
             for code, count in sorted(summary.findings.items())
         },
@@ -82,6 +92,8 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             }
             for file, formats in summary.taken.items()
         },
+        "sampled": None if summary.sampled is None else asdict(summary.sampled),
+        "gate": None if summary.gate is None else _gate(summary.gate),
     }
 
 
@@ -96,6 +108,14 @@ def as_json(value: Any) -> str:
     except TypeError:
         data = orjson.dumps(_without_surrogates(value))
     return escaped_json(data.decode())
+
+
+def _gate(gate: Gate) -> dict[str, Any]:
+    """What a gate said; a rate without an end is null, for JSON has no word for it."""
+    said = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(gate).items()}
+    for rate in said["rates"]:
+        rate["rate"] = rate["rate"] if math.isfinite(rate["rate"]) else None
+    return said
 
 
 def _side(side: Side) -> dict[str, Any]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
-from itertools import groupby
 from typing import TextIO
 
 from rich import box
@@ -16,8 +15,10 @@ from rich.text import Text
 
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
+from tito_audit.reports._gate_words import accept_lines, gate_line, gate_lists, known_lines
 from tito_audit.reports._page import STYLES, console_for, finding_lines
-from tito_audit.reports._visible import visible
+from tito_audit.reports._skips import skip_lines
+from tito_audit.reports._visible import inert, visible
 from tito_audit.reports._worst import Worst
 from tito_audit.summary import Summary
 
@@ -44,11 +45,18 @@ class _Seen:
     findings: Counter[Severity] = field(default_factory=Counter)
     rollouts: Counter[Severity] = field(default_factory=Counter)
     """Rollouts (and unreadable rows) with at least one finding of that severity."""
+    known: int = 0
+    """Findings that the baseline holds; they are counted and not shown."""
+    curable: int = 0
+    """Others that a repair is there for."""
 
     def add(self, result: Result) -> None:
-        self.worst.add(result)
+        new = tuple(finding for finding in result.findings if not finding.known)
+        self.worst.add(result if len(new) == len(result.findings) else replace(result, findings=new))
         self.findings.update(finding.severity for finding in result.findings)
         self.rollouts.update({finding.severity for finding in result.findings})
+        self.known += len(result.findings) - len(new)
+        self.curable += sum(finding.repair is not None for finding in new)
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
@@ -62,15 +70,22 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
         console.print(line)
     console.print()
     console.print(_verdict(summary, seen))
+    for line in known_lines(summary, seen.known):
+        console.print(line)
     if summary.findings:
         console.print()
         console.print(_table(summary, options))
     worst = seen.worst.pick(options.worst)
-    _print_worst(console, worst, sum(seen.findings.values()))
-    _print_list(console, "Not looked at", _skip_lines(summary))
+    _print_worst(console, worst, sum(seen.findings.values()) - seen.known)
+    for title, lines in gate_lists(summary):
+        _print_list(console, title, lines)
+    _print_list(console, "Not looked at", [visible(line) for line in skip_lines(summary)])
     _print_list(console, "Notices", _notice_lines(summary))
-    _print_list(console, "More", _more_lines(worst))
-    out.writelines(line.rstrip() + "\n" for line in page.getvalue().splitlines())
+    _print_list(console, "More", _more_lines(worst, summary, seen))
+    if (last := gate_line(summary, failing=seen.findings[Severity.ERROR] > 0)) is not None:
+        console.print()
+        console.print(last)
+    out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
 
 
 def _header(summary: Summary) -> Iterator[Text]:
@@ -89,6 +104,9 @@ def _header(summary: Summary) -> Iterator[Text]:
     parts.append(_many(summary.turns, "turn"))
     parts.append(f"{_many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated")
     yield Text(visible(" · ".join(parts)))
+    if summary.sampled is not None:
+        share, rows, of = summary.sampled.share, summary.sampled.rows, summary.sampled.of
+        yield Text(f"sampled {share * 100:g}%: {rows:,} of {_many(of, 'row')}", style="yellow")
     pace = f"{summary.seconds:.1f} s"
     if summary.seconds > 0 and summary.tokens:
         pace += f", {summary.tokens / summary.seconds:,.0f} tokens/s"
@@ -148,7 +166,8 @@ def _table(summary: Summary, options: ReportOptions) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     table.add_column("code", no_wrap=True)
     table.add_column("what", ratio=1, min_width=20)
-    for name in ("errors", "warn", "notes", "rollouts", "tokens"):
+    known = any(count.known for count in summary.findings.values())
+    for name in ("errors", "warn", "notes", *(["known"] if known else []), "rollouts", "tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     for code, count in sorted(summary.findings.items()):
         worst = max((one for one in Severity if getattr(count, one.word)), default=Severity.NOTE)
@@ -156,7 +175,8 @@ def _table(summary: Summary, options: ReportOptions) -> Table:
         causes = _causes(summary.causes.get(code, Counter()))
         if causes:
             what.append(("\n" if what else "") + causes, style="dim")
-        numbers = (count.error, count.warning, count.note, count.rollouts, count.tokens)
+        of_them = [count.known] if known else []
+        numbers = (count.error, count.warning, count.note, *of_them, count.rollouts, count.tokens)
         table.add_row(Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers))
     return table
 
@@ -197,33 +217,6 @@ def _print_list(console: Console, title: str, lines: list[str]) -> None:
             console.print(Text("  " if index == 0 else "    ").append_text(part), soft_wrap=True)
 
 
-def _skip_lines(summary: Summary) -> list[str]:
-    """`no logprobs: LPR501-LPR506 (40 rollouts)`, the most common reason first."""
-    codes: dict[tuple[str, int], list[str]] = {}
-    for code, skipped in sorted(summary.skipped.items()):
-        for because, number in skipped.because.items():
-            codes.setdefault((because, number), []).append(code)
-    return [
-        f"{visible(because)}: {_ranges(codes[because, number])} ({_many(number, 'rollout')})"
-        for because, number in sorted(codes, key=_rare_last)
-    ]
-
-
-def _ranges(codes: list[str]) -> str:
-    """Sorted codes with neighbours joined: `LPR501-LPR506, TOK101`."""
-    words = []
-    neighbours = groupby(enumerate(codes), key=lambda pair: (pair[1][:3], _number(pair[1]) - pair[0]))
-    for _, pairs in neighbours:
-        run = [code for _, code in pairs]
-        words.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run))
-    return ", ".join(words)
-
-
-def _number(code: str) -> int:
-    digits = "".join(char for char in code if char.isdecimal())
-    return int(digits or 0)
-
-
 def _notice_lines(summary: Summary) -> list[str]:
     lines = [visible(notice) for notice in summary.notices[:_NOTICES]]
     if len(summary.notices) > _NOTICES:
@@ -231,16 +224,21 @@ def _notice_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _more_lines(worst: list[Finding]) -> list[str]:
-    if not worst:
-        return []
-    place = worst[0].place
-    item = f" --item {place.item}" if place.item else ""
-    return [
-        f"tito-audit explain {worst[0].code}   what it means and what cures it",
-        f"tito-audit show {visible(place.file)} --row {place.row}{item}   every token of that rollout",
-        "tito-audit scan … --report json=findings.json   every finding",
-    ]
+def _more_lines(worst: list[Finding], summary: Summary, seen: _Seen) -> list[str]:
+    lines = []
+    if worst:
+        place = worst[0].place
+        item = f" --item {place.item}" if place.item else ""
+        lines += [
+            f"tito-audit explain {worst[0].code}   what it means and what cures it",
+            f"tito-audit show {visible(place.file)} --row {place.row}{item}   every token of that rollout",
+        ]
+    if seen.curable:
+        log = visible(summary.files[0]) if len(summary.files) == 1 else "…"
+        lines.append(f"tito-audit repair {log} -o OUT   may cure {_many(seen.curable, 'finding')}")
+    if worst:
+        lines.append("tito-audit scan … --report json=findings.json   every finding")
+    return lines + accept_lines(summary)
 
 
 def _many(number: int, noun: str) -> str:

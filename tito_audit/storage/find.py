@@ -35,6 +35,13 @@ _NOT_LOGS = {
 }
 """What models and data sets keep beside logs."""
 
+_OURS = re.compile(
+    rb'\{"(?:summary|before)":\{"schema_version":|\{"code":"[A-Z]{3}\d{3}","severity":"|\{"what": "tito-audit |'
+    rb'\{"\$schema":"[^"]*/sarif-schema'
+)
+"""How files begin that tito-audit wrote itself: reports and baselines, which lie about where logs are scanned."""
+_BEGINNING = 128
+
 _URL = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -85,7 +92,20 @@ def _logs_under(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             if not name.startswith(".") and name.endswith(LOG_SUFFIXES) and name not in _NOT_LOGS:
-                yield Path(root) / name
+                path = Path(root) / name
+                if not _is_ours(path):
+                    yield path
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is a report or a baseline; one that cannot be read is left to whoever reads it as a log."""
+    if not path.name.endswith((".json", ".jsonl", ".ndjson")) or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return _OURS.match(file.read(_BEGINNING)) is not None
+    except OSError:
+        return False
 
 
 def _refuse(error: OSError) -> None:

@@ -1,0 +1,436 @@
+"""The baseline: what it holds, when a finding is known, when one is gone, and that it is never lost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_gate import BROKEN, CLEAN, ROOT, TOKENIZER, run, written
+
+from tito_audit import Finding, Gate, GateSettings, Hit, Place, Settings, Severity, Side, Where, gate_rollouts
+from tito_audit.config import Override
+from tito_audit.errors import SetupError, StorageError
+from tito_audit.gate.baseline import Entry, entry_of, name_beside, read_baseline, write_baseline
+from tito_audit.gate.known import Entries, Known
+from tito_audit.reports._visible import escaped_json
+
+BLIND = {key: value for key, value in CLEAN.items() if key != "logprobs"}
+"""A row that no rule of logprobs can look at."""
+SHIFTED = {**CLEAN, "logprobs": [0.0, 0.0, -0.5, 0.25]}
+"""Another LPR504 than that of BROKEN."""
+
+
+class Folder:
+    """Logs `a.jsonl`, … and a baseline beside them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.baseline = path / "accepted" / "known.json"
+        self.baseline.parent.mkdir()
+
+    def writes(self, **logs: Sequence[dict[str, Any]]) -> None:
+        for name, rows in logs.items():
+            written(self.path / f"{name}.jsonl", rows)
+
+    def gates(self, *logs: str, update: bool = False, **settings: Any) -> tuple[list[tuple[str, int]], Gate]:
+        """File and row of each finding that is not known, and what the gate says."""
+        names = [self.path / (log if "." in log else f"{log}.jsonl") for log in logs] or [self.path]
+        gate = GateSettings(baseline=str(self.baseline), update_baseline=update)
+        scan = gate_rollouts(names, Settings(**settings), gate)
+        new = [
+            (Path(finding.place.file).stem, finding.place.row)
+            for result in scan
+            for finding in result.findings
+            if not finding.known
+        ]
+        assert scan.summary.gate is not None
+        return new, scan.summary.gate
+
+    def accepts(self, *logs: str, **settings: Any) -> Gate:
+        """Update the baseline."""
+        return self.gates(*logs, update=True, **settings)[1]
+
+    def holds(self) -> list[tuple[str, int, int]]:
+        """File, row and times of each entry."""
+        return [(Path(one.file).stem, one.row, one.times) for one in read_baseline(self.baseline)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def made_up(place: Place, severity: Severity = Severity.ERROR, **changes: Any) -> Finding:
+    hit = Hit(Where.COMPLETION, 3, 5, "two tokens", turn=1, cause="merge", recorded=Side((1, 2), ("a", "b")))
+    return Finding("TOK101", severity, place, replace(hit, **changes))
+
+
+@given(st.integers(0, 10**9), st.text(max_size=20), st.sampled_from(Severity), st.text(max_size=20))
+def test_a_fingerprint_says_nothing_of_file_row_severity_words_and_tokenizer(
+    row: int, file: str, severity: Severity, message: str
+) -> None:
+    one = made_up(Place("a", 0))
+    other = made_up(Place(file, row), severity, message=message, recorded=Side((1, 2)))
+    assert other.fingerprint == one.fingerprint
+
+
+def test_a_fingerprint_tells_findings_apart_by_all_that_makes_them() -> None:
+    place = Place("a", 0)
+    changes: list[dict[str, Any]] = [
+        {},
+        {"start": 2},
+        {"end": 6},
+        {"turn": 0},
+        {"turn": None},
+        {"where": Where.PROMPT},
+        {"cause": "split"},
+        {"recorded": Side((1, 3), ("a", "b"))},
+        {"recorded": Side((), ("a", "c"))},
+        {"recorded": Side((), ("a", "d"))},
+        {"canonical": Side((9,))},
+    ]
+    several = [made_up(place, **change) for change in changes]
+    several += [made_up(replace(place, item=1)), replace(several[0], code="TOK102")]
+    assert len({one.fingerprint for one in several}) == len(several)
+
+
+def test_one_more_of_what_is_accepted_is_new(folder: Folder) -> None:
+    folder.writes(a=[BROKEN, CLEAN, BROKEN])
+    assert folder.accepts().added == 2
+    assert folder.holds() == [("a", 0, 2)]
+    folder.writes(a=[CLEAN, CLEAN, BROKEN, BROKEN, CLEAN])
+    assert folder.gates()[0] == []
+    folder.writes(a=[CLEAN, CLEAN, BROKEN, BROKEN, BROKEN])
+    new, gate = folder.gates()
+    assert new == [("a", 4)]
+    assert gate.failed
+    assert (gate.known, gate.failing) == (2, 1)
+
+
+def test_what_is_new_in_one_log_is_not_taken_for_what_another_has(folder: Folder) -> None:
+    folder.writes(a=[CLEAN], b=[BROKEN])
+    folder.accepts()
+    folder.writes(a=[BROKEN])
+    assert folder.gates("a")[0] == [("a", 0)]
+    folder.writes(b=[BROKEN, BROKEN], a=[CLEAN])
+    assert folder.gates()[0] == [("b", 1)]
+
+
+def test_a_log_may_be_renamed_and_its_rows_may_move_to_another_log(folder: Folder) -> None:
+    folder.writes(a=[BROKEN, CLEAN], b=[CLEAN, SHIFTED])
+    folder.accepts()
+    (folder.path / "a.jsonl").rename(folder.path / "c.jsonl")
+    new, gate = folder.gates()
+    assert new == []
+    assert gate.fixed == ()
+    folder.writes(c=[CLEAN, SHIFTED], b=[BROKEN, CLEAN])
+    assert folder.gates()[0] == []
+    folder.accepts()
+    assert folder.holds() == [("b", 0, 1), ("c", 1, 1)]
+
+
+def test_a_log_that_was_not_scanned_keeps_its_entries_unsaid(folder: Folder) -> None:
+    folder.writes(a=[BROKEN], b=[SHIFTED])
+    folder.accepts()
+    folder.writes(a=[CLEAN])
+    new, gate = folder.gates("a", update=True)
+    assert new == []
+    assert [(one.file, one.row) for one in gate.fixed] == [(str(folder.path / "a.jsonl"), 0)]
+    assert folder.holds() == [("b", 0, 1)]
+    (folder.path / "b.jsonl").unlink()
+    assert folder.accepts().fixed == ()
+    assert folder.holds() == [("b", 0, 1)]
+
+
+def test_what_is_fixed_is_said_and_leaves_the_baseline_when_it_is_written_anew(folder: Folder) -> None:
+    folder.writes(a=[BROKEN, BROKEN, SHIFTED])
+    folder.accepts()
+    folder.writes(a=[CLEAN, BROKEN, CLEAN])
+    _, gate = folder.gates()
+    assert sorted((one.code, one.row, one.times) for one in gate.fixed) == [("LPR504", 0, 1), ("LPR504", 2, 1)]
+    assert not gate.failed
+    assert len(folder.holds()) == 2
+    folder.writes(a=[CLEAN, BROKEN, CLEAN, {**BROKEN, "token_ids": [5, 6, 9, 8]}])
+    gate = folder.accepts()
+    assert not gate.failed
+    assert (gate.known, gate.added, len(gate.fixed), gate.updated) == (1, 1, 2, True)
+    assert folder.holds() == [("a", 1, 1), ("a", 3, 1)]
+
+
+@pytest.mark.parametrize("part", [{"limit": 1}, {"sample": 0.5}, {"row": 0}])
+def test_of_a_part_of_the_rows_nothing_is_said_to_be_fixed(folder: Folder, part: dict[str, Any]) -> None:
+    folder.writes(a=[CLEAN] * 40 + [BROKEN])
+    folder.accepts()
+    before = folder.baseline.read_bytes()
+    folder.writes(a=[SHIFTED] * 40 + [CLEAN])
+    assert folder.gates(**part)[1].fixed == ()
+    gate = folder.accepts(**part)
+    assert gate.added > 0
+    assert gate.fixed == ()
+    kept, *_ = sorted(folder.holds(), key=lambda entry: entry[1] != 40)
+    assert kept == ("a", 40, 1)
+    assert before.splitlines()[1].rstrip(b",") in folder.baseline.read_bytes()
+    assert folder.gates()[0] != []
+
+
+def test_a_rule_that_was_not_asked_keeps_its_entries(folder: Folder) -> None:
+    folder.writes(a=[BROKEN])
+    folder.accepts()
+    folder.writes(a=[CLEAN])
+    elsewhere = (Override((str(folder.path / "a.jsonl"),), {"ignore": ("LPR",)}),)
+    for unasked in ({"select": ("TOK",)}, {"ignore": ("LPR504",)}, {"overrides": elsewhere}):
+        assert folder.accepts(**unasked).fixed == ()
+    assert folder.holds() == [("a", 0, 1)]
+    assert len(folder.accepts(select=("LPR504",)).fixed) == 1
+
+
+def test_a_rule_that_could_not_look_keeps_its_entries(folder: Folder) -> None:
+    folder.writes(a=[BROKEN, CLEAN, SHIFTED])
+    folder.accepts()
+    folder.writes(a=[BLIND] * 3)
+    assert folder.accepts().fixed == ()
+    assert len(folder.holds()) == 2
+    folder.writes(a=[BLIND, CLEAN, CLEAN])
+    assert [one.row for one in folder.accepts().fixed] == [2]
+    assert folder.holds() == [("a", 0, 1)]
+
+
+def test_a_scan_without_the_tokenizer_keeps_what_needs_one(folder: Folder) -> None:
+    lines = (ROOT / "fixtures" / "formats" / "nemo_gym.jsonl").read_text(encoding="utf-8").splitlines()
+    folder.writes(a=[json.loads(line) for line in lines])
+    codes = ("TOK", "TPL", "REC004", "LPR501")
+    folder.accepts(tokenizer=str(TOKENIZER), select=codes)
+    assert {one.code for one in read_baseline(folder.baseline)} >= {"TOK101", "TPL203", "REC004", "LPR501"}
+    before = folder.baseline.read_bytes()
+    gate = folder.accepts(select=codes)
+    assert (gate.fixed, gate.added) == ((), 0)
+    assert folder.baseline.read_bytes() == before
+
+
+def test_what_lies_in_or_behind_a_row_that_cannot_be_read_stays(folder: Folder) -> None:
+    rows = [BROKEN, SHIFTED, CLEAN, {**BROKEN, "token_ids": [5, 6, 9, 8]}]
+    folder.writes(a=rows)
+    folder.accepts(ignore=("REC",))
+    log = folder.path / "a.jsonl"
+    log.write_text('{"token_ids": [\n' + "".join(json.dumps(CLEAN) + "\n" for _ in rows[1:]), encoding="utf-8")
+    assert [one.row for one in folder.gates(ignore=("REC",))[1].fixed] == [1, 3]
+    whole = "".join(json.dumps(CLEAN) + "\n" for _ in range(2000)).encode()
+    log.unlink()
+    packed = gzip.compress(whole)
+    (folder.path / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    entries = read_baseline(folder.baseline)
+    for entry in entries:
+        entry.file += ".gz"
+        entry.row += 1998 * (entry.row == 3)
+    write_baseline(folder.baseline, entries)
+    assert [one.row for one in folder.gates("a.jsonl.gz", ignore=("REC",))[1].fixed] == [0, 1]
+
+
+def test_the_same_tokens_as_a_note_use_up_no_error() -> None:
+    error, note = made_up(Place("a", 4)), made_up(Place("a", 3), Severity.NOTE)
+    known = Known([entry_of(error, error.fingerprint, "a")], Path(), ["a"])
+    assert not known.holds(note, "a")
+    assert known.holds(error, "a")
+    assert not known.holds(error, "a")
+
+
+def test_only_what_would_fail_is_taken(folder: Folder) -> None:
+    lines = (ROOT / "fixtures" / "formats" / "nemo_gym.jsonl").read_text(encoding="utf-8").splitlines()
+    folder.writes(a=[json.loads(line) for line in lines])
+
+    def taken(fail_on: str) -> set[str]:
+        folder.baseline.unlink(missing_ok=True)
+        folder.accepts(tokenizer=str(TOKENIZER), fail_on=fail_on)
+        return {one.severity.word for one in read_baseline(folder.baseline)}
+
+    assert [taken(one) for one in ("error", "warning", "note", "never")] == [
+        {"error"},
+        {"error", "warning"},
+        {"error", "warning", "note"},
+        {"error", "warning"},
+    ]
+
+
+def test_findings_under_a_limit_are_taken_only_where_there_are_too_many(folder: Folder) -> None:
+    folder.writes(a=[BROKEN, CLEAN])
+    log = folder.path / "a.jsonl"
+    update = ("--baseline", folder.baseline, "--update-baseline")
+    assert run("scan", log, *update, "--max-rate", "LPR=0.5")[0] == 0
+    assert folder.holds() == []
+    assert run("scan", log, *update, "--max-rate", "LPR=0.1")[0] == 0
+    assert folder.holds() == [("a", 0, 1)]
+    assert run("scan", log, "--baseline", folder.baseline, "--max-rate", "LPR=0")[0] == 0
+
+
+def test_a_run_of_several_processes_says_the_same(folder: Folder) -> None:
+    folder.writes(a=[BROKEN, CLEAN, SHIFTED] * 50)
+    folder.accepts()
+    folder.writes(a=[CLEAN, BROKEN, SHIFTED, BLIND, BROKEN] * 50)
+    said = []
+    for jobs in (1, 3):
+        gate = GateSettings(baseline=str(folder.baseline))
+        gated = gate_rollouts(folder.path, Settings(jobs=jobs), gate)
+        gated.scan.chunk_bytes = 500 if jobs > 1 else None
+        said.append(([result.findings for result in gated], gated.summary.gate))
+    assert said[0] == said[1]
+    assert said[0][1] is not None
+    assert said[0][1].failing == 50
+
+
+def test_a_run_that_fails_leaves_the_baseline_as_it_was(folder: Folder) -> None:
+    folder.writes(a=[BROKEN])
+    folder.accepts()
+    before = folder.baseline.read_bytes()
+    folder.writes(a=[CLEAN])
+    (folder.path / "z.parquet").write_bytes(b"PAR1 this is none")
+    with pytest.raises(StorageError):
+        folder.accepts()
+    scan = gate_rollouts(folder.path / "a.jsonl", None, GateSettings(baseline=str(folder.baseline)))
+    next(iter(scan))
+    assert folder.baseline.read_bytes() == before
+    assert [path.name for path in folder.baseline.parent.iterdir()] == ["known.json"]
+
+
+def test_a_baseline_in_a_folder_of_logs_is_no_log(folder: Folder) -> None:
+    folder.writes(a=[BROKEN])
+    folder.baseline = folder.path / "known.json"
+    folder.accepts()
+    new, gate = folder.gates()
+    assert (new, gate.known) == ([], 1)
+    scan = gate_rollouts(folder.path, None, GateSettings(baseline=str(folder.baseline)))
+    assert sum(1 for _ in scan) == 1
+    assert scan.summary.files == [str(folder.path / "a.jsonl")]
+
+
+def test_the_file_is_the_same_for_the_same_findings_and_has_one_a_line(folder: Folder) -> None:
+    folder.writes(b=[SHIFTED, BROKEN, BROKEN], a=[CLEAN, BROKEN])
+    folder.accepts()
+    first = folder.baseline.read_bytes()
+    folder.accepts()
+    assert folder.baseline.read_bytes() == first
+    head, *lines, last = first.decode().splitlines()
+    assert (head, last) == ('{"what": "tito-audit baseline", "version": 1, "findings": [', "]}")
+    values = [json.loads(line.rstrip(",")) for line in lines]
+    assert [(one["file"], one["row"], one["times"]) for one in values] == [
+        ("../a.jsonl", 1, 1),
+        ("../b.jsonl", 0, 1),
+        ("../b.jsonl", 1, 2),
+    ]
+    assert list(values[0]) == ["fingerprint", "times", "code", "severity", "file", "row", "message"]
+
+
+texts = st.text(st.characters(codec=None), max_size=300)
+
+
+@given(texts, texts, st.lists(st.tuples(st.sampled_from(Severity), st.integers(0, 9), st.sampled_from("ab"))))
+def test_what_is_written_is_read_again_whatever_a_log_says(
+    tmp_path_factory: pytest.TempPathFactory, message: str, name: str, found: list[tuple[Severity, int, str]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "read-again.json"
+    entries = Entries()
+    for severity, start, file in found:
+        entries.add(made_up(Place("x", start), severity, start=start, message=message), name + file)
+    write_baseline(path, entries)
+    assert sorted(map(repr, read_baseline(path))) == sorted(map(repr, entries))
+    text = path.read_bytes().decode()
+    assert escaped_json(text) == text
+    assert len(text.splitlines()) == len(list(entries)) + 2
+    assert all(len(one.message) <= 120 for one in entries)
+
+
+def test_lines_that_a_merge_left_twice_are_counted_together(folder: Folder) -> None:
+    folder.writes(a=[BROKEN])
+    folder.accepts()
+    head, line, last = folder.baseline.read_text(encoding="utf-8").splitlines()
+    folder.baseline.write_text("\n".join((head, line + ",", line, last)), encoding="utf-8")
+    assert folder.holds() == [("a", 0, 2)]
+
+
+ENTRY = {
+    "fingerprint": "0123456789abcdef",
+    "times": 1,
+    "code": "TOK101",
+    "severity": "error",
+    "file": "a.jsonl",
+    "row": 0,
+    "message": "",
+}
+
+
+def holding(**changes: Any) -> str:
+    return json.dumps({"what": "tito-audit baseline", "version": 1, "findings": [ENTRY, {**ENTRY, **changes}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it is empty"),
+        ("{", "line 1, column 2"),
+        (holding().replace("[", "[\n<<<<<<< main\n"), "line 2 is a conflict of a merge"),
+        ("[]", 'no object with "what"'),
+        ('{"summary": {}, "findings": []}', 'no object with "what"'),
+        (holding().replace('"version": 1', '"version": 2'), "it is of version 2"),
+        (holding().replace('"version": 1', '"version": true'), "its version is True"),
+        (holding(times=0), "times of finding 2 in it is 0"),
+        (holding(times=True), "times of finding 2 in it is True"),
+        (holding(row=-1), "row of finding 2"),
+        (holding(row=1.5), "row of finding 2 in it is 1.5"),
+        (holding(severity="bad"), "severity of finding 2 in it is 'bad'"),
+        (holding(fingerprint="xyz"), "fingerprint of finding 2 in it is 'xyz'"),
+        (holding(file=None), "file of finding 2 in it is missing"),
+        (holding(message=["x"]), "message of finding 2 in it is a list"),
+        (holding().replace(json.dumps(ENTRY), "7", 1), "finding 1 in it is 7"),
+        ('{"what": ' + "[" * 100_000, "nested too deeply"),
+        (b"\xff{}", "byte 0 is no UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("update", [False, True])
+def test_a_file_that_is_no_baseline_is_refused_in_words_and_left_alone(
+    folder: Folder, text: str | bytes, says: str, update: bool
+) -> None:
+    folder.writes(a=[BROKEN])
+    data = text if isinstance(text, bytes) else text.encode()
+    folder.baseline.write_bytes(data)
+    with pytest.raises(SetupError) as error:
+        folder.gates(update=update)
+    assert says in str(error.value)
+    assert str(folder.baseline) in str(error.value)
+    assert folder.baseline.read_bytes() == data
+
+
+def test_a_log_is_named_as_seen_from_the_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert name_beside(Path("b.json"), "logs/../logs/a.jsonl") == "logs/a.jsonl"
+    assert name_beside(Path("ci/b.json"), str(tmp_path / "logs" / "a.jsonl")) == "../logs/a.jsonl"
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far")
+    assert name_beside(Path("b.json"), "link/a.jsonl") == "link/a.jsonl"
+
+
+def test_a_link_to_a_baseline_stays_a_link(folder: Folder) -> None:
+    folder.writes(a=[BROKEN])
+    folder.accepts()
+    kept = folder.baseline
+    folder.baseline = folder.path / "link"
+    folder.baseline.symlink_to(os.path.relpath(kept, folder.path))
+    folder.writes(a=[CLEAN])
+    folder.gates("a", update=True)
+    assert folder.baseline.is_symlink()
+
+
+def test_a_baseline_keeps_one_small_thing_for_all_that_are_alike() -> None:
+    entries = Entries()
+    for row in range(5000):
+        entries.add(made_up(Place("a", row)), "a")
+    assert entries.total == 5000
+    assert list(entries) == [
+        Entry(made_up(Place("a", 0)).fingerprint, "TOK101", Severity.ERROR, "a", 0, "two tokens", 5000)
+    ]

@@ -1,0 +1,394 @@
+"""The gate as a repository meets it: red for what is new, green for what is known, and readable when it is red."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+import tito_audit
+from tito_audit import Gate, GateSettings, MaxRate, Settings, gate_rollouts
+from tito_audit.cli import app
+from tito_audit.config import Override
+from tito_audit.errors import SetupError
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
+CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
+BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
+"""One LPR504 at its third token; two tokens of it are generated."""
+
+
+def written(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+class Repository:
+    """A folder with settings, a tokenizer and one log, and the command run in it as a job would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "logs" / "train.jsonl"
+        self.baseline = folder / "tito-baseline.json"
+        self.log.parent.mkdir(parents=True)
+        shutil.copytree(TOKENIZER, folder / "tokenizer")
+        (folder / "tito-audit.toml").write_text('tokenizer = "tokenizer"\n', encoding="utf-8")
+
+    def holds(self, *rows: dict[str, Any]) -> None:
+        """Write the log."""
+        written(self.log, list(rows))
+
+    def runs(self, *arguments: str) -> tuple[int, str]:
+        """The command's exit code and stdout; nothing may stand on stderr."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tito_audit", *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "COLUMNS": "100"},
+        )
+        assert done.stderr == ""
+        return done.returncode, done.stdout
+
+    def scans(self, *arguments: str) -> tuple[int, str]:
+        """The same of `scan logs`."""
+        return self.runs("scan", "logs", *arguments)
+
+    def finds(self, *arguments: str) -> tuple[set[tuple[str, int]], set[tuple[str, int]], dict[str, Any]]:
+        """Codes and rows of the errors that are new, of those that are known, and what the gate says."""
+        _, out = self.scans("--output-format", "json", *arguments)
+        whole = json.loads(out)
+        errors = [one for one in whole["findings"] if one["severity"] == "error"]
+        places = [
+            {(one["code"], one["row"]) for one in errors if one["known"] is known} for known in (False, True)
+        ]
+        return places[0], places[1], whole["summary"]["gate"]
+
+    def accepted(self) -> list[dict[str, Any]]:
+        """What the baseline holds."""
+        findings = json.loads(self.baseline.read_text(encoding="utf-8"))["findings"]
+        assert isinstance(findings, list)
+        return findings
+
+
+def clean(name: str) -> dict[str, Any]:
+    """A rollout of three calls in which nothing is wrong."""
+    for line in (ROOT / "fixtures" / "formats" / "generic.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row.get("id") == "calls-clean":
+            return {**row, "id": name}
+    raise AssertionError("generic.jsonl has no clean calls any more")
+
+
+def merged(row: dict[str, Any], call: int, word: str) -> dict[str, Any]:
+    """The rollout with a word of a call sampled as two tokens, which later prompts hold as one."""
+    row = json.loads(json.dumps(row))
+    vocabulary = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    said = row["calls"][call]
+    at = said["generation_token_ids"].index(vocabulary.token_to_id(word))
+    cuts = ([vocabulary.token_to_id(one) for one in (word[:cut], word[cut:])] for cut in range(1, len(word)))
+    said["generation_token_ids"][at : at + 1] = next(pair for pair in cuts if None not in pair)
+    said["generation_log_probs"].insert(at, -0.5)
+    return row
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "project")
+
+
+BASELINE = ("--baseline", "tito-baseline.json")
+MERGE = ("SEQ301", "TOK101")
+"""What one merge in a later prompt is found as."""
+
+
+def test_a_gate_goes_red_for_what_is_new_and_green_for_what_is_known_or_fixed(repository: Repository) -> None:
+    rows = [clean(f"r{number}") for number in range(4)]
+    repository.holds(*rows)
+    code, out = repository.scans("--fail-on", "warning")
+    assert code == 0
+    assert "clean: nothing found in 4 rollouts" in out
+    assert out.endswith("gate: passed\n")
+
+    rows[1] = merged(rows[1], 1, "Ġand")
+    repository.holds(*rows)
+    code, out = repository.scans(*BASELINE, "--update-baseline", "--fail-on", "never")
+    assert code == 0
+    repository.baseline.unlink()
+    code, out = repository.scans()
+    assert code == 1
+    assert "error TOK101 logs/train.jsonl:1 turn 1 completion" in out
+    assert "tito-audit repair logs/train.jsonl -o OUT" in out
+
+    code, out = repository.scans(*BASELINE, "--update-baseline")
+    assert code == 0
+    assert "tito-baseline.json is written anew: 2 accepted, 0 gone" in out
+    assert [(one["code"], one["row"], one["times"]) for one in repository.accepted()] == [
+        (code, 1, 1) for code in MERGE
+    ]
+    code, out = repository.scans(*BASELINE)
+    assert code == 0
+    assert "2 known from tito-baseline.json" in out
+    assert "error TOK101" not in out
+    assert out.endswith("gate: passed\n")
+
+    rows[2] = merged(rows[2], 0, "weather")
+    repository.holds(*rows)
+    code, out = repository.scans(*BASELINE)
+    assert code == 1
+    assert "TOK101 logs/train.jsonl:2 turn 0" in out
+    assert "logs/train.jsonl:1 " not in out
+    assert "gate: failed: 2 errors in 1 rollout that are in no baseline: SEQ301 (1), TOK101 (1)" in " ".join(
+        out.split()
+    )
+    new, known, _ = repository.finds(*BASELINE)
+    assert new == {(code, 2) for code in MERGE}
+    assert known == {(code, 1) for code in MERGE}
+
+    repository.holds(clean("a"), clean("b"), *rows)
+    new, known, _ = repository.finds(*BASELINE)
+    assert new == {(code, 4) for code in MERGE}
+    assert known == {(code, 3) for code in MERGE}
+
+    repository.holds(*rows)
+    code, _ = repository.runs("repair", "logs/train.jsonl", "-o", "cured.jsonl")
+    assert code == 0
+    (repository.folder / "cured.jsonl").replace(repository.log)
+    code, out = repository.scans(*BASELINE)
+    assert code == 0
+    fixed = out.partition("\nFixed since the baseline\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^  (\w+) logs/train.jsonl row (\d+)", fixed, re.MULTILINE) == [(one, "1") for one in MERGE]
+    assert len(repository.accepted()) == 2
+    code, out = repository.scans(*BASELINE, "--update-baseline")
+    assert code == 0
+    assert "written anew: 0 accepted, 2 gone" in out
+    assert repository.accepted() == []
+    assert repository.scans(*BASELINE)[0] == 0
+
+
+def gated(log: Path, *rates: MaxRate, **settings: Any) -> Gate:
+    """What the gate says of a log."""
+    run = gate_rollouts(log, Settings(**settings), GateSettings(max_rates=rates))
+    for _ in run:
+        pass
+    assert run.summary.gate is not None
+    return run.summary.gate
+
+
+def test_findings_under_a_limit_fail_together_and_not_one_by_one(tmp_path: Path) -> None:
+    log = written(tmp_path / "run.jsonl", [CLEAN] * 18 + [BROKEN] * 2)
+    within = gated(log, MaxRate("LPR", 0.05))
+    assert not within.failed
+    assert (within.rates[0].findings, within.rates[0].of, within.rates[0].rate) == (2, 40, 0.05)
+    above = gated(log, MaxRate("LPR", 0.049))
+    assert above.failed
+    assert above.failing == 0
+    assert above.because == ("LPR: 2 findings in 40 generated tokens are 0.05 a token, above 0.049",)
+    each = gated(log, MaxRate("", 0.09, "rollout"))
+    assert each.because == ("all rules: 2 findings in 20 rollouts are 0.1 a rollout, above 0.09",)
+    assert not gated(log, MaxRate("", 0.1, "rollout")).failed
+
+
+def test_the_longest_beginning_of_a_code_judges_it_and_others_fail_one_by_one(tmp_path: Path) -> None:
+    log = written(tmp_path / "run.jsonl", [CLEAN] * 9 + [BROKEN])
+    gate = gated(log, MaxRate("LPR", 0.0), MaxRate("LPR504", 1.0), MaxRate("", 0.0))
+    assert not gate.failed
+    assert [rate.findings for rate in gate.rates] == [0, 1, 0]
+    gate = gated(log, MaxRate("TOK", 1.0))
+    assert gate.because == ("1 error in 1 rollout: LPR504 (1)",)
+
+
+def test_findings_with_nothing_to_divide_by_fail_and_their_rate_is_null_in_json(tmp_path: Path) -> None:
+    log = tmp_path / "torn.jsonl"
+    log.write_text('{"token_ids": [1,\n', encoding="utf-8")
+    gate = gated(log, MaxRate("REC", 0.5))
+    assert gate.because == ("REC: 1 finding, and no generated token to measure them by",)
+    code, out, _ = run("scan", log, "--max-rate", "REC=0.5", "--output-format", "json")
+    assert code == 1
+    assert json.loads(out)["summary"]["gate"]["rates"] == [
+        {"limit": "REC=0.5", "findings": 1, "of": 0, "rate": None, "failed": True}
+    ]
+    assert not gated(log, MaxRate("LPR", 0.0)).rates[0].failed
+    assert not gated(log, MaxRate("REC", 1.0, "rollout")).failed
+
+
+def test_a_rate_counts_what_fail_on_would_refuse_and_everything_when_it_is_never(tmp_path: Path) -> None:
+    log = tmp_path / "nemo_gym.jsonl"
+    shutil.copy(ROOT / "fixtures" / "formats" / "nemo_gym.jsonl", log)
+
+    def counted(fail_on: str) -> int:
+        return gated(log, MaxRate("TPL201", 1.0), tokenizer=str(TOKENIZER), fail_on=fail_on).rates[0].findings
+
+    assert [counted(one) for one in ("error", "warning", "note", "never")] == [0, 1, 3, 3]
+
+
+def test_a_log_that_is_let_off_takes_no_part_in_the_gate(tmp_path: Path) -> None:
+    old = written(tmp_path / "old.jsonl", [BROKEN] * 5)
+    written(tmp_path / "new.jsonl", [BROKEN] + [CLEAN] * 9)
+    let_off = (Override((str(old),), {"fail_on": "never"}),)
+    gate = gated(tmp_path, overrides=let_off)
+    assert gate.because == ("1 error in 1 rollout: LPR504 (1)",)
+    (rate,) = gated(tmp_path, MaxRate("LPR", 0.1), overrides=let_off).rates
+    assert (rate.findings, rate.of) == (1, 20)
+    strict = (Override((str(old),), {"fail_on": "error"}),)
+    assert gated(tmp_path, fail_on="never", overrides=strict).failing == 5
+
+
+@pytest.mark.parametrize("limit", [-0.1, float("nan"), float("inf")])
+def test_a_limit_is_a_number(tmp_path: Path, limit: float) -> None:
+    log = written(tmp_path / "run.jsonl", [CLEAN])
+    with pytest.raises(SetupError, match="0 or more"):
+        gate_rollouts(log, None, GateSettings(max_rates=(MaxRate("LPR", limit),)))
+
+
+def test_the_page_says_rates_and_limits_and_why_the_gate_is_red(tmp_path: Path) -> None:
+    log = written(tmp_path / "run.jsonl", [CLEAN] * 8 + [BROKEN] * 2)
+    code, out, err = run("scan", log, "--max-rate", "LPR=0.01", "--max-rate", "TOK=0.5/rollout")
+    assert (code, err) == (1, "")
+    assert (
+        "Limits\n  LPR=0.01: 2 in 20 generated tokens, 0.1: too many\n  TOK=0.5/rollout: 0 in 10 rollouts" in out
+    )
+    last = out.strip().rpartition("\n\n")[2]
+    assert " ".join(last.split()) == (
+        "gate: failed: LPR: 2 findings in 20 generated tokens are 0.1 a token, above 0.01"
+    )
+    assert run("scan", log, "--max-rate", "LPR=10%")[0] == 0
+
+
+def test_a_plain_scan_needs_no_word_of_a_gate(tmp_path: Path) -> None:
+    log = written(tmp_path / "run.jsonl", [CLEAN, BROKEN])
+    for arguments, code in (((), 1), (("--fail-on", "never"), 0)):
+        assert run("scan", log, *arguments)[0] == code
+        assert "gate" not in run("scan", log, *arguments)[1]
+
+
+def test_python_users_gate_a_log_and_see_what_fails(tmp_path: Path) -> None:
+    log = written(tmp_path / "run.jsonl", [CLEAN, BROKEN])
+    scan = tito_audit.gate_rollouts(log)
+    failing = [finding for result in scan for finding in result.findings if scan.fails(finding)]
+    assert [finding.code for finding in failing] == ["LPR504"]
+    assert scan.summary.gate is not None
+    assert scan.summary.gate.failed
+    assert "LPR504" in scan.codes(str(log))
+    assert tito_audit.scan_rollouts(log).summary.gate is None
+    limited = gate_rollouts(log, None, GateSettings(max_rates=(MaxRate("LPR", 1.0),)))
+    assert not any(limited.fails(finding) for result in limited for finding in result.findings)
+
+
+def test_a_run_that_ends_early_has_no_verdict(tmp_path: Path) -> None:
+    scan = gate_rollouts(written(tmp_path / "run.jsonl", [BROKEN] * 3))
+    next(iter(scan))
+    assert scan.summary.gate is None
+
+
+def test_one_report_stands_on_stdout_whatever_goes_into_files(tmp_path: Path) -> None:
+    log = written(tmp_path / "run.jsonl", [CLEAN, BROKEN])
+    json_file, lines_file = tmp_path / "out.json", tmp_path / "out.jsonl"
+    files = ("--report", f"json={json_file}", "--report", f"jsonl={lines_file}")
+    _, out, _ = run("scan", log, *files)
+    assert out.startswith(f"tito-audit {log}")
+    assert len(json.loads(json_file.read_text(encoding="utf-8"))["findings"]) == 1
+    assert len(lines_file.read_text(encoding="utf-8").splitlines()) == 2
+    _, out, _ = run("scan", log, *files, "--output-format", "jsonl")
+    assert json.loads(out.splitlines()[0])["code"] == "LPR504"
+    assert run("scan", log, "--report", "jsonl")[1].splitlines()[0] == out.splitlines()[0]
+    assert run("scan", log, *files, "--quiet")[1] == ""
+    assert run("scan", log, "--quiet", "-f", "jsonl")[1].splitlines()[0] == out.splitlines()[0]
+
+
+def test_a_flag_for_stdout_stands_in_place_of_what_the_file_has_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "run.jsonl", [BROKEN])
+    settings = tmp_path / "tito-audit.toml"
+    settings.write_text('output-format = "json"', encoding="utf-8")
+    assert run("scan", "run.jsonl")[1].startswith('{"summary"')
+    assert run("scan", "run.jsonl", "--report", "jsonl")[1].startswith('{"code"')
+    assert run("scan", "run.jsonl", "-f", "jsonl")[1].startswith('{"code"')
+    settings.write_text('report = ["json", "text=page.txt"]', encoding="utf-8")
+    assert run("scan", "run.jsonl")[1].startswith('{"summary"')
+    assert run("scan", "run.jsonl", "-f", "jsonl")[1].startswith('{"code"')
+    assert (tmp_path / "page.txt").is_file()
+    settings.write_text('report = "json"\noutput-format = "text"', encoding="utf-8")
+    code, out, err = run("scan", "run.jsonl")
+    assert (code, out) == (2, "")
+    assert "--report json is for stdout too" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--output-format", "json", "--report", "text"), "--report text is for stdout too"),
+        (("--output-format", "json=x"), "--report NAME=FILE"),
+        (("--output-format", "nothing"), "there is no report of that name"),
+        (("--update-baseline",), "--baseline FILE"),
+        (("--report", "json=LOGS/run.jsonl"), "one of the logs"),
+        (("--baseline", "LOGS/run.jsonl"), "is one of the logs"),
+        (("--baseline", "LOGS/b.json", "--report", "json=LOGS/b.json"), "is its baseline"),
+        (("--baseline", "LOGS/none.json"), "Write it with --update-baseline"),
+        (("--baseline", "LOGS/none/b.json", "--update-baseline"), "there is no folder"),
+        (("--baseline", "LOGS/..", "--update-baseline"), "this is a folder"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_said_in_words(tmp_path: Path, arguments: Sequence[str], says: str) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    log = written(logs / "run.jsonl", [BROKEN])
+    named = "--baseline" in arguments and "LOGS/run.jsonl" in arguments
+    given = [one.replace("LOGS", str(logs)) for one in arguments]
+    code, out, err = run("scan", log if named else logs, *given)
+    assert (code, out) == (2, "")
+    assert says in " ".join(err.split())
+    assert [path.name for path in logs.iterdir()] == ["run.jsonl"]
+    assert log.read_text(encoding="utf-8") == json.dumps(BROKEN) + "\n"
+
+
+def test_reports_and_baselines_in_a_folder_of_logs_are_no_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "run.jsonl", [BROKEN])
+    files = [f"--report={name}=our-{name}.{end}" for name, end in (("json", "json"), ("jsonl", "jsonl"))]
+    files += ["--report=sarif=our-sarif.json", "--baseline=known.json", "--update-baseline"]
+    for _ in range(2):
+        assert run("scan", ".", *files)[0] == 0
+        assert run("repair", "run.jsonl", "--dry-run", "--report", "json=our-repair.json")[0] == 0
+        assert json.loads((tmp_path / "our-json.json").read_text(encoding="utf-8"))["summary"]["files"] == [
+            "run.jsonl"
+        ]
+    assert run("scan", ".", "--output-format", "concise")[1].count("LPR504 error") == 1
+    assert run("scan", ".", "--report", "json=run.jsonl")[0] == 2
+    assert (tmp_path / "run.jsonl").read_text(encoding="utf-8") == json.dumps(BROKEN) + "\n"
+
+
+def test_the_example_of_the_readme_says_what_fails() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = (one for one in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "gate_rollouts" in one)
+    done = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, encoding="utf-8", cwd=ROOT, check=True
+    )
+    findings, _, verdict = done.stdout.partition("\nTrue\n")
+    assert "REC005" in findings
+    assert not re.search("TOK|SEQ", findings)
+    assert re.search(r"^SEQ: \d+ findings in \d+ rollouts are [\d.]+ a rollout, above 0.1$", verdict, re.MULTILINE)

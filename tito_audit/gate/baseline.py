@@ -1,0 +1,190 @@
+"""The baseline: a file of findings that are known and fail nothing, made to be committed and read.
+
+    {"what": "tito-audit baseline", "version": 1, "findings": [
+    {"fingerprint": "0d2f…", "times": 2, "code": "TOK101", "severity": "error", "file": "logs/a.jsonl", …},
+    …
+    ]}
+
+One finding a line, in the order of files and rows. Files are named as seen from the folder of the baseline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from tito_audit.errors import SetupError, StorageError
+from tito_audit.record.finding import Finding, Severity
+from tito_audit.reports._visible import escaped_json, visible
+from tito_audit.storage.atomic import new_file
+
+__all__ = ["Entry", "Key", "entry_of", "name_beside", "read_baseline", "write_baseline"]
+
+VERSION = 1
+_WHAT = "tito-audit baseline"
+_MESSAGE = 120
+"""Characters of a message that are kept: enough to know what was accepted."""
+_FINGERPRINT = re.compile("[0-9a-f]{16}")
+_SEVERITIES = {severity.word: severity for severity in Severity}
+
+Key = tuple[str, Severity, str]
+"""Fingerprint, severity and file: what one line of the file stands for."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """Findings of one fingerprint in one file, which a person has accepted."""
+
+    fingerprint: str
+    code: str
+    severity: Severity
+    file: str
+    """As seen from the folder of the baseline, with `/`."""
+    row: int
+    """Of the first of them, when the baseline was written."""
+    message: str
+    """Of the first of them, shortened."""
+    times: int = 1
+
+    @property
+    def key(self) -> Key:
+        """What tells it from all other entries."""
+        return self.fingerprint, self.severity, self.file
+
+
+def entry_of(finding: Finding, fingerprint: str, file: str) -> Entry:
+    """A finding as the baseline holds it; `file` is its log as the baseline names it."""
+    message = visible(finding.hit.message)
+    if len(message) > _MESSAGE:
+        message = message[: _MESSAGE - 1] + "…"
+    return Entry(fingerprint, finding.code, finding.severity, file, finding.place.row, message)
+
+
+def name_beside(baseline: Path, file: str) -> str:
+    """How the baseline names a log: as seen from its own folder, links left as they are."""
+    folder = os.path.dirname(os.path.abspath(baseline))  # noqa: PTH100, PTH120 - Path.absolute keeps the dots
+    try:
+        return PurePath(os.path.relpath(file, folder)).as_posix()
+    except ValueError:  # another drive
+        return PurePath(os.path.abspath(file)).as_posix()  # noqa: PTH100
+
+
+def read_baseline(path: Path) -> list[Entry]:
+    """The findings that the file holds; SetupError with the place in it when it is no baseline."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        value = json.loads(text)
+    except FileNotFoundError:
+        raise SetupError(
+            f"--baseline {path}: there is no such file.\n"
+            "Write it with --update-baseline, which accepts what is found now, and commit it."
+        ) from None
+    except OSError as error:
+        raise SetupError(f"--baseline {path}: the file cannot be read ({error.strerror or error}).") from None
+    except UnicodeDecodeError as error:
+        raise _no_baseline(path, f"byte {error.start} is no UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise _no_baseline(path, _about_json(text, error)) from None
+    except RecursionError:
+        raise _no_baseline(path, "it is nested too deeply") from None
+    if not isinstance(value, dict) or value.get("what") != _WHAT or not isinstance(value.get("findings"), list):
+        raise _no_baseline(path, f'it is no object with "what": "{_WHAT}" and a list "findings"')
+    version = value.get("version")
+    if type(version) is not int or version < 1:
+        raise _no_baseline(path, f"its version is {_shown(version)}")
+    if version > VERSION:
+        raise SetupError(
+            f"--baseline {path}: it is of version {version}, and this tito-audit knows versions up to {VERSION}.\n"
+            "Update tito-audit, or write the file again with this one: delete it and pass --update-baseline."
+        )
+    return _merged(_entry(path, number, one) for number, one in enumerate(value["findings"], 1))
+
+
+def write_baseline(path: Path, entries: Iterable[Entry]) -> None:
+    """Write the file, which appears whole or stays as it was; the same entries give the same bytes."""
+    lines = [_line(entry) for entry in sorted(entries, key=_order)]
+    head = f'{{"what": "{_WHAT}", "version": {VERSION}, "findings": ['
+    text = "\n".join([head, ",\n".join(lines), "]}\n"] if lines else [head, "]}\n"])
+    try:
+        with new_file(path, overwrite=True) as out:
+            # Half of a surrogate pair, as names of files may hold, becomes the escape that JSON has for it.
+            out.write(text.encode("utf-8", "backslashreplace"))
+    except StorageError as error:
+        raise SetupError(f"--baseline: {error}") from error
+
+
+def _order(entry: Entry) -> tuple[Any, ...]:
+    return entry.file, entry.row, entry.code, entry.fingerprint, entry.severity
+
+
+def _line(entry: Entry) -> str:
+    fields = {
+        "fingerprint": entry.fingerprint,
+        "times": entry.times,
+        "code": entry.code,
+        "severity": entry.severity.word,
+        "file": entry.file,
+        "row": entry.row,
+        "message": entry.message,
+    }
+    return escaped_json(json.dumps(fields, ensure_ascii=False))
+
+
+def _merged(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries, those that stand for the same counted together, as a merge of branches may leave them."""
+    by_key: dict[Key, Entry] = {}
+    for entry in entries:
+        held = by_key.setdefault(entry.key, entry)
+        if held is not entry:
+            held.times += entry.times
+    return list(by_key.values())
+
+
+def _entry(path: Path, number: int, value: Any) -> Entry:
+    if not isinstance(value, dict):
+        raise _no_baseline(path, f"finding {number} in it is {_shown(value)}")
+
+    def field(name: str, kind: type, fits: bool = True) -> Any:
+        given = value.get(name)
+        if type(given) is not kind or not fits:
+            raise _no_baseline(path, f"{name} of finding {number} in it is {_shown(given)}")
+        return given
+
+    fingerprint = field("fingerprint", str)
+    field("fingerprint", str, bool(_FINGERPRINT.fullmatch(fingerprint)))
+    severity = field("severity", str)
+    field("severity", str, severity in _SEVERITIES)
+    times, row = field("times", int), field("row", int)
+    field("times", int, times >= 1)
+    field("row", int, row >= 0)
+    file, message = field("file", str), field("message", str)
+    return Entry(fingerprint, field("code", str), _SEVERITIES[severity], file, row, message, times)
+
+
+def _no_baseline(path: Path, because: str) -> SetupError:
+    return SetupError(
+        f"--baseline {path}: this is no baseline: {because}.\n"
+        "A file that was damaged by hand or in a merge comes back from version control; a new one is written by "
+        "--update-baseline where there is none."
+    )
+
+
+def _about_json(text: str, error: json.JSONDecodeError) -> str:
+    if not text.strip():
+        return "it is empty"
+    marked = re.search(r"^<{7} ", text, re.MULTILINE)
+    if marked:
+        return f"line {text[: marked.start()].count(chr(10)) + 1} is a conflict of a merge that was left in it"
+    return f"it is no JSON at line {error.lineno}, column {error.colno} ({error.msg})"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "missing"
+    text = repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,133 @@
+"""What of a run the baseline holds, and what of the baseline is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from tito_audit.gate.baseline import Entry, Key, entry_of
+from tito_audit.record.finding import Finding, Result, Severity
+
+__all__ = ["Entries", "Known"]
+
+_UNREADABLE = "REC001"
+
+
+class Entries:
+    """Findings gathered as entries of a baseline: one small thing for all that are alike."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        """Findings that were added."""
+        self._by_key: dict[Key, Entry] = {}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._by_key.values())
+
+    def add(self, finding: Finding, file: str) -> None:
+        """Add one finding of a log, as the baseline names it."""
+        fingerprint = finding.fingerprint
+        if (fingerprint, finding.severity, file) in self._by_key:
+            self._by_key[fingerprint, finding.severity, file].times += 1
+            self.total += 1
+        else:
+            self.put(entry_of(finding, fingerprint, file))
+
+    def put(self, entry: Entry) -> None:
+        """Add an entry with all its times."""
+        held = self._by_key.setdefault(entry.key, entry)
+        if held is not entry:
+            held.times += entry.times
+            held.row = min(held.row, entry.row)
+        self.total += entry.times
+
+
+class Known:
+    """The entries of a baseline, which the findings of a run use up.
+
+    A finding uses up an entry of its own log first, then one of a log that is no longer there (it may have got
+    another name), then one of another log of the run (its row may have moved there).
+    """
+
+    def __init__(self, entries: Sequence[Entry], folder: Path, scanned: Iterable[str]) -> None:
+        self._entries = {entry.key: entry for entry in entries}
+        self._kinds = {(entry.code, entry.severity) for entry in entries}
+        self._scanned = frozenset(scanned)
+        self._left: dict[tuple[str, Severity], dict[str, int]] = {}
+        """Times that are not used up, by file."""
+        self._at: dict[tuple[str, int], list[Entry]] = {}
+        self._unasked: dict[str, set[str]] = {}
+        """By file: codes that no rollout of it could be asked for."""
+        for entry in entries:
+            self._left.setdefault((entry.fingerprint, entry.severity), {})[entry.file] = entry.times
+            if entry.file in self._scanned:
+                self._at.setdefault((entry.file, entry.row), []).append(entry)
+                self._unasked.setdefault(entry.file, set()).add(entry.code)
+        self._unseen: set[Key] = set()
+        """Entries whose row could not be read, or not be asked for their code."""
+        self._ends: dict[str, tuple[int, bool]] = {}
+        """By file: its last row, and whether that could be read."""
+        self._gone = cache(lambda file: not (folder / file).exists())
+
+    def holds(self, finding: Finding, file: str) -> bool:
+        """Whether an entry is left for the finding, which uses it up; one of its own severity, as the same tokens
+        may be a note in one rollout and an error in another."""
+        if (finding.code, finding.severity) not in self._kinds:
+            return False  # without a fingerprint, which takes its time
+        left = self._left.get((finding.fingerprint, finding.severity))
+        home = self._home(left, file) if left else None
+        if left is None or home is None:
+            return False
+        left[home] -= 1
+        if not left[home]:
+            del left[home]
+        return True
+
+    def look(self, result: Result, file: str) -> None:
+        """Note what could not be looked at in a result of a log."""
+        unasked = self._unasked.get(file)
+        if unasked is None:
+            return
+        self._ends[file] = result.place.row, result.rollout is not None
+        skipped = None
+        if unasked and result.rollout is not None:
+            skipped = {skip.code for skip in result.skips}
+            unasked &= skipped
+        for entry in self._at.get((file, result.place.row), ()):
+            if result.rollout is None:
+                unseen = entry.code != _UNREADABLE
+            else:
+                skipped = {skip.code for skip in result.skips} if skipped is None else skipped
+                unseen = entry.code in skipped
+            if unseen:
+                self._unseen.add(entry.key)
+
+    def left(self, asked: Callable[[str, str], bool]) -> tuple[list[Entry], list[Entry]]:
+        """The entries that were not used up, with the times left: those that are gone, those not looked at.
+
+        `asked` says of a file and a code whether the run asked for it there.
+        """
+        gone: list[Entry] = []
+        kept: list[Entry] = []
+        for (fingerprint, severity), files in self._left.items():
+            for file, times in files.items():
+                entry = replace(self._entries[fingerprint, severity, file], times=times)
+                (gone if self._seen(entry) and asked(file, entry.code) else kept).append(entry)
+        return gone, kept
+
+    def _home(self, left: dict[str, int], file: str) -> str | None:
+        if file in left:
+            return file
+        renamed = (home for home in left if home not in self._scanned and self._gone(home))
+        moved = (home for home in left if home in self._scanned)
+        return next(renamed, None) or next(moved, None)
+
+    def _seen(self, entry: Entry) -> bool:
+        """Whether the place of an entry was looked at."""
+        if entry.file not in self._ends or entry.code in self._unasked[entry.file]:
+            return False
+        last, readable = self._ends[entry.file]
+        # A file that is damaged ends with a row that cannot be read, and nobody knows what came behind.
+        return entry.key not in self._unseen and (readable or entry.row < last or entry.code == _UNREADABLE)

@@ -1,0 +1,83 @@
+"""Rates: how often findings occur, against how often they may."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tito_audit.config import MaxRate
+from tito_audit.errors import SetupError
+from tito_audit.gate.known import Entries
+from tito_audit.summary import RateCount
+
+__all__ = ["Rated", "Rates", "rate_words"]
+
+
+@dataclass(slots=True)
+class Rated:
+    """The findings that one prefix is the longest for."""
+
+    limits: tuple[MaxRate, ...]
+    """All of this prefix."""
+    findings: int = 0
+    new: Entries = field(default_factory=Entries)
+    """Those that a baseline may take."""
+
+
+class Rates:
+    """Findings counted against limits, and what they are measured by."""
+
+    def __init__(self, limits: Sequence[MaxRate]) -> None:
+        for limit in limits:
+            if not 0 <= limit.limit < math.inf:
+                raise SetupError(f"--max-rate {limit}: a rate is a number, 0 or more.")
+        prefixes = dict.fromkeys(limit.prefix for limit in limits)
+        self._limits = limits
+        self._by_prefix = {
+            prefix: Rated(tuple(limit for limit in limits if limit.prefix == prefix)) for prefix in prefixes
+        }
+        self._by_code: dict[str, Rated | None] = {}
+        self.tokens = 0
+        """Generated tokens of the logs that are judged."""
+        self.rollouts = 0
+        """Their rollouts; a row that cannot be read counts as one."""
+
+    def of(self, code: str) -> Rated | None:
+        """What findings of a code count for; None when no limit is for them."""
+        if code not in self._by_code:
+            fitting = [prefix for prefix in self._by_prefix if code.startswith(prefix)]
+            self._by_code[code] = self._by_prefix[max(fitting, key=len)] if fitting else None
+        return self._by_code[code]
+
+    def taken(self) -> Iterator[Entries]:
+        """What a new baseline takes of the findings above their limits, which then no longer count."""
+        for rated in self._by_prefix.values():
+            if any(self._count(limit, rated).failed for limit in rated.limits):
+                rated.findings -= rated.new.total
+                yield rated.new
+
+    def counts(self) -> tuple[RateCount, ...]:
+        """Every limit with what was counted, in the order given."""
+        return tuple(self._count(limit, self._by_prefix[limit.prefix]) for limit in self._limits)
+
+    def _count(self, limit: MaxRate, rated: Rated) -> RateCount:
+        of = self.rollouts if limit.per == "rollout" else self.tokens
+        rate = rated.findings / of if of else math.inf if rated.findings else 0.0
+        return RateCount(str(limit), rated.findings, of, rate, rate > limit.limit)
+
+
+def rate_words(limit: MaxRate, count: RateCount) -> str:
+    """`TOK: 41 findings in 20,000 generated tokens are 0.00205 a token, above 0.001`."""
+    unit = "rollout" if limit.per == "rollout" else "generated token"
+    one = "rollout" if limit.per == "rollout" else "token"
+    name, found = limit.prefix or "all rules", _many(count.findings, "finding")
+    if math.isinf(count.rate):
+        return f"{name}: {found}, and no {unit} to measure them by"
+    side = "above" if count.failed else "within"
+    are = "is" if count.findings == 1 else "are"
+    return f"{name}: {found} in {_many(count.of, unit)} {are} {count.rate:.3g} a {one}, {side} {limit.limit:g}"
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

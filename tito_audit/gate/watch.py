@@ -1,0 +1,193 @@
+"""Watch: what of a scan would fail, what is known, and what a new baseline takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+from tito_audit.config import GateSettings, Settings
+from tito_audit.errors import SetupError, StorageError
+from tito_audit.gate.baseline import name_beside, read_baseline, write_baseline
+from tito_audit.gate.known import Entries, Known
+from tito_audit.gate.rates import Rates, rate_words
+from tito_audit.pipeline import selected_codes
+from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.storage import find_logs
+from tito_audit.storage.atomic import refuse_target
+from tito_audit.summary import Fixed, Gate, Summary
+
+__all__ = ["Bar", "Watch"]
+
+_CODES = 6
+"""Codes that a reason names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """How severe a finding of a log has to be."""
+
+    fails: Severity | None
+    """To fail by itself; None: none does."""
+    counts: Severity | None
+    """To count for a rate; None: none does."""
+
+    @classmethod
+    def of(cls, settings: Settings, file: str) -> Bar:
+        """The bar for the findings of a log."""
+        fail_on = settings.at(file).fail_on
+        if fail_on == "never":
+            # Where nothing fails anywhere, rates are all there is; one log of many is only let off.
+            return cls(None, Severity.NOTE if settings.fail_on == "never" else None)
+        return cls(Severity[fail_on.upper()], Severity[fail_on.upper()])
+
+
+class _Book:
+    """A baseline while its logs are scanned."""
+
+    def __init__(self, path: Path, logs: list[Path], settings: Settings, *, update: bool) -> None:
+        if update:
+            try:
+                refuse_target(path, overwrite=True)
+            except StorageError as error:
+                raise SetupError(f"--baseline {error}") from error
+        self.path = path
+        self.name = cache(lambda file: name_beside(path, file))
+        """What the baseline calls a log."""
+        self._files: Mapping[str, str] = {self.name(str(file)): str(file) for file in logs}
+        self._entries = [] if update and not path.exists() else read_baseline(path)
+        self.known = Known(self._entries, path.parent, self._files)
+        self.held = Entries()
+        """Findings that it holds, where they are now."""
+        self._codes = cache(lambda file: selected_codes(settings.at(file)))
+        # With rows left out nothing is known to be gone.
+        self._whole = settings.limit is None and settings.row is None and (settings.sample or 1) >= 1
+
+    def gone(self) -> tuple[Fixed, ...]:
+        """What it holds and the logs no longer do."""
+        entries = self.known.left(self._asked)[0] if self._whole else []
+        return tuple(
+            Fixed(one.fingerprint, one.code, self._files[one.file], one.row, one.message, one.times)
+            for one in sorted(entries, key=lambda one: (one.file, one.row, one.code))
+        )
+
+    def rewrite(self, *new: Entries) -> None:
+        """Write the file anew: what is gone left out, what is new added."""
+        stays = chain(self.known.left(self._asked)[1], self.held) if self._whole else self._entries
+        entries = Entries()
+        for entry in chain(stays, *new):
+            entries.put(entry)
+        write_baseline(self.path, entries)
+
+    def _asked(self, name: str, code: str) -> bool:
+        return name in self._files and code in self._codes(self._files[name])
+
+
+class Watch:
+    """Judges findings one by one, and in the end all of them."""
+
+    def __init__(self, logs: list[str], settings: Settings, gate: GateSettings, summary: Summary) -> None:
+        if gate.update_baseline and gate.baseline is None:
+            raise SetupError(
+                "--update-baseline: there is no baseline to write.\nName the file: --baseline tito-baseline.json"
+            )
+        self._settings = settings
+        self._gate = gate
+        self._summary = summary
+        self._bar = cache(lambda file: Bar.of(settings, file))
+        self._rates = Rates(gate.max_rates)
+        self._book = None
+        if gate.baseline is not None:
+            self._book = _Book(Path(gate.baseline), find_logs(logs), settings, update=gate.update_baseline)
+        self._new = Entries()
+        self._known = 0
+        self._failing: Counter[Severity] = Counter()
+        self._codes: Counter[str] = Counter()
+        self._rollouts = 0
+        """Those with a finding that fails."""
+
+    def judged(self, result: Result) -> Result:
+        """The result, its findings marked `known` where the baseline holds them."""
+        file = result.place.file
+        bar = self._bar(file)
+        if bar.counts is not None:
+            self._rates.rollouts += 1
+            self._rates.tokens += result.counts.get("generated_tokens", 0)
+        if self._book is not None:
+            self._book.known.look(result, self._book.name(file))
+        if not result.findings:
+            return result
+        before = self._failing.total()
+        findings = tuple(self._judged(finding, bar) for finding in result.findings)
+        self._rollouts += self._failing.total() > before
+        return result if findings == result.findings else replace(result, findings=findings)
+
+    def verdict(self) -> Gate:
+        """What the gate says of all results; a new baseline is written before."""
+        added, fixed = 0, self._book.gone() if self._book is not None else ()
+        if self._book is not None and self._gate.update_baseline:
+            new = [self._new, *self._rates.taken()]
+            added = sum(entries.total for entries in new)
+            self._book.rewrite(*new)
+        counts = self._rates.counts()
+        limits = zip(self._gate.max_rates, counts, strict=True)
+        because = [self._failing_words()] if self._failing else []
+        because += [rate_words(limit, count) for limit, count in limits if count.failed]
+        return Gate(
+            failed=bool(because),
+            because=tuple(because),
+            fail_on=self._settings.fail_on,
+            failing=self._failing.total(),
+            rates=counts,
+            baseline=_near(self._gate.baseline),
+            known=self._known,
+            fixed=fixed,
+            added=added,
+            updated=self._gate.update_baseline,
+        )
+
+    def _judged(self, finding: Finding, bar: Bar) -> Finding:
+        book = self._book
+        if book is not None and book.known.holds(finding, book.name(finding.place.file)):
+            self._known += 1
+            self._summary.findings[finding.code].known += 1
+            if self._gate.update_baseline:
+                book.held.add(finding, book.name(finding.place.file))
+            return replace(finding, known=True)
+        if bar.counts is None or finding.severity < bar.counts:
+            return finding
+        rated = self._rates.of(finding.code)
+        if rated is not None:
+            rated.findings += 1
+        # Where nothing fails one by one, a baseline takes everything above a note.
+        least = Severity.WARNING if bar.fails is None else bar.fails
+        if book is not None and self._gate.update_baseline and finding.severity >= least:
+            (self._new if rated is None else rated.new).add(finding, book.name(finding.place.file))
+        elif rated is None and bar.fails is not None:
+            self._failing[finding.severity] += 1
+            self._codes[finding.code] += 1
+        return finding
+
+    def _failing_words(self) -> str:
+        """`3 errors and 1 warning in 2 rollouts that are in no baseline: SEQ301 (3), TOK101 (1)`."""
+        total = self._failing.total()
+        kinds = [_many(self._failing[one], one.word) for one in sorted(self._failing, reverse=True)]
+        found = f"{', '.join(kinds[:-1])} and {kinds[-1]}" if len(kinds) > 1 else kinds[0]
+        which = f" that {'is' if total == 1 else 'are'} in no baseline" if self._book is not None else ""
+        codes = [f"{code} ({number:,})" for code, number in self._codes.most_common(_CODES)]
+        more = len(self._codes) - _CODES
+        rest = f" and {_many(more, 'more rule')}" if more > 0 else ""
+        return f"{found} in {_many(self._rollouts, 'rollout')}{which}: {', '.join(codes)}{rest}"
+
+
+def _near(file: str | None) -> str | None:
+    """The name of a file as seen from the working folder, where it lies below."""
+    here = Path.cwd()
+    return str(Path(file).relative_to(here)) if file is not None and Path(file).is_relative_to(here) else file
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,89 @@
+"""What a gate says, for the page for people: what is known, what is fixed, the limits, and the last line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from tito_audit.reports._visible import visible
+from tito_audit.summary import Gate, RateCount, Summary
+
+__all__ = ["accept_lines", "gate_line", "gate_lists", "known_lines"]
+
+_FIXED = 5
+"""Findings named that are gone."""
+
+
+def known_lines(summary: Summary, known: int) -> Iterator[Text]:
+    """`12 known from baseline.json, not shown below`, and what has come into it."""
+    gate = summary.gate
+    if gate is None or gate.baseline is None:
+        return
+    name = visible(gate.baseline)
+    if known:
+        yield Text(f"{known:,} known from {name}, not shown below")
+    if gate.updated:
+        yield Text(f"{name} is written anew: {gate.added:,} accepted, {_fixed(gate):,} gone")
+
+
+def gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
+    """Titles and lines of what was fixed since the baseline and of the limits."""
+    gate = summary.gate
+    if gate is None:
+        return
+    fixed = [
+        f"{one.code} {visible(one.file)} row {one.row}{_times(one.times)}: {visible(one.message)}"
+        for one in gate.fixed[:_FIXED]
+    ]
+    if len(gate.fixed) > _FIXED:
+        fixed.append(f"… and {len(gate.fixed) - _FIXED:,} more")
+    yield "Fixed since the baseline", fixed
+    yield "Limits", [_rate_line(rate) for rate in gate.rates]
+
+
+def accept_lines(summary: Summary) -> list[str]:
+    """How to let pass what a gate does not."""
+    gate = summary.gate
+    if gate is None or not gate.failed or not _says_more(gate):
+        return []
+    if gate.baseline is not None:
+        return ["tito-audit scan … --update-baseline   accept what is new as known"]
+    return ["tito-audit scan … --baseline tito-baseline.json --update-baseline   let pass what is there now"]
+
+
+def gate_line(summary: Summary, *, failing: bool) -> Text | None:
+    """`gate: failed: 3 errors in 2 rollouts …`; None where that goes without saying.
+
+    It does when nothing but errors fails, which the verdict has counted: `failing` is whether there are any.
+    """
+    gate = summary.gate
+    if gate is None or not (_says_more(gate) or (gate.fail_on != "never" and gate.failed != failing)):
+        return None
+    line = Text("gate: ")
+    if not gate.failed:
+        return line.append("passed", style="bold green")
+    line.append("failed", style="bold red")
+    return line.append(": " + visible("; ".join(gate.because)))
+
+
+def _says_more(gate: Gate) -> bool:
+    return gate.baseline is not None or bool(gate.rates) or gate.fail_on in ("warning", "note")
+
+
+def _rate_line(rate: RateCount) -> str:
+    """`TOK=0.001: 41 in 20,000 generated tokens, 0.00205: too many`."""
+    unit = "rollouts" if rate.limit.endswith("/rollout") else "generated tokens"
+    often = f", {rate.rate:.3g}" if math.isfinite(rate.rate) else ""
+    return (
+        f"{rate.limit}: {rate.findings:,} in {rate.of:,} {unit}{often}: {'too many' if rate.failed else 'passed'}"
+    )
+
+
+def _fixed(gate: Gate) -> int:
+    return sum(one.times for one in gate.fixed)
+
+
+def _times(times: int) -> str:
+    return f", {times:,} times" if times > 1 else ""
