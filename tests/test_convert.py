@@ -64,7 +64,7 @@ def written(path: Path, rows: Sequence[object]) -> Path:
 
 def lines_of(path: Path) -> list[Json]:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [json.loads(line) for line in data.decode("utf-8").splitlines()]
+    return [json.loads(line) for line in data.splitlines()]
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
