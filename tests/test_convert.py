@@ -39,7 +39,7 @@ from tito_audit.config import Settings
 from tito_audit.convert import Conversion
 from tito_audit.format import Holds
 from tito_audit.formats import pick_format
-from tito_audit.making import all_makers, digest_of
+from tito_audit.making import GROUPS, all_makers, digest_of
 from tito_audit.record.account import account_of
 from tito_audit.record.rollout import Place
 from tito_audit.storage import open_log
@@ -316,6 +316,8 @@ def test_whatever_else_a_row_says_is_carried_or_listed_by_name(rows: list[Json],
         for name, value in said.items():
             if value in (None, [], {}) or name in known or name in rows[0]:
                 continue
+            if form == "atropos_group" and name in GROUPS:
+                continue  # what stands in one row is one group, whatever it was called
             partly = any(path.startswith((f"{name}.", f"{name}[")) for path in lost)
             assert name in lost or partly or holds(made, name, value) or is_read(row, read, name), name
         assert said_as_rows(list(read_rollouts(out))) == said_as_rows(read)
