@@ -2,6 +2,7 @@
 # make test    everything a change has to pass
 # make bench   how fast a scan is
 # make lint    style and types only
+# make docs    the site, into build/docs/index.html
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +15,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TOY := fixtures/tokenizers/toy_bpe
 shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
-.PHONY: demo test bench lint torch
+.PHONY: demo test bench lint torch docs
 
 demo: $(VENV)/.installed
 	@echo "Example logs of every format, made by hand, with faults planted in them:"
@@ -46,7 +47,14 @@ test: lint torch
 		frameworks=$${TITO_AUDIT_FRAMEWORKS-$$(PYTHON=$(BIN)/python tests/frameworks/install.sh)}; \
 		found=$$(test -n "$$frameworks" && ls -d "$$frameworks"/*/bin 2>/dev/null | xargs -rn1 dirname | xargs -rn1 basename | grep -vx shared | xargs); \
 		echo "Pythons with frameworks: $${found:-none, so their tests are skipped}"; \
-		TITO_AUDIT_TOKENIZERS="$$real" TITO_AUDIT_FRAMEWORKS="$$frameworks" $(BIN)/python -m pytest -q -rs
+		browser=$$(command -v chromedriver >/dev/null && for name in chromium chromium-browser google-chrome; do \
+			command -v $$name && break; done); \
+		echo "a browser for pages: $${browser:-none, so their tests are skipped}"; \
+		validators=$${TITO_AUDIT_VALIDATORS-$$(PYTHON=$(BIN)/python tests/validators.sh)}; \
+		found=$$(test -n "$$validators" && ls "$$validators" | xargs); \
+		echo "schemas that reports are held against: $${found:-none, so their tests are skipped}"; \
+		TITO_AUDIT_TOKENIZERS="$$real" TITO_AUDIT_FRAMEWORKS="$$frameworks" TITO_AUDIT_VALIDATORS="$$validators" \
+			$(BIN)/python -m pytest -q -rs
 
 # What nothing but the tests of Torch files needs; they are skipped without it.
 torch: $(VENV)/.installed-dev
@@ -65,6 +73,12 @@ bench: $(VENV)/.installed-bench
 	@tests/real_tokenizers.sh >/dev/null
 	$(BIN)/python -m benchmarks $(BENCH)
 
+# Warnings are errors, and so is a name that nothing defines. It needs no network.
+docs: $(VENV)/.installed-docs
+	@$(BIN)/python docs/generate.py build/docs-source
+	@$(BIN)/python -m sphinx -q -W --keep-going -n build/docs-source build/docs
+	@echo "The documentation is build/docs/index.html"
+
 # Each stamp is older than pyproject.toml exactly when the dependencies may have changed.
 $(VENV)/.installed: pyproject.toml
 	@$(MAKE) --no-print-directory venv
@@ -76,12 +90,18 @@ $(VENV)/.installed-dev: pyproject.toml
 	@$(MAKE) --no-print-directory venv
 	@echo "Installing into $(VENV), with what tests need ..."
 	@$(PIP) install -e '.[dev]'
-	@touch $(VENV)/.installed $@
+	@touch $(VENV)/.installed $(VENV)/.installed-docs $@
 
 $(VENV)/.installed-bench: pyproject.toml
 	@$(MAKE) --no-print-directory venv
 	@echo "Installing into $(VENV), with what benchmarks need ..."
 	@$(PIP) install -e '.[bench]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: pyproject.toml
+	@$(MAKE) --no-print-directory venv
+	@echo "Installing into $(VENV), with what the documentation needs ..."
+	@$(PIP) install -e '.[docs]'
 	@touch $(VENV)/.installed $@
 
 .PHONY: venv

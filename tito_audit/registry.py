@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["plugin_of_module", "plugins"]
+__all__ = ["module_names", "plugin_of_module", "plugins"]
 
 T = TypeVar("T")
 
@@ -19,13 +19,10 @@ def plugins(package: str, kind: type[T], name: Callable[[T], str]) -> tuple[T, .
     A module whose name starts with an underscore is not a plugin. Zero objects, two, or a name that
     another module took already is a bug of the file, named in the error.
     """
-    folder = importlib.import_module(package)
     found: dict[str, T] = {}
     owners: dict[str, str] = {}
-    for info in sorted(pkgutil.iter_modules(folder.__path__), key=lambda info: info.name):
-        if info.name.startswith("_"):
-            continue
-        path = f"{package}.{info.name}"
+    for module in module_names(package):
+        path = f"{package}.{module}"
         mine = _defined(path, kind)
         key = name(mine)
         if key in owners:
@@ -33,6 +30,15 @@ def plugins(package: str, kind: type[T], name: Callable[[T], str]) -> tuple[T, .
         owners[key] = path
         found[key] = mine
     return tuple(found.values())
+
+
+def module_names(package: str) -> tuple[str, ...]:
+    """The public modules of a package in order, none of them imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise ModuleNotFoundError(f"no package {package}", name=package)
+    found = pkgutil.iter_modules(spec.submodule_search_locations)
+    return tuple(sorted(info.name for info in found if not info.name.startswith("_")))
 
 
 def plugin_of_module(package: str, kind: type[T], module: str) -> T | None:

@@ -1,8 +1,4 @@
-"""The command line: parse, call, print, and one of three exit codes.
-
-    0  nothing at or above --fail-on
-    1  findings at or above it
-    2  the run could not be made: no such file, a bad setting, no tokenizer where one is required
+"""The command line: parse, call, print, and an exit code of `_exits.py`.
 
 A user's mistake is one message on stderr, never a traceback; a traceback is a bug (and exit 2 as well, so
 that a crash never passes for findings). A run that is interrupted ends with 130 and one whose reader went
@@ -22,14 +18,13 @@ import typer
 from typer.core import TyperGroup
 
 from tito_audit import __version__
-from tito_audit.cli import convert, explain, inspect, repair, scan, show
+from tito_audit.cli import config, convert, explain, inspect, repair, scan, show
 from tito_audit.cli import list as list_command
+from tito_audit.cli._exits import INTERRUPTED, READER_GONE, UNMADE, epilog
 from tito_audit.errors import TitoAuditError
 
 __all__ = ["app", "main"]
 
-INTERRUPTED = 130
-READER_GONE = 141
 _NEW_OBJECTS = 100_000
 """So many more objects than were let go make Python look for cycles among them."""
 
@@ -44,7 +39,7 @@ class _Commands(TyperGroup):
             return returned
         except TitoAuditError as error:
             _complain(error, ctx)
-            raise typer.Exit(2) from None
+            raise typer.Exit(UNMADE) from None
         except KeyboardInterrupt:
             print("tito-audit: interrupted; no report was finished", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
@@ -58,6 +53,7 @@ app = typer.Typer(
     name="tito-audit",
     cls=_Commands,
     no_args_is_help=True,
+    epilog=epilog(),
     rich_markup_mode=None,  # importing rich would double the time to --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -67,6 +63,7 @@ app.command("repair")(repair.repair)
 app.command("convert")(convert.convert)
 app.command("show")(show.show)
 app.command("inspect")(inspect.inspect)
+app.command("config")(config.config)
 app.command("explain")(explain.explain)
 app.command("list")(list_command.list_plugins)
 
@@ -101,7 +98,7 @@ def main() -> None:
     except Exception:
         traceback.print_exc()
         print("tito-audit: this is a bug of tito-audit, not of the log.", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(UNMADE)
 
 
 def _complain(error: TitoAuditError, ctx: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from tito_audit.cli import _complete
 from tito_audit.config import RepairChoices, RepairSettings
 from tito_audit.errors import SetupError
 
@@ -47,7 +48,10 @@ class _PaddingWord(StrEnum):
 With = Annotated[
     list[str] | None,
     typer.Option(
-        "--with", metavar="NAMES", help="Repairs, in the order to try them: splice,mask. [default: all safe]"
+        "--with",
+        metavar="NAMES",
+        help="Repairs, in the order to try them: splice,mask. [default: all safe]",
+        autocompletion=_complete.repairs,
     ),
 ]
 MaskBy = Annotated[

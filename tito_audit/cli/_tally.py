@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tito_audit.config import Settings
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
@@ -76,6 +77,9 @@ class Tally:
 
     threshold: Severity | None
     """Findings at or above it fail the run; None: none does."""
+    settings: Settings | None = None
+    """Where they are given, those of a log say what fails there."""
+    _thresholds: dict[str, Severity | None] = field(default_factory=dict)
     rows: int = 0
     repaired: int = 0
     forked: int = 0
@@ -170,7 +174,16 @@ class Tally:
                 self.notes.add(note, outcome.place)
 
     def _fails(self, finding: Finding) -> bool:
-        return self.threshold is not None and finding.severity >= self.threshold
+        threshold = self.threshold
+        if self.settings is not None and self.settings.overrides:
+            threshold = self._threshold_at(finding.place.file, self.settings)
+        return threshold is not None and finding.severity >= threshold
+
+    def _threshold_at(self, file: str, settings: Settings) -> Severity | None:
+        if file not in self._thresholds:
+            word = settings.at(file).fail_on
+            self._thresholds[file] = None if word == "never" else Severity[word.upper()]
+        return self._thresholds[file]
 
 
 def _object(said: Said) -> dict[str, Any]:

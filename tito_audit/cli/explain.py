@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tito_audit.cli import _complete
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ __all__ = ["explain"]
 
 def explain(
     name: Annotated[
-        str, typer.Argument(metavar="CODE|REPAIR", help="A rule's code or name (TOK101), or a repair's (splice).")
+        str,
+        typer.Argument(
+            metavar="CODE|REPAIR",
+            help="A rule's code or name (TOK101), or a repair's (splice).",
+            autocompletion=_complete.manuals,
+        ),
     ],
 ) -> None:
     """Print the manual of a rule (what it finds, why it matters, the repair) or of a repair."""

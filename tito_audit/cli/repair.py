@@ -145,7 +145,7 @@ def repair(
     )
     target = None if dry_run else out
     wanted = _wanted_reports(report or ([] if quiet else ["text"]), logs, [target, quarantine], diff=diff)
-    tally = Tally(None if settings.fail_on == "never" else Severity[settings.fail_on.upper()])
+    tally = Tally(None if settings.fail_on == "never" else Severity[settings.fail_on.upper()], settings)
     run = repair_rollouts(logs, target, settings, how)
     if (notice := options.about_config(context)) is not None:
         run.before.notices.append(notice)
@@ -158,8 +158,7 @@ def repair(
         for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
             tally.add(outcome)
     _deliver(Repaired(tally, run.before, run.after, run.written, settings, how, target), wanted, page)
-    found = run.after.worst()
-    if tally.threshold is not None and found is not None and found >= tally.threshold:
+    if run.failing:
         raise typer.Exit(1)
 
 

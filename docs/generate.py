@@ -1,0 +1,95 @@
+"""The source of the site: the pages of this folder, and those that are written from the code.
+
+    python docs/generate.py FOLDER
+
+`make docs` runs it and Sphinx. A line `@@name@@` of a page here is replaced by what the code says.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import yaml
+from pages.api import api
+from pages.commands import commands, configuration, exit_codes
+from pages.plugins import formats, repairs, reports, rules
+from pages.schema import SCHEMAS, schema
+from pages.words import Pages, linked, table
+
+from tito_audit.rules import all_rules
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+INTROS = ("api", "commands", "configuration", "formats", "repairs", "reports", "rules", "schema")
+"""Pages here, `_NAME.md`, that the code goes on with."""
+MARK = ".generated"
+"""A file in a folder that this wrote, and may replace."""
+
+
+def site() -> Pages:
+    """Every page by its path."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(HERE.glob("*.md"))}
+    intro = {name: texts.pop(f"_{name}.md") for name in INTROS}
+    marks = {"exit-codes": exit_codes(), "action-inputs": action_inputs(), "action-outputs": action_outputs()}
+    for mark, said in marks.items():
+        texts = {name: text.replace(f"@@{mark}@@\n", said) for name, text in texts.items()}
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    pages = {
+        **texts,
+        "changelog.md": changes,
+        **rules(intro["rules"]),
+        **formats(intro["formats"]),
+        **repairs(intro["repairs"]),
+        **reports(intro["reports"], ROOT),
+        **commands(intro["commands"]),
+        **configuration(intro["configuration"]),
+        **schema(intro["schema"]),
+        **api(intro["api"]),
+    }
+    places = {rule.code: f"/rules/{rule.code}.md" for rule in all_rules()}
+    return {path: linked(text, places) for path, text in pages.items()}
+
+
+def action_inputs() -> str:
+    """What the GitHub Action takes."""
+    rows = []
+    for name, one in _action()["inputs"].items():
+        default = "required" if one.get("required") else f"`{one['default']}`" if one.get("default") else "empty"
+        rows.append((f"`{name}`", one["description"], default))
+    return table(("input", "", "default"), rows)
+
+
+def action_outputs() -> str:
+    """What the GitHub Action gives."""
+    rows = [(f"`{name}`", one["description"]) for name, one in _action()["outputs"].items()]
+    return table(("output", ""), rows)
+
+
+def _action() -> dict[str, dict[str, dict[str, str]]]:
+    return dict(yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8")))
+
+
+def write(folder: Path) -> None:
+    """The source of the site in a folder of its own, without anything of an older one."""
+    if folder.exists():
+        if any(folder.iterdir()) and not (folder / MARK).is_file():
+            sys.exit(f"{folder} holds something else; name a folder that may be replaced.")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / MARK).touch()
+    shutil.copytree(HERE / "_static", folder / "_static")
+    shutil.copy(HERE / "conf.py", folder)
+    for name in SCHEMAS:
+        text = files("tito_audit").joinpath("schemas", name).read_text(encoding="utf-8")
+        (folder / "_static" / name).write_text(text, encoding="utf-8")
+    for path, text in site().items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Pages of the site that are written from the code: each function returns files by their path."""

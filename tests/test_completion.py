@@ -1,0 +1,149 @@
+"""Tab in a real shell: commands, flags, names of plugins, and files."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tito_audit.cli import _complete
+from tito_audit.cli._compare import REPORTS
+from tito_audit.formats import all_formats
+from tito_audit.making import all_makers
+from tito_audit.repairs import all_repairs
+from tito_audit.reports import all_reports
+from tito_audit.rules import FAMILIES, all_rules
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = f"""#!/bin/sh
+test -n "$_TITO_AUDIT_COMPLETE" || {{ printf '<%s>' "$@"; echo done; exit; }}
+PYTHONPATH='{ROOT}' exec '{sys.executable}' -c 'import sys; from tito_audit.cli import main
+sys.argv[0] = "tito-audit"
+main()' "$@"
+"""
+"""The command where the shell asks what completes; else what the line says."""
+BEGIN = {"bash": "source complete.bash", "zsh": "autoload -U compinit; compinit -u; source complete.zsh"}
+SHELLS = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}
+LINES = {
+    "tito-audit sca": ["scan"],
+    "tito-audit scan --fail-o": ["scan", "--fail-on"],
+    "tito-audit scan --fail-on war": ["scan", "--fail-on", "warning"],
+    "tito-audit scan --report jsonl": ["scan", "--report", "jsonl"],
+    "tito-audit scan --format nemo_gym_": ["scan", "--format", "nemo_gym_tokens"],
+    "tito-audit scan --select REC,TPL21": ["scan", "--select", "REC,TPL211"],
+    "tito-audit repair --with splice,real": ["repair", "--with", "splice,realign"],
+    "tito-audit convert --to atr": ["convert", "--to", "atropos_group"],
+    "tito-audit explain SEQ305": ["explain", "SEQ305"],
+    "tito-audit scan samp": ["scan", "sampled.parquet"],
+    "tito-audit scan roll": ["scan", "rollouts of May.jsonl"],
+    "tito-audit repair --report json --out samp": ["repair", "--report", "json", "--out", "sampled.parquet"],
+}
+HEAVY = {"numpy", "rich", "orjson", "tito_audit.rules", "tito_audit.formats", "tito_audit.reports"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with the command, what shells read to complete it, and two logs."""
+    command = tmp_path / "bin" / "tito-audit"
+    command.parent.mkdir()
+    command.write_text(COMMAND)
+    command.chmod(0o755)
+    for shell in ("bash", "zsh", "fish"):
+        (tmp_path / f"complete.{shell}").write_text(printed(tmp_path, _TITO_AUDIT_COMPLETE=f"source_{shell}"))
+    (tmp_path / "rollouts of May.jsonl").touch()
+    (tmp_path / "sampled.parquet").touch()
+    return tmp_path
+
+
+def environment(place: Path, **more: str) -> dict[str, str]:
+    path = f"{place / 'bin'}:{os.environ['PATH']}"
+    return {"PATH": path, "HOME": str(place), "TERM": "dumb", "LC_ALL": "C.UTF-8", **more}
+
+
+def printed(place: Path, **more: str) -> str:
+    """What the command says to a shell that asks."""
+    asked = [str(place / "bin" / "tito-audit")]
+    return subprocess.run(asked, env=environment(place, **more), capture_output=True, text=True, check=True).stdout
+
+
+def entered(shell: str, place: Path, line: str) -> list[str]:
+    """The arguments that an interactive shell calls the command with, when Tab and Enter follow the line."""
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(place)
+        os.execvpe(SHELLS[shell][0], SHELLS[shell], environment(place))
+    seen = ""
+
+    def until(pattern: str) -> None:
+        nonlocal seen
+        ends = time.monotonic() + 30
+        while not re.search(pattern, seen) and time.monotonic() < ends:
+            if select.select([terminal], [], [], 0.1)[0]:
+                seen += os.read(terminal, 4096).decode(errors="replace")
+        assert re.search(pattern, seen), seen
+
+    try:
+        os.write(terminal, f"{BEGIN[shell]}; echo rea''dy\n".encode())
+        until(r"ready\r")
+        os.write(terminal, f"{line}\t\n".encode())
+        until(r"<.*>done\r")
+    finally:
+        os.close(terminal)
+        os.waitpid(child, 0)
+    return re.findall(r"<([^<>]*)>", seen[seen.rindex("\n", 0, seen.rindex(">done")) :])
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("line", LINES)
+def test_tab_completes_the_last_word(shell: str, line: str, place: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed here")
+    assert entered(shell, place, line) == LINES[line]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed here")
+@pytest.mark.parametrize("line", LINES)
+def test_fish_offers_the_last_word(line: str, place: Path) -> None:
+    asked = ["fish", "--no-config", "-c", "source complete.fish; complete -C $argv[1]", line]
+    done = subprocess.run(asked, env=environment(place), cwd=place, capture_output=True, text=True, check=True)
+    offered = [said.partition("\t")[0].replace("\\ ", " ") for said in done.stdout.splitlines()]
+    assert LINES[line][-1] in offered
+
+
+def test_every_name_is_offered() -> None:
+    assert _complete.formats("") == ["auto", *sorted(format.name for format in all_formats())]
+    assert _complete.reports("") == [report.name for report in all_reports()]
+    assert _complete.repair_reports("") == list(REPORTS)
+    assert _complete.repairs("") == sorted(repair.name for repair in all_repairs())
+    assert _complete.codes("") == [*sorted(FAMILIES), *sorted(rule.code for rule in all_rules())]
+    assert set(_complete.manuals("")) == {*(rule.code for rule in all_rules()), *_complete.repairs("")}
+    assert set(_complete.forms("")) == set(all_makers())
+
+
+def test_a_name_that_stands_in_the_list_is_not_offered_again() -> None:
+    assert "TOK,SEQ" in _complete.codes("TOK,")
+    assert "TOK,TOK" not in _complete.codes("TOK,")
+    assert all(one.startswith("mask,splice,") for one in _complete.repairs("mask,splice,"))
+
+
+def test_a_shell_that_asks_for_names_imports_no_plugins(place: Path) -> None:
+    code = (
+        "import atexit, sys; from tito_audit.cli import main; sys.argv = ['tito-audit']; "
+        "atexit.register(lambda: print(' '.join(sys.modules), file=sys.stderr)); main()"
+    )
+    for line in ("scan --format n", "scan --report j", "scan --select TOK,", "repair --with m", "explain T"):
+        asked = environment(
+            place, _TITO_AUDIT_COMPLETE="complete_bash", COMP_WORDS=f"tito-audit {line}", COMP_CWORD="3"
+        )
+        asked["COMP_CWORD"] = str(len(line.split()))
+        done = subprocess.run([sys.executable, "-c", code], env=asked, cwd=ROOT, capture_output=True, text=True)
+        assert done.stdout.strip(), line
+        assert not HEAVY & set(done.stderr.split()), line

@@ -1,0 +1,517 @@
+"""The documentation: it has all that the code has and nothing else, its examples run, its links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import doctest
+import html.parser
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+import tito_audit
+from tito_audit.cli._exits import EXIT_CODES
+from tito_audit.config_file import COMMAND_LINE_ONLY, EXTEND, KEYS, OVERRIDES, read_config
+from tito_audit.formats import all_formats
+from tito_audit.repairs import all_repairs
+from tito_audit.reports import all_reports
+from tito_audit.rules import FAMILIES, all_rules
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra docs")
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+import generate  # noqa: E402
+from pages.commands import walked  # noqa: E402
+
+WRITTEN = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+"""Pages that people write; the others are written from the code."""
+FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[a-z]+)\n(?P<text>.*?)\n(?P=fence)$", re.M | re.S)
+PLACEHOLDERS = {"LOG", "DIR", "OUT", "FILE", "…", "...", "NAME", "CODE", "COMMAND"}
+RUN = re.compile(r"tito-audit (.*fixtures/|explain \w|list \w|scan cured|scan no-such|--version)")
+"""Commands that need nothing but a checkout."""
+PACE = re.compile(r"· [\d.]+ s(, [\d,]+ tokens/s)?")
+EXTERNAL = {
+    "https://github.com/pradyunsg/furo": "the theme's own footer",
+    "https://pradyunsg.me": "the theme's own footer",
+}
+"""All addresses that the site links to."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code of a page."""
+
+    page: str
+    language: str
+    text: str
+    start: int
+
+    def __str__(self) -> str:
+        return f"{self.page}-{self.language}-{self.start}"
+
+
+@cache
+def pages() -> dict[str, str]:
+    """Every page of the site by its path, and the README."""
+    return {**generate.site(), "README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
+
+
+def blocks(*languages: str, written: bool = False) -> list[Block]:
+    """The blocks in these languages, of all pages or of those that people write."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in WRITTEN} if written else pages()
+    found = ((name, one) for name, text in texts.items() for one in FENCE.finditer(text))
+    return [
+        Block(name, one["language"], one["text"], one.start("text"))
+        for name, one in found
+        if one["language"] in languages
+    ]
+
+
+# What there is stands in the docs
+
+
+def test_every_rule_format_repair_and_report_has_its_page_and_stands_in_the_index() -> None:
+    kinds = {
+        "rules": [rule.code for rule in all_rules()],
+        "formats": [format.name for format in all_formats()],
+        "repairs": [repair.name for repair in all_repairs()],
+        "reports": [report.name for report in all_reports()],
+    }
+    for kind, names in kinds.items():
+        written = {path.split("/")[1].removesuffix(".md") for path in pages() if path.startswith(f"{kind}/")}
+        assert written == {"index", *names}
+        listed = re.findall(r"^\| \[(\w+)\]\(\1\.md\) ", pages()[f"{kind}/index.md"], re.M)
+        assert sorted(listed) == sorted(names)
+    for rule in all_rules():
+        page = pages()[f"rules/{rule.code}.md"]
+        assert re.findall("^## .*", page, re.M) == re.findall("^## .*", rule.doc, re.M)
+        assert rule.title in page
+    for format in all_formats():
+        assert format.shows in pages()[f"formats/{format.name}.md"]
+
+
+def test_every_family_of_rules_is_told() -> None:
+    assert all(f"## {family}: {about}" in pages()["rules/index.md"] for family, about in FAMILIES.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "context"), list(walked()), ids=lambda one: one if type(one) is str else ""
+)
+def test_every_command_is_documented_with_all_its_flags(name: str, command: Any, context: Any) -> None:
+    short = name.removeprefix("tito-audit").strip().replace(" ", "-") or "index"
+    page = pages()[f"commands/{short}.md"]
+    written = re.findall(r"^`{4}\{option\} (.*)\n(.+)", page, re.M)
+    signatures = [signature for signature, _ in written]
+    for parameter in command.get_params(context):
+        if parameter.param_type_name == "argument":
+            assert any(not one.startswith("-") for one in signatures)
+            continue
+        (mine,) = (one for one in signatures if parameter.opts[0] in re.split(r", | ", one))
+        assert all(flag in re.split(r", | ", mine) for flag in (*parameter.opts, *parameter.secondary_opts))
+        if isinstance(parameter.default, int | float | str) and parameter.default not in (True, False, ""):
+            help = next(text for signature, text in written if signature == mine)
+            assert f"default: {parameter.default}" in help, mine
+    assert f"[`{name}`]({short}.md)" in pages()["commands/index.md"] or short == "index"
+
+
+def test_every_key_of_the_configuration_file_is_documented() -> None:
+    page = pages()["configuration.md"]
+    keys = re.findall(r"^`{4}\{confval\} (.*)\n:type: (.*)\n", page, re.M)
+    assert sorted(name for name, _ in keys) == sorted([*KEYS, EXTEND, OVERRIDES])
+    assert {(key.name, key.kind.takes) for key in KEYS.values()} <= set(keys)
+    for flag, why in COMMAND_LINE_ONLY.items():
+        assert f"| `--{flag}` | {why} |" in page
+
+
+def test_every_public_name_is_documented_and_no_other() -> None:
+    page = pages()["api.md"]
+    named = re.findall(r"^:+\{py:(?:class|function|exception|data)\} (\w+)", page, re.M)
+    assert sorted(named) == sorted(tito_audit.__all__)
+    for name in named:
+        doc = (getattr(tito_audit, name).__doc__ or "").strip().partition("\n")[0]
+        assert name == "__version__" or doc in re.sub(r"\[(\w+)\]\(/rules/\w+\.md\)", r"\1", page)
+
+
+def test_every_exit_code_stands_in_the_one_table() -> None:
+    table = re.findall(r"^\| `(\d+)` \| ([\w ]+) \| (.*) \|$", pages()["exit-codes.md"], re.M)
+    assert {int(code): word for code, word, _ in table} == {code: said[0] for code, said in EXIT_CODES.items()}
+
+
+def test_every_variable_of_the_environment_that_is_read_is_documented() -> None:
+    read = re.compile(r"environ(?:\.get|\.setdefault)?[\[(]\"(\w+)\"|^VARIABLE = \"(\w+)\"", re.M)
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tito_audit").rglob("*.py"))
+    ours = {one or other for one, other in read.findall(code)} - {"TOKENIZERS_PARALLELISM"}
+    assert "TITO_AUDIT_CACHE" in ours
+    assert all(f"`{name}`" in pages()["commands/index.md"] for name in ours)
+
+
+def test_every_input_and_output_of_the_action_is_documented() -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    assert all(f"| `{name}` | " in pages()["ci.md"] for name in (*action["inputs"], *action["outputs"]))
+
+
+# What the docs say exists
+
+
+@cache
+def flags_of() -> dict[str, dict[str, Any]]:
+    """Flags by command, each with its parameter."""
+    return {
+        name: {
+            flag: one
+            for one in command.get_params(context)
+            if one.param_type_name == "option"
+            for flag in (*one.opts, *one.secondary_opts)
+        }
+        for name, command, context in walked()
+    }
+
+
+def commands_in(block: Block) -> Iterator[str]:
+    """Every call of the program in a block, without what other programs do with it."""
+    for line in block.text.split("\n"):
+        if block.language == "console" and not line.startswith("$ "):
+            continue  # what a command printed
+        found = re.search(r"(?:^|[\s'\"(])tito-audit(?=\s+[a-z-])(?!:)(.*)", line)
+        if found and not line.lstrip().startswith(("#", "- id", "- repo", "stage(")):
+            said = re.split(r"\s#\s|\s[|>]{1,2}\s|\s(?:&&|\|\|)\s", found[1])[0]
+            yield "tito-audit" + said.rstrip("'\" ")
+
+
+USAGES = [block for block in blocks("text") if block.page.startswith("commands/")]
+CALLS = sorted(
+    {
+        (block.page, call)
+        for block in [*blocks("console", "bash", "yaml", "groovy"), *USAGES]
+        for call in commands_in(block)
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "call"), CALLS)
+def test_a_call_in_the_docs_names_commands_and_flags_that_there_are(page: str, call: str) -> None:
+    words = shlex.split(call)
+    name = max((one for one in flags_of() if words[: len(one.split())] == one.split()), key=len)
+    rest = words[len(name.split()) :]
+    if name == "tito-audit" and rest and not rest[0].startswith("-"):
+        assert rest[0] in PLACEHOLDERS or rest[0].startswith("["), f"{page}: no command {rest[0]}"
+    registered = {
+        "--report": {one.name for one in all_reports()},
+        "--format": {one.name for one in all_formats()} | {"auto"},
+        "--with": {one.name for one in all_repairs()},
+    }
+    takes: str | None = None
+    for word in rest:
+        flag, _, value = word.partition("=")
+        if takes is not None:
+            named = word.partition("=")[0].split(",")
+            assert takes not in registered or set(named) <= registered[takes] | PLACEHOLDERS, f"{page}: {word}"
+            takes = None
+        elif re.match(r"--?[a-z]", word):
+            assert flag in flags_of()[name], f"{page}: {name} has no {flag}"
+            parameter = flags_of()[name][flag]
+            long = next(one for one in parameter.opts if one.startswith("--"))
+            takes = None if parameter.is_flag or value else long
+
+
+def prose(text: str) -> str:
+    """A page without its blocks."""
+    return FENCE.sub("", text)
+
+
+@pytest.mark.parametrize("page", pages())
+def test_prose_names_flags_and_rules_that_there_are(page: str) -> None:
+    known = {flag for flags in flags_of().values() for flag in flags}
+    text = prose(pages()[page])
+    for span in re.findall(r"`((?!make |BENCH=)[^`\n]+)`", text):
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span):
+            assert flag in known, f"{page} names {flag}"
+    codes = {rule.code for rule in all_rules()}
+    named = set(re.findall(rf"\b(?:{'|'.join(FAMILIES)})\d{{3}}\b", text))
+    assert named <= codes, f"{page} names {sorted(named - codes)}"
+
+
+# Examples run
+
+
+def typed(text: str) -> Iterator[tuple[str, str]]:
+    """Each command of a console block, and what is shown beneath it."""
+    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown.strip("\n")
+
+
+def environment(place: Path) -> dict[str, str]:
+    return {
+        "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
+        "PYTHONIOENCODING": "utf-8",
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "100",
+        "HOME": str(place),
+        "LC_ALL": "C.UTF-8",
+        "TITO_AUDIT_CACHE": "off",
+    }
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder as a reader's: the example logs, and the command on the path."""
+    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    command = tmp_path / "bin" / "tito-audit"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tito_audit "$@"\n')
+    command.chmod(0o755)
+    return tmp_path
+
+
+def as_shown(done: subprocess.CompletedProcess[str]) -> str:
+    """What a reader sees of a run."""
+    said = done.stdout + (done.stderr if done.returncode == 2 else "")
+    return said.strip("\n")
+
+
+def fits(shown: str, printed: str) -> bool:
+    """Whether it was printed so; a line `…` stands for any lines."""
+    wanted = [re.escape(line) for line in PACE.sub("", shown).split("\n")]
+    pattern = "\n".join(wanted).replace(f"\n{re.escape('…')}\n", r"\n(?:.*\n)*")
+    pattern = re.sub(rf"\n{re.escape('…')}$", r"(?:\n.*)*", pattern)
+    return re.fullmatch(pattern, PACE.sub("", printed)) is not None
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in WRITTEN if "```console" in path.read_text()], ids=lambda p: p.name
+)
+def test_the_commands_of_a_page_do_what_it_shows(path: Path, place: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    code = 0
+    for block in [one for one in blocks("console", written=True) if one.page == path.name]:
+        renewed = []
+        for command, shown in typed(block.text):
+            ours = re.match(
+                r"tito-audit (.*fixtures/|explain \w|list \w|scan cured|scan no-such|--version)", command
+            )
+            if not ours and command != "echo $?":
+                assert not shown, f"{command}: what it prints cannot be checked"
+                renewed.append(f"$ {command}")
+                continue
+            script = f"(exit {code}); {command}"
+            done = subprocess.run(
+                ["bash", "-c", script],
+                capture_output=True,
+                encoding="utf-8",
+                cwd=place,
+                env=environment(place),
+            )
+            code = done.returncode
+            assert code in EXIT_CODES, done.stderr
+            if shown and os.environ.get("UPDATE_GOLDENS") and "…" not in shown.split("\n"):
+                shown = as_shown(done)
+            assert not shown or fits(shown, as_shown(done)), (
+                f"{path.name} is stale: {command}\n{as_shown(done)}\n"
+                "UPDATE_GOLDENS=1 pytest tests/test_docs.py renews what has no line …"
+            )
+            renewed.append("\n".join([f"$ {command}", *([shown] if shown else [])]))
+        if os.environ.get("UPDATE_GOLDENS"):
+            text = text.replace(block.text, "\n".join(renewed))
+    if os.environ.get("UPDATE_GOLDENS"):
+        path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("block", blocks("python", written=True), ids=str)
+def test_python_of_the_docs_runs(block: Block, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    names: dict[str, Any] = {"__name__": "example"}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block.text, block.page, "exec"), names)
+        for name, value in list(names.items()):
+            if name.startswith("test_"):
+                value()
+    assert bool(printed.getvalue()) == ("print(" in block.text)
+
+
+def test_the_examples_of_docstrings_are_true() -> None:
+    finder, runner = doctest.DocTestFinder(recurse=True), doctest.DocTestRunner()
+    for name in tito_audit.__all__:
+        value = getattr(tito_audit, name)
+        if not isinstance(value, str):
+            for test in finder.find(value, name, globs=dict(vars(tito_audit)) | {name: value}):
+                runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+@pytest.mark.parametrize("block", blocks("toml", written=True), ids=str)
+def test_settings_of_the_docs_can_be_read(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text('tokenizer = "models/base"\n')
+    folder = tmp_path / "project"
+    folder.mkdir()
+    name = "pyproject.toml" if "[tool.tito-audit]" in block.text else "tito-audit.toml"
+    (folder / name).write_text(block.text)
+    assert read_config(folder / name).values
+
+
+def schema_of(value: Any) -> list[str]:
+    """The checker of what a recipe is for."""
+    if "repos" in value:
+        return ["pre_commit", "validate-config"]
+    kind = "vendor.github-workflows" if "jobs" in value else "vendor.gitlab-ci"
+    return ["check_jsonschema", "--builtin-schema", kind]
+
+
+@pytest.mark.parametrize("block", blocks("yaml", written=True), ids=str)
+def test_a_recipe_is_a_file_that_its_system_takes(block: Block, tmp_path: Path) -> None:
+    # `on` is a word of YAML 1.1 for true.
+    value = {("on" if key is True else key): one for key, one in yaml.safe_load(block.text).items()}
+    checker = schema_of(value)
+    pytest.importorskip(checker[0], reason=f"{checker[0]} is in the extra dev")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(block.text)
+    done = subprocess.run([sys.executable, "-m", *checker, str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    steps = [step for job in value.get("jobs", {}).values() for step in job["steps"]]
+    for step in steps:
+        if step.get("uses", "").startswith("OWNER/tito-audit"):
+            assert set(step["with"]) <= set(action["inputs"])
+            call = f"tito-audit scan {step['with'].get('args', '')}"
+            test_a_call_in_the_docs_names_commands_and_flags_that_there_are(block.page, call)
+    for name in re.findall(r"steps\.gate\.outputs\.([\w-]+)", block.text):
+        assert name in action["outputs"]
+    hooks = {hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
+    for repository in value.get("repos", []):
+        for hook in repository["hooks"]:
+            assert hook["id"] in hooks
+            call = f"tito-audit scan {shlex.join(hook.get('args', []))}"
+            test_a_call_in_the_docs_names_commands_and_flags_that_there_are(block.page, call)
+
+
+# The site
+
+
+class Page(html.parser.HTMLParser):
+    """Links and anchors of a page, and what it loads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep what the tag names."""
+        said = {name: value or "" for name, value in attrs}
+        self.anchors |= {said[name] for name in ("id", "name") if said.get(name)}
+        if tag == "a" and "href" in said:
+            self.links.append(said["href"])
+        if tag in ("script", "img", "iframe") and "src" in said:
+            self.loads.append(said["src"])
+        if tag == "link" and said.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loads.append(said["href"])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
+    """Every page of the site, as `make docs` builds it: warnings are errors."""
+    for module in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(module, reason=f"{module} is in the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    (recipe,) = re.findall(r"-m sphinx (.*) build/docs-source build/docs$", (ROOT / "Makefile").read_text(), re.M)
+    assert {"-W", "--keep-going", "-n"} <= set(recipe.split())
+    subprocess.run([sys.executable, str(DOCS / "generate.py"), str(folder / "source")], check=True, cwd=ROOT)
+    command = [sys.executable, "-m", "sphinx", *recipe.split(), str(folder / "source"), str(folder / "html")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return {path: Page(path.read_text(encoding="utf-8")) for path in (folder / "html").rglob("*.html")}
+
+
+def test_every_page_is_in_the_site(built: dict[Path, Page]) -> None:
+    root = next(path for path in built if path.name == "search.html").parent
+    made = {path.relative_to(root).with_suffix("").as_posix() for path in built}
+    assert {path.removesuffix(".md") for path in pages() if path != "README.md"} <= made
+
+
+def test_every_link_of_the_site_leads_somewhere(built: dict[Path, Page]) -> None:
+    checked = 0
+    for path, page in built.items():
+        for link in page.links:
+            if re.match(r"[a-z]+:", link):
+                continue
+            target, anchor = urldefrag(link)
+            place = (path.parent / unquote(target)).resolve() if target else path
+            assert place.is_file(), f"{path.name} links to {link}"
+            if anchor and place.suffix == ".html":
+                assert unquote(anchor) in built[place].anchors, f"{path.name} links to {link}"
+            checked += 1
+    assert checked > 1000
+
+
+def test_the_site_names_no_address_of_others_but_those_listed_and_loads_nothing_from_them(
+    built: dict[Path, Page],
+) -> None:
+    outside = {link for page in built.values() for link in page.links if re.match(r"[a-z]+:|//", link)}
+    assert outside <= set(EXTERNAL)
+    for path, page in built.items():
+        for source in page.loads:
+            assert not re.match(r"[a-z]+:|//", source), source
+            assert (path.parent / urldefrag(source)[0].split("?")[0]).is_file(), source
+
+
+def test_an_address_of_this_project_is_a_placeholder() -> None:
+    for name, text in pages().items():
+        for address in re.findall(r"(?:github|gitlab)\.com/([\w.-]+/[\w.-]+)", text):
+            assert address.startswith("OWNER/") or name.startswith(("formats/", "reports/")), f"{name}: {address}"
+
+
+def test_the_readme_links_to_files_and_headings_that_there_are() -> None:
+    text = pages()["README.md"]
+    headings = {
+        re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in re.findall("^#+ (.*)", text, re.M)
+    }
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(text))
+    assert any(link.startswith("docs/") for link in links)
+    for link in links:
+        target, anchor = urldefrag(link)
+        assert not target or (ROOT / target).is_file(), link
+        assert target or anchor in headings, link
+
+
+def test_what_is_built_is_not_tracked() -> None:
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert "build/" in ignored
+
+
+def test_the_generator_replaces_no_folder_that_it_did_not_write(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(SystemExit, match="holds something else"):
+        generate.write(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    generate.write(tmp_path / "site")
+    (tmp_path / "site" / "old.md").write_text("old")
+    generate.write(tmp_path / "site")
+    assert not (tmp_path / "site" / "old.md").exists()
+
+
+def test_pages_of_the_docs_have_docstrings_and_no_long_lines() -> None:
+    for path in DOCS.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+    for path in DOCS.glob("*.md"):
+        inside = False
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            inside ^= line.startswith("```")
+            assert inside or len(line) <= 130 or line.startswith("|"), f"{path.name}: {line[:60]}…"
