@@ -275,11 +275,13 @@ def test_the_page_says_rates_and_limits_and_why_the_gate_is_red(tmp_path: Path) 
     assert run("scan", log, "--max-rate", "LPR=10%")[0] == 0
 
 
-def test_a_plain_scan_needs_no_word_of_a_gate(tmp_path: Path) -> None:
+def test_a_plain_scan_ends_with_why_it_is_red_and_needs_no_word_when_it_is_not(tmp_path: Path) -> None:
     log = written(tmp_path / "run.jsonl", [CLEAN, BROKEN])
-    for arguments, code in (((), 1), (("--fail-on", "never"), 0)):
-        assert run("scan", log, *arguments)[0] == code
-        assert "gate" not in run("scan", log, *arguments)[1]
+    code, page, _ = run("scan", log)
+    assert (code, page.strip().splitlines()[-1]) == (1, "gate: failed: 1 error in 1 rollout: LPR504 (1)")
+    code, page, _ = run("scan", log, "--fail-on", "never")
+    assert (code, "gate" in page) == (0, False)
+    assert "gate" not in run("scan", written(tmp_path / "clean.jsonl", [CLEAN]))[1]
 
 
 def test_python_users_gate_a_log_and_see_what_fails(tmp_path: Path) -> None:

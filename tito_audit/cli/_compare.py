@@ -21,6 +21,7 @@ from tito_audit.config import RepairSettings, Settings
 from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
 from tito_audit.reports._page import STYLES, console_for
+from tito_audit.reports._place import show_command
 from tito_audit.reports._schema import as_json, summary_object
 from tito_audit.reports._visible import visible
 from tito_audit.summary import RuleCount, Summary
@@ -284,9 +285,8 @@ def _next(run: Repaired) -> Iterator[str]:
         yield f"--quarantine FILE   moves the {_many(tally.standing, 'row')} with {codes} there, with the reason"
     if tally.first_left is not None:
         place = tally.first_left.place
-        item = f" --item {place.item}" if place.item else ""
         yield f"tito-audit explain {tally.first_left.code}   what it means and what cures it"
-        yield f"tito-audit show {visible(place.file)} --row {place.row}{item}   every token of that rollout"
+        yield f"{show_command(place, run.before)}   every token of that rollout"
     if run.out is None and tally.repaired:
         yield "-o OUT   writes the repaired log; --diff shows every change"
 

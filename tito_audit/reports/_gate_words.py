@@ -46,7 +46,7 @@ def gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
 def accept_lines(summary: Summary) -> list[str]:
     """How to let pass what a gate does not."""
     gate = summary.gate
-    if gate is None or not gate.failed or not _says_more(gate):
+    if gate is None or not gate.failed:
         return []
     if gate.baseline is not None:
         return ["tito-audit scan … --update-baseline   accept what is new as known"]
@@ -54,12 +54,12 @@ def accept_lines(summary: Summary) -> list[str]:
 
 
 def gate_line(summary: Summary, *, failing: bool) -> Text | None:
-    """`gate: failed: 3 errors in 2 rollouts …`; None where that goes without saying.
+    """`gate: failed: 3 errors in 2 rollouts …`; that it passed only where that does not go without saying.
 
-    It does when nothing but errors fails, which the verdict has counted: `failing` is whether there are any.
+    It does where no more was asked for than that there be no errors: `failing` is whether there are any.
     """
     gate = summary.gate
-    if gate is None or not (_says_more(gate) or (gate.fail_on != "never" and gate.failed != failing)):
+    if gate is None or not (gate.failed or _says_more(gate) or (gate.fail_on != "never" and failing)):
         return None
     line = Text("gate: ")
     if not gate.failed:

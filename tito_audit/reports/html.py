@@ -41,6 +41,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             name=short_name(summary.files),
             files=summary.files[:_FILES],
             summary=summary,
+            tokenizer="" if ", " in (summary.tokenizer or "") else summary.tokenizer or "",
             verdict=verdict(summary, seen),
             facts=list(facts(summary)),
             counts=[(severity.word, seen.findings[severity]) for severity in sorted(Severity, reverse=True)],

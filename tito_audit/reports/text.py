@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._gate_words import accept_lines, gate_line, gate_lists, known_lines
 from tito_audit.reports._page import STYLES, console_for, finding_lines
+from tito_audit.reports._place import show_command, with_tokenizer
 from tito_audit.reports._skips import skip_lines
 from tito_audit.reports._visible import inert, visible
 from tito_audit.reports._worst import Worst
@@ -227,15 +229,14 @@ def _notice_lines(summary: Summary) -> list[str]:
 def _more_lines(worst: list[Finding], summary: Summary, seen: _Seen) -> list[str]:
     lines = []
     if worst:
-        place = worst[0].place
-        item = f" --item {place.item}" if place.item else ""
         lines += [
             f"tito-audit explain {worst[0].code}   what it means and what cures it",
-            f"tito-audit show {visible(place.file)} --row {place.row}{item}   every token of that rollout",
+            f"{show_command(worst[0].place, summary)}   every token of that rollout",
         ]
     if seen.curable:
-        log = visible(summary.files[0]) if len(summary.files) == 1 else "…"
-        lines.append(f"tito-audit repair {log} -o OUT   may cure {_many(seen.curable, 'finding')}")
+        log = shlex.quote(visible(summary.files[0])) if len(summary.files) == 1 else "…"
+        command = f"tito-audit repair {log} -o OUT{with_tokenizer(summary)}"
+        lines.append(f"{command}   may cure {_many(seen.curable, 'finding')}")
     if worst:
         lines.append("tito-audit scan … --report json=findings.json   every finding")
     return lines + accept_lines(summary)

@@ -73,7 +73,9 @@ function quoted(name) {
 }
 
 function showCommand(file, row, item) {
-  return `tito-audit show ${quoted(file)} --row ${row}${item ? ` --item ${item}` : ""}`;
+  const tokenizer = document.body.dataset.tokenizer;
+  const more = (item ? ` --item ${item}` : "") + (tokenizer ? ` -t ${quoted(tokenizer)}` : "");
+  return `tito-audit show ${quoted(file)} --row ${row}${more}`;
 }
 
 /** What all paths begin with, up to a folder. */
