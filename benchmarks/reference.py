@@ -56,7 +56,7 @@ def nothing_fast() -> Iterator[None]:
 
     with ExitStack() as stack:
         for target, name, instead in (
-            (sys.modules["tito_audit.pipeline"], "number_columns", lambda _: {}),
+            (sys.modules["tito_audit.parts"], "number_columns", lambda _: {}),
             (written, "spans_fast", nothing),
             (prompts, "compared", all_of_it),
             (Spelled, "bears_out", never),

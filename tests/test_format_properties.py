@@ -19,10 +19,10 @@ from test_formats import check, fixture_rows
 from test_update import as_table, plain
 
 from tito_audit import Settings, scan_rollouts
+from tito_audit.engine import Engine, audit_rollout
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import COMPLETION_IDS, all_formats, pick_format, told_by
-from tito_audit.pipeline import Engine, audit_rollout
 from tito_audit.record.mended import unmended
 from tito_audit.record.rollout import Place
 from tito_audit.repairs import all_repairs

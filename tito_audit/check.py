@@ -13,7 +13,7 @@ from tito_audit.record.finding import Finding, Hit, Severity, Side, Skip
 from tito_audit.repair import Repair, Safety
 from tito_audit.rule import Reason, Rule, missing
 
-__all__ = ["check", "explain"]
+__all__ = ["check", "check_explained", "explain"]
 
 _SHOWN = 16
 """Tokens of a side that a finding carries; the rest is counted in its message."""
@@ -49,7 +49,16 @@ def check(
     With `repairs`, each finding that is no note names the first that would take it on; they are asked for only
     where there is such a finding.
     """
-    evidence = explain(evidence, rules)
+    return check_explained(explain(evidence, rules), rules, selected, repairs)
+
+
+def check_explained(
+    evidence: Evidence,
+    rules: Sequence[Rule],
+    selected: frozenset[str],
+    repairs: Callable[[], Sequence[Repair]] = tuple,
+) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
+    """The same of evidence whose differences were given to rules already."""
     owned = _owned(evidence)
     findings: list[Finding] = []
     skips: list[Skip] = []

@@ -106,7 +106,7 @@ class Settings:
     """Code prefixes to leave out."""
     fail_on: FailOn = "error"
     limit: int | None = None
-    """Stop after so many rows of all logs together."""
+    """Stop after so many rows of all logs together; with `sample` those that are audited count."""
     sample: float | None = None
     """Audit about this share of the rows only, above 0 and at most 1; which ones depends on the log alone."""
     row: int | None = None

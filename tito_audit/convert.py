@@ -51,7 +51,7 @@ class Conversion:
         self.log = Path(log)
         self.form, self.maker = maker_named(to)
         self.out = Path(out) if out is not None else None
-        self.settings = settings or Settings()
+        self.settings = (settings or Settings()).at(log)
         if self.settings.messages is not None or self.settings.tools is not None:
             raise SetupError(
                 "A conversion joins no messages or tools of other files.\nLeave --messages and --tools out."

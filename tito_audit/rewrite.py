@@ -5,30 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from tito_audit.check import check
 from tito_audit.config import RepairSettings, Settings
 from tito_audit.cure import Audited, Cure, Terms, Written, cure_row
+from tito_audit.engine import Stock, counts_of, selected_codes, unreadable
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.format import Format, Row
-from tito_audit.formats import format_named, map_columns, unmap_columns
-from tito_audit.join import Join, form_of, lines_of
-from tito_audit.pipeline import (
-    Progress,
-    Scan,
-    conclude,
-    counts_of,
-    load_run,
-    names_of,
-    selected_codes,
-    unreadable,
-)
+from tito_audit.formats import map_columns, unmap_columns
+from tito_audit.join import form_of, lines_of
+from tito_audit.parts import Part, Progress, join_notices, noted, parts_of
+from tito_audit.pipeline import Scan, conclude, names_of
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
-from tito_audit.render.renderer import Renderer
 from tito_audit.repair import Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import all_rules
@@ -46,7 +39,6 @@ from tito_audit.storage import (
 )
 from tito_audit.storage.row import RawRow
 from tito_audit.summary import Summary
-from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.version import VERSION
 
@@ -80,19 +72,24 @@ class Repairs:
         """Of the logs as read."""
         self.after = Summary()
         """Of the written files, scanned again; of the proven rows in a dry run."""
+        self.failing = 0
+        """Findings in what `after` is of, at or above `fail_on` of their log."""
         self.vocabulary: Vocabulary | None = None
-        """For showing pieces; None without a tokenizer, set once iteration has started."""
+        """For showing pieces of the log at work; None without a tokenizer, set once iteration has started."""
         self.written: list[tuple[Path, Path]] = []
         """(log, file written in its place), as far as they are complete."""
 
     def __iter__(self) -> Iterator[Outcome]:
-        row_of = _Rows(self.settings, self.repairs)
-        files = find_logs(self.logs)
+        selected_codes(self.settings)
+        _strategies(self.repairs)
+        files, stock = find_logs(self.logs), Stock()
         targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
         refuse_taken(targets, overwrite=self.repairs.force)
-        row_of.load(self.before)
-        row_of.join = join = Join.of(self.settings, files)
-        self.vocabulary = row_of.tokenizer.vocabulary if row_of.tokenizer is not None else None
+        # Every row of a log is read, repaired or not.
+        settings = replace(self.settings, limit=None, sample=None, row=None)
+        parts = parts_of(files, settings, stock, self.before)
+        rows_of = {part: _Rows(part, self.repairs) for part in parts.values()}
+        logs = {file: rows_of[parts[str(file)]] for file in files}
         started = time.perf_counter()
         # The quarantine ends first: no log that lacks rows gets its name before they have theirs.
         with ExitStack() as later, ExitStack() as stack:
@@ -102,37 +99,37 @@ class Repairs:
                 _refuse_same(place, [*files, *targets.values()])
                 quarantine = stack.enter_context(Quarantine.opened(place, overwrite=self.repairs.force))
                 allow_open_files(len(files))
-            for outcome in self._files(files, targets, row_of, quarantine, later):
-                for result in outcome.before if join is None else join.noted(outcome.before):
+            for outcome in self._files(logs, targets, quarantine, later):
+                for result in noted(outcome.before, parts):
                     self.before.add(result)
                 self.before.seconds = time.perf_counter() - started
                 if self.out is None:
                     for result in outcome.after:
                         self.after.add(result)
+                        self.failing += logs[Path(result.place.file)].failing(result)
                 yield outcome
-        self.before.notices += join.notices() if join is not None else ()
+        self.before.notices += join_notices(parts)
         conclude(self.before)
-        if row_of.tokenizer is not None:
-            row_of.tokenizer.save()
+        for tokenizer in stock.tokenizers:
+            tokenizer.save()
         if self.out is not None:
-            self._scan_again()
+            self._scan_again({str(targets[file]): row_of for file, row_of in logs.items()})
         else:
             self.after.files = list(self.before.files)
             self.after.tokenizer = self.before.tokenizer
 
     def _files(
         self,
-        files: Sequence[Path],
+        logs: Mapping[Path, _Rows],
         targets: Mapping[Path, Path],
-        row_of: _Rows,
         quarantine: Quarantine | None,
         later: ExitStack,
     ) -> Iterator[Outcome]:
         """The outcomes; a file in which rows are left out waits in `later` for its name."""
-        total = sum(file.stat().st_size for file in files if file.is_file())
+        total = sum(file.stat().st_size for file in logs if file.is_file())
         done = rows = 0
-        join = row_of.join
-        for file in files:
+        for file, row_of in logs.items():
+            join, self.vocabulary = row_of.part.join, row_of.part.engine.vocabulary
             self.before.files.append(str(file))
             log = open_log(file, max_row_bytes=self.settings.max_row_bytes, keep_text=bool(targets))
             parted = False
@@ -162,12 +159,14 @@ class Repairs:
             if targets:
                 self.written.append((file, targets[file]))
 
-    def _scan_again(self) -> None:
+    def _scan_again(self, rows_of: Mapping[str, _Rows]) -> None:
         """The written files as a scan sees them."""
-        scan = Scan([str(target) for _, target in self.written], self.settings)
+        settings = replace(self.settings, limit=None, sample=None, row=None)
+        scan = Scan([str(target) for _, target in self.written], settings)
+        scan.standing_for = {target: log for log, target in self.written}
         self.after = scan.summary
-        for _ in scan:
-            pass
+        for result in scan:
+            self.failing += rows_of[result.place.file].failing(result)
 
 
 def repair_rollouts(
@@ -179,7 +178,8 @@ def repair_rollouts(
 ) -> Repairs:
     """The repair of logs into `out` (a file for one log, else a folder), as outcomes one a row of the logs.
 
-    Nothing is written before they are iterated; `out` None is a dry run. The logs are never changed.
+    Nothing is written before they are iterated; `out` None is a dry run. The logs are never changed. Every row of
+    them is read, whatever `Settings.limit` and `Settings.sample` say.
     """
     return Repairs(names_of(logs), out, settings or Settings(), repairs or RepairSettings(), progress)
 
@@ -187,30 +187,21 @@ def repair_rollouts(
 class _Rows:
     """One row after the other: read, audited, repaired."""
 
-    def __init__(self, settings: Settings, repairs: RepairSettings) -> None:
-        self.settings = settings
+    def __init__(self, part: Part, repairs: RepairSettings) -> None:
+        self.part = part
+        self.settings = part.settings
         self.repairs = repairs
         self.rules = all_rules()
-        self.codes = selected_codes(settings)
+        self.codes = part.engine.codes
         self.every = frozenset(rule.code for rule in self.rules)
-        self.tokenizer: Tokenizer | None = None
-        self.renderer: Renderer | None = None
-        self.named: Format | None = None
-        self.join: Join | None = None
-        if settings.format is not None or settings.columns:
-            self.named = format_named(settings.format or "generic")
         self.terms = Terms(
             _strategies(repairs),
             self.rules,
-            _threshold(settings, repairs),
+            _threshold(part.settings, repairs),
             self.codes,
             repairs.unsafe,
             repairs.choices,
         )
-
-    def load(self, summary: Summary) -> None:
-        """Load tokenizer and template; SetupError when they cannot be."""
-        self.tokenizer, self.renderer = load_run(self.settings, summary)
 
     def outcome(self, place: Place, raw: RawRow) -> tuple[Outcome, list[Row] | None]:
         """What becomes of a row, and the rows to write in its place; None: as it was."""
@@ -219,7 +210,7 @@ class _Rows:
             return self._left(place, (result,)), None
         try:
             row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
-            form = form_of(row, self.named)
+            form = form_of(row, self.part.named)
             audited = self._audit(form, row, place)
         except RecordError as error:
             result = unreadable(place, str(error), self.codes)
@@ -280,9 +271,9 @@ class _Rows:
     def _audit(self, form: Format, row: Row, place: Place) -> list[Audited]:
         """The rollouts of a row with everything that every rule finds in them."""
         audited = []
-        rollouts = form.read(row, place)
-        for rollout in rollouts if self.join is None else self.join.given(rollouts, row):
-            evidence = gather(rollout, self.tokenizer, self.renderer)
+        rollouts, join, engine = form.read(row, place), self.part.join, self.part.engine
+        for rollout in rollouts if join is None else join.given(rollouts, row):
+            evidence = gather(rollout, engine.tokenizer, engine.renderer)
             findings, skips = check(evidence, self.rules, self.every, all_repairs)
             result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence.rollout))
             audited.append(Audited(evidence, result))
@@ -311,6 +302,10 @@ class _Rows:
         if any(repair.chosen(self.terms.choices) for repair in self.terms.repairs):
             return True
         return any(f.severity >= self.terms.threshold for result in results for f in result.findings)
+
+    def failing(self, result: Result) -> int:
+        """How many findings of a result fail the run."""
+        return sum(map(self._fails, result.findings))
 
     def _fails(self, finding: Finding) -> bool:
         word = self.settings.fail_on

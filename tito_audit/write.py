@@ -31,7 +31,7 @@ def write_rollouts(
     read, completions and the number of turns may not. Everything else of the log stays as it is. RecordError
     when a row cannot hold what its rollouts say, and then nothing is written.
     """
-    settings = settings or Settings()
+    settings = (settings or Settings()).at(log)
     named = format_named(settings.format or "generic") if settings.format or settings.columns else None
     waiting = iter(rollouts)
     upcoming = next(waiting, None)

@@ -115,7 +115,7 @@ def inspect_log(path: Path, rows: int = 100, settings: Settings | None = None) -
 
     Of the settings, `format`, `columns` and `max_row_bytes` count.
     """
-    settings = settings or Settings()
+    settings = (settings or Settings()).at(path)
     log = open_log(path, max_row_bytes=settings.max_row_bytes)
     found = Inspection(str(path), "")
     read: list[tuple[int, Row]] = []

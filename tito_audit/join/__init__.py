@@ -136,7 +136,8 @@ class Join:
                 else str(next(iter(self._captures)))
             )
             yield f"{where}: {lines} lines were read as the calls of {rollouts} rollouts."
-        whole = self._settings.limit is None and self._settings.row is None
+        cut = (self._settings.limit, self._settings.row, self._settings.sample)
+        whole = all(one is None for one in cut)
         for tally in self._tallies:
             yield from tally.notices(whole=whole)
         if self._list is not None:

@@ -24,6 +24,7 @@ from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.storage import Log, Output, RawRow
 from tito_audit.storage.again import RowsAgain, Ticket, line_at, unpacked
+from tito_audit.storage.choice import Choice
 from tito_audit.storage.chunks import Chunk, Reading
 from tito_audit.storage.lines import ParseRow
 
@@ -228,17 +229,39 @@ class Calls:
             self.groups.append([ticket])
             if name is not None:
                 known[name] = self.groups[-1]
+        self._left_out = [0] * (len(self.groups) + 1)
+        """How many rollouts before each are left out, and of all, where a share of the log is wanted."""
+        if log.share is not None:
+            self._choose(Choice(log.share), {group[0][0]: name for name, group in known.items()})
+
+    def _choose(self, choice: Choice, names: Mapping[int, str]) -> None:
+        """Keep the rollouts that the choice takes, told by their first line and their id."""
+        left_out, kept = [], []
+        for group in self.groups:
+            index = group[0][0]
+            before = choice.left_out
+            name = names.get(index, "").encode("utf-8", "surrogatepass")
+            if choice.takes(index, index, name, len(name)):
+                left_out.append(before)
+                kept.append(group)
+        self.groups, self._left_out = kept, [*left_out, choice.left_out]
 
     def __iter__(self) -> Iterator[RawRow]:
-        for group in self.groups:
+        for group, left_out in zip(self.groups, self._left_out, strict=False):
+            self._log.left_out = left_out
             yield gathered([self._reader.row(ticket) for ticket in group], self._log.max_row_bytes)
             self._log.position = self._log.size * group[0][0] // max(self.groups[-1][0][0], 1)
+        self._log.left_out = self._left_out[-1]
 
     def chunks(self, size: int) -> Iterator[Chunk]:
         """The same rows in chunks, of about `size` bytes where lines are of one length."""
         lines = sum(map(len, self.groups))
         each = max(size * lines // max(self._log.size, 1), 1)
         start = 0
+        if not self.groups and self._left_out[-1]:
+            chunk = _Gathered(self.path, self._log.max_row_bytes, self._log.size, [], [], self._parse)
+            chunk.share, chunk.left_out = self._log.share, self._left_out
+            yield chunk
         while start < len(self.groups):
             stop, held = start, 0
             while stop < len(self.groups) and held < each:
@@ -247,7 +270,12 @@ class Calls:
             part = self.groups[start:stop]
             packed = [[self._reader.packed(ticket) for ticket in group] for group in part]
             done = self._log.size * stop // len(self.groups)
-            yield _Gathered(self.path, self._log.max_row_bytes, done, part, packed, self._parse)
+            chunk = _Gathered(self.path, self._log.max_row_bytes, done, part, packed, self._parse)
+            if self._log.share is not None:
+                # What is left out behind the last rollout counts for the chunk that holds it.
+                chunk.share, first = self._log.share, self._left_out[start] if start else 0
+                chunk.left_out = [left_out - first for left_out in self._left_out[start : stop + 1]]
+            yield chunk
             start = stop
 
 
@@ -258,15 +286,21 @@ class _Gathered(Chunk):
     groups: list[list[Ticket]]
     packed: list[list[bytes | None]]
     parse: ParseRow
+    left_out: Sequence[int] = ()
+    """How many rollouts before each are left out, and of all; () where all are given."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
         """One row a rollout; the size of the reading stays 0, since numbers are the file's."""
-        for group, packed in zip(self.groups, self.packed, strict=True):
+        for number, (group, packed) in enumerate(zip(self.groups, self.packed, strict=True)):
+            if reading.choice is not None:
+                reading.choice.left_out = self.left_out[number]
             raws = [
                 unpacked(data) if data is not None else line_at(self.path, ticket, self.limit, self.parse)
                 for ticket, data in zip(group, packed, strict=True)
             ]
             yield gathered(raws, self.limit)
+        if reading.choice is not None:
+            reading.choice.left_out = self.left_out[-1]
 
 
 def gathered(raws: Sequence[RawRow], limit: int) -> RawRow:

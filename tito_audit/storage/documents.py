@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from tito_audit.storage.choice import Choice
 from tito_audit.storage.lines import Between, Gathered, Piece
 from tito_audit.storage.row import RawRow, parse_row, too_long
 
-__all__ = ["cut_values", "rows_of_values"]
+__all__ = ["chosen_of_values", "cut_values", "rows_of_values"]
 
 _BRACKET = re.compile(rb'["\[\]{}]')
 _BRACKET_OR_COMMA = re.compile(rb'["\[\]{},]')
@@ -37,6 +38,16 @@ def rows_of_values(
             between.skip(piece.data)
         if between is not None:
             between.skip(piece.mark)
+
+
+def chosen_of_values(blocks: Iterable[bytes], *, array: bool, limit: int, choice: Choice) -> Iterator[RawRow]:
+    """The rows of documents or elements that the choice takes; no other is parsed."""
+    for index, piece in enumerate(cut_values(blocks, array=array, limit=limit)):
+        if choice.takes(index, index, piece.data, piece.size):
+            if piece.data is None:
+                yield too_long(index, piece.size, limit)
+            else:
+                yield parse_row(index, piece.data, cut_off=not piece.complete)
 
 
 def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool = False) -> Iterator[Piece]:

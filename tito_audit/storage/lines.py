@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from tito_audit.storage.choice import Choice
 from tito_audit.storage.row import RawRow, parse_row, too_long
 
-__all__ = ["Between", "Gathered", "ParseRow", "Piece", "cut_lines", "rows_of_lines"]
+__all__ = ["Between", "Gathered", "ParseRow", "Piece", "chosen_of_lines", "cut_lines", "rows_of_lines"]
 
 ParseRow: TypeAlias = Callable[..., RawRow]
 """What reads a row as `parse_row` does."""
@@ -105,6 +106,22 @@ def rows_of_lines(
         else:
             between.skip(line.data)
         between.skip(b"\n" if line.complete else b"")
+
+
+def chosen_of_lines(
+    blocks: Iterable[bytes], limit: int, choice: Choice, start: int, parse: ParseRow = parse_row
+) -> Iterator[RawRow]:
+    """The rows of lines that the choice takes, no other parsed; the first line starts at byte `start`."""
+    at = start
+    for index, line in enumerate(cut_lines(blocks, limit)):
+        here, at = at, at + line.size + 1
+        if line.data is not None and (not line.data or line.data.isspace()):
+            continue
+        if choice.takes(index, here, line.data, line.size):
+            if line.data is None:
+                yield too_long(index, line.size, limit)
+            else:
+                yield parse(index, line.data, cut_off=not line.complete)
 
 
 def cut_lines(blocks: Iterable[bytes], limit: int) -> Iterator[Piece]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.documents import cut_values, rows_of_values
-from tito_audit.storage.lines import Between, ParseRow, Piece, rows_of_lines
-from tito_audit.storage.parquet import rows_of_parquet
+from tito_audit.storage.choice import Choice
+from tito_audit.storage.documents import chosen_of_values, cut_values, rows_of_values
+from tito_audit.storage.lines import Between, ParseRow, Piece, chosen_of_lines, rows_of_lines
+from tito_audit.storage.parquet import open_parquet, rows_of_parquet
 from tito_audit.storage.row import RawRow, parse_row, parses
 from tito_audit.storage.sniff import PARQUET_MAGIC, refuse_binary, refuse_text
 from tito_audit.storage.splice import Splicer
@@ -37,7 +38,12 @@ class Log:
     """
 
     def __init__(
-        self, path: Path, max_row_bytes: int, keep_text: bool = False, parse: ParseRow = parse_row
+        self,
+        path: Path,
+        max_row_bytes: int,
+        keep_text: bool = False,
+        parse: ParseRow = parse_row,
+        share: float | None = None,
     ) -> None:
         self.path = path
         self.size = path.stat().st_size
@@ -51,6 +57,12 @@ class Log:
         self.parse = parse
         """How a line of JSON is read."""
         self.max_row_bytes = max_row_bytes
+        self.share = share
+        """About how much of the rows is given; None: all."""
+        self.left_out = 0
+        """How many rows were looked at so far and not given, because of the share."""
+        self.only: int | None = None
+        """The one row that is wanted, None for all: others may be left out, or be error rows that nobody read."""
         self._kind: Kind | None = None
         self._compression: Compression = None
 
@@ -73,34 +85,48 @@ class Log:
         """How the file as a whole is compressed; None for Parquet, whose pages are, and for a Torch file."""
         return self._compression if self.kind not in BINARY else None
 
+    def count(self) -> int:
+        """How many rows there are, blank lines counted up to the last row; none is looked into if that can be."""
+        if self.kind == "parquet":
+            with open_parquet(self.path) as file:
+                return int(file.metadata.num_rows)
+        log = Log(self.path, self.max_row_bytes)
+        log.only = -1
+        return max((row.index + 1 for row in log), default=0)
+
     def __iter__(self) -> Iterator[RawRow]:
         last = -1
-        self.position = 0
+        self.position = self.left_out = 0
+        choice = Choice(self.share) if self.share is not None else None
         try:
             with self.path.open("rb") as raw:
-                for row in self._rows(raw):
+                for row in self._rows(raw, choice):
                     last = row.index
+                    if choice is not None:
+                        self.left_out = choice.left_out
                     yield row
         except Damaged as damage:
+            if choice is not None:
+                self.left_out, last = choice.left_out, choice.last
             yield lost_row(self.path, last, str(damage))
         except OSError as error:
             raise unreadable(self.path, error) from error
+        if choice is not None:
+            self.left_out = choice.left_out
 
-    def _rows(self, raw: BinaryIO) -> Iterator[RawRow]:
+    def _rows(self, raw: BinaryIO, choice: Choice | None) -> Iterator[RawRow]:
         kind, stream, between = self.look(raw)
         if stream is None:
             binary = (
-                rows_of_torch(self.path) if kind == "torch" else rows_of_parquet(self.path, self.max_row_bytes)
+                rows_of_torch(self.path, choice)
+                if kind == "torch"
+                else rows_of_parquet(self.path, self.max_row_bytes, self.only, choice)
             )
             for row, share in binary:
                 self.position = int(self.size * share)
                 yield row
             return
-        kept = between if self.keep_text else None
-        if kind == "lines":
-            rows = rows_of_lines(stream, self.max_row_bytes, kept, self.parse)
-        else:
-            rows = rows_of_values(stream, array=kind == "array", limit=self.max_row_bytes, between=kept)
+        rows = self._rows_of_text(kind, stream, between, choice)
         try:
             for row in rows:
                 self.position = raw.tell() if raw.seekable() else 0
@@ -108,6 +134,20 @@ class Log:
         finally:
             stream.close()
         self.tail = between.rest() if self.keep_text else b""
+
+    def _rows_of_text(
+        self, kind: Kind, stream: ByteStream, between: Between, choice: Choice | None
+    ) -> Iterator[RawRow]:
+        limit, array = self.max_row_bytes, kind == "array"
+        parse = self.parse if self.only is None else _only(self.only, self.parse)
+        if choice is not None:
+            if kind == "lines":
+                return chosen_of_lines(stream, limit, choice, len(between.rest()), parse)
+            return chosen_of_values(stream, array=array, limit=limit, choice=choice)
+        kept = between if self.keep_text else None
+        if kind == "lines":
+            return rows_of_lines(stream, limit, kept, parse)
+        return rows_of_values(stream, array=array, limit=limit, between=kept)
 
     def look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
         """The kind of the file; unless that is binary, its bytes from the first row on, and what came before."""
@@ -148,6 +188,7 @@ def open_log(
     max_row_bytes: int = MAX_ROW_BYTES,
     keep_text: bool = False,
     arrays: Mapping[str, str] | None = None,
+    share: float | None = None,
 ) -> Log:
     """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, Parquet, or a Torch file.
 
@@ -155,19 +196,30 @@ def open_log(
     kind that is not read. A longer row than `max_row_bytes` becomes an error row and is never held.
     With `keep_text` rows of JSON hold their bytes, so that all leads and texts and the tail are the file. In the
     columns `arrays` (see Splicer) long lists of numbers in lines of JSON are numpy arrays, as all are in
-    Parquet: quicker to read, but nothing to write again.
+    Parquet: quicker to read, but nothing to write again. With a `share` only about that much of the rows is
+    given (see Choice), without text; the others are not parsed.
     """
     if path.is_dir():
         raise StorageError(f"{path}: this is a folder. Name a file in it, or let find_logs list its logs.")
     try:
-        log = Log(
-            path, max_row_bytes, keep_text, Splicer(arrays).parse_row if arrays and not keep_text else parse_row
-        )
+        parse = Splicer(arrays).parse_row if arrays and not keep_text else parse_row
+        log = Log(path, max_row_bytes, keep_text, parse, share)
         if path.is_file():
             path.open("rb").close()
     except OSError as error:
         raise unreadable(path, error) from error
     return log
+
+
+def _only(wanted: int, parse: ParseRow) -> ParseRow:
+    """What parses one line and passes over the others, which is many times quicker than reading them."""
+
+    def parsed(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
+        if index == wanted:
+            return parse(index, data, cut_off=cut_off)
+        return RawRow(index, None, "the row was passed over")
+
+    return parsed
 
 
 def lost_row(path: Path, last: int, damage: str) -> RawRow:

@@ -7,27 +7,65 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.errors import StorageError
+from tito_audit.storage.choice import Choice, seed_of
 from tito_audit.storage.row import RawRow, too_long
 from tito_audit.storage.streams import Damaged
 
-__all__ = ["batches_of", "open_parquet", "plain_values", "rows_of_batch", "rows_of_parquet"]
+__all__ = [
+    "batches_of",
+    "chosen_of_batch",
+    "chosen_of_group",
+    "open_parquet",
+    "plain_values",
+    "rows_of_batch",
+    "rows_of_parquet",
+    "seed_of_group",
+    "thinned",
+]
 
 _BATCH_BYTES = 32 << 20
 _BATCH_ROWS = 4096
 
 
-def rows_of_parquet(path: Path, limit: int) -> Iterator[tuple[RawRow, float]]:
-    """Each row with the share of the file's rows that were read up to it, from 0 to 1."""
+def rows_of_parquet(
+    path: Path, limit: int, only: int | None = None, choice: Choice | None = None
+) -> Iterator[tuple[RawRow, float]]:
+    """Each row with the share of the file's rows that were read up to it, from 0 to 1.
+
+    With `only`, that row alone, with `choice` those that it takes; row groups without them are not read.
+    """
     with open_parquet(path) as file:
+        if only is not None:
+            yield from ((row, 1.0) for row in _one_row(file, only, limit))
+            return
         total = max(file.metadata.num_rows, 1)
         index = 0
         for group in range(file.num_row_groups):
+            if choice is not None:
+                for row in chosen_of_group(file, group, index, index, limit, choice):
+                    yield row, (row.index + 1) / total
+                index += file.metadata.row_group(group).num_rows
+                continue
             for batch in batches_of(file, group):
-                for row in rows_of_batch(batch, index, limit):
+                for row in rows_of_batch(batch, range(index, index + batch.num_rows), limit):
                     yield row, (row.index + 1) / total
                 index += batch.num_rows
+
+
+def _one_row(file: Any, wanted: int, limit: int) -> Iterator[RawRow]:
+    index = 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if index <= wanted < index + rows:
+            for batch in batches_of(file, group):
+                if wanted < index + batch.num_rows:
+                    yield from rows_of_batch(batch.slice(wanted - index, 1), [wanted], limit)
+                    return
+                index += batch.num_rows
+        index += rows
 
 
 def open_parquet(path: Path) -> Any:
@@ -62,8 +100,53 @@ def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
         yield batch
 
 
-def rows_of_batch(batch: Any, first: int, limit: int) -> Iterator[RawRow]:
-    """The rows of one batch, numbered from `first`."""
+def chosen_of_group(
+    file: Any, group: int, first: int, row: int, limit: int, choice: Choice, *, threads: bool = True
+) -> Iterator[RawRow]:
+    """The rows of a row group that the choice takes, numbered from `first`; the first is row `row` of the file."""
+    about = file.metadata.row_group(group)
+    seed = seed_of_group(about)
+    if not len(choice.among(seed, row, about.num_rows)):
+        choice.skip(first + about.num_rows - 1, about.num_rows)
+        return
+    done = 0
+    for batch in batches_of(file, group, threads=threads):
+        taken = choice.among(seed, row + done, batch.num_rows)
+        yield from chosen_of_batch(batch, taken, first + done, limit, choice)
+        done += batch.num_rows
+
+
+def seed_of_group(about: Any) -> int:
+    """What tells a row group from others, of any file: how large its columns are as they are stored."""
+    return seed_of(about.num_rows, *(about.column(i).total_compressed_size for i in range(about.num_columns)))
+
+
+def chosen_of_batch(
+    batch: Any, taken: NDArray[np.int64], first: int, limit: int, choice: Choice
+) -> Iterator[RawRow]:
+    """Those rows of a batch that are taken, with the batch numbered from `first`; the others are left out."""
+    if batch.nbytes > limit:
+        rows: Iterator[RawRow] = (_single_row(batch.slice(at, 1), first + at, limit) for at in taken.tolist())
+    else:
+        rows = rows_of_batch(thinned(batch, taken), (first + taken).tolist(), limit)
+    before = choice.left_out
+    for passed, row in enumerate(rows):
+        choice.left_out = before + row.index - first - passed
+        choice.last = row.index
+        yield row
+    choice.left_out = before + batch.num_rows - len(taken)
+    choice.last = first + batch.num_rows - 1
+
+
+def thinned(batch: Any, taken: NDArray[np.int64]) -> Any:
+    """The batch with those of its rows only."""
+    import pyarrow as pa
+
+    return batch if len(taken) == batch.num_rows else batch.take(pa.array(taken))
+
+
+def rows_of_batch(batch: Any, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
+    """The rows of one batch, with these numbers."""
     if batch.nbytes <= limit:
         try:
             columns = [plain_values(column) for column in batch.columns]
@@ -71,12 +154,12 @@ def rows_of_batch(batch: Any, first: int, limit: int) -> Iterator[RawRow]:
             pass  # one row is at fault; below they are read one by one
         else:
             names = batch.schema.names
-            for offset in range(batch.num_rows):
+            for offset, number in enumerate(numbers):
                 values = {name: column[offset] for name, column in zip(names, columns, strict=True)}
-                yield RawRow(first + offset, values)
+                yield RawRow(number, values)
             return
-    for offset in range(batch.num_rows):
-        yield _single_row(batch.slice(offset, 1), first + offset, limit)
+    for offset, number in enumerate(numbers):
+        yield _single_row(batch.slice(offset, 1), number, limit)
 
 
 def _single_row(batch: Any, index: int, limit: int) -> RawRow:

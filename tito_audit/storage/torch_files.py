@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import StorageError
+from tito_audit.storage.choice import Choice, seed_of
 from tito_audit.storage.row import RawRow
 
 __all__ = ["SAMPLES", "TORCH_HEAD", "as_array", "is_torch", "load_torch", "rows_of_torch"]
@@ -36,11 +37,17 @@ def is_torch(head: bytes) -> bool:
     return head.startswith(_LEGACY) or (head.startswith(_ZIP) and b"data.pkl" in head[:TORCH_HEAD])
 
 
-def rows_of_torch(path: Path) -> Iterator[tuple[RawRow, float]]:
-    """Each sample with the share of the samples that were read up to it, from 0 to 1."""
+def rows_of_torch(path: Path, choice: Choice | None = None) -> Iterator[tuple[RawRow, float]]:
+    """Each sample, of those that the choice takes, with the share of the samples read up to it, from 0 to 1."""
     samples = load_torch(path)[SAMPLES]
+    taken = set(choice.among(seed_of(path.stat().st_size), 0, len(samples)).tolist()) if choice else ()
     for index, sample in enumerate(samples):
         done = (index + 1) / len(samples)
+        if choice is not None:
+            if index not in taken:
+                choice.skip(index, 1)
+                continue
+            choice.last = index
         if isinstance(sample, dict):
             yield RawRow(index, _plain(sample)), done
         else:
