@@ -28,7 +28,7 @@ from tito_audit.evidence.observe import measure, view
 from tito_audit.evidence.swaps import SAMPLED, SEEN
 from tito_audit.evidence.view import PIECE, SEQUENCES, SWAP, SWAPPED, TOKENS
 from tito_audit.evidence.windows import Spot, Windows, chosen
-from tito_audit.pipeline import read_rollouts
+from tito_audit.pipeline import read_rollouts, scan_rollouts
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.observed import (
@@ -153,8 +153,7 @@ def hold_together(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
     assert np.array_equal(states, found.by_logprob.sum(axis=0) + found.without_logprob)
     rollout = evidence.rollout
     row = rollout.training_row
-    if rollout.turns or (row is not None and row.loss_mask is not None):
-        assert states.sum() == counts_of(rollout)["generated_tokens"]
+    assert states.sum() == counts_of(evidence)["generated_tokens"], "rates divide by what the charts count"
     if row is not None and (evidence.row is not None or row.loss_mask is not None):
         assert sum(map(sum, found.roles.values())) == len(row.token_ids)
     if row is not None and row.loss_mask is not None:
@@ -725,3 +724,20 @@ def test_what_is_chosen_fits_the_room_and_uses_it(
         worst = max(spots, key=lambda spot: (spot.severity, -spot.sequence, -spot.start))
         shown = windows[worst.sequence]
         assert worst.start == lengths[worst.sequence] or shown.touches(worst.start, worst.start + 1)
+
+
+def test_rates_divide_by_the_tokens_that_charts_count_where_neither_mask_nor_calls_say(tmp_path: Path) -> None:
+    """Of a row alone the messages say what was sampled; the summary, its gate and the charts count the same."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The answer"}]
+    text = toy.toy_renderer().render(as_messages(messages, "messages"), (), add_generation_prompt=False)
+    ids = toy.toy_tokenizer().encode(text).tolist()
+    log = tmp_path / "rows.jsonl"
+    log.write_bytes(orjson.dumps({"messages": messages, "token_ids": ids}) + b"\n")
+    folder = str(toy.ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+    for tokenizer, few_of in ((folder, True), (None, False)):
+        scan = scan_rollouts(log, Settings(tokenizer=tokenizer), observe=True)
+        (result,) = scan
+        assert result.observed is not None
+        generated = int(result.observed.measures.by_turn.sum())
+        assert scan.summary.generated_tokens == result.counts["generated_tokens"] == generated
+        assert (0 < generated < len(ids)) if few_of else generated == 0

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from tito_audit.check import check_explained, explain
 from tito_audit.config import Settings
 from tito_audit.errors import SetupError
@@ -70,7 +72,7 @@ def audit_rollout(rollout: Rollout, engine: Engine, viewed: Viewed | None = None
     evidence = explain(gather(rollout, engine.tokenizer, engine.renderer), engine.rules)
     findings, skips = check_explained(evidence, engine.rules, engine.codes, engine.repairs)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
-    return Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence.rollout), observed=observed)
+    return Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence), observed=observed)
 
 
 def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed) -> Observed:
@@ -86,15 +88,17 @@ def unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:
     return Result(place, None, (finding,) if "REC001" in codes else ())
 
 
-def counts_of(rollout: Rollout) -> dict[str, int]:
-    """Turns, tokens that were audited, and tokens that were generated."""
+def counts_of(evidence: Evidence) -> dict[str, int]:
+    """Turns, tokens that were audited, and tokens that were generated, which are those that `measure` counts."""
+    rollout = evidence.rollout
     generated = sum(len(t.completion_ids) for t in rollout.turns if t.completion_ids is not None)
     tokens = generated + sum(len(t.prompt_ids) for t in rollout.turns if t.prompt_ids is not None)
     row = rollout.training_row
     if row is not None:
         tokens += len(row.token_ids)
-        if not rollout.turns and row.loss_mask is not None:
-            generated += int(row.loss_mask.sum())
+        sampled = evidence.generated_in_row
+        if sampled is not None:
+            generated += int(np.count_nonzero(sampled))
     return {"turns": len(rollout.turns), "tokens": tokens, "generated_tokens": generated, **joined_counts(rollout)}
 
 

@@ -132,7 +132,10 @@ def _without_doubles(differences: list[Difference]) -> list[Difference]:
 
 
 def _uncovered(new: list[Difference], known: list[Difference]) -> list[Difference]:
-    """Those of `new` that no known difference of the same sequence covers already."""
+    """Those of `new` that no known difference of the same sequence covers already.
+
+    One that is of other text is not covered by one that only spells the same text with other tokens.
+    """
     return [
         one
         for one in new
@@ -142,6 +145,7 @@ def _uncovered(new: list[Difference], known: list[Difference]) -> list[Differenc
             and old.start <= one.start
             and one.end <= old.end
             and (one.start < one.end or old.start < one.start < old.end or old.start == old.end)
+            and (old.recorded.data != old.canonical.data or one.recorded.data == one.canonical.data)
             for old in known
         )
     ]

@@ -152,6 +152,17 @@ class Evidence:
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What several rules work out of the same evidence, kept by name. Never evidence itself."""
 
+    @property
+    def generated_in_row(self) -> Mask | None:
+        """`[T]` the generated tokens of the training row of a log without calls: those that its mask trains,
+        without a mask those that the messages say were sampled; None where there are calls, or nothing says."""
+        row = self.rollout.training_row
+        if self.rollout.turns or row is None:
+            return None
+        if row.loss_mask is not None:
+            return row.loss_mask
+        return self.row.sampled if self.row is not None else None
+
     def once(self, name: str, work: Callable[[Evidence], T]) -> T:
         """What `work` makes of this evidence, worked out once."""
         if name not in self.memo:

@@ -125,10 +125,7 @@ def _of_calls(evidence: Evidence) -> _Spans:
 
 def _of_row(evidence: Evidence) -> _Spans:
     """The trained tokens of the row, cut where the next turn begins."""
-    row, known = evidence.rollout.training_row, evidence.row
-    mask = row.loss_mask if row is not None else None
-    if mask is None and known is not None:
-        mask = known.sampled
+    row, known, mask = evidence.rollout.training_row, evidence.row, evidence.generated_in_row
     if row is None or mask is None:
         return _Spans()
     runs = trained_runs(mask)

@@ -43,11 +43,13 @@ class Replaced:
     severity: Severity
     before: int = 0
     after: int = 0
+    same_text: bool = False
+    """Whether the tokens in its place spell the same."""
 
     @property
-    def rank(self) -> tuple[int, int, int]:
-        """The more severe comes first, then the longer."""
-        return -self.severity, self.start - self.end, self.start
+    def rank(self) -> tuple[int, int, bool, int]:
+        """The more severe comes first, then the longer, then what is other text as well."""
+        return -self.severity, self.start - self.end, self.same_text, self.start
 
     def overlaps(self, other: Replaced) -> bool:
         """Whether both claim the same token, or the same place between two."""
@@ -59,9 +61,9 @@ class Replaced:
 def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[Replaced]]:
     """For each recorded sequence what replaces parts of it, in order, nothing twice.
 
-    Of two that overlap the more severe is kept, then the longer. Prompts that a SEQ finding says break their
-    history are compared with what was seen before them, and a training row that holds other tokens than the calls
-    generated with those.
+    Of two that overlap the more severe is kept, then the longer, then that of other text. Prompts that a SEQ
+    finding says break their history are compared with what was seen before them, and a training row that holds
+    other tokens than the calls generated with those.
     """
     found: dict[Key, list[Replaced]] = {}
     codes = {id(one.difference): one.code for one in evidence.explained}
@@ -87,6 +89,7 @@ def _of(difference: Difference, code: str, rollout: Rollout) -> Replaced:
         difference.severity,
         before,
         len(difference.recorded.ids) - inside - before,
+        difference.recorded.data == difference.canonical.data,
     )
 
 
