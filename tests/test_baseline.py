@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from test_gate import BROKEN, CLEAN, ROOT, TOKENIZER, run, written
 from tito_audit import Finding, Gate, GateSettings, Hit, Place, Settings, Severity, Side, Where, gate_rollouts
 from tito_audit.config import Override
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.gate.baseline import Entry, entry_of, name_beside, read_baseline, write_baseline
+from tito_audit.gate.baseline import Entry, Names, entry_of, read_baseline, write_baseline
 from tito_audit.gate.known import Entries, Known
 from tito_audit.reports._visible import escaped_json
 
@@ -346,12 +348,51 @@ def test_what_is_written_is_read_again_whatever_a_log_says(
     assert all(len(one.message) <= 120 for one in entries)
 
 
-def test_lines_that_a_merge_left_twice_are_counted_together(folder: Folder) -> None:
+def test_what_two_branches_accepted_is_accepted_once_after_a_merge(folder: Folder) -> None:
     folder.writes(a=[BROKEN])
     folder.accepts()
     head, line, last = folder.baseline.read_text(encoding="utf-8").splitlines()
-    folder.baseline.write_text("\n".join((head, line + ",", line, last)), encoding="utf-8")
-    assert folder.holds() == [("a", 0, 2)]
+    moved = line.replace('"row": 0', '"row": 1').replace('"times": 1', '"times": 3')
+    for lines in ((line + ",", line), (line, moved + ","), (moved, line), (line + ",", moved, line + ",")):
+        folder.baseline.write_text("\n".join((head, *lines, last)), encoding="utf-8")
+        assert folder.holds() == ([("a", 1, 3)] if moved in ",".join(lines) else [("a", 0, 1)])
+    folder.accepts()
+    assert folder.holds() == [("a", 0, 1)]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_branches_that_each_accept_something_are_merged_by_git_line_by_line(folder: Folder) -> None:
+    def git(*arguments: str) -> int:
+        names = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        done = subprocess.run(["git", *names, *arguments], cwd=folder.path, capture_output=True, check=False)
+        return done.returncode
+
+    def row(number: int) -> dict[str, Any]:
+        return {**BROKEN, "token_ids": [5, 6, number, 8]}
+
+    def commits(branch: str, rows: Sequence[dict[str, Any]]) -> None:
+        git("checkout", "-q", "-b", branch, *(("main",) if branch != "main" else ()))
+        folder.writes(a=rows)
+        folder.accepts()
+        git("add", "-A")
+        assert git("commit", "-q", "-m", branch) == 0
+
+    git("init", "-q")
+    (folder.path / ".gitattributes").write_text("*.json merge=union\na.jsonl -merge\n", encoding="utf-8")
+    start = [CLEAN] * 8
+    commits("main", [row(1), *start])
+    commits("one", [row(1), *start, row(2), row(3)])
+    commits("two", [row(1), row(4), *start, row(3)])
+    git("merge", "-q", "one")
+    folder.writes(a=[row(1), row(4), *start, row(2), row(3)])
+    assert "<<<" not in folder.baseline.read_text(encoding="utf-8")
+    new, gate = folder.gates()
+    assert (new, gate.known, gate.fixed) == ([], 4, ())
+    folder.writes(a=[row(1), row(4), *start, row(2), row(3), row(3)])
+    assert [at for _, at in folder.gates()[0]] == [12]
+    folder.writes(a=[row(1), row(4), *start, row(2), row(3)])
+    folder.accepts()
+    assert [(at, times) for _, at, times in folder.holds()] == [(0, 1), (1, 1), (10, 1), (11, 1)]
 
 
 ENTRY = {
@@ -374,6 +415,9 @@ def holding(**changes: Any) -> str:
     [
         ("", "it is empty"),
         ("{", "line 1, column 2"),
+        (holding().replace("[", "[\n").replace("]", "\nx\n]"), "line 3, column 1"),
+        (holding().replace("[", "[\n=======\n"), "line 2 is a conflict of a merge"),
+        (holding().replace("]", "\n>>>>>>> main\n]"), "The lines of both sides may stay"),
         (holding().replace("[", "[\n<<<<<<< main\n"), "line 2 is a conflict of a merge"),
         ("[]", 'no object with "what"'),
         ('{"summary": {}, "findings": []}', 'no object with "what"'),
@@ -408,11 +452,28 @@ def test_a_file_that_is_no_baseline_is_refused_in_words_and_left_alone(
 
 def test_a_log_is_named_as_seen_from_the_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert name_beside(Path("b.json"), "logs/../logs/a.jsonl") == "logs/a.jsonl"
-    assert name_beside(Path("ci/b.json"), str(tmp_path / "logs" / "a.jsonl")) == "../logs/a.jsonl"
+    assert Names(Path("b.json")).of("logs/../logs/a.jsonl") == "logs/a.jsonl"
+    assert Names(Path("ci/b.json")).of(str(tmp_path / "logs" / "a.jsonl")) == "../logs/a.jsonl"
     (tmp_path / "far").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "far")
-    assert name_beside(Path("b.json"), "link/a.jsonl") == "link/a.jsonl"
+    assert Names(Path("b.json")).of("link/a.jsonl") == "link/a.jsonl"
+
+
+def test_a_log_has_one_name_however_its_folder_is_reached(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = folder.path / "project"
+    (project / "logs").mkdir(parents=True)
+    written(project / "logs" / "a.jsonl", [BROKEN])
+    (folder.path / "link").symlink_to(project)
+    reached = [Path("logs/a.jsonl"), project / "logs", folder.path / "link" / "logs", Path("../link/logs/a.jsonl")]
+    monkeypatch.chdir(project)
+    for baseline in (Path("known.json"), folder.path / "link" / "known.json", folder.path / "far.json"):
+        Path("known.json").unlink(missing_ok=True)
+        for number, log in enumerate(reached if baseline.name == "known.json" else [reached[0]]):
+            gate = GateSettings(baseline=str(baseline), update_baseline=not number)
+            scan = gate_rollouts(log, None, gate)
+            assert [finding.known for result in scan for finding in result.findings] == [number > 0]
+            assert scan.summary.gate is not None
+            assert scan.summary.gate.fixed == ()
 
 
 def test_a_link_to_a_baseline_stays_a_link(folder: Folder) -> None:

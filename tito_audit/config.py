@@ -53,8 +53,13 @@ class MaxRate:
     per: Literal["token", "rollout"] = "token"
     """Of what: generated tokens, or rollouts."""
 
+    @property
+    def number(self) -> str:
+        """The limit as text, without what arithmetic left at its end."""
+        return f"{self.limit:.12g}"
+
     def __str__(self) -> str:
-        return f"{self.prefix or 'ALL'}={self.limit:g}" + ("/rollout" if self.per == "rollout" else "")
+        return f"{self.prefix or 'ALL'}={self.number}" + ("/rollout" if self.per == "rollout" else "")
 
 
 @dataclass(frozen=True, slots=True)

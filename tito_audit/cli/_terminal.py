@@ -90,7 +90,11 @@ def watched(
     started = shown = time.monotonic()
     source = iter(results)
     first = list(islice(source, 1))  # the line is drawn by a thread, and the run may fork before
-    with Progress(*_columns(pace), console=Console(stderr=True), transient=True) as progress:
+    # Rich would send what is printed meanwhile to stderr as well, and a report belongs on stdout.
+    bar = Progress(
+        *_columns(pace), console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+    with bar as progress:
         task = progress.add_task("", total=None, words="")
         for count, result in enumerate(chain(first, source), 1):
             now = time.monotonic()

@@ -6,8 +6,11 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["patterns_of"]
+__all__ = ["MEANINGLESS", "patterns_of"]
 
+MEANINGLESS = r"(?:^|[^\\])(?:\[[^/]*\]|\{[^/]*,[^/]*\})|^!|\\[A-Za-z0-9]"
+"""What patterns of other tools have and ours do not: sets, alternatives, exceptions, folders apart by backslashes.
+Taken as it stands it would fit nothing, in silence."""
 _WILD = re.compile(r"(?<!\\)[*?]")
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tito_audit.config_file._keys import COMMAND_LINE_ONLY, EXTEND, KEYS, OVERRIDES, PATHS
-from tito_audit.config_file._patterns import patterns_of
-from tito_audit.config_file._toml import Search, look_for_config, table_of
+from tito_audit.config_file._patterns import MEANINGLESS, patterns_of
+from tito_audit.config_file._toml import PROJECT_NAME, TABLE, Search, look_for_config, table_of
 from tito_audit.config_file._values import joined, words
 from tito_audit.errors import SetupError
 
@@ -17,6 +18,15 @@ __all__ = ["Config", "FileOverride", "Search", "find_config", "look_for_config",
 
 _PER_LOG = [name for name, key in KEYS.items() if key.per_log]
 _PATHS_TAKE = 'a pattern of files or a list of them, as ["legacy/**", "*.parquet"]'
+_SHORT = {
+    "f": "output-format",
+    "j": "jobs",
+    "q": "quiet",
+    "r": "report",
+    "t": "tokenizer",
+    "template-arg": "template-args",
+}
+"""Keys that a command line calls otherwise."""
 _EXTEND_TAKES = 'the path of a file or a list of them, as "../base.toml"'
 
 
@@ -119,6 +129,13 @@ def _overrides(path: Path, prefix: str, entries: Any) -> Iterable[FileOverride]:
         paths = _texts(path, f"{inside}.{PATHS}", entry[PATHS], _PATHS_TAKE)
         if not paths:
             raise SetupError(f"{path}: {inside}.{PATHS} is an empty list.\nIt takes {_PATHS_TAKE}.")
+        for text in paths:
+            if re.search(MEANINGLESS, text) is not None:
+                raise SetupError(
+                    f"{path}: {inside}.{PATHS} has {words(text)}, which fits no log.\n"
+                    "A pattern has *, ? and ** only, and / between folders: give several patterns for several "
+                    "names, and \\[ or \\{ where a name has such a sign."
+                )
         patterns = tuple(pattern for text in paths for pattern in patterns_of(text, path.parent))
         yield FileOverride(path, index, tuple(paths), patterns, values)
 
@@ -156,8 +173,14 @@ def _about_unknown(path: Path, full: str, name: str, known: tuple[str, ...]) -> 
             f"{path}: {full} is not set in a file: {COMMAND_LINE_ONLY[flag]}.\n"
             f"Take it out, and pass --{flag} where it is wanted."
         )
+    if name in ("tool", TABLE):
+        return (
+            f"{path}: there is no key {full!r}.\n"
+            f"In {path.name} the keys stand at the top, without a header: [tool.{TABLE}] is for {PROJECT_NAME}."
+        )
     import difflib  # of no use but here, and slow to load
 
-    close = difflib.get_close_matches(flag.lower(), known, n=2, cutoff=0.6)
+    flag = _SHORT.get(name, flag.lower())
+    close = [flag] if flag in known else difflib.get_close_matches(flag, known, n=2, cutoff=0.6)
     hint = f"Did you mean {' or '.join(close)}?" if close else f"Keys: {', '.join(known)}."
     return f"{path}: there is no key {full!r}.\n{hint}"

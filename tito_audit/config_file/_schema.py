@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tito_audit.config_file._keys import EXTEND, KEYS, OVERRIDES, PATHS, Key
+from tito_audit.config_file._patterns import MEANINGLESS
 
 __all__ = ["config_schema"]
 
 _TEXT = {"type": "string", "minLength": 1}
+_PATTERN = {**_TEXT, "not": {"pattern": MEANINGLESS}}
 _JSON = {
     "description": "A value that JSON can write.",
     "anyOf": [
@@ -31,7 +33,7 @@ def config_schema(helps: Mapping[str, str], defaults: Mapping[str, Any]) -> dict
         "title": PATHS,
         "description": "Patterns of the logs that these settings are for, from this file's folder: * and ? within "
         "one name, ** through folders; one without a slash is a file's name anywhere.",
-        "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}],
+        "anyOf": [_PATTERN, {"type": "array", "items": _PATTERN, "minItems": 1}],
     }
     override = {
         "type": "object",

@@ -91,7 +91,7 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))  # as Windows may begin a file
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SetupError(
             f"{path}: this is not TOML ({error}).\nMend the file, or pass --no-config to run without it."

@@ -23,12 +23,13 @@ from tito_audit.record.finding import Finding, Severity
 from tito_audit.reports._visible import escaped_json, visible
 from tito_audit.storage.atomic import new_file
 
-__all__ = ["Entry", "Key", "entry_of", "name_beside", "read_baseline", "write_baseline"]
+__all__ = ["Entry", "Key", "Names", "entry_of", "read_baseline", "write_baseline"]
 
 VERSION = 1
 _WHAT = "tito-audit baseline"
 _MESSAGE = 120
 """Characters of a message that are kept: enough to know what was accepted."""
+_HEAD = re.compile(r'\{"what": "[^"]*", "version": \d{1,9}, "findings": \[')
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _SEVERITIES = {severity.word: severity for severity in Severity}
 
@@ -65,20 +66,43 @@ def entry_of(finding: Finding, fingerprint: str, file: str) -> Entry:
     return Entry(fingerprint, finding.code, finding.severity, file, finding.place.row, message)
 
 
-def name_beside(baseline: Path, file: str) -> str:
-    """How the baseline names a log: as seen from its own folder, links left as they are."""
-    folder = os.path.dirname(os.path.abspath(baseline))  # noqa: PTH100, PTH120 - Path.absolute keeps the dots
+class Names:
+    """How a baseline names logs: as seen from its own folder, by whatever way that is reached, links below it left
+    as they are."""
+
+    def __init__(self, baseline: Path) -> None:
+        folder = os.path.realpath(os.path.dirname(os.path.abspath(baseline)))  # noqa: PTH100, PTH120
+        self._above = {_identity(place): place for place in (folder, *map(str, PurePath(folder).parents))}
+        self._folder = folder
+
+    def of(self, file: str) -> str:
+        """The name of one log, with `/`."""
+        whole = PurePath(os.path.abspath(file))  # noqa: PTH100 - Path.absolute keeps the dots
+        place = whole
+        for folder in whole.parents:
+            if (real := self._above.get(_identity(str(folder)))) is not None:
+                place = PurePath(real, whole.relative_to(folder))
+                break
+        try:
+            return PurePath(os.path.relpath(place, self._folder)).as_posix()
+        except ValueError:  # another drive
+            return whole.as_posix()
+
+
+def _identity(folder: str) -> tuple[int, int] | str:
+    """What tells a folder from all others, by whatever name."""
     try:
-        return PurePath(os.path.relpath(file, folder)).as_posix()
-    except ValueError:  # another drive
-        return PurePath(os.path.abspath(file)).as_posix()  # noqa: PTH100
+        there = os.stat(folder)  # noqa: PTH116
+    except (OSError, ValueError):
+        return folder
+    return there.st_dev, there.st_ino
 
 
 def read_baseline(path: Path) -> list[Entry]:
     """The findings that the file holds; SetupError with the place in it when it is no baseline."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        value = json.loads(text)
+        value = _parsed(text)
     except FileNotFoundError:
         raise SetupError(
             f"--baseline {path}: there is no such file.\n"
@@ -103,6 +127,22 @@ def read_baseline(path: Path) -> list[Entry]:
             "Update tito-audit, or write the file again with this one: delete it and pass --update-baseline."
         )
     return _merged(_entry(path, number, one) for number, one in enumerate(value["findings"], 1))
+
+
+def _parsed(text: str) -> Any:
+    """The value of the file; the commas between its lines may be missing or too many, as in a merge of lines."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        head, *lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+        if not (_HEAD.fullmatch(head) and lines[-1:] == ["]}"] and all(line[:1] == "{" for line in lines[:-1])):
+            raise
+        whole = ",".join(line.rstrip(",") for line in lines[:-1])
+        try:
+            return json.loads(f"{head}{whole}]}}")
+        except json.JSONDecodeError:
+            pass
+        raise  # of the text as it stands, whose lines a person sees
 
 
 def write_baseline(path: Path, entries: Iterable[Entry]) -> None:
@@ -136,12 +176,15 @@ def _line(entry: Entry) -> str:
 
 
 def _merged(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries, those that stand for the same counted together, as a merge of branches may leave them."""
+    """The entries, one of those that stand for the same: what two branches accepted, a merge leaves twice.
+
+    The one with more times counts, as nobody has accepted more.
+    """
     by_key: dict[Key, Entry] = {}
     for entry in entries:
         held = by_key.setdefault(entry.key, entry)
-        if held is not entry:
-            held.times += entry.times
+        if held.times < entry.times:
+            by_key[entry.key] = entry
     return list(by_key.values())
 
 
@@ -177,9 +220,13 @@ def _no_baseline(path: Path, because: str) -> SetupError:
 def _about_json(text: str, error: json.JSONDecodeError) -> str:
     if not text.strip():
         return "it is empty"
-    marked = re.search(r"^<{7} ", text, re.MULTILINE)
+    marked = re.search(r"^(?:<{7}|[|]{7}|={7}|>{7})(?: |$)", text, re.MULTILINE)
     if marked:
-        return f"line {text[: marked.start()].count(chr(10)) + 1} is a conflict of a merge that was left in it"
+        line = text[: marked.start()].count("\n") + 1
+        return (
+            f"line {line} is a conflict of a merge that was left in it. The lines of both sides may stay: take "
+            "out the marks (merge=union in .gitattributes leaves none)"
+        )
     return f"it is no JSON at line {error.lineno}, column {error.colno} ({error.msg})"
 
 

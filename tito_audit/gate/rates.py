@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from tito_audit.config import MaxRate
 from tito_audit.errors import SetupError
 from tito_audit.gate.known import Entries
+from tito_audit.reports._verdict import rate_number
+from tito_audit.reports._words import many
 from tito_audit.summary import RateCount
 
-__all__ = ["Rated", "Rates", "rate_words"]
+__all__ = ["Rated", "Rates", "excess"]
 
 
 @dataclass(slots=True)
@@ -67,17 +69,12 @@ class Rates:
         return RateCount(str(limit), rated.findings, of, rate, rate > limit.limit)
 
 
-def rate_words(limit: MaxRate, count: RateCount) -> str:
-    """`TOK: 41 findings in 20,000 generated tokens are 0.00205 a token, above 0.001`."""
+def excess(limit: MaxRate, count: RateCount) -> str:
+    """Why a limit fails: `TOK: 41 findings in 20,000 generated tokens are 0.00205 a token, above 0.001`."""
     unit = "rollout" if limit.per == "rollout" else "generated token"
     one = "rollout" if limit.per == "rollout" else "token"
-    name, found = limit.prefix or "all rules", _many(count.findings, "finding")
+    name, found = limit.prefix or "all rules", many(count.findings, "finding")
     if math.isinf(count.rate):
         return f"{name}: {found}, and no {unit} to measure them by"
-    side = "above" if count.failed else "within"
     are = "is" if count.findings == 1 else "are"
-    return f"{name}: {found} in {_many(count.of, unit)} {are} {count.rate:.3g} a {one}, {side} {limit.limit:g}"
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    return f"{name}: {found} in {many(count.of, unit)} {are} {rate_number(count)} a {one}, above {limit.number}"

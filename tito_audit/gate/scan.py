@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 from tito_audit.config import GateSettings, Settings
 from tito_audit.errors import SetupError
-from tito_audit.gate.rates import Rates
-from tito_audit.gate.watch import Bar, Watch
-from tito_audit.pipeline import Progress, Scan, names_of, scan_rollouts, selected_codes
+from tito_audit.gate.watch import Terms, Watch
+from tito_audit.pipeline import Progress, Scan, names_of, scan_rollouts
 from tito_audit.record.finding import Finding, Result
 from tito_audit.storage import find_logs
 from tito_audit.summary import Summary
@@ -48,9 +46,7 @@ class GatedScan:
     def __init__(self, scan: Scan, gate: GateSettings) -> None:
         self.scan = scan
         self.gate = gate
-        self._rates = Rates(gate.max_rates)
-        self._codes = cache(lambda file: selected_codes(scan.settings.at(file)))
-        self._bar = cache(lambda file: Bar.of(scan.settings, file))
+        self._terms = Terms(scan.settings, gate)
 
     @property
     def summary(self) -> Summary:
@@ -58,20 +54,18 @@ class GatedScan:
         return self.scan.summary
 
     def __iter__(self) -> Iterator[Result]:
-        watch = Watch(list(self.scan.logs), self.scan.settings, self.gate, self.summary)
+        watch = Watch(list(self.scan.logs), self.scan.settings, self.gate, self._terms, self.summary)
         for result in self.scan:
             yield watch.judged(result)
         self.summary.gate = watch.verdict()
 
     def codes(self, file: str) -> frozenset[str]:
         """The codes that are asked for of a log."""
-        return self._codes(file)
+        return self._terms.codes(file)
 
     def fails(self, finding: Finding) -> bool:
         """Whether a finding fails by itself: severe enough, not known, not judged by a rate, not accepted now."""
-        bar = self._bar(finding.place.file).fails
-        severe = bar is not None and finding.severity >= bar
-        return severe and not (finding.known or self.gate.update_baseline or self._rates.of(finding.code))
+        return self._terms.fails(finding) and not (finding.known or self.gate.update_baseline)
 
 
 def _beside(logs: Sequence[str], baseline: Path) -> list[str]:

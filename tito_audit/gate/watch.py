@@ -11,16 +11,17 @@ from pathlib import Path
 
 from tito_audit.config import GateSettings, Settings
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.gate.baseline import name_beside, read_baseline, write_baseline
+from tito_audit.gate.baseline import Names, read_baseline, write_baseline
 from tito_audit.gate.known import Entries, Known
-from tito_audit.gate.rates import Rates, rate_words
+from tito_audit.gate.rates import Rates, excess
 from tito_audit.pipeline import selected_codes
 from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.reports._words import listed, many
 from tito_audit.storage import find_logs
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.summary import Fixed, Gate, Summary
 
-__all__ = ["Bar", "Watch"]
+__all__ = ["Bar", "Terms", "Watch"]
 
 _CODES = 6
 """Codes that a reason names."""
@@ -38,31 +39,45 @@ class Bar:
     @classmethod
     def of(cls, settings: Settings, file: str) -> Bar:
         """The bar for the findings of a log."""
-        fail_on = settings.at(file).fail_on
-        if fail_on == "never":
-            # Where nothing fails anywhere, rates are all there is; one log of many is only let off.
-            return cls(None, Severity.NOTE if settings.fail_on == "never" else None)
-        return cls(Severity[fail_on.upper()], Severity[fail_on.upper()])
+        bar = Severity.bar(settings.at(file).fail_on)
+        if bar is None and settings.fail_on == "never":
+            return cls(None, Severity.NOTE)  # where nothing fails anywhere, rates are all there is
+        return cls(bar, bar)  # one log of many that never fails is only let off
+
+
+class Terms:
+    """What the findings of a run are held against, log by log."""
+
+    def __init__(self, settings: Settings, gate: GateSettings) -> None:
+        self.rates = Rates(gate.max_rates)
+        self.bar = cache(lambda file: Bar.of(settings, file))
+        self.codes = cache(lambda file: selected_codes(settings.at(file)))
+        """The codes that are asked for of a log."""
+
+    def fails(self, finding: Finding) -> bool:
+        """Whether a finding that no baseline holds fails by itself: severe enough and under no limit."""
+        bar = self.bar(finding.place.file).fails
+        return bar is not None and finding.severity >= bar and self.rates.of(finding.code) is None
 
 
 class _Book:
     """A baseline while its logs are scanned."""
 
-    def __init__(self, path: Path, logs: list[Path], settings: Settings, *, update: bool) -> None:
+    def __init__(self, path: Path, logs: list[Path], settings: Settings, terms: Terms, *, update: bool) -> None:
         if update:
             try:
                 refuse_target(path, overwrite=True)
             except StorageError as error:
                 raise SetupError(f"--baseline {error}") from error
         self.path = path
-        self.name = cache(lambda file: name_beside(path, file))
+        self.name = cache(Names(path).of)
         """What the baseline calls a log."""
         self._files: Mapping[str, str] = {self.name(str(file)): str(file) for file in logs}
         self._entries = [] if update and not path.exists() else read_baseline(path)
         self.known = Known(self._entries, path.parent, self._files)
         self.held = Entries()
         """Findings that it holds, where they are now."""
-        self._codes = cache(lambda file: selected_codes(settings.at(file)))
+        self._codes = terms.codes
         # With rows left out nothing is known to be gone.
         self._whole = settings.limit is None and settings.row is None and (settings.sample or 1) >= 1
 
@@ -89,7 +104,9 @@ class _Book:
 class Watch:
     """Judges findings one by one, and in the end all of them."""
 
-    def __init__(self, logs: list[str], settings: Settings, gate: GateSettings, summary: Summary) -> None:
+    def __init__(
+        self, logs: list[str], settings: Settings, gate: GateSettings, terms: Terms, summary: Summary
+    ) -> None:
         if gate.update_baseline and gate.baseline is None:
             raise SetupError(
                 "--update-baseline: there is no baseline to write.\nName the file: --baseline tito-baseline.json"
@@ -97,11 +114,10 @@ class Watch:
         self._settings = settings
         self._gate = gate
         self._summary = summary
-        self._bar = cache(lambda file: Bar.of(settings, file))
-        self._rates = Rates(gate.max_rates)
+        self._bar, self._rates = terms.bar, terms.rates
         self._book = None
         if gate.baseline is not None:
-            self._book = _Book(Path(gate.baseline), find_logs(logs), settings, update=gate.update_baseline)
+            self._book = _Book(Path(gate.baseline), find_logs(logs), settings, terms, update=gate.update_baseline)
         self._new = Entries()
         self._known = 0
         self._failing: Counter[Severity] = Counter()
@@ -135,7 +151,7 @@ class Watch:
         counts = self._rates.counts()
         limits = zip(self._gate.max_rates, counts, strict=True)
         because = [self._failing_words()] if self._failing else []
-        because += [rate_words(limit, count) for limit, count in limits if count.failed]
+        because += [excess(limit, count) for limit, count in limits if count.failed]
         return Gate(
             failed=bool(because),
             because=tuple(because),
@@ -174,20 +190,15 @@ class Watch:
     def _failing_words(self) -> str:
         """`3 errors and 1 warning in 2 rollouts that are in no baseline: SEQ301 (3), TOK101 (1)`."""
         total = self._failing.total()
-        kinds = [_many(self._failing[one], one.word) for one in sorted(self._failing, reverse=True)]
-        found = f"{', '.join(kinds[:-1])} and {kinds[-1]}" if len(kinds) > 1 else kinds[0]
+        kinds = [many(self._failing[one], one.word) for one in sorted(self._failing, reverse=True)]
         which = f" that {'is' if total == 1 else 'are'} in no baseline" if self._book is not None else ""
         codes = [f"{code} ({number:,})" for code, number in self._codes.most_common(_CODES)]
         more = len(self._codes) - _CODES
-        rest = f" and {_many(more, 'more rule')}" if more > 0 else ""
-        return f"{found} in {_many(self._rollouts, 'rollout')}{which}: {', '.join(codes)}{rest}"
+        rest = f" and {many(more, 'more rule')}" if more > 0 else ""
+        return f"{listed(kinds)} in {many(self._rollouts, 'rollout')}{which}: {', '.join(codes)}{rest}"
 
 
 def _near(file: str | None) -> str | None:
     """The name of a file as seen from the working folder, where it lies below."""
     here = Path.cwd()
     return str(Path(file).relative_to(here)) if file is not None and Path(file).is_relative_to(here) else file
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,91 @@
+"""What a report is written to: stdout, a file that appears whole or not at all, a pipe or a device as it is."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from tito_audit.errors import SetupError, StorageError
+
+__all__ = ["is_stdout", "opened"]
+
+_STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+_STDERR = "/dev/stderr"
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
+
+
+def is_stdout(file: str) -> bool:
+    """Whether a name is one of those of stdout."""
+    return file in _STDOUT
+
+
+@contextmanager
+def opened(path: Path | None) -> Iterator[TextIO]:
+    """Stdout for None; else a file that takes its name once the report is whole, links followed.
+
+    What is no regular file (a pipe, `>(jq .)`, `/dev/null`) is written to as it is, and never replaced.
+    """
+    if path is None:
+        yield sys.stdout
+        return
+    fd = _stream(path)
+    if fd is not None:
+        with io.TextIOWrapper(
+            io.BufferedWriter(_Stream(fd, path)), encoding="utf-8", errors="backslashreplace", newline="\n"
+        ) as out:
+            yield out
+        return
+    from tito_audit.storage.atomic import new_file  # with numpy, which --help does without
+
+    try:
+        with new_file(path, overwrite=True) as raw:
+            text = io.TextIOWrapper(
+                cast(io.BufferedWriter, raw), encoding="utf-8", errors="backslashreplace", newline="\n"
+            )
+            yield text
+            text.detach()
+    except StorageError as error:
+        if not str(error).startswith(f"{path}: "):
+            raise  # of a log
+        raise SetupError(f"--report: {error}") from error
+
+
+class _Stream(io.FileIO):
+    """A pipe or a device whose failures say which it is."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        super().__init__(fd, "w")
+        self._path = path
+
+    def write(self, data: Any, /) -> int:
+        """How many bytes were taken; SetupError when none can be, BrokenPipeError when nobody reads any more."""
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _refused(self._path, error) from error
+
+
+def _stream(path: Path) -> int | None:
+    """The open end of a pipe or a device that a path names; None of what is or may become a regular file."""
+    own = _DESCRIPTOR.fullmatch(str(path))
+    try:
+        if own is not None or str(path) == _STDERR:
+            return os.dup(int(own[1]) if own is not None else 2)
+        if not path.exists() or stat.S_ISREG(path.stat().st_mode):
+            return None
+        return os.open(path, os.O_WRONLY)
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def _refused(path: Path, error: OSError) -> SetupError:
+    return SetupError(f"--report: {path} cannot be written: {error.strerror or error}.")
