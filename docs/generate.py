@@ -2,11 +2,14 @@
 
     python docs/generate.py FOLDER
 
-`make docs` runs it and Sphinx. A line `@@name@@` of a page here is replaced by what the code says.
+`make docs` runs it and Sphinx. A table between `<!-- NAME -->` and `<!-- end -->` of a page here is what the code
+says. Pages link to the files of this folder, as a reader of the repository finds them: `_rules.md#TOK101` is a
+page of its own on the site.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from importlib.resources import files
@@ -25,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 INTROS = ("api", "commands", "configuration", "formats", "repairs", "reports", "rules", "schema")
 """Pages here, `_NAME.md`, that the code goes on with."""
+MARKED = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<table>.*?)<!-- end -->\n", re.DOTALL)
 MARK = ".generated"
 """A file in a folder that this wrote, and may replace."""
 
@@ -32,10 +36,9 @@ MARK = ".generated"
 def site() -> Pages:
     """Every page by its path."""
     texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(HERE.glob("*.md"))}
-    intro = {name: texts.pop(f"_{name}.md") for name in INTROS}
-    marks = {"exit-codes": exit_codes(), "action-inputs": action_inputs(), "action-outputs": action_outputs()}
-    for mark, said in marks.items():
-        texts = {name: text.replace(f"@@{mark}@@\n", said) for name, text in texts.items()}
+    # The pages that these become may be in folders.
+    intro = {name: re.sub(r"\]\(([a-z-]+\.md)", r"](/\1", texts.pop(f"_{name}.md")) for name in INTROS}
+    texts = {name: MARKED.sub(lambda one: one["table"], text) for name, text in texts.items()}
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     pages = {
         **texts,
@@ -50,7 +53,25 @@ def site() -> Pages:
         **api(intro["api"]),
     }
     places = {rule.code: f"/rules/{rule.code}.md" for rule in all_rules()}
-    return {path: linked(text, places) for path, text in pages.items()}
+    return {path: linked(_as_on_site(text, pages), places) for path, text in pages.items()}
+
+
+def marked() -> dict[str, str]:
+    """The tables of pages here that the code says, by the name of their mark."""
+    return {"exit-codes": exit_codes(), "action-inputs": action_inputs(), "action-outputs": action_outputs()}
+
+
+def _as_on_site(text: str, pages: Pages) -> str:
+    """A page with its links to files of the repository as links to the pages that they become."""
+
+    def there(link: re.Match[str]) -> str:
+        name, anchor = link["name"], link["anchor"] or ""
+        one = f"{name}/{anchor[1:]}.md"
+        whole = f"{name}.md" if f"{name}.md" in pages else f"{name}/index.md"
+        return f"](/{one})" if one in pages else f"](/{whole}{anchor})"
+
+    text = re.sub(r"\]\(_(?P<name>\w+)\.md(?P<anchor>#[\w-]+)?\)", there, text)
+    return text.replace("](../tito_audit/schemas/", "](/_static/")
 
 
 def action_inputs() -> str:

@@ -124,7 +124,7 @@ def test_every_command_is_documented_with_all_its_flags(name: str, command: Any,
         assert all(flag in re.split(r", | ", mine) for flag in (*parameter.opts, *parameter.secondary_opts))
         if isinstance(parameter.default, int | float | str) and parameter.default not in (True, False, ""):
             help = next(text for signature, text in written if signature == mine)
-            assert f"default: {parameter.default}" in help, mine
+            assert f"Default: {parameter.default}" in help, mine
     assert f"[`{name}`]({short}.md)" in pages()["commands/index.md"] or short == "index"
 
 
@@ -132,6 +132,7 @@ def test_every_key_of_the_configuration_file_is_documented() -> None:
     page = pages()["configuration.md"]
     keys = re.findall(r"^`{4}\{confval\} (.*)\n:type: (.*)\n", page, re.M)
     assert sorted(name for name, _ in keys) == sorted([*KEYS, EXTEND, OVERRIDES])
+    assert re.findall(r"confval\} quiet\n:type: true or false\n:default: (\w+)", page) == ["false"]
     assert {(key.name, key.kind.takes) for key in KEYS.values()} <= set(keys)
     for flag, why in COMMAND_LINE_ONLY.items():
         assert f"| `--{flag}` | {why} |" in page
@@ -478,17 +479,60 @@ def test_an_address_of_this_project_is_a_placeholder() -> None:
             assert address.startswith("OWNER/") or name.startswith(("formats/", "reports/")), f"{name}: {address}"
 
 
-def test_the_readme_links_to_files_and_headings_that_there_are() -> None:
-    text = pages()["README.md"]
-    headings = {
-        re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in re.findall("^#+ (.*)", text, re.M)
-    }
-    links = re.findall(r"\]\(([^)\s]+)\)", prose(text))
-    assert any(link.startswith("docs/") for link in links)
-    for link in links:
+def headings(text: str) -> set[str]:
+    """Where links into a page may lead, as GitHub names its headings."""
+    found = re.findall("^#+ (.*)", prose(text), re.M)
+    return {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in found}
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
+def test_a_page_links_to_files_and_headings_that_there_are_in_the_repository(path: Path) -> None:
+    links = re.findall(r"\[([^\]]*)\]\(([^)\s]+)\)", prose(path.read_text(encoding="utf-8")))
+    for label, link in links:
         target, anchor = urldefrag(link)
-        assert not target or (ROOT / target).is_file(), link
-        assert target or anchor in headings, link
+        place = path.parent / target if target else path
+        assert label, f"{path.name}: no words for {link}"
+        assert place.is_file(), f"{path.name} links to {link}"
+        kind = place.stem.removeprefix("_")
+        generated = f"{kind}/{anchor}.md" in pages()
+        assert not anchor or generated or anchor in headings(place.read_text(encoding="utf-8")), link
+
+
+def test_the_readme_leads_to_every_guide_and_is_a_page_long() -> None:
+    text = pages()["README.md"]
+    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)\)", text))
+    of_the_site_only = {"index.md", "_rules.md", "_repairs.md", "_commands.md"}
+    assert linked == {path.name for path in DOCS.glob("*.md")} - of_the_site_only
+    tables = re.findall(r"<!-- tito-audit list .*?<!-- end -->", text, re.S)
+    assert text.count("\n") - sum(table.count("\n") for table in tables) <= 360
+
+
+def test_the_tables_of_the_guides_are_what_the_code_says() -> None:
+    tables = generate.marked()
+    seen = []
+    for path in sorted(DOCS.glob("*.md")):
+        text = fresh = path.read_text(encoding="utf-8")
+        for one in generate.MARKED.finditer(text):
+            seen.append(one["name"])
+            fresh = fresh.replace(one["table"], tables[one["name"]])
+        if os.environ.get("UPDATE_GOLDENS"):
+            path.write_text(fresh, encoding="utf-8")
+        else:
+            assert text == fresh, f"{path.name} is stale; UPDATE_GOLDENS=1 pytest tests/test_docs.py renews it"
+    assert sorted(seen) == sorted(tables)
+
+
+def test_every_report_says_what_it_is_for() -> None:
+    chosen = pages()["reports/index.md"].partition("## ")[0]
+    assert all(f"`{one.name}`" in chosen for one in all_reports())
+
+
+def test_a_report_is_shown_as_it_is_written_of_an_example_log() -> None:
+    for one in all_reports():
+        page = pages()[f"reports/{one.name}.md"]
+        assert (one.suffix == "html") == ("## How it begins" not in page)
+    assert re.search(r"^fixtures/formats/nemo_gym.jsonl:2:2:129-130 SEQ302", pages()["reports/concise.md"], re.M)
+    assert re.search(r"^::error file=fixtures/formats/nemo_gym.jsonl,", pages()["reports/github.md"], re.M)
 
 
 def test_what_is_built_is_not_tracked() -> None:

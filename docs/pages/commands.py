@@ -11,6 +11,7 @@ import typer
 from pages.words import Pages, fenced, flags_as_code, table, toctree
 from tito_audit.cli import app
 from tito_audit.cli._exits import EXIT_CODES
+from tito_audit.cli._help import SUMMARIES, record_of
 from tito_audit.config_file import COMMAND_LINE_ONLY, KEYS, OVERRIDES, Key
 
 __all__ = ["commands", "configuration", "exit_codes", "walked"]
@@ -34,7 +35,7 @@ def commands(intro: str) -> Pages:
     """A page for each command, and the index with the flags of the program itself."""
     (_, program, context), *others = walked()
     names = {name: _slug(name) for name, _, _ in others}
-    rows = [(f"[`{name}`]({names[name]}.md)", _first(one)) for name, one, _ in others]
+    rows = [(f"[`{name}`]({names[name]}.md)", SUMMARIES[names[name]]) for name, _, _ in others]
     parts = ["# Command line\n", intro, table(("command", "does"), rows)]
     parts += ["```{program} tito-audit\n```\n", "## Flags of every call\n", *_parameters(program, context)]
     parts.append(toctree(names.values()))
@@ -46,12 +47,8 @@ def _slug(name: str) -> str:
     return name.removeprefix("tito-audit ").replace(" ", "-")
 
 
-def _first(command: Any) -> str:
-    return flags_as_code(str(command.help).partition("\n\n")[0])
-
-
 def _command(name: str, command: Any, context: Any) -> str:
-    usage = " ".join(piece.strip("{}") for piece in command.collect_usage_pieces(context) if piece)
+    usage = " ".join(piece for piece in command.collect_usage_pieces(context) if piece)
     parts = [f"# {name}\n", f"```{{program}} {name}\n```\n", flags_as_code(str(command.help)) + "\n"]
     parts += [fenced(f"{name} {usage}"), *_parameters(command, context)]
     return "\n".join(parts)
@@ -64,28 +61,21 @@ def _parameters(command: Any, context: Any) -> Iterator[str]:
     if arguments:
         yield "## Arguments\n"
     for one in arguments:
-        record = one.get_help_record(context)
+        record = record_of(one, context)
         name = one.metavar or (record[0] if record else str(one.name).upper())
         yield _option(name, record[1] if record else "", "")
     if arguments:
         yield "## Flags\n"
     keys = {key.target: key for key in KEYS.values()}
     for one in flags:
-        written, help = one.get_help_record(context)
+        written, help = record_of(one, context) or ("", "")
         key = keys.get(one.name)
-        yield _option(_signature(written), help, _about_key(key, command.name))
-
-
-def _signature(written: str) -> str:
-    """Names and value of a flag, as help writes them."""
-    written = re.sub(r"<(?:int|integer)(?: range)?>", "N", written, flags=re.IGNORECASE)
-    written = re.sub(r"<float(?: range)?>", "NUMBER", written, flags=re.IGNORECASE)
-    return written.replace(" / ", ", ")
+        yield _option(written.replace(" / ", ", "), help, _about_key(key, command.name))
 
 
 def _option(signature: str, help: str, more: str) -> str:
-    said, _, bounds = help.partition("  [")
-    facts = f" *{bounds.rstrip(']')}.*".replace("x>=", "at least ") if bounds else ""
+    said, bounds = re.fullmatch(r"(?s)(.*?)(?: \[([^][]*)\])?", help).groups()  # type: ignore[union-attr]
+    facts = f" *{bounds[0].upper()}{bounds[1:]}.*" if bounds else ""
     return f"````{{option}} {signature}\n{flags_as_code(said)}{facts}{more}\n````\n"
 
 
@@ -129,8 +119,9 @@ def _flags() -> tuple[dict[str, str], dict[str, str], dict[str, list[str]], dict
             ):
                 continue
             helps.setdefault(one.name, re.sub(r" \[default: .*\]", "", str(one.help)))
-            bounds = (one.get_help_record(context) or ("", ""))[1]
-            defaults.setdefault(one.name, _found(r"\[default: ([^];]*)", bounds))
+            bounds = (record_of(one, context) or ("", ""))[1]
+            default = str(one.default).lower() if one.is_flag else _found(r"\[default: ([^];]*)", bounds)
+            defaults.setdefault(one.name, default)
             flags.setdefault(one.name, [f"`{one.opts[0]}`"])
             takers.setdefault(one.name, []).append(short)
     return helps, defaults, flags, takers

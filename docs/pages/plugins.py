@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+import shlex
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from pages.words import Pages, command_block, fenced, table, toctree
@@ -20,6 +25,8 @@ from tito_audit.rules import FAMILIES, all_rules
 
 __all__ = ["formats", "repairs", "reports", "rules"]
 
+_SAMPLE = "fixtures/formats/nemo_gym.jsonl -t fixtures/tokenizers/toy_bpe --select SEQ,TOK"
+"""The log whose reports are shown, and what is looked for in it."""
 _SAMPLE_LINES = 24
 _SAMPLE_WIDTH = 160
 
@@ -52,7 +59,8 @@ def _rule(rule: Rule) -> str:
 def formats(intro: str) -> Pages:
     """The formats in the order in which they are tried, and a page for each."""
     rows = [(f"[{one.name}]({one.name}.md)", one.title, one.signature) for one in all_formats()]
-    index = "\n".join([intro, table(("format", "written by", "told by"), rows)])
+    first, *more = re.split(r"^(?=## )", intro, flags=re.MULTILINE)
+    index = "\n".join([first, table(("format", "written by", "told by"), rows), "".join(more)])
     index += "\n" + toctree(sorted(one.name for one in all_formats()))
     return {**{f"formats/{one.name}.md": _format(one) for one in all_formats()}, "formats/index.md": index}
 
@@ -95,22 +103,39 @@ def _repair(one: Repair) -> str:
 def reports(intro: str, root: Path) -> Pages:
     """The reports and a page for each, with the beginning of its golden text."""
     rows = [(f"[{one.name}]({one.name}.md)", one.title) for one in all_reports()]
-    index = "\n".join([intro, table(("report", "writes"), rows)])
+    index = "\n".join([intro, "## All of them\n", table(("report", "writes"), rows)])
     others = " and ".join(f"`{name}`" for name in REPAIR_REPORTS)
     index += f"\n`tito-audit repair` writes {others} of its own.\n"
     index += "\nThe keys of `json` and `jsonl` are on the page [](/schema.md).\n\n"
     index += toctree(one.name for one in all_reports())
-    return {**{f"reports/{one.name}.md": _report(one, root) for one in all_reports()}, "reports/index.md": index}
+    samples = _samples(root)
+    pages = {f"reports/{one.name}.md": _report(one, samples[one.name]) for one in all_reports()}
+    return {**pages, "reports/index.md": index}
 
 
-def _report(one: Report, root: Path) -> str:
+def _samples(root: Path) -> dict[str, str]:
+    """What each report says of one of the example logs, out of one pass."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = {one.name: Path(folder, one.name) for one in all_reports()}
+        wanted = [f"--report={name}={path}" for name, path in files.items()]
+        command = [sys.executable, "-m", "tito_audit", "scan", *shlex.split(_SAMPLE), *wanted, "--no-config", "-q"]
+        environment = os.environ | {"COLUMNS": "88", "PYTHONPATH": str(root)}
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        if done.returncode != 1:
+            raise RuntimeError(
+                f"the example log should fail its scan, and it ended with {done.returncode}:\n{done.stderr}"
+            )
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+
+
+def _report(one: Report, sample: str) -> str:
     about = inspect.cleandoc(importlib.import_module(f"tito_audit.reports.{one.name}").__doc__ or "")
     parts = [f"# {one.name}\n", f"{one.title[0].upper()}{one.title[1:]}.\n"]
     parts.append(command_block(f"tito-audit scan LOG -t DIR --report {one.name}{_place(one)}"))
     parts.append(about + "\n")
-    golden = root / "fixtures" / "reports" / f"{one.name}.txt"
-    if one.suffix != "html" and golden.is_file():
-        parts += ["## How it begins\n", fenced(_beginning(golden.read_text(encoding="utf-8")))]
+    if one.suffix != "html":
+        parts += ["## How it begins\n", command_block(f"tito-audit scan {_SAMPLE} -f {one.name}")]
+        parts.append(fenced(_beginning(sample)))
     return "\n".join(parts)
 
 

@@ -1,0 +1,57 @@
+"""How `--help` is written: a line for each command, bounds in words, a default once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from typer.core import TyperCommand
+
+__all__ = ["SUMMARIES", "Command", "record_of"]
+
+SUMMARIES = {
+    "scan": "Audit logs: what drifted, where and why. Exit 1 if the gate fails.",
+    "repair": "Write a log again with what can be proven put right.",
+    "convert": "Write a log in another form, or as another framework's rows.",
+    "show": "Show one rollout token by token, with its findings.",
+    "inspect": "Show a log's columns, its format and why, a mapping to paste.",
+    "config": "Show the settings that hold, and where each comes from.",
+    "explain": "Print the manual of a rule or a repair.",
+    "list": "List the formats, rules, repairs or reports there are.",
+}
+"""What a command does, in a line that is not cut in the list of commands."""
+
+
+class Command(TyperCommand):
+    """A command with a help that people can read."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Its arguments without braces around what has to be given."""
+        return [re.sub(r"^\{(.*)\}$", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Its arguments and then its flags."""
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            mine = [one for one in self.get_params(ctx) if one.param_type_name == kind]
+            records = [record for record in (record_of(one, ctx) for one in mine) if record is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
+    """What is written of a parameter: its names with what they take, and its help, which ends with its default and
+    bounds in one pair of brackets. A switch says its default only where it is on."""
+    record = parameter.get_help_record(ctx)
+    if record is None:
+        return None
+    names, said = re.sub(r"<(.*)>$", r"\1", record[0]), parameter.help or ""
+    default = re.search(r"\[default: ([^][;]*)", record[1])
+    facts = [f"default: {default[1]}"] if default is not None else []
+    if getattr(parameter, "secondary_opts", ()):
+        facts = ["default: on"] if parameter.default is True else []
+    lowest = getattr(parameter.type, "min", None)
+    facts += [f"at least {lowest:g}"] if lowest else []
+    facts += ["required"] if parameter.required else []
+    said = re.sub(r"\s*\[default: [^][]*\]", "", said)
+    return names, f"{said} [{'; '.join(facts)}]" if facts else said
