@@ -17,7 +17,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tito_audit.cli import _Commands, app
+from tests.command import run, written
+from tito_audit.cli import _Commands
 from tito_audit.cli._deliver import Wanted, deliver
 from tito_audit.cli._sequence import Look, Tokens, drawn
 from tito_audit.errors import SetupError
@@ -38,18 +39,6 @@ BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
 def log(tmp_path: Path) -> Path:
     """Ten rows; row 3 has a logprob above zero where it trains."""
     return written(tmp_path / "run.jsonl", [BROKEN if row == 3 else CLEAN for row in range(10)])
-
-
-def written(path: Path, rows: list[dict[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def test_a_scan_exits_1_when_something_is_at_or_above_fail_on(log: Path) -> None:
@@ -215,7 +204,7 @@ try:
     app(sys.argv[1:])
 except SystemExit:
     pass
-names = ("transformers", "torch", "pyarrow", "numpy", "tokenizers", "rich", "jinja2")
+names = ("transformers", "torch", "pyarrow", "numpy", "tokenizers", "rich", "jinja2", "pygal")
 print(*[name for name in names if name in sys.modules], file=sys.stderr)
 """
 
@@ -239,6 +228,13 @@ def test_a_scan_never_imports_transformers(log: Path) -> None:
     assert "numpy" in done.stderr
     assert "transformers" not in done.stderr
     assert "torch" not in done.stderr
+
+
+def test_reports_for_machines_load_neither_what_pages_are_set_with_nor_charts(log: Path, tmp_path: Path) -> None:
+    files = [f"--report={name}={tmp_path / name}" for name in ("json", "jsonl", "github", "sarif", "junit")]
+    done = python(LOADED, "scan", log, "-f", "concise", *files)
+    assert "LPR504" in done.stdout
+    assert done.stderr.split() == ["numpy"]
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from tito_audit.cli import app
+from tests.command import run, written
 from tito_audit.cli._compare import REPORTS, Repaired
 from tito_audit.cli._diff import diff_lines
 from tito_audit.cli._regions import Beside, changed_regions
@@ -42,18 +41,6 @@ PLACE = Place("run.jsonl", 3)
 def log(tmp_path: Path) -> Path:
     """Ten rows; row 3 has a logprob above zero where it trains."""
     return written(tmp_path / "run.jsonl", [BROKEN if row == 3 else CLEAN for row in range(10)])
-
-
-def written(path: Path, rows: Sequence[object]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def names(folder: Path) -> list[str]:
@@ -234,8 +221,8 @@ def test_the_page_keeps_to_the_width_of_the_terminal(
     assert max(len(line) for line in page.splitlines()) <= width
 
 
-def test_the_examples_of_the_readme_are_true() -> None:
-    done = doctest.testfile(str(ROOT / "README.md"), module_relative=False, encoding="utf-8")
+def test_the_examples_of_the_page_on_python_are_true() -> None:
+    done = doctest.testfile(str(ROOT / "docs/_api.md"), module_relative=False, encoding="utf-8")
     assert done.attempted >= 4
     assert done.failed == 0
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -139,6 +139,12 @@ def test_repair_and_show_read_the_file_too(project: Path) -> None:
     [
         ("tokeniser = 'x'", "there is no key 'tokeniser'.\nDid you mean tokenizer?"),
         ("fail_on = 'error'", "there is no key 'fail_on'.\nDid you mean fail-on?"),
+        ("max_rate = 'TOK=1'", "there is no key 'max_rate'.\nDid you mean max-rate?"),
+        ("template-arg = {a = 1}", "there is no key 'template-arg'.\nDid you mean template-args?"),
+        ("q = true", "there is no key 'q'.\nDid you mean quiet?"),
+        ("t = 'x'", "there is no key 't'.\nDid you mean tokenizer?"),
+        ("[tool.tito-audit]\njobs = 1", "there is no key 'tool'.\nIn tito-audit.toml the keys stand at the top"),
+        ("[tito-audit]\njobs = 1", "there is no key 'tito-audit'.\nIn tito-audit.toml the keys stand at the top"),
         ("zzz = 1", "there is no key 'zzz'.\nKeys: tokenizer, "),
         ("unsafe = true", "unsafe is not set in a file: it gives up a safeguard"),
         ("trust-remote-code = true", "trust-remote-code is not set in a file: it lets code run"),
@@ -175,6 +181,13 @@ def test_a_mistake_in_the_file_is_one_message_with_file_and_key(project: Path, t
     assert err.startswith("tito-audit: ")
     assert "Traceback" not in err
     assert "\x1b" not in err
+
+
+@pytest.mark.parametrize("name", ["tito-audit.toml", "pyproject.toml"])
+def test_a_file_of_windows_is_read(project: Path, name: str) -> None:
+    table = "[tool.tito-audit]\r\n" if name == "pyproject.toml" else ""
+    (project / name).write_bytes(f"\ufeff# settings\r\n{table}jobs = 3\r\n".encode())
+    assert read_config(project / name).values == {"jobs": 3}
 
 
 def test_a_mistake_in_a_pyproject_names_the_table(project: Path) -> None:
@@ -466,6 +479,14 @@ def test_overrides_that_fit_no_log_are_no_mistake(project: Path) -> None:
         ("sample = 1.01", "sample is the number 1.01.\n"),
         ("report = 'json='", "report is the text 'json='.\nIt takes a list of names and files"),
         ("report = [1]", "report is a list with the number 1 in it.\n"),
+        (
+            "[[overrides]]\npaths = ['x', 'a[12].jsonl']",
+            "overrides[0].paths has the text 'a[12].jsonl', which fits no",
+        ),
+        (
+            "[[overrides]]\npaths = 'logs\\a.jsonl'",
+            r"overrides[0].paths has the text 'logs\\a.jsonl', which fits no",
+        ),
         ("worst = -1", "worst is the number -1.\nIt takes a number of findings, 0 or more."),
     ],
     ids=lambda value: value.replace("\n", " ")[:40],
@@ -557,8 +578,8 @@ def test_what_a_file_turns_on_a_flag_turns_off(project: Path) -> None:
     assert "LPR504" in run("scan", "run.jsonl", "--no-quiet")[1]
 
 
-def test_what_the_readme_says_of_the_file_can_be_read(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = readme.split("## Configuration")[1].split("```toml\n")[1].split("```")[0]
+@pytest.mark.parametrize("page", ["README.md", "docs/_configuration.md"])
+def test_what_the_docs_say_of_pyproject_can_be_read(page: str, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (block,) = re.findall(r"```toml\n(\[tool\.tito-audit\]\n.*?)```", text, re.S)
     assert read_config(says(tmp_path, block, "pyproject.toml")).values
-    assert inspect.cleandoc(block).startswith("[tool.tito-audit]")

@@ -119,6 +119,14 @@ TABLES = (
     ("overrides = [{paths = ['']}]", False),
     ("overrides = [{paths = 3}]", False),
     ('overrides = [{format = "slime"}]', False),
+    *(
+        (f"overrides = [{{paths = '{odd}'}}]", False)
+        for odd in ("a[bc]d", "[ab]", "x/{a,b}.jsonl", "!a", r"a\b\c")
+    ),
+    *(
+        (f"overrides = [{{paths = ['x', '{odd}']}}]", True)
+        for odd in (r"a\[b]", r"\[ab]", "{a}", "a!", "a[b", r"\{a,b}")
+    ),
     ('overrides = [{paths = "x", formt = "slime"}]', False),
     ('overrides = [{paths = "x", overrides = []}]', False),
     ('overrides = [{paths = "x", extend = "base.toml"}]', False),

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
+from tests.command import run, written
 from tito_audit import (
     RecordError,
     Rollout,
@@ -34,7 +34,6 @@ from tito_audit import (
     convert_rollouts,
     read_rollouts,
 )
-from tito_audit.cli import app
 from tito_audit.config import Settings
 from tito_audit.convert import Conversion
 from tito_audit.format import Holds
@@ -57,21 +56,9 @@ Said = tuple[tuple[int, ...], tuple[float, ...] | None, tuple[float | None, ...]
 """Token ids, loss weights and the logprobs of trained tokens, None at all others."""
 
 
-def written(path: Path, rows: Sequence[object]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def lines_of(path: Path) -> list[Json]:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return [json.loads(line) for line in data.splitlines()]
-
-
-def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def number_or_none(value: float) -> float | None:
@@ -755,9 +742,9 @@ def test_a_log_of_several_batches_keeps_its_order_in_a_table(tmp_path: Path) -> 
     assert again == [row["token_ids"] for row in rows]
 
 
-def test_the_sample_of_the_readme_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_of_the_docs_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/convert.md").read_text(encoding="utf-8")
     (sample,) = re.findall(r"```console\n\$ tito-audit (convert fixtures[^\n]*)\n(.*?)\n```", text, re.DOTALL)
     assert run(*sample[0].split())[1].strip() == sample[1].strip()
 

@@ -8,17 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
-from typer.testing import CliRunner
 
 import tito_audit
+from tests.command import run, written
 from tito_audit import Gate, GateSettings, MaxRate, Settings, gate_rollouts
-from tito_audit.cli import app
 from tito_audit.config import Override
 from tito_audit.errors import SetupError
 
@@ -27,19 +26,6 @@ TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
 BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
 """One LPR504 at its third token; two tokens of it are generated."""
-
-
-def written(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def run(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command."""
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 class Repository:
@@ -209,6 +195,21 @@ def test_findings_under_a_limit_fail_together_and_not_one_by_one(tmp_path: Path)
     assert not gated(log, MaxRate("", 0.1, "rollout")).failed
 
 
+def test_a_rate_just_above_its_limit_is_said_in_as_many_digits_as_show_it(tmp_path: Path) -> None:
+    log = written(tmp_path / "run.jsonl", [BROKEN] * 1 + [CLEAN] * 998)
+    gate = gated(log, MaxRate("LPR", 0.001, "rollout"), MaxRate("LPR5", 1.0), MaxRate("LPR504", 0.1 / 200))
+    assert gate.because == ("LPR504: 1 finding in 1,998 generated tokens is 0.000501 a token, above 0.0005",)
+    assert gated(log, MaxRate("LPR", 0.001, "rollout")).because == (
+        "LPR: 1 finding in 999 rollouts is 0.001001 a rollout, above 0.001",
+    )
+    assert gated(log, MaxRate("LPR", 0.001001001, "rollout")).because == (
+        "LPR: 1 finding in 999 rollouts is 0.001001001001 a rollout, above 0.001001001",
+    )
+    code, out, _ = run("scan", log, "--max-rate", "LPR=0.1%/rollout")
+    assert code == 1
+    assert "LPR=0.001/rollout: 1 finding in 999 rollouts, 0.001001: too many" in out
+
+
 def test_the_longest_beginning_of_a_code_judges_it_and_others_fail_one_by_one(tmp_path: Path) -> None:
     log = written(tmp_path / "run.jsonl", [CLEAN] * 9 + [BROKEN])
     gate = gated(log, MaxRate("LPR", 0.0), MaxRate("LPR504", 1.0), MaxRate("", 0.0))
@@ -265,9 +266,8 @@ def test_the_page_says_rates_and_limits_and_why_the_gate_is_red(tmp_path: Path) 
     log = written(tmp_path / "run.jsonl", [CLEAN] * 8 + [BROKEN] * 2)
     code, out, err = run("scan", log, "--max-rate", "LPR=0.01", "--max-rate", "TOK=0.5/rollout")
     assert (code, err) == (1, "")
-    assert (
-        "Limits\n  LPR=0.01: 2 in 20 generated tokens, 0.1: too many\n  TOK=0.5/rollout: 0 in 10 rollouts" in out
-    )
+    assert "Limits\n  LPR=0.01: 2 findings in 20 generated tokens, 0.1: too many\n" in out
+    assert "\n  TOK=0.5/rollout: 0 findings in 10 rollouts, 0: passed\n" in out
     last = out.strip().rpartition("\n\n")[2]
     assert " ".join(last.split()) == (
         "gate: failed: LPR: 2 findings in 20 generated tokens are 0.1 a token, above 0.01"
@@ -384,9 +384,9 @@ def test_reports_and_baselines_in_a_folder_of_logs_are_no_logs(
     assert (tmp_path / "run.jsonl").read_text(encoding="utf-8") == json.dumps(BROKEN) + "\n"
 
 
-def test_the_example_of_the_readme_says_what_fails() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = (one for one in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "gate_rollouts" in one)
+def test_the_example_of_the_docs_says_what_fails() -> None:
+    page = (ROOT / "docs/_api.md").read_text(encoding="utf-8")
+    (example,) = (one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "gate_rollouts" in one)
     done = subprocess.run(
         [sys.executable, "-c", example], capture_output=True, encoding="utf-8", cwd=ROOT, check=True
     )

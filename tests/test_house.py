@@ -107,6 +107,15 @@ def test_a_module_is_of_a_size_to_read(path: Path) -> None:
     assert lines <= 400, f"{lines} lines: a module past 400 has two subjects"
 
 
+def test_every_file_of_the_package_is_shipped() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["tito_audit"]
+    shipped = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    ours = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert len(ours) > 10
+    assert ours == shipped
+
+
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
 def test_a_rule_has_its_manual_and_its_cases(rule: object) -> None:
     code, doc = rule.code, rule.doc  # type: ignore[attr-defined]

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -186,15 +185,6 @@ def test_a_page_is_the_same_each_time() -> None:
     assert once() == once()
 
 
-def test_what_the_page_needs_is_shipped_with_the_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    patterns = project["tool"]["setuptools"]["package-data"]["tito_audit"]
-    shipped = {path for pattern in patterns for path in (ROOT / "tito_audit").glob(pattern)}
-    assets = set((ROOT / "tito_audit" / "reports" / "_html" / "assets").iterdir())
-    assert assets
-    assert assets <= shipped
-
-
 # --- what it carries ------------------------------------------------------------------------------------------
 
 GROUPS = [(severity, code) for severity in Severity for code in ("TOK101", "TPL203", "SEQ301")]
@@ -308,6 +298,21 @@ def test_a_chart_with_nothing_to_draw_is_left_out() -> None:
     only = Measures()
     only.by_turn[0, 0] = 5
     assert [chart.name for chart in charts(only)] == ["turns"]
+
+
+def test_where_nothing_drifted_words_stand_in_place_of_an_empty_drawing() -> None:
+    measures = Measures()
+    measures.by_turn[:2, 0] = (500, 700)
+    (chart,) = charts(measures)
+    assert (chart.svg, chart.says) == ("", "None of the 1,200 generated tokens lies in drift.")
+    assert [row[:2] for row in chart.rows] == [("0", "500"), ("1", "700")]
+
+
+def test_a_page_of_an_empty_log_says_that_nothing_is_there() -> None:
+    text = made.written([], Summary(files=["empty.jsonl"]))
+    for words in ("There is no rollout, so there is nothing to draw.", "No rule had anything to look at."):
+        assert words in text
+    assert "Tokens were not counted" not in text
 
 
 def test_roles_of_a_log_are_shown_and_do_nothing() -> None:

@@ -188,6 +188,21 @@ def test_a_rollout_opens_from_its_finding_and_shows_both_sides(browser: driver.B
     quiet(browser, page)
 
 
+def test_a_sequence_without_known_differences_claims_nothing_of_another_side(
+    browser: driver.Browser, tmp_path: Path
+) -> None:
+    """Perhaps nothing was compared with it."""
+    page = made.page(tmp_path / "page.html", made.viewed())
+    browser.look()
+    browser.open(page)
+    browser.js("document.querySelector('table.findings .small').click()")
+    wait(browser, "document.getElementById('viewer').open")
+    heads = texts(browser, ".columns div:last-child")
+    assert heads == ["next prompt, template", "no other tokens are known"]
+    assert texts(browser, ".sequence:last-of-type .left .token") == ["1", "2", "3"]
+    assert texts(browser, ".sequence:last-of-type .right .token") == []
+
+
 def test_a_token_says_what_it_is_on_focus_and_under_a_pointer(browser: driver.Browser, tmp_path: Path) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By
@@ -221,6 +236,50 @@ def test_rollouts_can_be_gone_through_and_linked_to(browser: driver.Browser, tmp
     assert browser.js("return location.hash") == "#rollout-2"
     browser.js("document.getElementById('close-viewer').click()")
     wait(browser, "location.hash === ''")
+
+
+def test_a_rollout_opens_where_there_is_something_to_see(browser: driver.Browser, tmp_path: Path) -> None:
+    ids, place = tuple(range(4_000)), Place("logs/run.jsonl", 0)
+    swaps = (Swap(3000, 3001, (7,), ("7",), ("37",)), Swap(3900, 3901, (8,), ("8",), ("38",)))
+    pieces = tuple(f"{number} " for number in ids)
+    stretch = Stretch(0, ids, pieces, tuple(piece.encode().hex() for piece in pieces))
+    view = View((), (ViewSequence(Where.COMPLETION, 0, len(ids), (stretch,), swaps),))
+    hit = Hit(Where.COMPLETION, 1000, 1002, "Two tokens.", 0, "merge")
+    found = Finding("TOK101", Severity.ERROR, place, hit)
+    observed = Observed(made.measures(), view)
+    counts = {"turns": 1, "tokens": 4000, "generated_tokens": 4000}
+    one = Result(place, Rollout(place, "slime"), (found,), (), counts, observed=observed)
+    browser.look()
+    browser.open(made.page(tmp_path / "page.html", [one]))
+    at = """const one = document.querySelector(arguments[0]).getBoundingClientRect();
+        const pane = document.getElementById("viewer-tokens").getBoundingClientRect();
+        return (one.top - pane.top) / pane.height"""
+    browser.js("document.querySelector('#rollouts-app tbody button').click()")
+    wait(browser, "document.querySelector('#viewer-tokens .drift')")
+    assert 0 < browser.js(at, ".drift") < 0.5, "the first difference is near the top"
+    assert browser.js("return document.activeElement.id") == "viewer-title"
+    browser.js("document.getElementById('close-viewer').click()")
+    browser.js("document.querySelector('table.findings .small').click()")
+    wait(browser, "document.querySelector('#viewer-tokens .here')")
+    assert 0 < browser.js(at, ".here") < 1, "the finding that it was opened from"
+
+
+def test_the_card_of_a_token_leaves_what_stands_in_its_place_in_sight(
+    browser: driver.Browser, tmp_path: Path
+) -> None:
+    for width in (400, 1280):
+        browser.look(width=width)
+        browser.open(made.page(tmp_path / "page.html", made.viewed()))
+        browser.js("document.querySelector('#rollouts-app tbody button').click()")
+        wait(browser, "document.getElementById('viewer').open")
+        press(browser, "n")
+        over = """const tip = document.getElementById("tip").getBoundingClientRect();
+            return [...document.querySelectorAll(".pair.differs .today")].slice(0, 1).some((one) => {
+                const at = one.getBoundingClientRect();
+                return at.left < tip.right && tip.left < at.right && at.top < tip.bottom && tip.top < at.bottom;
+            })"""
+        assert texts(browser, "#tip dd")
+        assert not browser.js(over)
 
 
 def hostile() -> Iterator[Result]:

@@ -415,3 +415,19 @@ def test_columns_of_a_training_row_are_not_taken_for_those_of_the_call_beside_it
     code, out, _ = run("scan", written(tmp_path / "both.jsonl", [row]), "--fail-on", "note")
     assert code == 0
     assert "clean: nothing found in 1 rollout" in out
+
+
+def test_a_log_of_own_columns_goes_from_a_red_scan_over_inspect_to_a_gate(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own.parent)
+    code, page, _ = run("scan", own.name)
+    assert code == 1
+    assert f"  tito-audit inspect {own.name}   its columns, and a mapping to paste" in page.splitlines()
+    assert "tito-audit show" not in page
+    pasted = run("inspect", own.name)[1].partition("[tool.tito-audit.map]")[2]
+    table = [line.strip() for line in pasted.splitlines() if " = " in line]
+    (own.parent / "tito-audit.toml").write_text("[map]\n" + "\n".join(table))
+    page = run("scan", own.name)[1]
+    assert "REC001" not in page
+    assert "read as generic" in page

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,11 +20,12 @@ from rich.text import Text
 from tests.report_results import ODD, TITLES, finding, golden, hostile, merge, result, results, tool_call, written
 from tito_audit.record.finding import Result, Severity, Side
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.report import Report
+from tito_audit.report import Report, ReportOptions
 from tito_audit.reports import all_reports, report_named
 from tito_audit.reports._boxes import boxes
 from tito_audit.reports._visible import escaped_json, visible
 from tito_audit.reports._worst import PER_CODE, Worst
+from tito_audit.summary import RuleCount, Summary
 
 GOLDENS = Path(__file__).resolve().parents[1] / "fixtures" / "reports"
 EMPTY: dict[str, Callable[[str], bool]] = {
@@ -137,6 +140,32 @@ def test_the_page_keeps_to_its_width(width: int) -> None:
     assert max(cell_len(line) for line in lines if "tito-audit" not in line) <= width
 
 
+@pytest.mark.parametrize("width", [60, 79, 80, 100])
+def test_no_number_of_the_table_is_cut_off(width: int) -> None:
+    counted = {"rollouts": 123_456, "tokens": 98_765_432, "error": 234_567, "warning": 345_678, "note": 45_678}
+    summary = Summary(files=["run.jsonl"], findings={"TOK101": RuleCount(**counted)})
+    out = io.StringIO()
+    report_named("text").write([], summary, out, ReportOptions(width=width, titles=TITLES))
+    (line,) = [line for line in out.getvalue().splitlines() if line.startswith("TOK101")]
+    shown = line.split()[-(5 if width >= 80 else 4) :]
+    assert shown[:4] == ["234,567", "345,678", "45,678", "123,456"]
+    assert shown[4:] == (["98,765,432"] if width >= 80 else [])
+    assert cell_len(line) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_a_command_to_paste_is_on_one_line(width: int) -> None:
+    lines = written(report_named("text"), results(), width=width).splitlines()
+    asked = [line for line in lines if line.startswith("  tito-audit show ")]
+    assert len(asked) == 1
+    words = shlex.split(asked[0].partition("   every token")[0])
+    assert words[:2] == ["tito-audit", "show"]
+    assert words[3] == "--row"
+    after = lines[lines.index(asked[0]) + 1]
+    assert "every token of that rollout" in asked[0] + after
+    assert cell_len(after) <= width
+
+
 tokens = st.lists(st.text(min_size=1, max_size=40), max_size=40)
 
 
@@ -178,9 +207,9 @@ def test_the_worst_are_spread_over_rules_and_stay_few_however_long_the_log() -> 
     for row in range(2000):
         place = Place("a", row)
         severity = Severity.ERROR if row > 1000 else Severity.NOTE
-        worst.add(Result(place, None, (merge(place, severity), tool_call(place))))
+        worst.add((merge(place, severity), tool_call(place)))
         odd = finding("LPR505", Severity.ERROR, place, cause=f"cause {row}")
-        worst.add(Result(place, None, (odd,)))
+        worst.add((odd,))
     picked = worst.pick(10)
     assert [one.code for one in picked[:2]] == ["LPR505", "TOK101"]
     assert [one.severity for one in picked] == sorted((one.severity for one in picked), reverse=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -32,12 +34,12 @@ from tests.report_results import (
 from tests.runner import commands
 from tito_audit.record.finding import Finding, Result, Severity, Side
 from tito_audit.record.rollout import Place
-from tito_audit.reports import report_named
+from tito_audit.reports import all_reports, report_named
 from tito_audit.reports._cut import cut
 from tito_audit.reports._fences import code, fenced
 from tito_audit.reports._kept import Kept
 from tito_audit.reports._visible import inert
-from tito_audit.summary import Gate
+from tito_audit.summary import Gate, RateCount
 
 RUN = "logs/run.jsonl"
 CONCISE = re.compile(
@@ -154,6 +156,16 @@ def test_what_the_baseline_holds_is_counted_and_not_shown(name: str) -> None:
     assert "<failure" not in text
 
 
+@pytest.mark.parametrize("name", ["html", "junit", "markdown", "text"])
+def test_a_rate_of_nothing_generated_is_no_number(name: str) -> None:
+    rates = (RateCount("TOK=0.01", findings=3, of=0, rate=math.inf, failed=True),)
+    gate = Gate(True, ("TOK: 3 findings, and no generated token to measure them by",), "error", 0, rates)
+    text = written(report_named(name), results(), gate=gate)
+    assert "TOK=0.01" in text
+    assert "0 generated tokens" in text
+    assert not re.search(r"\binf\b", text)
+
+
 def test_a_run_in_which_nothing_was_audited_never_passes() -> None:
     for name in ("concise", "markdown"):
         text = written(report_named(name), [result(0, tokens=0)], gate=PASSED)
@@ -230,6 +242,59 @@ def test_markdown_fits_a_comment_however_much_there_is_to_say() -> None:
     assert_inert(text)
 
 
+def number(pattern: str, text: str) -> int:
+    """The one number that the pattern finds."""
+    (found,) = re.findall(pattern, text)
+    return int(found.replace(",", ""))
+
+
+def told(name: str, text: str) -> int:
+    """How many findings a report says that there are: those it shows and those it counts as left out."""
+    if name == "concise":
+        return text.count("\n") - 1
+    if name == "json":
+        return len(json.loads(text)["findings"])
+    if name == "jsonl":
+        return text.count("\n") - 1
+    if name == "sarif":
+        (run,) = json.loads(text)["runs"]
+        return len(run["results"]) + int(run["properties"]["leftOut"])
+    if name == "github":
+        found = [one for one in commands(text) if "file" in one.properties]
+        left = [re.match(r"([\d,]+) more finding", one.data) for one in commands(text)]
+        return len(found) + sum(int(one[1].replace(",", "")) for one in left if one)
+    if name == "junit":
+        shown = 0
+        for case in ElementTree.fromstring(text.encode()).iter("testcase"):
+            words = "\n".join(one.text or "" for one in case)
+            shown += len(re.findall(r"^(?:error|warning|note), row ", words, re.MULTILINE))
+            left = re.findall(r"^and ([\d,]+) more$", words, re.MULTILINE)
+            shown += sum(int(one.replace(",", "")) for one in left)
+        return shown
+    if name == "markdown":
+        return number(r"<summary>[\d,]+ of ([\d,]+) findings, the worst</summary>", text)
+    if name == "text":
+        return number(r"The worst of ([\d,]+) findings", text)
+    return number(r"of ([\d,]+) findings are in this page", text)
+
+
+@pytest.mark.parametrize("name", [report.name for report in all_reports()])
+def test_what_is_shown_and_what_is_left_out_are_all_findings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_many_files() -> Iterator[Result]:
+        for row in range(3_001):
+            place = Place(f"logs/{row % 2_500}.jsonl", row)
+            severity = Severity(row % 3)
+            found = (merge(place, severity), merge(place, severity, 40), tool_call(place))
+            yield result(row, *found, file=place.file)
+
+    monkeypatch.setattr("tito_audit.reports.html.BOUND", 500)
+    text = written(report_named(name), of_many_files(), gate=None)
+    assert told(name, text) == 9_003
+    if name in ("text", "markdown", "html"):
+        for of_severity in ("2,000 errors", "5,001 warnings", "2,002 notes"):
+            assert of_severity in text
+
+
 def test_sarif_keeps_the_worst_and_says_how_many_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_kinds() -> Iterator[Result]:
         yield from many(300, Severity.NOTE)
@@ -296,6 +361,18 @@ def test_a_path_is_a_uri_in_sarif(file: str, uri: str) -> None:
     assert ("uriBaseId" in artifact) is not uri.startswith("file:")
 
 
+def test_an_absolute_path_within_the_sources_is_relative_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = str(Path.cwd() / "logs" / "run.jsonl")
+    one = merge(Place(file, 3), Severity.ERROR)
+    (run,) = json.loads(written(report_named("sarif"), [result(3, one, file=file)], files=(file,)))["runs"]
+    physical = run["results"][0]["locations"][0]["physicalLocation"]
+    assert physical["artifactLocation"] == {"uri": "logs/run.jsonl", "uriBaseId": "%SRCROOT%"}
+    assert run["automationDetails"]["id"] == "tito-audit/logs/run.jsonl/"
+
+
 def test_uploads_of_other_logs_are_other_categories_and_the_same_logs_the_same() -> None:
     def category(*files: str) -> str:
         run = json.loads(written(report_named("sarif"), (), files=files))["runs"][0]
@@ -337,6 +414,15 @@ def test_a_rule_that_could_look_at_no_rollout_is_skipped_in_junit_and_never_pass
         ("TOK101", []),
     ]
     assert len(empty.findall("testcase/skipped")) == 2
+    (skipped,) = ran.findall("testcase/skipped")
+    assert skipped.text == skipped.get("message") == "no logprobs (3 rollouts)"
+
+
+def test_no_word_of_a_log_is_an_attachment_to_junit() -> None:
+    text = saying("junit", "[[ATTACHMENT|/etc/passwd]]")
+    told = [one.text or "" for one in ElementTree.fromstring(text.encode()).iter() if one.tag != "property"]
+    assert any("ATTACHMENT|/etc/passwd" in words for words in told)
+    assert not any("[[ATTACHMENT" in words for words in told)
 
 
 @pytest.mark.parametrize("trap", TRAPS)

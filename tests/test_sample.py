@@ -123,10 +123,10 @@ def test_about_the_share_of_the_rows_is_taken_and_a_larger_share_takes_those_too
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_of_any_size_hold_the_same_rows(tmp_path: Path, kind: str) -> None:
-    path = stored(tmp_path, kind, [rollout(n) for n in range(300)])
+    path = stored(tmp_path, kind, [rollout(n) for n in range(120)])
     for share in SHARES:
         expected = one_by_one(path, share)
-        assert 0 < len(expected[0]) < 300
+        assert 0 < len(expected[0]) < 120
         for size in (1, 700, 5_000, 1 << 20):
             assert in_chunks(path, size, share) == expected
 

@@ -201,8 +201,7 @@ def read(
         limit, wanted = part.settings.limit, part.settings.row
         log, before = part.open(file), counted.left_out
         for raw in part.rows(log):
-            if limit is not None and counted.rows >= limit:
-                summary.notices.append(f"Stopped after {counted.rows} rows, as asked by --limit.")
+            if counted.full(limit, summary):
                 return
             counted.rows += 1
             counted.left_out = before + log.left_out

@@ -275,7 +275,7 @@ class _Rows:
         for rollout in rollouts if join is None else join.given(rollouts, row):
             evidence = gather(rollout, engine.tokenizer, engine.renderer)
             findings, skips = check(evidence, self.rules, self.every, all_repairs)
-            result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence.rollout))
+            result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence))
             audited.append(Audited(evidence, result))
         return audited
 
@@ -308,8 +308,8 @@ class _Rows:
         return sum(map(self._fails, result.findings))
 
     def _fails(self, finding: Finding) -> bool:
-        word = self.settings.fail_on
-        return word != "never" and finding.severity >= Severity[word.upper()]
+        bar = Severity.bar(self.settings.fail_on)
+        return bar is not None and finding.severity >= bar
 
 
 def _write(

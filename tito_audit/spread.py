@@ -59,6 +59,13 @@ class Counted:
     left_out: int = 0
     """Rows that a sample left out: before the last that was audited, and to the end of logs read to their end."""
 
+    def full(self, limit: int | None, summary: Summary) -> bool:
+        """Whether no more rows are to be audited; the summary is told why."""
+        if limit is None or self.rows < limit:
+            return False
+        summary.notices.append(f"Stopped after {self.rows} rows, as asked by --limit.")
+        return True
+
     def sampled(self, share: float | None) -> Sampled | None:
         """The same for a summary; None when no sample was asked for."""
         return Sampled(share, self.rows, self.rows + self.left_out) if share is not None else None
@@ -312,9 +319,8 @@ class _Merged:
     def _counted(self) -> bool:
         """Whether one more row is within the limit."""
         counts = self._counts
-        if self._limit is not None and counts.rows >= self._limit:
-            self._summary.notices.append(f"Stopped after {counts.rows} rows, as asked by --limit.")
-            self.stopped = True
+        self.stopped = counts.full(self._limit, self._summary)
+        if self.stopped:
             return False
         counts.rows += 1
         counts.left_out += self._left_out

@@ -83,6 +83,11 @@ class RateCount:
     """Findings by `of`; 0 without findings, infinite where there is nothing to divide by."""
     failed: bool
 
+    @property
+    def unit(self) -> str:
+        """What `of` counts: `rollouts` or `generated tokens`."""
+        return "rollouts" if self.limit.endswith("/rollout") else "generated tokens"
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -105,6 +110,11 @@ class Gate:
     """Findings that came into it, when it was written anew."""
     updated: bool = False
     """Whether the baseline was written anew."""
+
+    @property
+    def gone(self) -> int:
+        """How many findings of the baseline are gone, those of one fingerprint counted one by one."""
+        return sum(one.times for one in self.fixed)
 
 
 @dataclass(slots=True)

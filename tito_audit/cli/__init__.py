@@ -21,6 +21,7 @@ from tito_audit import __version__
 from tito_audit.cli import config, convert, explain, inspect, repair, scan, show
 from tito_audit.cli import list as list_command
 from tito_audit.cli._exits import INTERRUPTED, READER_GONE, UNMADE, epilog
+from tito_audit.cli._help import SUMMARIES, Command
 from tito_audit.errors import TitoAuditError
 
 __all__ = ["app", "main"]
@@ -58,14 +59,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("scan")(scan.scan)
-app.command("repair")(repair.repair)
-app.command("convert")(convert.convert)
-app.command("show")(show.show)
-app.command("inspect")(inspect.inspect)
-app.command("config")(config.config)
-app.command("explain")(explain.explain)
-app.command("list")(list_command.list_plugins)
+app.command("scan", cls=Command, short_help=SUMMARIES["scan"])(scan.scan)
+app.command("repair", cls=Command, short_help=SUMMARIES["repair"])(repair.repair)
+app.command("convert", cls=Command, short_help=SUMMARIES["convert"])(convert.convert)
+app.command("show", cls=Command, short_help=SUMMARIES["show"])(show.show)
+app.command("inspect", cls=Command, short_help=SUMMARIES["inspect"])(inspect.inspect)
+app.command("config", cls=Command, short_help=SUMMARIES["config"])(config.config)
+app.command("explain", cls=Command, short_help=SUMMARIES["explain"])(explain.explain)
+app.command("list", cls=Command, short_help=SUMMARIES["list"])(list_command.list_plugins)
 
 
 def _version(wanted: bool) -> None:
@@ -103,7 +104,7 @@ def main() -> None:
 
 def _complain(error: TitoAuditError, ctx: Any) -> None:
     from tito_audit.cli._options import blamed_file
-    from tito_audit.reports._visible import visible
+    from tito_audit.reports._visible import inert, visible
 
-    lines = [visible(line) for line in (*str(error).split("\n"), *blamed_file(ctx, str(error)))]
+    lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed_file(ctx, str(error)))]
     print("tito-audit: " + "\n".join(lines), file=sys.stderr)

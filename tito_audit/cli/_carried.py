@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from tito_audit.convert import Conversion
-from tito_audit.reports._visible import visible
+from tito_audit.reports._visible import inert, visible
 
 __all__ = ["MOST", "print_survey", "why_refused"]
 
@@ -18,7 +18,7 @@ MOST = 20
 def print_survey(conversion: Conversion, out: TextIO, *, dry_run: bool) -> None:
     """Print what becomes of the log, before any of it is written."""
     for line in _lines(conversion, dry_run=dry_run):
-        print(visible(line) if line else "", file=out)
+        print(inert(visible(line)) if line else "", file=out)
 
 
 def why_refused(conversion: Conversion) -> str:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from tito_audit.cli._regions import Beside, Region, changed_regions
 from tito_audit.reports._boxes import shortened
+from tito_audit.reports._words import many
 
 __all__ = ["Changes", "extent"]
 
@@ -96,7 +97,7 @@ class Changes:
 def extent(side: Beside) -> str:
     """`197 tokens, 54 trained`."""
     trained = "" if side.loss_mask is None else f", {int(side.loss_mask.sum()):,} trained"
-    return f"{len(side.ids):,} token{'' if len(side.ids) == 1 else 's'}{trained}"
+    return f"{many(len(side.ids), 'token')}{trained}"
 
 
 def _mark(region: Region, old: Beside, new: Beside) -> tuple[object, ...]:

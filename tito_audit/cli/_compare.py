@@ -12,7 +12,6 @@ from typing import TextIO
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -20,10 +19,11 @@ from tito_audit.cli._tally import NEEDS_UNSAFE, Said, Sayings, Tally
 from tito_audit.config import RepairSettings, Settings
 from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
-from tito_audit.reports._page import STYLES, console_for
+from tito_audit.reports._page import STYLES, console_for, print_commands, print_list
 from tito_audit.reports._place import show_command
 from tito_audit.reports._schema import as_json, summary_object
-from tito_audit.reports._visible import visible
+from tito_audit.reports._visible import inert, visible
+from tito_audit.reports._words import listed, many
 from tito_audit.summary import RuleCount, Summary
 
 __all__ = ["REPORTS", "Repaired"]
@@ -77,13 +77,13 @@ def write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
         console.print(_table(run, options))
         for line in _sizes(run):
             console.print(line)
-    _print_list(console, "Notes", list(_sayings(run.tally.notes)))
-    _print_list(console, "Not repaired", [*_sayings(run.tally.declined), *_unclaimed(run.tally)])
-    _print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
-    _print_list(console, "Written", list(_files(run)))
-    _print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
-    _print_list(console, "Next", list(_next(run)))
-    out.writelines(line.rstrip() + "\n" for line in page.getvalue().splitlines())
+    print_list(console, "Notes", list(_sayings(run.tally.notes)))
+    print_list(console, "Not repaired", [*_sayings(run.tally.declined), *_unclaimed(run.tally)])
+    print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
+    print_list(console, "Written", list(_files(run)))
+    print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
+    print_commands(console, "Next", list(_next(run)))
+    out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
 
 
 REPORTS: dict[str, Callable[[Repaired, TextIO, ReportOptions], None]] = {"text": write_text, "json": write_json}
@@ -93,10 +93,10 @@ def _header(run: Repaired) -> Iterator[Text]:
     tally, files = run.tally, run.before.files
     named = files[0] if files else ""
     if len(files) > 1:
-        named += f" and {_many(len(files) - 1, 'more file')}"
+        named += f" and {many(len(files) - 1, 'more file')}"
     to = "a dry run, nothing is written" if run.out is None else run.out
     yield Text("tito-audit repair ", style="bold").append(visible(f"{named} → {to}"))
-    parts = [_many(tally.rows, "row"), f"{tally.repaired:,} repaired"]
+    parts = [many(tally.rows, "row"), f"{tally.repaired:,} repaired"]
     if tally.forked:
         forked = "all" if tally.forked == tally.repaired else f"{tally.forked:,}"
         parts[-1] += (
@@ -138,7 +138,7 @@ def _verdict(run: Repaired) -> Text:
     if not rows:
         return Text("nothing to repair: no rollouts", style="bold yellow")
     if run.before.without_ids == run.before.rollouts and not any(before.values()):
-        return Text(f"nothing to repair: no token ids in {_many(rows, 'rollout')}", style="bold yellow")
+        return Text(f"nothing to repair: no token ids in {many(rows, 'rollout')}", style="bold yellow")
     bad = [(counts[Severity.ERROR], counts[Severity.WARNING]) for counts in (before, after)]
     if not any(bad[0] + bad[1]):
         words, style = "nothing to repair", "bold green"
@@ -151,12 +151,12 @@ def _verdict(run: Repaired) -> Text:
     else:
         words, style = "no error left" if bad[0][0] else "not all cured", "bold yellow"
     counts = [
-        f"{_many(before[severity], severity.word)} → {after[severity]:,}"
+        f"{many(before[severity], severity.word)} → {after[severity]:,}"
         for severity in sorted(Severity, reverse=True)
         if before[severity] or after[severity]
     ]
     line = Text(words, style=style)
-    line.append(f": {', '.join(counts)}" if counts else f": nothing found in {_many(rows, 'rollout')}")
+    line.append(f": {', '.join(counts)}" if counts else f": nothing found in {many(rows, 'rollout')}")
     if run.after.skipped and not any(after.values()):
         line.append(", as far as the rules could look")
     if run.after.without_ids:
@@ -241,7 +241,7 @@ def _unclaimed(tally: Tally) -> Iterator[str]:
     """What no repair takes on."""
     left = {code: claims[None] for code, claims in sorted(tally.left.items()) if claims[None]}
     if left:
-        yield f"no repair fits {_listed(list(left))} here ({_many(sum(left.values()), 'finding')})"
+        yield f"no repair fits {listed(list(left))} here ({many(sum(left.values()), 'finding')})"
 
 
 def _where(said: Said) -> str:
@@ -250,17 +250,17 @@ def _where(said: Said) -> str:
     if said.rows == 1:
         return place
     if said.alike:
-        return f"{_many(said.rows, 'row')}, such as {place}"
-    return f"{place}, and {_many(said.rows - 1, 'row')} like it"
+        return f"{many(said.rows, 'row')}, such as {place}"
+    return f"{place}, and {many(said.rows - 1, 'row')} like it"
 
 
 def _files(run: Repaired) -> Iterator[str]:
     for log, target in run.written[:_FILES]:
         yield visible(f"{target} in place of {log}")
     if len(run.written) > _FILES:
-        yield f"… and {_many(len(run.written) - _FILES, 'more file')}"
+        yield f"… and {many(len(run.written) - _FILES, 'more file')}"
     if run.out is not None and run.repairs.quarantine is not None and run.tally.quarantined:
-        yield visible(f"{run.repairs.quarantine}: {_many(run.tally.quarantined, 'row')} with the reason")
+        yield visible(f"{run.repairs.quarantine}: {many(run.tally.quarantined, 'row')} with the reason")
 
 
 def _notices(run: Repaired) -> list[str]:
@@ -275,14 +275,14 @@ def _next(run: Repaired) -> Iterator[str]:
         yield "--tokenizer DIR   shows repairs and rules what the tokens say; without one some cannot run"
     kept_back, unnamed = _kept_back(run)
     if kept_back:
-        yield f"--unsafe   lets {_listed(kept_back)} run; tito-audit explain {kept_back[0]} says at what cost"
+        yield f"--unsafe   lets {listed(kept_back)} run; tito-audit explain {kept_back[0]} says at what cost"
     if unnamed:
-        yield f"--with {','.join((*run.repairs.strategies, *unnamed))}   also tries {_listed(unnamed)}"
+        yield f"--with {','.join((*run.repairs.strategies, *unnamed))}   also tries {listed(unnamed)}"
     if tally.milder and not run.repairs.strategies:
-        yield f"--fail-on warning   also acts on {_many(tally.milder, 'warning')} that a repair claims"
+        yield f"--fail-on warning   also acts on {many(tally.milder, 'warning')} that a repair claims"
     if tally.left and run.repairs.quarantine is None:
-        codes = _listed(sorted(tally.left))
-        yield f"--quarantine FILE   moves the {_many(tally.standing, 'row')} with {codes} there, with the reason"
+        codes = listed(sorted(tally.left))
+        yield f"--quarantine FILE   moves the {many(tally.standing, 'row')} with {codes} there, with the reason"
     if tally.first_left is not None:
         place = tally.first_left.place
         yield f"tito-audit explain {tally.first_left.code}   what it means and what cures it"
@@ -302,22 +302,3 @@ def _kept_back(run: Repaired) -> tuple[list[str], list[str]]:
     unsafe += [one.name for one in claiming if one.safety is Safety.UNSAFE and one.name != "drop" and not named]
     unnamed = [one.name for one in claiming if one.safety is not Safety.UNSAFE and one.name not in named]
     return ([] if run.repairs.unsafe else list(dict.fromkeys(unsafe))), (unnamed if named else [])
-
-
-def _listed(words: list[str]) -> str:
-    return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else words[0]
-
-
-def _print_list(console: Console, title: str, lines: list[str]) -> None:
-    if not lines:
-        return
-    console.print()
-    console.print(Text(title, style="bold"))
-    for line in lines:
-        wrapped = Text(line).wrap(console, console.width - 4)
-        for index, part in enumerate(wrapped):
-            console.print(Text("  " if index == 0 else "    ").append_text(part), soft_wrap=True)
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import queue
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from tito_audit.errors import SetupError
+from tito_audit.cli._outs import is_stdout, opened
+from tito_audit.errors import SetupError, StorageError
 
 if TYPE_CHECKING:
     from tito_audit.record.finding import Result
@@ -40,14 +40,16 @@ def wanted_reports(
     logs: Sequence[str],
     baseline: str | None = None,
     *,
+    inputs: Sequence[str] = (),
     output_format: str | None = None,
     quiet: bool = False,
     flags: Sequence[bool] = (True, True),
 ) -> list[Wanted]:
     """The reports of `NAME` and `NAME=FILE` and the one for stdout, `text` where none is named.
 
-    SetupError when two would write to one place or one onto a log. `flags` says of `given` and of `output_format`
-    whether the command line has them: for stdout that one counts in place of what a configuration file has.
+    SetupError when two would write to one place, or one onto a log or one of `inputs`. `flags` says of `given` and
+    of `output_format` whether the command line has them: for stdout that one counts in place of what a
+    configuration file has.
     """
     from tito_audit.reports import report_named
 
@@ -55,7 +57,7 @@ def wanted_reports(
         raise SetupError(
             f"--output-format {output_format}: this is for stdout.\nFor a file pass --report NAME=FILE"
         )
-    named = named_places(given, logs, [baseline] if baseline is not None else [])
+    named = named_places(given, logs, [baseline] if baseline is not None else [], inputs)
     printed = next((name for name, path in named if path is None), None)
     if output_format is not None and printed is not None:
         if flags[0] == flags[1]:
@@ -74,17 +76,17 @@ def wanted_reports(
 
 
 def named_places(
-    given: Sequence[str], logs: Sequence[str], kept: Sequence[str] = ()
+    given: Sequence[str], logs: Sequence[str], kept: Sequence[str] = (), inputs: Sequence[str] = ()
 ) -> list[tuple[str, Path | None]]:
     """`NAME` and `NAME=FILE` as names and places, None for stdout; SetupError for a place that cannot be.
 
-    None of the files of `kept` may be written over.
+    None of the files of `kept` may be written over, nor what the run reads besides the logs (`inputs`).
     """
     named: list[tuple[str, Path | None]] = []
     for text in given:
         name, _, file = text.partition("=")
-        named.append((name.strip(), Path(file) if file and file != "-" else None))
-    places = [path and path.resolve() for _, path in named]
+        named.append((name.strip(), None if not file or is_stdout(file) else Path(file)))
+    places = [path and _real(path) for _, path in named]
     sources = _files_of(logs) if any(places) else frozenset()
     for place in places:
         if places.count(place) > 1:
@@ -94,11 +96,14 @@ def named_places(
             )
         if place and place in sources:
             raise SetupError(f"--report: {place} is one of the logs, and a log is never written.")
-        if place and any(place == Path(other).resolve() for other in kept):
+        if place and any(place == _real(other) for other in kept):
             raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
-        if place and not place.parent.is_dir():
+        if place and any(place in _read_as(other) for other in inputs):
+            raise SetupError(f"--report: {place} is read by this run, so it is not written; name another file.")
+        # Of os.path, as a name that is too long only says no; what is wrong is said when it is opened.
+        if place and not os.path.isdir(place.parent):  # noqa: PTH112
             raise SetupError(f"--report: there is no folder {place.parent} to write {place.name} to.")
-        if place and place.is_dir():
+        if place and os.path.isdir(place):  # noqa: PTH112
             raise SetupError(f"--report: {place} is a folder, not a file.")
     return named
 
@@ -107,7 +112,19 @@ def _files_of(logs: Sequence[str]) -> frozenset[Path]:
     """The logs and all files that they stand for."""
     from tito_audit.storage import find_logs
 
-    return frozenset(path.resolve() for path in (*map(Path, logs), *find_logs(logs)))
+    return frozenset(map(_real, [*logs, *map(str, find_logs(logs))]))
+
+
+def _real(path: str | Path) -> Path:
+    """The path with all links followed, as far as they go."""
+    return Path(os.path.realpath(path))
+
+
+def _read_as(name: str) -> frozenset[Path]:
+    """The files that an input stands for; one that is not there is complained of by whoever reads it."""
+    with suppress(StorageError, OSError):
+        return _files_of([name])
+    return frozenset()
 
 
 def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted], options: ReportOptions) -> None:
@@ -122,29 +139,10 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted
             wanted[0].report.write(results, summary, outs[0], choices[0])
         else:
             _tee(results, summary, list(zip(wanted, outs, choices, strict=True)))
+        # All of it before any file has its name: where one cannot be written, none appears.
+        for out in outs:
+            out.flush()
         sys.stdout.flush()
-
-
-@contextmanager
-def opened(path: Path | None) -> Iterator[TextIO]:
-    """Stdout, or a new file beside `path` that takes its name once the report is whole."""
-    if path is None:
-        yield sys.stdout
-        return
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise SetupError(f"--report: {path} cannot be written: {error.strerror}.") from error
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as out:
-            yield out
-        umask = os.umask(0)
-        os.umask(umask)
-        part.chmod(0o666 & ~umask)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 class _Stopped(Exception):

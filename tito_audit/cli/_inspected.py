@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tito_audit.inspect import Column, Inspection, Look, Relation, RelationKind, Role, Sentinel, TakenFor
 from tito_audit.reports._visible import visible
+from tito_audit.reports._words import many
 
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary
@@ -74,7 +75,7 @@ def page_lines(found: Inspection, vocabulary: Vocabulary | None) -> Iterator[Ren
 
 def _head(found: Inspection) -> Iterator[Text]:
     yield Text("tito-audit inspect ", style="bold").append(visible(found.file))
-    rows = f"{found.rows:,} row{'' if found.rows == 1 else 's'} looked at"
+    rows = f"{many(found.rows, 'row')} looked at"
     if found.stopped:
         rows = f"the first {rows}"
     line = Text(f"{_KINDS.get(found.kind, found.kind)} · {rows}")
@@ -96,7 +97,7 @@ def _title(words: str) -> Iterator[Text]:
 
 def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
     readable = found.rows - len(found.unreadable)
-    rows = f"all {readable:,} rows" if taken.rows == readable > 1 else _rows(taken.rows)
+    rows = f"all {readable:,} rows" if taken.rows == readable > 1 else many(taken.rows, "row")
     first = "" if taken.rows == readable else f", the first is row {taken.first_row}"
     if taken.format is None:
         yield Text("  no format", style="bold red").append(
@@ -303,10 +304,6 @@ def short(path: str) -> str:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
@@ -19,7 +20,7 @@ from tito_audit.cli._configured import (
     near,
     on_command_line,
 )
-from tito_audit.cli._rates import gate_settings_of, known_prefix, sample_of, share_of
+from tito_audit.cli._rates import gate_settings_of, known_prefix, share_of
 from tito_audit.config import FailOn, Override, Settings, ToolArguments
 from tito_audit.config_file import KEYS
 from tito_audit.errors import SetupError
@@ -56,6 +57,7 @@ __all__ = [
     "about_config",
     "blamed_file",
     "gate_settings_of",
+    "inputs_of",
     "on_command_line",
     "overrides_of",
     "settings_of",
@@ -120,7 +122,10 @@ TemplateArgs = Annotated[
 TemplateSeconds = Annotated[
     float,
     typer.Option(
-        "--template-seconds", min=0.01, help="How long the template may write one prompt; then it is given up."
+        "--template-seconds",
+        metavar="SECONDS",
+        min=0.01,
+        help="How long the template may write one prompt; then it is given up.",
     ),
 ]
 ToolArgumentsOption = Annotated[
@@ -132,7 +137,7 @@ FormatName = Annotated[
     typer.Option(
         "--format",
         metavar="NAME",
-        help="Format of the log, when detection errs (see list formats). [default: auto, row by row]",
+        help="Format of the log, when detection errs (`tito-audit list formats`). [default: auto, row by row]",
         autocompletion=_complete.formats,
     ),
 ]
@@ -172,7 +177,7 @@ Select = Annotated[
     typer.Option(
         "--select",
         metavar="CODES",
-        help="Rules to run, by code or prefix: TOK,TPL203.",
+        help="Rules to run, by code or prefix: TOK,TPL203. [default: all]",
         autocompletion=_complete.codes,
     ),
 ]
@@ -218,7 +223,12 @@ Sample = Annotated[
 ]
 MaxRowBytes = Annotated[
     int,
-    typer.Option("--max-row-bytes", min=1, help="A longer row is not read; it becomes a finding (REC001)."),
+    typer.Option(
+        "--max-row-bytes",
+        metavar="BYTES",
+        min=1,
+        help="A longer row is not read; it becomes a finding (REC001).",
+    ),
 ]
 Jobs = Annotated[
     int | None,
@@ -289,7 +299,7 @@ def settings_of(
         ignore=_codes(ignore, "--ignore"),
         fail_on=cast(FailOn, str(fail_on)),
         limit=limit,
-        sample=sample_of(sample),
+        sample=None if sample is None else share_of(sample),
         row=row,
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
@@ -316,6 +326,21 @@ def overrides_of(context: typer.Context) -> tuple[Override, ...]:
             raise SetupError(f"{one} of {near(one.file)}, for {', '.join(one.paths)}:\n{error}") from None
         made.append(Override(one.patterns, {name: getattr(settings, name) for name in fields}))
     return tuple(made)
+
+
+def inputs_of(context: typer.Context, settings: Settings) -> list[str]:
+    """What a run reads besides its logs, as named: configuration, tokenizers, templates, messages, tools."""
+    config = config_of(context)
+    read = [*([config.path] if config.path else []), *config.extended_by]
+    named = {name: getattr(settings, name) for name in (*_READ, "tokenizer")}
+    for given in (named, *(one.changes for one in settings.overrides)):
+        read += [Path(given[name]) for name in _READ if given.get(name)]
+        if given.get("tokenizer"):
+            read += [Path(given["tokenizer"]) / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    return [str(path) for path in dict.fromkeys(read)]
+
+
+_READ = ("chat_template", "messages", "tools")
 
 
 def _pair(text: str, option: str, example: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tito_audit.config import GateSettings, MaxRate
 from tito_audit.errors import SetupError
 
-__all__ = ["gate_settings_of", "known_prefix", "max_rate_of", "sample_of", "share_of"]
+__all__ = ["gate_settings_of", "known_prefix", "max_rate_of", "share_of"]
 
 _HOW = "Write it as --max-rate TOK=0.001 (a generated token), TOK=0.1% or SEQ=0.5/rollout; ALL is every rule."
 
@@ -47,23 +47,17 @@ def max_rate_of(text: str) -> MaxRate:
     return MaxRate(prefix, limit, "rollout" if per == "rollout" else "token")
 
 
-def sample_of(share: float | None) -> float | None:
-    """The share of rows to audit; SetupError when it is none."""
-    if share is not None and not 0 < share <= 1:
-        raise SetupError(
-            f"--sample {share:g}: this is no share of the rows.\n"
-            "Pass a number above 0 and at most 1: --sample 0.05 audits about one row of twenty."
-        )
-    return share
-
-
 def share_of(text: str | float) -> float:
-    """A share out of `0.1` or `10%`; SetupError when it is no number."""
+    """The share of rows to audit out of `0.1` or `10%`; SetupError when it is none."""
     words = str(text).strip()
     number = _number(words.removesuffix("%"))
-    if number is None:
-        raise SetupError(f"--sample {text}: this is no share of the rows.\nWrite it as --sample 0.05, or as 5%.")
-    return number / 100 if words.endswith("%") else number
+    share = number / 100 if number is not None and words.endswith("%") else number
+    if share is None or not 0 < share <= 1:
+        raise SetupError(
+            f"--sample {text}: this is no share of the rows.\n"
+            "Pass one above 0 and at most 1: --sample 0.05, or 5%, audits about one row of twenty."
+        )
+    return share
 
 
 def known_prefix(code: str, option: str) -> str:

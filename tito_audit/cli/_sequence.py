@@ -22,6 +22,7 @@ from rich.text import Text
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.rollout import trained_runs
 from tito_audit.reports._boxes import shortened
+from tito_audit.reports._words import many
 
 __all__ = [
     "ASKED",
@@ -279,4 +280,4 @@ def _lines(line: list[_Token], *, at_end: bool = False) -> Iterator[Text]:
 
 
 def _left_out(number: int) -> Text:
-    return Text(f"{'…':>{_GUTTER - 1}} {number:,} token{'' if number == 1 else 's'} left out", style="dim")
+    return Text(f"{'…':>{_GUTTER - 1}} {many(number, 'token')} left out", style="dim")

@@ -20,6 +20,7 @@ from tito_audit.repairs import all_repairs
 from tito_audit.reports._page import STYLES, finding_lines, range_words
 from tito_audit.reports._skips import code_ranges
 from tito_audit.reports._visible import visible
+from tito_audit.reports._words import many
 from tito_audit.rules import all_rules
 
 __all__ = ["Part", "page_lines", "parts_of", "wanted_parts"]
@@ -52,11 +53,11 @@ def parts_of(rollout: Rollout) -> list[Part]:
     seen: Ids | None = None
     for index, turn in enumerate(rollout.turns):
         if turn.prompt_ids is not None:
-            title = f"turn {index} prompt · {_many(len(turn.prompt_ids), 'token')}"
+            title = f"turn {index} prompt · {many(len(turn.prompt_ids), 'token')}"
             start = 0 if seen is None else _shared(seen, turn.prompt_ids)
             parts.append(Part(Where.PROMPT, index, title, Tokens(turn.prompt_ids), start))
         if turn.completion_ids is not None:
-            title = f"turn {index} completion · {_many(len(turn.completion_ids), 'token')}"
+            title = f"turn {index} completion · {many(len(turn.completion_ids), 'token')}"
             title += f", ended by {turn.finish_reason}" if turn.finish_reason else ""
             title += ", ids recovered from token texts" if turn.ids_from is IdsFrom.RECOVERED else ""
             tokens = Tokens(turn.completion_ids, logprobs=turn.completion_logprobs)
@@ -65,7 +66,7 @@ def parts_of(rollout: Rollout) -> list[Part]:
     row = rollout.training_row
     if row is not None:
         trained = "no loss mask" if row.loss_mask is None else f"{int(row.loss_mask.sum()):,} trained"
-        title = f"training row · {_many(len(row.token_ids), 'token')}, {trained}"
+        title = f"training row · {many(len(row.token_ids), 'token')}, {trained}"
         parts.append(Part(Where.ROW, None, title, Tokens(row.token_ids, row.loss_mask, row.logprobs)))
     return parts
 
@@ -127,7 +128,7 @@ def _found(findings: Sequence[Finding]) -> Text:
     for severity in sorted(Severity, reverse=True):
         codes = [one.code for one in findings if one.severity is severity]
         if codes:
-            line.append("; " if line else "").append(_many(len(codes), severity.word), style=STYLES[severity])
+            line.append("; " if line else "").append(many(len(codes), severity.word), style=STYLES[severity])
             line.append(f" {', '.join(sorted(set(codes)))}")
     return line or Text("nothing found", style="green")
 
@@ -269,7 +270,3 @@ def _shared(seen: Ids, prompt: Ids) -> int:
     length = min(len(seen), len(prompt))
     other = np.flatnonzero(seen[:length] != prompt[:length])
     return int(other[0]) if len(other) else length
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

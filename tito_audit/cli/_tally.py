@@ -181,8 +181,7 @@ class Tally:
 
     def _threshold_at(self, file: str, settings: Settings) -> Severity | None:
         if file not in self._thresholds:
-            word = settings.at(file).fail_on
-            self._thresholds[file] = None if word == "never" else Severity[word.upper()]
+            self._thresholds[file] = Severity.bar(settings.at(file).fail_on)
         return self._thresholds[file]
 
 

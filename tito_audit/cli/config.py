@@ -48,7 +48,7 @@ def config(
 
     from tito_audit.cli._effective import as_object, effective, lines
     from tito_audit.reports._schema import as_json
-    from tito_audit.reports._visible import visible
+    from tito_audit.reports._visible import inert, visible
     from tito_audit.storage import find_logs
 
     if schema:
@@ -62,7 +62,7 @@ def config(
         return
     named = options.on_command_line(context, "config")
     for line in lines(found, named, off):
-        print(visible(line))
+        print(inert(visible(line)))
 
 
 def _refuse_what_no_run_takes(context: typer.Context, logs: list[str], flags: dict[str, Any]) -> None:

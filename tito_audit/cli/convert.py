@@ -84,6 +84,10 @@ def convert(
         for _ in watched(run.write(), silent=quiet, pace=Pace()):
             pass
         if not quiet:
-            print(f"\nWritten to {run.written}, read again and compared: every row says what was read.")
+            from tito_audit.reports._visible import visible
+
+            print(
+                f"\nWritten to {visible(str(run.written))}, read again and compared: every row says what was read."
+            )
     if refused or carried.not_converted:
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +39,8 @@ def explain(
     for repair in repairs:
         if wanted.lower() == repair.name:
             return _print(_repair_head(repair) + repair.doc)
+    import difflib  # of no use but here, and slow to load
+
     names = [rule.code for rule in rules] + [rule.name for rule in rules]
     names += [one.name for one in repairs]
     close = difflib.get_close_matches(wanted.upper(), names, n=3, cutoff=0.4)

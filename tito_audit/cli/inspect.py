@@ -52,7 +52,7 @@ def inspect(
     from tito_audit.report import ReportOptions
     from tito_audit.reports._page import console_for
     from tito_audit.reports._schema import as_json
-    from tito_audit.reports._visible import visible
+    from tito_audit.reports._visible import inert, visible
 
     settings = options.settings_of(
         tokenizer=tokenizer,
@@ -79,7 +79,7 @@ def inspect(
     if (notice := options.about_config(context)) is not None:
         console.print()
         console.print(Text(visible(notice)))
-    sys.stdout.writelines(line.rstrip() + "\n" for line in page.getvalue().splitlines())
+    sys.stdout.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
 
 
 def _one_file(log: str) -> Path:

@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 def list_plugins(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="formats, rules, repairs or reports.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
     """Print the formats, rules, repairs or reports there are."""

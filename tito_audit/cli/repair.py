@@ -42,7 +42,7 @@ def repair(
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Let unsafe repairs run as well.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write no log.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Print each change; without -o write no log.")] = False,
-    worst: Annotated[int, typer.Option("--worst", min=0, help="Changed rows shown by --diff.")] = 20,
+    worst: Annotated[int, typer.Option("--worst", metavar="N", min=0, help="Changed rows shown by --diff.")] = 20,
     quarantine: Annotated[
         str | None,
         typer.Option("--quarantine", metavar="FILE", help="Where rows go that no repair cured, with the reason."),
@@ -144,8 +144,9 @@ def repair(
         padding=padding,
     )
     target = None if dry_run else out
-    wanted = _wanted_reports(report or ([] if quiet else ["text"]), logs, [target, quarantine], diff=diff)
-    tally = Tally(None if settings.fail_on == "never" else Severity[settings.fail_on.upper()], settings)
+    named, inputs = report or ([] if quiet else ["text"]), options.inputs_of(context, settings)
+    wanted = _wanted_reports(named, logs, [target, quarantine], inputs, diff=diff)
+    tally = Tally(Severity.bar(settings.fail_on), settings)
     run = repair_rollouts(logs, target, settings, how)
     if (notice := options.about_config(context)) is not None:
         run.before.notices.append(notice)
@@ -163,12 +164,17 @@ def repair(
 
 
 def _wanted_reports(
-    given: Sequence[str], logs: Sequence[str], written: Sequence[str | None], *, diff: bool
+    given: Sequence[str],
+    logs: Sequence[str],
+    written: Sequence[str | None],
+    inputs: Sequence[str],
+    *,
+    diff: bool,
 ) -> list[tuple[str, Path | None]]:
     """The reports and their places; SetupError for one that there is not or that has no place."""
     from tito_audit.cli._compare import REPORTS
 
-    wanted = named_places(given, logs, [path for path in written if path])
+    wanted = named_places(given, logs, [path for path in written if path], inputs)
     for name, path in wanted:
         if name not in REPORTS:
             raise SetupError(f"--report {name}: no such report.\nReports: {', '.join(REPORTS)}")
@@ -183,7 +189,7 @@ def _wanted_reports(
 def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, most: int) -> Iterator[Outcome]:
     """The outcomes, with what changed in the first of them printed while they pass."""
     from tito_audit.cli._diff import diff_lines
-    from tito_audit.reports._page import console_for
+    from tito_audit.reports._page import console_for, line_printed
 
     console = console_for(sys.stdout, page)
     changed = 0
@@ -192,8 +198,7 @@ def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, mos
             changed += 1
             if changed <= most:
                 piece = run.vocabulary.piece if run.vocabulary is not None else None
-                for line in diff_lines(outcome, piece):
-                    console.print(line, soft_wrap=True)
+                sys.stdout.writelines(line_printed(line, console) for line in diff_lines(outcome, piece))
                 console.print()
         yield outcome
     if changed > most:

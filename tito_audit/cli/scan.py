@@ -58,7 +58,7 @@ def scan(
             "-r",
             metavar="NAME[=FILE]",
             autocompletion=_complete.reports,
-            help="A report, to stdout or to a file; `list reports` names them. Repeatable.",
+            help="A report, to stdout or to a file; `tito-audit list reports` names them. Repeatable.",
         ),
     ] = None,
     output_format: Annotated[
@@ -72,7 +72,8 @@ def scan(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Stop after so many rows of all logs together.")
+        int | None,
+        typer.Option("--limit", metavar="N", min=1, help="Stop after so many rows of all logs together."),
     ] = None,
     sample: options.Sample = None,
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
@@ -81,7 +82,9 @@ def scan(
     config: options.ConfigFile = None,
     jobs: options.Jobs = None,
     encoder: options.EncoderOption = options.EncoderWord.AUTO,
-    worst: Annotated[int, typer.Option("--worst", min=0, help="Findings shown in full by the text report.")] = 10,
+    worst: Annotated[
+        int, typer.Option("--worst", metavar="N", min=0, help="Findings shown in full by the text report.")
+    ] = 10,
     quiet: Annotated[
         bool,
         typer.Option(
@@ -130,7 +133,10 @@ def scan(
     )
     gate = options.gate_settings_of(max_rate=max_rate, baseline=baseline, update_baseline=update_baseline)
     flags = [options.on_command_line(context, name) for name in ("report", "output_format")]
-    wanted = wanted_reports(report or [], logs, baseline, output_format=output_format, quiet=quiet, flags=flags)
+    inputs = options.inputs_of(context, settings)
+    wanted = wanted_reports(
+        report or [], logs, baseline, inputs=inputs, output_format=output_format, quiet=quiet, flags=flags
+    )
     # Lines that appear one by one and a line that moves would overwrite each other.
     live = any(one.path is None and one.report.name in _AT_ONCE for one in wanted) and sys.stdout.isatty()
     pace = Pace()

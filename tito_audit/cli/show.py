@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
-    from rich.text import Text
 
     from tito_audit.cli._places import Spots, Wanted
     from tito_audit.cli._sequence import Look
@@ -36,13 +35,14 @@ def show(
         typer.Argument(metavar="LOG[:ROW[:TURN]]", help="One file, or a place in it as reports print it."),
     ],
     row: Annotated[
-        int | None, typer.Option("--row", min=0, help="Row of the file, counted from 0; as LOG:ROW.")
+        int | None, typer.Option("--row", metavar="N", min=0, help="Row of the file, counted from 0; as LOG:ROW.")
     ] = None,
     item: Annotated[
-        int | None, typer.Option("--item", min=0, help="Rollout of a row that holds several. [default: 0]")
+        int | None,
+        typer.Option("--item", metavar="N", min=0, help="Rollout of a row that holds several. [default: 0]"),
     ] = None,
     turn: Annotated[
-        int | None, typer.Option("--turn", min=0, help="Show this turn only; as LOG:ROW:TURN.")
+        int | None, typer.Option("--turn", metavar="N", min=0, help="Show this turn only; as LOG:ROW:TURN.")
     ] = None,
     around: Annotated[
         list[str] | None,
@@ -54,7 +54,10 @@ def show(
         ),
     ] = None,
     nearby: Annotated[
-        int, typer.Option("--context", metavar="N", min=0, help="Tokens shown around these, and around findings.")
+        int,
+        typer.Option(
+            "--context", metavar="N", min=0, help="Tokens shown around each place of --around and each finding."
+        ),
     ] = _CONTEXT,
     ids: Annotated[bool, typer.Option("--ids/--no-ids", help="Show the id of each token beneath it.")] = False,
     logprobs: Annotated[
@@ -222,14 +225,10 @@ def _page(
     from rich.text import Text
 
     from tito_audit.cli._shown import page_lines
-    from tito_audit.reports._visible import inert, visible
-
-    def printed(line: Text) -> str:
-        with console.capture() as captured:
-            console.print(line, soft_wrap=True)
-        return inert(captured.get())
+    from tito_audit.reports._page import line_printed
+    from tito_audit.reports._visible import visible
 
     for line in page_lines(result, look, console, wanted.turn, spots):
-        yield printed(line)
+        yield line_printed(line, console)
     for remark in remarks:
-        yield "\n" + printed(Text(visible(remark)))
+        yield "\n" + line_printed(Text(visible(remark)), console)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from tito_audit.formats import (
 from tito_audit.inspect.columns import Column
 from tito_audit.inspect.roles import Role, Roles
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.reports._shell import shell_word
 
 __all__ = ["Trial", "as_flags", "as_toml", "by_their_names", "proposed", "tried"]
 
@@ -157,28 +157,13 @@ def _misfits(rollout: Rollout) -> set[str]:
 
 def as_flags(mapping: Mapping[str, str]) -> list[str]:
     """The mapping as flags for a shell: `--map token_ids=tokens`."""
-    return [f"--map {_quoted_for_shell(f'{ours}={theirs}')}" for ours, theirs in mapping.items()]
+    return [f"--map {shell_word(f'{ours}={theirs}')}" for ours, theirs in mapping.items()]
 
 
 def as_toml(mapping: Mapping[str, str], table: str = "tool.tito-audit") -> list[str]:
     """The mapping as lines of a configuration file; `table` "" for a `tito-audit.toml`."""
     name = f"{table}.map" if table else "map"
     return [f"[{name}]", *(f"{ours} = {_quoted_for_toml(theirs)}" for ours, theirs in mapping.items())]
-
-
-def _quoted_for_shell(text: str) -> str:
-    """One word of a shell, with no character in it that acts on a terminal."""
-    if text.isprintable():
-        return shlex.quote(text)
-    parts = []
-    for char in text:
-        if char in "\\'":
-            parts.append(f"\\{char}")
-        elif char.isprintable():
-            parts.append(char)
-        else:
-            parts.append("".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogatepass")))
-    return f"$'{''.join(parts)}'"
 
 
 def _quoted_for_toml(text: str) -> str:

@@ -28,6 +28,11 @@ class Severity(IntEnum):
         """`note`, `warning` or `error`, as reports write it."""
         return self.name.lower()
 
+    @classmethod
+    def bar(cls, word: str) -> Severity | None:
+        """What a finding has to reach under that word of `fail_on`; None for `never`."""
+        return None if word == "never" else cls[word.upper()]
+
 
 class Where(StrEnum):
     """The recorded sequence that a token range counts in."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from rich.text import Text
 
+from tito_audit.reports._verdict import rate_words
 from tito_audit.reports._visible import visible
-from tito_audit.summary import Gate, RateCount, Summary
+from tito_audit.summary import Gate, Summary
 
 __all__ = ["accept_lines", "gate_line", "gate_lists", "known_lines"]
 
@@ -25,7 +25,7 @@ def known_lines(summary: Summary, known: int) -> Iterator[Text]:
     if known:
         yield Text(f"{known:,} known from {name}, not shown below")
     if gate.updated:
-        yield Text(f"{name} is written anew: {gate.added:,} accepted, {_fixed(gate):,} gone")
+        yield Text(f"{name} is written anew: {gate.added:,} accepted, {gate.gone:,} gone")
 
 
 def gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
@@ -40,7 +40,7 @@ def gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     if len(gate.fixed) > _FIXED:
         fixed.append(f"… and {len(gate.fixed) - _FIXED:,} more")
     yield "Fixed since the baseline", fixed
-    yield "Limits", [_rate_line(rate) for rate in gate.rates]
+    yield "Limits", [rate_words(rate) for rate in gate.rates]
 
 
 def accept_lines(summary: Summary) -> list[str]:
@@ -70,19 +70,6 @@ def gate_line(summary: Summary, *, failing: bool) -> Text | None:
 
 def _says_more(gate: Gate) -> bool:
     return gate.baseline is not None or bool(gate.rates) or gate.fail_on in ("warning", "note")
-
-
-def _rate_line(rate: RateCount) -> str:
-    """`TOK=0.001: 41 in 20,000 generated tokens, 0.00205: too many`."""
-    unit = "rollouts" if rate.limit.endswith("/rollout") else "generated tokens"
-    often = f", {rate.rate:.3g}" if math.isfinite(rate.rate) else ""
-    return (
-        f"{rate.limit}: {rate.findings:,} in {rate.of:,} {unit}{often}: {'too many' if rate.failed else 'passed'}"
-    )
-
-
-def _fixed(gate: Gate) -> int:
-    return sum(one.times for one in gate.fixed)
 
 
 def _times(times: int) -> str:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from tito_audit.record.finding import Finding, Severity, Where
+from tito_audit.record.finding import Finding, Severity
 from tito_audit.report import ReportOptions
 from tito_audit.reports._boxes import boxes
-from tito_audit.reports._visible import visible
+from tito_audit.reports._place import range_of
+from tito_audit.reports._visible import inert, visible
 
-__all__ = ["STYLES", "console_for", "finding_lines", "printed", "range_words"]
+__all__ = [
+    "STYLES",
+    "console_for",
+    "finding_lines",
+    "line_printed",
+    "print_commands",
+    "print_list",
+    "printed",
+    "range_words",
+]
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 INDENT = 2
@@ -44,6 +55,15 @@ def printed(parts: Iterable[RenderableType], options: ReportOptions) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
+def line_printed(line: Text, console: Console) -> str:
+    """What the console makes of one line, however long, with its end; no runner takes it for a command."""
+    if console.color_system is None:
+        return inert(line.plain) + "\n"  # thirty times as fast
+    with console.capture() as captured:
+        console.print(line, soft_wrap=True)
+    return inert(captured.get())
+
+
 def finding_lines(
     finding: Finding, console: Console, *, placed: bool = True, named: bool = False
 ) -> Iterator[Text]:
@@ -70,14 +90,47 @@ def finding_lines(
         yield _indented(Text(visible(f"{repair}fingerprint {finding.fingerprint}"), style="dim"))
 
 
+def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
+    """Print the lines under a title, what does not fit indented beneath; nothing without lines."""
+    if not lines:
+        return
+    console.print()
+    console.print(Text(title, style="bold"))
+    for line in lines:
+        wrapped = Text(line).wrap(console, console.width - 4)
+        for index, part in enumerate(wrapped):
+            console.print(Text("  " if index == 0 else "    ").append_text(part), soft_wrap=True)
+
+
+def print_commands(console: Console, title: str, lines: Sequence[str]) -> None:
+    """Print `command   what it does` lines under a title; a command stays on one line, to be pasted as it is."""
+    if not lines:
+        return
+    console.print()
+    console.print(Text(title, style="bold"))
+    for line in lines:
+        for part in _command_lines(line, console):
+            console.print(part, soft_wrap=True)
+
+
+def _command_lines(line: str, console: Console) -> Iterator[Text]:
+    """The lines of one `command   what it does`, indented: what does not fit beside the command stands beneath."""
+    command, between, words = line.rpartition("   ")
+    if cell_len(line) <= console.width - INDENT or not between:
+        yield Text(" " * INDENT + line)
+        return
+    yield Text(" " * INDENT + command)
+    for part in Text(words).wrap(console, console.width - 2 * INDENT):
+        yield Text(" " * 2 * INDENT).append_text(part)
+
+
 def range_words(finding: Finding) -> str:
     """`completion 12:14`; empty for a finding about the whole row."""
-    hit = finding.hit
-    if hit.start == hit.end:
-        if hit.where is Where.ROW and finding.code.startswith("REC"):
-            return ""
-        return f"{hit.where} at {hit.start}"
-    return f"{hit.where} {hit.start}:{hit.end}"
+    tokens = range_of(finding)
+    if tokens is None:
+        return ""
+    start, end = tokens
+    return f"{finding.hit.where} {start}:{end}" if end > start else f"{finding.hit.where} at {start}"
 
 
 def _indented(line: Text) -> Text:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import shlex
-
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import Place
-from tito_audit.reports._visible import visible
+from tito_audit.reports._shell import shell_word
 from tito_audit.summary import Summary
 
-__all__ = ["line_of", "place_words", "range_of", "show_command", "with_tokenizer"]
+__all__ = ["line_of", "one_tokenizer", "place_words", "range_of", "show_command", "with_tokenizer"]
 
 
 def show_command(place: Place, summary: Summary) -> str:
     """The command that shows a rollout as this run saw it, to paste into a shell."""
     item = f" --item {place.item}" if place.item else ""
-    file = shlex.quote(visible(place.file))
+    file = shell_word(place.file)
     return f"tito-audit show {file} --row {place.row}{item}{with_tokenizer(summary)}"
 
 
 def with_tokenizer(summary: Summary) -> str:
-    """` -t DIR` as this run had it; nothing without a tokenizer, and where logs had different ones."""
+    """` -t DIR` as this run had it; nothing where there is not one tokenizer for all logs."""
+    name = one_tokenizer(summary)
+    return "" if name is None else f" -t {shell_word(name)}"
+
+
+def one_tokenizer(summary: Summary) -> str | None:
+    """The tokenizer of all logs; None without one, and where logs had different ones."""
     name = summary.tokenizer
-    return "" if name is None or ", " in name else f" -t {shlex.quote(visible(name))}"
+    return None if name is None or ", " in name else name
 
 
 def line_of(place: Place) -> int | None:

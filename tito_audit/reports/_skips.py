@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from tito_audit.reports._words import many
 from tito_audit.summary import Summary
 
-__all__ = ["code_ranges", "skip_lines"]
+__all__ = ["code_ranges", "skip_lines", "skips_by_reason"]
 
 
 def skip_lines(summary: Summary) -> list[str]:
     """`no logprobs: LPR501-LPR506 (40 rollouts)`, the most common reason first; reasons as the log gave them."""
+    found = skips_by_reason(summary)
+    return [f"{because}: {codes} ({many(number, 'rollout')})" for because, codes, number in found]
+
+
+def skips_by_reason(summary: Summary) -> list[tuple[str, str, int]]:
+    """`("no logprobs", "LPR501-LPR506", 40)`: reason, rules, rollouts of each; the most common reason first."""
     codes: dict[tuple[str, int], list[str]] = {}
     for code, skipped in sorted(summary.skipped.items()):
         for because, number in skipped.because.items():
             codes.setdefault((because, number), []).append(code)
-    return [
-        f"{because}: {code_ranges(codes[because, number])} ({number:,} rollout{'' if number == 1 else 's'})"
-        for because, number in sorted(codes, key=lambda item: (-item[1], item[0]))
-    ]
+    ranked = sorted(codes.items(), key=lambda item: (-item[0][1], item[0][0]))
+    return [(because, code_ranges(those), number) for (because, number), those in ranked]
 
 
 def code_ranges(codes: list[str]) -> str:

@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
-from tito_audit.record.finding import Severity
-from tito_audit.summary import Gate, Summary
+import math
+from collections import Counter
+from dataclasses import dataclass, field
 
-__all__ = ["baseline_words", "known", "many", "severities", "verdict", "verdict_words"]
+from tito_audit.record.finding import Result, Severity
+from tito_audit.reports._words import many
+from tito_audit.summary import Gate, RateCount, Summary
+
+__all__ = [
+    "Seen",
+    "baseline_words",
+    "known",
+    "rate_number",
+    "rate_words",
+    "severities",
+    "verdict",
+    "verdict_words",
+]
 
 
-def many(number: int, noun: str) -> str:
-    """`1 row`, `1,200 rows`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+@dataclass(slots=True)
+class Seen:
+    """What of the results no summary counts, known findings with the others."""
+
+    findings: Counter[Severity] = field(default_factory=Counter)
+    rollouts: Counter[Severity] = field(default_factory=Counter)
+    """Rollouts (and unreadable rows) with at least one finding of that severity."""
+    with_findings: int = 0
+    """Rollouts (and unreadable rows) with any finding."""
+
+    def add(self, result: Result) -> None:
+        """Count one result."""
+        severities = [finding.severity for finding in result.findings]
+        self.findings.update(severities)
+        self.rollouts.update(set(severities))
+        self.with_findings += bool(severities)
+
+    def words(self, summary: Summary) -> list[tuple[Severity, str]]:
+        """`4 errors in 2 of 6 rollouts`, `1 warning in 1 of 6`, the worst first; none where nothing was found."""
+        rows = summary.rollouts + summary.rows_unreadable
+        present = [severity for severity in sorted(Severity, reverse=True) if self.findings[severity]]
+        of_all = [many(rows, "rollout"), *[f"{rows:,}"] * len(present)]
+        return [
+            (severity, f"{many(self.findings[severity], severity.word)} in {self.rollouts[severity]:,} of {of}")
+            for severity, of in zip(present, of_all, strict=False)
+        ]
 
 
 def severities(summary: Summary) -> dict[Severity, int]:
@@ -59,6 +96,24 @@ def baseline_words(gate: Gate | None) -> str:
     """`3 known findings are left out (baseline.json); 2 of it are gone`; empty without a baseline."""
     if gate is None or gate.baseline is None:
         return ""
-    fixed = sum(one.times for one in gate.fixed)
     words = f"{many(gate.known, 'known finding')} left out, as the baseline {gate.baseline} holds them"
-    return words + (f"; {many(fixed, 'finding')} of it gone" if fixed else "")
+    return words + (f"; {many(gate.gone, 'finding')} of it gone" if gate.gone else "")
+
+
+def rate_words(rate: RateCount) -> str:
+    """`TOK=0.001: 41 findings in 20,000 generated tokens, 0.00205: too many`."""
+    often = f", {rate_number(rate)}" if math.isfinite(rate.rate) else ""
+    found = f"{many(rate.findings, 'finding')} in {rate.of:,} {rate.unit}"
+    return f"{rate.limit}: {found}{often}: {'too many' if rate.failed else 'passed'}"
+
+
+def rate_number(rate: RateCount) -> str:
+    """`0.00205`, with as many digits as tell it from the limit; `–` where there is nothing to divide by."""
+    if not math.isfinite(rate.rate):
+        return "–"
+    try:
+        limit = float(rate.limit.partition("=")[2].removesuffix("/rollout"))
+    except ValueError:  # words of somebody else: they are shown, not read
+        return f"{rate.rate:.3g}"
+    texts = (f"{rate.rate:.{digits}g}" for digits in range(3, 18))
+    return next((text for text in texts if (float(text) > limit) == rate.failed), repr(rate.rate))

@@ -7,6 +7,7 @@ act, and all of them should be seen, since a difference of tokens is often exact
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 
@@ -15,11 +16,17 @@ __all__ = ["escaped_json", "inert", "visible"]
 _SHOWN = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
 # Letters that print as nothing: combining joiner, fillers of the Korean and Khmer scripts.
 _BLANKS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]")
-# DEL, C1 controls, bidi and zero-width characters, line separators: all legal in JSON, all unwanted in
-# a terminal or in a reader that splits lines by Unicode's rules.
-_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+# DEL, C1 controls, bidi and zero-width characters, line separators, tags: all legal in JSON, all unwanted in a
+# terminal or in a reader that splits lines by Unicode's rules.
+_UNSAFE = "\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
 # What runners of GitHub and Azure take for a command wherever it stands in a line: ##[error], ##vso[task...].
 _COMMAND = re.compile(r"(##\w*)\[")
+# What they take for one at the beginning of a line, whatever colour it has.
+_COMMAND_FIRST = re.compile(r"((?:\s|\x1b\[[0-9;]*m)*):(?=:)")
+# More marks on one letter than a script has reach into the lines above and below.
+_MARKS = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe00-\ufe0f\ufe20-\ufe2f]"
+_FLOOD = re.compile(f"(?<={_MARKS}{{4}}){_MARKS}+")
+_UNSAFE_IN_JSON = re.compile(f"[{_UNSAFE}]|{_FLOOD.pattern}")
 
 
 def visible(text: str, *, edges: bool = False) -> str:
@@ -31,7 +38,9 @@ def visible(text: str, *, edges: bool = False) -> str:
     """
     if not text.isprintable():
         text = "".join(char if char.isprintable() else _mark(char) for char in text)
-    text = _BLANKS.sub(lambda match: _code(match[0]), text)
+    if not text.isascii():
+        text = _BLANKS.sub(lambda match: _code(match[0]), text)
+        text = _FLOOD.sub(lambda match: "".join(map(_code, match[0])), text)
     if "##" in text:
         text = _COMMAND.sub(r"\1\\x5b", text)
     if not edges:
@@ -46,15 +55,17 @@ def visible(text: str, *, edges: bool = False) -> str:
 
 def inert(line: str) -> str:
     """The line so that no runner takes it for a command: `::error::` acts at the beginning of a line only."""
-    start = len(line) - len(line.lstrip())
-    return f"{line[:start]}\\x3a{line[start + 1 :]}" if line.startswith("::", start) else line
+    found = _COMMAND_FIRST.match(line) if "::" in line else None
+    return line if found is None else f"{found[1]}\\x3a{line[found.end() :]}"
 
 
 def escaped_json(text: str) -> str:
     """JSON with what acts on a terminal or in a runner's log written as escapes; the value stays the same."""
     if "##" in text:
         text = _COMMAND.sub(r"\1\\u005b", text)  # only strings hold such a sign
-    return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _UNSAFE_IN_JSON.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text)
 
 
 def _mark(char: str) -> str:

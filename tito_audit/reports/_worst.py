@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from itertools import chain, zip_longest
 
-from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.record.finding import Finding, Severity
 
 __all__ = ["PER_CODE", "Worst"]
 
@@ -21,9 +21,9 @@ class Worst:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[dict[Hashable, Finding], dict[Hashable, Finding]]] = {}
 
-    def add(self, result: Result) -> None:
-        """Remember the findings of a result that may be among the worst."""
-        for finding in result.findings:
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Remember those findings of a rollout that may be among the worst."""
+        for finding in findings:
             by_cause, by_place = self._kept.setdefault(finding.code, ({}, {}))
             _keep(by_cause, finding.hit.cause, finding)
             _keep(by_place, finding.place, finding)

@@ -16,8 +16,9 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._cut import cut
 from tito_audit.reports._kept import Kept
 from tito_audit.reports._place import line_of, place_words
-from tito_audit.reports._verdict import baseline_words, many
+from tito_audit.reports._verdict import baseline_words
 from tito_audit.reports._visible import visible
+from tito_audit.reports._words import many
 from tito_audit.summary import Gate, Summary
 
 __all__ = ["GITHUB"]

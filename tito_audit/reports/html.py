@@ -9,9 +9,11 @@ from tito_audit.record.finding import Result, Severity
 from tito_audit.record.observed import Measures
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._html.carried import BOUND, Carried
-from tito_audit.reports._html.facts import Seen, facts, rules, skips, verdict
+from tito_audit.reports._html.facts import facts, rules, skips, verdict
 from tito_audit.reports._html.packed import block
 from tito_audit.reports._html.views import ViewBlocks
+from tito_audit.reports._place import one_tokenizer
+from tito_audit.reports._verdict import Seen
 from tito_audit.summary import Summary
 
 __all__ = ["HTML"]
@@ -41,7 +43,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             name=short_name(summary.files),
             files=summary.files[:_FILES],
             summary=summary,
-            tokenizer="" if ", " in (summary.tokenizer or "") else summary.tokenizer or "",
+            tokenizer=one_tokenizer(summary) or "",
             verdict=verdict(summary, seen),
             facts=list(facts(summary)),
             counts=[(severity.word, seen.findings[severity]) for severity in sorted(Severity, reverse=True)],
@@ -49,7 +51,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             skips=skips(summary),
             notices=summary.notices[:_NOTICES],
             fixed=summary.gate.fixed[:_FIXED] if summary.gate is not None else (),
-            gone=sum(one.times for one in summary.gate.fixed) if summary.gate is not None else 0,
+            gone=summary.gate.gone if summary.gate is not None else 0,
             observed=measures is not None,
             charts=charts(measures) if measures is not None else [],
             findings=seen.findings.total(),
@@ -66,5 +68,9 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
 
 
 HTML = Report(
-    "html", "one page for a browser: charts, every finding, rollouts token by token", write, True, "html"
+    "html",
+    "one page for a browser: charts, every finding, rollouts token by token",
+    write,
+    observes=True,
+    suffix="html",
 )

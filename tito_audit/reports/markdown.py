@@ -16,8 +16,9 @@ from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._fences import code, fenced, folded
 from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import known, many, severities, verdict
+from tito_audit.reports._verdict import known, rate_number, severities, verdict
 from tito_audit.reports._visible import visible
+from tito_audit.reports._words import many
 from tito_audit.reports._worst import Worst
 from tito_audit.summary import Gate, Summary
 
@@ -45,8 +46,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     """Read all results, then write one page; of the findings only the worst are held."""
     worst = Worst()
     for result in results:
-        fresh = tuple(finding for finding in result.findings if not finding.known)
-        worst.add(Result(result.place, None, fresh))
+        worst.add(finding for finding in result.findings if not finding.known)
     before = "\n".join(chain(_head(summary), _gate(summary.gate), _table(summary, options)))
     after = "\n".join(_tail(summary))
     chosen = worst.pick(options.worst)
@@ -64,7 +64,7 @@ def _head(summary: Summary) -> Iterator[str]:
         yield ", ".join(found) + (f" ({known(summary):,} of them known)" if known(summary) else "") + "\n"
     files = " ".join(code(file) for file in summary.files[:_FILES])
     if len(summary.files) > _FILES:
-        files += f" and {len(summary.files) - _FILES:,} more files"
+        files += f" and {many(len(summary.files) - _FILES, 'more file')}"
     parts = [files or "no file", many(summary.rollouts, "rollout")]
     if summary.rows_unreadable:
         parts.append(many(summary.rows_unreadable, "unreadable row"))
@@ -88,14 +88,15 @@ def _gate(gate: Gate | None) -> Iterator[str]:
         yield "| limit | findings | of | rate | |\n| --- | ---: | ---: | ---: | --- |"
         for rate in gate.rates[:_RULES]:
             sign = "❌ above" if rate.failed else "✅ within"
-            per = "rollouts" if rate.limit.endswith("/rollout") else "tokens"
-            yield f"| {code(rate.limit)} | {rate.findings:,} | {rate.of:,} {per} | {rate.rate:.3g} | {sign} |"
+            of = f"{rate.of:,} {rate.unit}"
+            yield f"| {code(rate.limit)} | {rate.findings:,} | {of} | {rate_number(rate)} | {sign} |"
         if len(gate.rates) > _RULES:
             yield f"\nand {many(len(gate.rates) - _RULES, 'more limit')}"
         yield ""
     if gate.baseline is not None:
-        gone = sum(one.times for one in gate.fixed)
-        words = f"Baseline {code(gate.baseline)}: {many(gate.known, 'known finding')}, {gone:,} no longer there"
+        words = (
+            f"Baseline {code(gate.baseline)}: {many(gate.known, 'known finding')}, {gate.gone:,} no longer there"
+        )
         yield words + (", written anew.\n" if gate.updated else ".\n")
 
 

@@ -21,8 +21,8 @@ from tito_audit.reports._manual import section
 from tito_audit.reports._place import line_of, place_words, range_of
 from tito_audit.reports._schema import as_json
 from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import many
 from tito_audit.reports._visible import visible
+from tito_audit.reports._words import many
 from tito_audit.summary import Gate, Summary
 from tito_audit.version import VERSION
 
@@ -127,8 +127,8 @@ def _location(finding: Finding) -> dict[str, Any]:
 
 
 def _artifact(file: str) -> dict[str, str]:
-    """A path as a URI: relative to the root of the sources, absolute paths as files."""
-    path = PurePath(file)
+    """A path as a URI: relative to the root of the sources, where scans start; paths outside of it as files."""
+    path = _within_sources(file)
     try:
         data = os.fsencode(path.as_posix())
     except UnicodeEncodeError:
@@ -136,6 +136,12 @@ def _artifact(file: str) -> dict[str, str]:
     if path.is_absolute():
         return {"uri": f"file://{'' if data.startswith(b'/') else '/'}{quote(data)}"}
     return {"uri": quote(data), "uriBaseId": "%SRCROOT%"}
+
+
+def _within_sources(file: str) -> PurePath:
+    """The path, relative to the root of the sources where it lies in it: that folder differs by machine."""
+    path, root = PurePath(file), os.getcwd()  # noqa: PTH109
+    return path.relative_to(root) if path.is_absolute() and path.is_relative_to(root) else path
 
 
 def _details(finding: Finding) -> dict[str, Any]:
@@ -165,7 +171,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 def _category(files: list[str]) -> str:
     """What keeps the alerts of one set of logs from replacing those of another: the folder they share."""
-    posix = [PurePath(file).as_posix() for file in files]
+    posix = [_within_sources(file).as_posix() for file in files]
     try:
         shared = os.path.commonpath(posix) if posix else ""
     except ValueError:  # some absolute, some not

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import StringIO
 from typing import TextIO
 
@@ -17,10 +16,13 @@ from rich.text import Text
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._gate_words import accept_lines, gate_line, gate_lists, known_lines
-from tito_audit.reports._page import STYLES, console_for, finding_lines
+from tito_audit.reports._page import STYLES, console_for, finding_lines, print_commands, print_list
 from tito_audit.reports._place import show_command, with_tokenizer
+from tito_audit.reports._shell import shell_word
 from tito_audit.reports._skips import skip_lines
+from tito_audit.reports._verdict import Seen
 from tito_audit.reports._visible import inert, visible
+from tito_audit.reports._words import many
 from tito_audit.reports._worst import Worst
 from tito_audit.summary import Summary
 
@@ -34,19 +36,20 @@ _TAKEN = 4
 """Lines that say what files were read as."""
 _KEYS = 8
 """Keys named of one format."""
+_WIDE = 80
+"""Columns of a terminal that has room for all numbers of the table."""
 _CAUSES = 3
 """Causes named of one rule."""
 _NOTICES = 20
+_UNREADABLE = "REC001"
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Gathered:
     """What the page needs beyond the summary."""
 
     worst: Worst = field(default_factory=Worst)
-    findings: Counter[Severity] = field(default_factory=Counter)
-    rollouts: Counter[Severity] = field(default_factory=Counter)
-    """Rollouts (and unreadable rows) with at least one finding of that severity."""
+    seen: Seen = field(default_factory=Seen)
     known: int = 0
     """Findings that the baseline holds; they are counted and not shown."""
     curable: int = 0
@@ -54,37 +57,36 @@ class _Seen:
 
     def add(self, result: Result) -> None:
         new = tuple(finding for finding in result.findings if not finding.known)
-        self.worst.add(result if len(new) == len(result.findings) else replace(result, findings=new))
-        self.findings.update(finding.severity for finding in result.findings)
-        self.rollouts.update({finding.severity for finding in result.findings})
+        self.worst.add(new)
+        self.seen.add(result)
         self.known += len(result.findings) - len(new)
         self.curable += sum(finding.repair is not None for finding in new)
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Read all results, then write one page; of the findings only the worst are held."""
-    seen = _Seen()
+    gathered = _Gathered()
     for result in results:
-        seen.add(result)
+        gathered.add(result)
     page = StringIO()
     console = console_for(page, options)
     for line in _header(summary):
         console.print(line)
     console.print()
-    console.print(_verdict(summary, seen))
-    for line in known_lines(summary, seen.known):
+    console.print(_verdict(summary, gathered.seen))
+    for line in known_lines(summary, gathered.known):
         console.print(line)
     if summary.findings:
         console.print()
         console.print(_table(summary, options))
-    worst = seen.worst.pick(options.worst)
-    _print_worst(console, worst, sum(seen.findings.values()) - seen.known)
+    worst = gathered.worst.pick(options.worst)
+    _print_worst(console, worst, gathered.seen.findings.total() - gathered.known)
     for title, lines in gate_lists(summary):
-        _print_list(console, title, lines)
-    _print_list(console, "Not looked at", [visible(line) for line in skip_lines(summary)])
-    _print_list(console, "Notices", _notice_lines(summary))
-    _print_list(console, "More", _more_lines(worst, summary, seen))
-    if (last := gate_line(summary, failing=seen.findings[Severity.ERROR] > 0)) is not None:
+        print_list(console, title, lines)
+    print_list(console, "Not looked at", [visible(line) for line in skip_lines(summary)])
+    print_list(console, "Notices", _notice_lines(summary))
+    print_commands(console, "More", _more_lines(worst, summary, gathered.curable))
+    if (last := gate_line(summary, failing=gathered.seen.findings[Severity.ERROR] > 0)) is not None:
         console.print()
         console.print(last)
     out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
@@ -93,22 +95,22 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
 def _header(summary: Summary) -> Iterator[Text]:
     files = ", ".join(summary.files[:_FILES])
     if len(summary.files) > _FILES:
-        files += f" and {len(summary.files) - _FILES:,} more files"
+        files += f" and {many(len(summary.files) - _FILES, 'more file')}"
     yield Text("tito-audit ", style="bold").append(visible(files))
     by_count = summary.formats.most_common()
     formats = ", ".join(f"{name} {number:,}" for name, number in by_count[:_FORMATS])
     if len(by_count) > _FORMATS:
         formats += f" and {len(by_count) - _FORMATS} other formats"
     yield from _taken_lines(summary)
-    parts = [_many(summary.rollouts, "rollout") + (f" ({formats})" if formats else "")]
+    parts = [many(summary.rollouts, "rollout") + (f" ({formats})" if formats else "")]
     if summary.rows_unreadable:
-        parts.append(_many(summary.rows_unreadable, "unreadable row"))
-    parts.append(_many(summary.turns, "turn"))
-    parts.append(f"{_many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated")
+        parts.append(many(summary.rows_unreadable, "unreadable row"))
+    parts.append(many(summary.turns, "turn"))
+    parts.append(f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated")
     yield Text(visible(" · ".join(parts)))
     if summary.sampled is not None:
         share, rows, of = summary.sampled.share, summary.sampled.rows, summary.sampled.of
-        yield Text(f"sampled {share * 100:g}%: {rows:,} of {_many(of, 'row')}", style="yellow")
+        yield Text(f"sampled {share * 100:g}%: {rows:,} of {many(of, 'row')}", style="yellow")
     pace = f"{summary.seconds:.1f} s"
     if summary.seconds > 0 and summary.tokens:
         pace += f", {summary.tokens / summary.seconds:,.0f} tokens/s"
@@ -132,31 +134,29 @@ def _taken_lines(summary: Summary) -> Iterator[Text]:
             line.append("; " if index else "").append(name, style="bold")
             named = ", ".join(keys[:_KEYS]) + (f" and {len(keys) - _KEYS} more" if len(keys) > _KEYS else "")
             line.append(visible(f": {named}" if named else ""))
-            line.append(f" ({_many(sum(summary.taken[file][name].rows for file in files), 'row')})")
+            line.append(f" ({many(sum(summary.taken[file][name].rows for file in files), 'row')})")
         yield line
     if len(alike) > _TAKEN:
         yield Text(f"and {len(alike) - _TAKEN:,} more kinds of files; tito-audit inspect FILE says of each")
 
 
-def _verdict(summary: Summary, seen: _Seen) -> Text:
+def _verdict(summary: Summary, seen: Seen) -> Text:
     """The one line to remember; a log in which nothing could be looked at is never called clean."""
     rows = summary.rollouts + summary.rows_unreadable
-    found = [severity for severity in sorted(Severity, reverse=True) if seen.findings[severity]]
+    found = seen.words(summary)
     if found:
         line = Text()
-        for severity in found:
-            of = f"{rows:,}" if line else _many(rows, "rollout")
-            line.append("; " if line else "")
-            line.append(_many(seen.findings[severity], severity.word), style=STYLES[severity])
-            line.append(f" in {seen.rollouts[severity]:,} of {of}")
+        for severity, words in found:
+            number, in_, rollouts = words.partition(" in ")
+            line.append("; " if line else "").append(number, style=STYLES[severity]).append(in_ + rollouts)
     elif not rows:
         return Text("nothing to audit: no rollouts", style="bold yellow")
     elif summary.without_ids == summary.rollouts:
-        words = f"nothing to audit: no token ids in {_many(rows, 'rollout')}"
+        words = f"nothing to audit: no token ids in {many(rows, 'rollout')}"
         return Text(words, style="bold yellow")
     else:
         looked = rows - summary.without_ids
-        line = Text(f"clean: nothing found in {_many(looked, 'rollout')}", style="bold green")
+        line = Text(f"clean: nothing found in {many(looked, 'rollout')}", style="bold green")
         if summary.skipped:
             line.append(", as far as the rules could look (below)", style="not bold default")
     if summary.without_ids:
@@ -167,9 +167,12 @@ def _verdict(summary: Summary, seen: _Seen) -> Text:
 def _table(summary: Summary, options: ReportOptions) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     table.add_column("code", no_wrap=True)
-    table.add_column("what", ratio=1, min_width=20)
+    table.add_column("what", ratio=1, min_width=12 if options.width >= _WIDE else 8)
     known = any(count.known for count in summary.findings.values())
-    for name in ("errors", "warn", "notes", *(["known"] if known else []), "rollouts", "tokens"):
+    columns = ["errors", "warn", "notes", *(["known"] if known else []), "rollouts", "tokens"]
+    if options.width < _WIDE:
+        columns.pop()
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for code, count in sorted(summary.findings.items()):
         worst = max((one for one in Severity if getattr(count, one.word)), default=Severity.NOTE)
@@ -179,7 +182,9 @@ def _table(summary: Summary, options: ReportOptions) -> Table:
             what.append(("\n" if what else "") + causes, style="dim")
         of_them = [count.known] if known else []
         numbers = (count.error, count.warning, count.note, *of_them, count.rollouts, count.tokens)
-        table.add_row(Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers))
+        table.add_row(
+            Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers[: len(columns)])
+        )
     return table
 
 
@@ -188,7 +193,7 @@ def _causes(causes: Counter[str]) -> str:
     words = [f"{visible(cause)} ({number:,})" for cause, number in named[:_CAUSES]]
     if len(named) > _CAUSES:
         others = len(named) - _CAUSES
-        return f"{', '.join(words)} and {_many(others, 'other cause')}"
+        return f"{', '.join(words)} and {many(others, 'other cause')}"
     return ", ".join(words)
 
 
@@ -208,17 +213,6 @@ def _print_worst(console: Console, worst: list[Finding], total: int) -> None:
             console.print(line, soft_wrap=True)
 
 
-def _print_list(console: Console, title: str, lines: list[str]) -> None:
-    if not lines:
-        return
-    console.print()
-    console.print(Text(title, style="bold"))
-    for line in lines:
-        wrapped = Text(line).wrap(console, console.width - 4)
-        for index, part in enumerate(wrapped):
-            console.print(Text("  " if index == 0 else "    ").append_text(part), soft_wrap=True)
-
-
 def _notice_lines(summary: Summary) -> list[str]:
     lines = [visible(notice) for notice in summary.notices[:_NOTICES]]
     if len(summary.notices) > _NOTICES:
@@ -226,24 +220,28 @@ def _notice_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _more_lines(worst: list[Finding], summary: Summary, seen: _Seen) -> list[str]:
+def _more_lines(worst: list[Finding], summary: Summary, curable: int) -> list[str]:
     lines = []
     if worst:
         lines += [
             f"tito-audit explain {worst[0].code}   what it means and what cures it",
-            f"{show_command(worst[0].place, summary)}   every token of that rollout",
+            _look_command(worst[0], summary),
         ]
-    if seen.curable:
-        log = shlex.quote(visible(summary.files[0])) if len(summary.files) == 1 else "…"
+    if curable:
+        log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
         command = f"tito-audit repair {log} -o OUT{with_tokenizer(summary)}"
-        lines.append(f"{command}   may cure {_many(seen.curable, 'finding')}")
+        lines.append(f"{command}   may cure {many(curable, 'finding')}")
     if worst:
         lines.append("tito-audit scan … --report json=findings.json   every finding")
     return lines + accept_lines(summary)
 
 
-def _many(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def _look_command(finding: Finding, summary: Summary) -> str:
+    """What shows more of where a finding is; a row that cannot be read has no tokens to show."""
+    if finding.code == _UNREADABLE:
+        file = shell_word(finding.place.file)
+        return f"tito-audit inspect {file}{with_tokenizer(summary)}   its columns, and a mapping to paste"
+    return f"{show_command(finding.place, summary)}   every token of that rollout"
 
 
 TEXT = Report("text", "a page for people: the verdict, a table by rule, the worst findings", write)

@@ -58,9 +58,10 @@ def _files(argument: str) -> list[Path]:
     if _URL.match(argument):
         raise StorageError(_about_url(argument))
     path = Path(argument).expanduser()
-    if path.is_dir():
+    # Those of pathlib raise for a name that is too long to be one.
+    if os.path.isdir(path):  # noqa: PTH112
         return _in_folder(path)
-    if path.exists():
+    if os.path.exists(path):  # noqa: PTH110
         return [path]
     # Asked for second: a name that exists may well hold brackets.
     if glob.has_magic(argument):

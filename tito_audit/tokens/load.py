@@ -7,6 +7,7 @@ of digits); samplers that read the file itself do not.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -53,12 +54,12 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Toke
     when it has no `tokenizer.json`.
     """
     path = Path(name_or_dir).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113  that of pathlib raises for a name that is too long
         raise TokenizerError(
             f"{name_or_dir}: this is a file, and a tokenizer is a folder (tokenizer.json, "
             f"tokenizer_config.json).\nPass the folder it lies in: {path.parent}"
         )
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112
         path = _downloaded(name_or_dir)
     if (path / "tokenizer.json").is_file():
         return _from_files(path, name_or_dir)

@@ -40,13 +40,14 @@ class Chart:
     legend: tuple[str, ...]
     """Names of the series."""
     svg: str
+    """Empty where all that it could draw is zero."""
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     """The numbers, as a table under `head`."""
 
 
 def charts(measures: Measures) -> list[Chart]:
-    """What there is to draw: a chart whose numbers are all zero is left out."""
+    """What there is to draw: a chart that no token was counted for is left out."""
     drawn = (_turns(measures), _positions(measures), _logprobs(measures), _roles(measures))
     return [chart for chart in drawn if chart is not None]
 
@@ -70,6 +71,9 @@ def _shares(name: str, title: str, says: str, of: str, names: Sequence[str], cou
         return None
     names, counts = names[: filled[-1] + 1], counts[: filled[-1] + 1]
     totals = counts.sum(axis=1)
+    drifted = counts[:, [STATES.index(state) for state in _DRIFT]].any()
+    if not drifted:
+        says = f"None of the {int(totals.sum()):,} generated tokens lies in drift."
     series = []
     for state in _DRIFT:
         column = counts[:, STATES.index(state)]
@@ -94,7 +98,8 @@ def _shares(name: str, title: str, says: str, of: str, names: Sequence[str], cou
     ]
     head = (of, "generated tokens", *(_WORDS[state] for state in _DRIFT), "share")
     legend = tuple(_WORDS[state] for state in _DRIFT)
-    return Chart(name, title, says, "severity", legend, _bars(names, series), head, tuple(rows))
+    svg = _bars(names, series) if drifted else ""
+    return Chart(name, title, says, "severity", legend, svg, head, tuple(rows))
 
 
 def _logprobs(measures: Measures) -> Chart | None:

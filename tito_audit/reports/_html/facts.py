@@ -4,42 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from tito_audit.record.finding import Result, Severity
+from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
 from tito_audit.reports import _verdict
-from tito_audit.reports._skips import code_ranges
-from tito_audit.reports._verdict import many
+from tito_audit.reports._skips import skips_by_reason
+from tito_audit.reports._verdict import Seen
+from tito_audit.reports._words import many
 from tito_audit.summary import RuleCount, Summary
 
-__all__ = ["Cause", "RuleFacts", "Seen", "Verdict", "facts", "rules", "skips", "verdict"]
+__all__ = ["Cause", "RuleFacts", "Verdict", "facts", "rules", "skips", "verdict"]
 
 _CAUSES = 12
 """Causes named of one rule."""
-_FILES = 3
 _FORMATS = 4
 
 State = Literal["fail", "warn", "pass", "none"]
-
-
-@dataclass(slots=True)
-class Seen:
-    """What the page needs beyond the summary, counted exactly."""
-
-    findings: Counter[Severity] = field(default_factory=Counter)
-    rollouts: Counter[Severity] = field(default_factory=Counter)
-    """Rollouts (and unreadable rows) with at least one finding of that severity."""
-    with_findings: int = 0
-    """Rollouts (and unreadable rows) with any finding."""
-
-    def add(self, result: Result) -> None:
-        """Count one result."""
-        severities = [finding.severity for finding in result.findings]
-        self.findings.update(severities)
-        self.rollouts.update(set(severities))
-        self.with_findings += bool(severities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +60,9 @@ def verdict(summary: Summary, seen: Seen) -> Verdict:
 def _found(summary: Summary, seen: Seen) -> str:
     """What was found in how many rollouts."""
     rows = summary.rollouts + summary.rows_unreadable
-    found = [severity for severity in sorted(Severity, reverse=True) if seen.findings[severity]]
+    found = seen.words(summary)
     if found:
-        parts: list[str] = []
-        for severity in found:
-            of = f"{rows:,}" if parts else many(rows, "rollout")
-            parts.append(f"{many(seen.findings[severity], severity.word)} in {seen.rollouts[severity]:,} of {of}")
-        line = "; ".join(parts)
+        line = "; ".join(words for _, words in found)
     elif not rows:
         return "There are no rollouts."
     elif summary.without_ids == summary.rollouts:
@@ -196,12 +174,7 @@ def _manual(doc: str) -> Iterator[tuple[str, list[list[str]]]]:
 
 def skips(summary: Summary) -> list[tuple[str, str, str]]:
     """`("no logprobs", "LPR501-LPR506", "40 rollouts")`, the most common reason first."""
-    codes: dict[tuple[str, int], list[str]] = {}
-    for code, skipped in sorted(summary.skipped.items()):
-        for because, number in skipped.because.items():
-            codes.setdefault((because, number), []).append(code)
-    ranked = sorted(codes.items(), key=lambda item: (-item[0][1], item[0][0]))
-    return [(because, code_ranges(those), many(number, "rollout")) for (because, number), those in ranked]
+    return [(because, codes, many(number, "rollout")) for because, codes, number in skips_by_reason(summary)]
 
 
 def _length(part: int, whole: int) -> str:

@@ -9,8 +9,9 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from tito_audit.reports._verdict import many
+from tito_audit.reports._verdict import rate_number
 from tito_audit.reports._visible import visible
+from tito_audit.reports._words import many
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -63,6 +64,7 @@ def _template() -> Template:
     )
     environment.filters["number"] = lambda number: f"{number:,}"
     environment.filters["many"] = many
+    environment.filters["rate"] = rate_number
     return environment.from_string(_asset("page.html"))
 
 

@@ -55,9 +55,13 @@ function placeTip() {
   const tip = byId("tip");
   const at = tip.of.getBoundingClientRect();
   const size = tip.getBoundingClientRect();
-  const below = at.bottom + 6 + size.height <= innerHeight;
+  const line = tip.of.closest(".pair.differs")?.getBoundingClientRect();
+  // What stands in the place of tokens is beside or below them: the card leaves it in sight where that is near.
+  const near = line && line.bottom - at.bottom < 120 && line.bottom + 6 + size.height <= innerHeight;
+  const bottom = near ? line.bottom : at.bottom;
+  const below = bottom + 6 + size.height <= innerHeight;
   tip.style.left = `${Math.max(4, Math.min(at.left, innerWidth - size.width - 8))}px`;
-  tip.style.top = `${below ? at.bottom + 6 : Math.max(4, at.top - size.height - 6)}px`;
+  tip.style.top = `${below ? bottom + 6 : Math.max(4, at.top - size.height - 6)}px`;
 }
 
 function hideTip() {

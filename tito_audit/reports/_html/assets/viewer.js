@@ -6,23 +6,25 @@ function spread(runs) {
   return runs === undefined ? null : runs.flatMap(([value, number]) => Array(number).fill(value));
 }
 
-/** The findings that lie in a sequence, in the words of a token's card, by position. */
+/** The findings that lie in a sequence. */
 function hitsOf(sequence, findings) {
   return findings.filter((finding) => finding.where === sequence.where && (finding.where === "row" || finding.turn === sequence.turn));
 }
 
 const sequenceWords = (sequence) => (sequence.turn === null ? "" : `turn ${sequence.turn} · `) + (sequence.where === "row" ? "training row" : sequence.where);
 
-/** Draws one sequence as pairs of lines, recorded beside canonical; calls `place(box, position)` for each token. */
+/** One sequence as pairs of lines, recorded beside canonical; its `boxes` are the recorded tokens by position. */
 function drawSequence(sequence, findings) {
   const hits = hitsOf(sequence, findings);
   const root = make("section", { class: "sequence" }, make("h3", {}, sequenceWords(sequence)));
-  const against = [...new Set(sequence.swaps.map((swap) => swap.against).filter(Boolean))].join(", ");
+  const names = [...new Set(sequence.swaps.map((swap) => swap.against || "canonical"))];
+  const against = names.join(", ");
+  const other = names.length > 0; // where no place is known to differ, perhaps nothing was compared: nothing is claimed
   const words = [many(sequence.length, "token")];
   if (sequence.swaps.length) words.push(`${many(sequence.swaps.length, "place")} ${sequence.swaps.length === 1 ? "differs" : "differ"}${against ? ` from: ${against}` : ""}`);
   if (sequence.note) words.push(sequence.note);
   root.append(make("p", {}, words.join(" · ")));
-  root.append(make("div", { class: "columns", "aria-hidden": "true" }, make("div"), make("div", {}, "recorded"), make("div", {}, against || "canonical")));
+  root.append(make("div", { class: "columns", "aria-hidden": "true" }, make("div"), make("div", {}, "recorded"), make("div", {}, against || "no other tokens are known")));
   root.boxes = new Map();
   const swaps = [...sequence.swaps];
   let at = 0;
@@ -92,7 +94,7 @@ function drawSequence(sequence, findings) {
       }
       const box = recordedBox(stretch, position - stretch.start, null);
       pair.left.append(box);
-      pair.right.append(tokenBox(sequence.tokens[stretch.tokens[position - stretch.start]], "", { of: "both", position }));
+      if (other) pair.right.append(tokenBox(sequence.tokens[stretch.tokens[position - stretch.start]], "", { of: "both", position }));
       pair.size += 1;
       position += 1;
       if (pair.size >= LINE || box.textContent.endsWith("⏎")) finish();
@@ -147,6 +149,13 @@ function viewerApp(index) {
     byId("viewer-title").focus();
     const same = finding && findings.find((one) => one.code === finding.code && one.where === finding.where && one.turn === finding.turn && one.start === finding.start && one.end === finding.end);
     if (same) jump(same);
+    else toFirst();
+  }
+
+  /** Scrolls to what is to be seen first: the first difference, else the first token of a finding. */
+  function toFirst() {
+    const first = pane.querySelector(".pair.differs") ?? pane.querySelector("[class*='hit-']")?.closest(".pair");
+    if (first) first.scrollIntoView({ block: "start", behavior: "instant" });
   }
 
   /** Roles of messages with how many follow one another: `system, user, assistant × 2`. */
@@ -158,7 +167,7 @@ function viewerApp(index) {
       else runs.push([role, 1]);
     }
     const words = runs.slice(0, most).map(([role, number]) => (number > 1 ? `${role} × ${number}` : role));
-    return words.join(", ") + (runs.length > most ? ", …" : "");
+    return words.join(", ") + (runs.length > most ? ` and ${count(runs.length - most)} more` : "");
   }
 
   function drawFindings(findings, more, file, row, item) {

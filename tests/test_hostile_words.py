@@ -1,0 +1,285 @@
+"""What logs say, in every text that they hold, does nothing to whoever shows what a command prints or writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from markdown_it import MarkdownIt
+from typer.testing import CliRunner
+
+from tests.runner import commands
+from tito_audit.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMATS = ROOT / "fixtures" / "formats"
+TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+REPORTS = ("concise", "github", "html", "json", "jsonl", "junit", "markdown", "sarif", "text")
+OWN_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+ACTING = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+FLOOD = re.compile("[\u0300-\u036f]{8}")
+TRAPS = {
+    "script": "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=2>--> ]]>",
+    "runner": "::error::x\n::error file=a::x\r\n ::stop-commands::x\r::warning::y ##[error]x ##vso[a]d %0A::debug",
+    "after blanks": "   ::error::x",
+    "markdown": "@someone #1 http://x.example [a](b) ![i](j) | a | b ` `` ``` **b** </details> <b>",
+    "terminal": "\x1b[31mred\x1b[2J\x1b]8;;http://x\x1b\\l\x1b]8;;\x1b\\\x1b]52;c;cm0gLXJm\x07\x07\r\x08\x9b2J\x7f\x00",
+    "letters": "\u202eturned\u202c\u2066\u200b\u200d\u2028\u2029\x85\ufeff\ud83d\udcff\ufff9\U000e0041\u3164",
+    "marks": "e" + "\u0301" * 400,
+}
+"""What a model may say to make somebody's terminal, page or runner do something."""
+
+
+def run(*arguments: object, **environment: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments], env={"COLUMNS": "80", **environment})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def poisoned(value: Any, trap: str, *, keys: bool) -> Any:
+    """The same with the trap as every text but roles and types, or in every text and key there is."""
+    if isinstance(value, dict):
+        made = {
+            name: inner if name in ("role", "type") and not keys else poisoned(inner, trap, keys=keys)
+            for name, inner in value.items()
+        }
+        return {**made, trap: trap, f"a{trap}": {trap: [trap]}} if keys else made
+    if isinstance(value, list):
+        return [poisoned(inner, trap, keys=keys) for inner in value]
+    return trap + value + trap if isinstance(value, str) else value
+
+
+def encodable(text: str) -> str:
+    """The text without halves of surrogate pairs, for places that hold UTF-8 only."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def hostile_rows(trap: str) -> Iterator[str]:
+    """Rows of many formats with the trap in them, of no format, unreadable ones, very long and very deep ones."""
+    for name in ("nemo_gym", "slime", "openai_chat", "nemo_rl", "tito_sample", "calls"):
+        path = FORMATS / f"{name}.jsonl"
+        for line in path.read_text(encoding="utf-8").splitlines()[:2] if path.exists() else ():
+            for keys in (False, True):
+                yield json.dumps(poisoned(json.loads(line), trap, keys=keys))
+    called = {"id": trap, "type": "function", "function": {"name": trap, "arguments": json.dumps({trap: trap})}}
+    messages = [
+        {"role": "system", "content": trap},
+        {"role": "user", "content": [{"type": "text", "text": trap}, {"type": trap, trap: trap}]},
+        {"role": "assistant", "content": trap, "tool_calls": [called], "reasoning_content": trap},
+        {"role": "tool", "tool_call_id": trap, "name": trap, "content": trap},
+        {"role": trap, "content": trap},
+        {"role": "assistant", "content": trap},
+    ]
+    call = {"prompt_token_ids": [5, 6], "generation_token_ids": [7, 8, 300], "finish_reason": trap, "text": trap}
+    tools = [{"type": "function", "function": {"name": trap, "description": trap, "parameters": {trap: trap}}}]
+    yield json.dumps({"id": trap, "group_id": trap, "messages": messages, "tools": tools, "calls": [call, call]})
+    ids = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, 0.5, 0.0]}
+    yield json.dumps({**ids, "group_id": trap, trap: trap})
+    for column in ids:
+        yield json.dumps({**ids, column: [trap, 1, 2, 3]})
+        yield json.dumps({**ids, column: trap})
+    yield json.dumps({trap: trap})
+    yield json.dumps(trap)
+    yield '{"token_ids": [1, ' + json.dumps(encodable(trap), ensure_ascii=False)
+    if trap != TRAPS["runner"]:
+        return
+    yield json.dumps({**ids, "text": trap * 20_000})
+    yield '{"messages": ' + "[" * 50_000 + json.dumps(trap) + "]" * 50_000 + "}"
+
+
+@pytest.fixture(scope="module", params=TRAPS, ids=str)
+def trap(request: pytest.FixtureRequest) -> str:
+    return TRAPS[request.param]
+
+
+@pytest.fixture(scope="module")
+def logs(trap: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same words in lines and in Parquet, in a file whose name says them as well."""
+    folder = tmp_path_factory.mktemp("logs")
+    name = encodable(trap).replace("/", "\u2215").replace("\0", "")[:60]
+    lines = folder / f"{name}.jsonl"
+    lines.write_text("".join(row + "\n" for row in hostile_rows(trap)), encoding="utf-8")
+    text = encodable(trap)
+    ids = {"token_ids": [5, 6, 7, 300], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, 0.5, 0.0]}
+    row = {**ids, text: text, "group_id": text, "messages": [{"role": text, "content": text}]}
+    table = folder / f"{name}.parquet"
+    pq.write_table(pa.Table.from_pylist([row, {**row, "loss_mask": [1]}]), table)
+    return {"lines": lines, "parquet": table}
+
+
+def holds_still(text: str, *, colored: bool = False) -> None:
+    """No line of it acts on a terminal or on a runner."""
+    plain = OWN_ESCAPES.sub("", text) if colored else text
+    assert ACTING.search(plain) is None, repr(plain[max(0, ACTING.search(plain).start() - 80) :][:160])  # type: ignore[union-attr]
+    assert commands(plain) == []
+    assert "##vso[" not in plain
+    assert FLOOD.search(plain) is None
+
+
+def asked(log: Path, out: Path) -> dict[str, list[object]]:
+    """Every command that prints what is in a log, by a name."""
+    toy = ["-t", TOY]
+    return {
+        "scan": ["scan", log, *toy],
+        "scan without a tokenizer": ["scan", log],
+        "scan concise": ["scan", log, *toy, "--output-format", "concise"],
+        "show": ["show", f"{log}:0", *toy, "--full", "--ids", "--logprobs"],
+        "show json": ["show", f"{log}:0", *toy, "--json"],
+        "show the last": ["show", f"{log}:1", "--row", 1, *toy],
+        "show none": ["show", f"{log}:9999"],
+        "repair": ["repair", log, "--diff", *toy, "--unsafe", "--fail-on", "note", "--worst", 100],
+        "repair to a file": [
+            "repair",
+            log,
+            "-o",
+            out / "new.jsonl",
+            *toy,
+            "--quarantine",
+            out / "q.jsonl",
+            "--force",
+        ],
+        "repair json": ["repair", log, "--dry-run", *toy, "--report", "json"],
+        "convert": ["convert", log, "--to", "rows", "--dry-run"],
+        "convert lossy": ["convert", log, "--to", "slime", "--lossy", "-o", out / f"{log.stem}.jsonl", "--force"],
+        "inspect": ["inspect", log, *toy],
+        "inspect json": ["inspect", log, "--output-format", "json"],
+        "config": ["config", log],
+        "config json": ["config", log, "--output-format", "json"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "lines") for name in asked(Path(), Path())),
+        *((name, "parquet") for name in ("scan", "show", "repair", "convert", "inspect")),
+    ],
+)
+def test_what_a_command_prints_holds_still(name: str, kind: str, logs: dict[str, Path], tmp_path: Path) -> None:
+    arguments = asked(logs[kind], tmp_path)[name]
+    code, out, err = run(*arguments)
+    assert code in (0, 1, 2)
+    assert out or err
+    for text in (out, err):
+        holds_still(text)
+    if out.startswith("{"):
+        return
+    _, out, err = run(*arguments, FORCE_COLOR="1")
+    for text in (out, err):
+        holds_still(text, colored=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain", "TRAP"],
+        ["scan", "TRAP"],
+        ["show", "TRAP"],
+        ["inspect", "TRAP"],
+        ["scan", "LOG", "--select", "TRAP"],
+        ["scan", "LOG", "--map", "token_ids=TRAP"],
+        ["scan", "LOG", "--format", "TRAP"],
+        ["scan", "LOG", "-t", "TRAP"],
+        ["scan", "LOG", "--report", "TRAP"],
+        ["scan", "LOG", "--chat-template", "TEMPLATE", "-t", TOY],
+        ["scan", "LOG", "--config", "CONFIG"],
+        ["repair", "LOG", "--with", "TRAP", "--dry-run"],
+        ["convert", "LOG", "--to", "TRAP", "--dry-run"],
+        ["scan", "LOG", "--baseline", "TRAP"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_mistake_is_told_with_holds_still(
+    arguments: list[str], trap: str, logs: dict[str, Path], tmp_path: Path
+) -> None:
+    word = encodable(trap).replace("\0", "")
+    template = tmp_path / "chat.jinja"
+    template.write_text(f"{{{{ raise_exception({json.dumps(word, ensure_ascii=False)}) }}}}", encoding="utf-8")
+    config = tmp_path / "tito-audit.toml"
+    config.write_text(f"{json.dumps(word)} = {json.dumps(word)}\n", encoding="utf-8")
+    places = {"LOG": str(logs["lines"]), "TEMPLATE": str(template), "CONFIG": str(config)}
+    code, out, err = run(*(places.get(one, one).replace("TRAP", word) for one in arguments), HF_HUB_OFFLINE="1")
+    assert code in (0, 1, 2)
+    holds_still(out)
+    holds_still(err)
+
+
+@pytest.fixture(scope="module")
+def written(logs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every report of the hostile logs."""
+    folder = tmp_path_factory.mktemp("reports")
+    named = [part for name in REPORTS for part in ("--report", f"{name}={folder / name}")]
+    code, out, err = run("scan", *logs.values(), "-t", TOY, "-q", *named, "--max-rate", "TOK=0.001")
+    assert (code, out, err) == (1, "", "")
+    return folder
+
+
+def read(folder: Path, name: str) -> str:
+    return (folder / name).read_bytes().decode("utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in REPORTS if name not in ("github", "html")])
+def test_what_a_report_writes_holds_still(name: str, written: Path) -> None:
+    holds_still(read(written, name))
+
+
+def test_annotations_are_all_that_github_reads(written: Path) -> None:
+    text = read(written, "github")
+    found = commands(text)
+    assert len(found) == text.count("\n") > 1
+    assert {one.name for one in found} <= {"error", "warning", "notice"}
+    assert {key for one in found for key in one.properties} <= {"file", "line", "title"}
+    assert ACTING.search(text) is None
+
+
+def test_markdown_holds_no_link_image_html_or_table_of_a_log(written: Path) -> None:
+    reader = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable("table")
+    tokens = [one for token in reader.parse(read(written, "markdown")) for one in (token, *(token.children or ()))]
+    assert not [one for one in tokens if one.type in ("link_open", "image", "heading_open") and one.tag != "h3"]
+    html = "".join(one.content for one in tokens if one.type.startswith("html"))
+    assert not re.sub(r"</?(details|summary)( open)?>|[\w ,.:'()-]|\n", "", html), html
+    outside = " ".join(one.content for one in tokens if one.type == "text")
+    assert not re.search(r"[@#]\w|http|\bwww\.", outside), outside
+
+
+def test_junit_is_xml_of_its_own_elements(written: Path) -> None:
+    tags = {one.tag for one in ElementTree.fromstring(read(written, "junit")).iter()}
+    assert tags <= {
+        "testsuites",
+        "testsuite",
+        "testcase",
+        "failure",
+        "skipped",
+        "system-out",
+        "properties",
+        "property",
+    }
+
+
+def test_what_a_page_holds_of_a_log_is_text(written: Path) -> None:
+    page = read(written, "html")
+    assert ACTING.search(page) is None
+    assert "<script>window" not in page
+    assert "<img" not in page
+    assert page.count("<script>") + page.count("<script ") == page.count("</script>")
+    assert "pwned=1" not in re.sub(r"<script[^>]*data-kind.*?</script>", "", page, flags=re.S).replace(
+        "&lt;script&gt;window.pwned=1", ""
+    )
+
+
+@pytest.mark.parametrize("name", ["json", "jsonl", "sarif"])
+def test_machines_get_the_words_as_they_were(name: str, written: Path) -> None:
+    text = read(written, name)
+    for document in text.splitlines() if name == "jsonl" else [text]:
+        json.loads(document)
