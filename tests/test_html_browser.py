@@ -168,7 +168,7 @@ def test_a_rollout_opens_from_its_finding_and_shows_both_sides(browser: driver.B
     browser.js("document.querySelector('table.findings .small').click()")
     wait(browser, "document.getElementById('viewer').open")
     assert texts(browser, "#viewer-title") == ["run.jsonl:0"]
-    assert texts(browser, ".sequence h3") == ["turn 0 · completion", "training row"]
+    assert texts(browser, ".sequence h3") == ["turn 0 · completion", "turn 1 · prompt", "training row"]
     assert texts(browser, ".left .drift") == ["·Skin", "ny"]
     assert texts(browser, ".right .today") == ["·Skinny", "⏎", "⏎"]
     assert texts(browser, ".gap") == ["… 390 tokens left out …"]
@@ -198,7 +198,9 @@ def test_a_sequence_without_known_differences_claims_nothing_of_another_side(
     browser.js("document.querySelector('table.findings .small').click()")
     wait(browser, "document.getElementById('viewer').open")
     heads = texts(browser, ".columns div:last-child")
-    assert heads == ["next prompt, template", "no other tokens are known"]
+    assert heads == ["next prompt, template", "template", "no other tokens are known"]
+    assert texts(browser, ".sequence:nth-of-type(2) .right .token") == ["Hi", "!"]
+    assert "the same in: template" in texts(browser, ".sequence:nth-of-type(2) p")[0]
     assert texts(browser, ".sequence:last-of-type .left .token") == ["1", "2", "3"]
     assert texts(browser, ".sequence:last-of-type .right .token") == []
 

@@ -71,6 +71,10 @@ class Oracle:
             return bytes([int(piece[3:5], 16)])
         return self._plain(piece)
 
+    def is_added(self, token: int) -> bool:
+        """Whether no text mixes across it."""
+        return token in self._added
+
     def _plain(self, piece: str) -> bytes:
         return (piece if self._spelled is not None else piece.replace("▁", " ")).encode()
 
@@ -221,6 +225,28 @@ def test_template_and_encoding_write_what_swaps_of_these_names_say(model: str, m
         assert wanted[: len(heard)] == heard, (row["id"], turn)
         looked += bool(found.swaps)
     assert looked
+
+
+def test_what_a_sequence_is_said_to_be_the_same_as_writes_the_same_tokens(model: str, mode: str) -> None:
+    asked, looked = oracle(model), {Where.PROMPT: 0, Where.COMPLETION: 0}
+    for row, turn, found in sequences(model, mode):
+        if not found.same_as:
+            continue
+        assert not found.swaps
+        call = row["calls"][turn]
+        ids = recorded(call, found.where)
+        if found.where is Where.PROMPT:
+            assert found.same_as == "template"
+            index = [at for at, message in enumerate(row["messages"]) if message["role"] == "assistant"][turn]
+            assert asked.encode(asked.rendered(row, index, opened=True)) == ids, (row["id"], turn)
+        else:
+            assert found.same_as == "re-encoding"
+            whole = call["prompt_token_ids"] + ids
+            start = max(at for at in range(len(whole) - len(ids)) if asked.is_added(whole[at]))
+            text = b"".join(map(asked.data, whole[start:])).decode()
+            assert asked.encode(text) == whole[start:], (row["id"], turn)
+        looked[found.where] += 1
+    assert all(looked.values()), looked
 
 
 # What lies between two ends that both spellings have, by hand.

@@ -127,6 +127,7 @@ def view(place: Place) -> tuple[Observed, tuple[Finding, ...]]:
     )
     sequences = (
         ViewSequence(Where.COMPLETION, 0, 403, (said, later), swaps, "ended by length"),
+        ViewSequence(Where.PROMPT, 1, 2, (Stretch(0, (4, 5), ("Hi", "!")),), same_as="template"),
         ViewSequence(Where.ROW, None, 3, (Stretch(0, (1, 2, 3), (), (), None, (False, True, True), None),)),
     )
     merge = Finding(

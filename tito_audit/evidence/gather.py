@@ -46,6 +46,9 @@ def gather(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | N
             differences += _uncovered(reencoded_differences(rollout, turn, reference), differences)
         differences += _uncovered(rendered_differences(rollout, chains, texts, reference), differences)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
+    compared = frozenset(texts)
+    if rendered and not texts and renderer is not None and row_error is None:
+        compared = frozenset((None,))
     return Evidence(
         rollout,
         reference.vocabulary if reference else None,
@@ -55,6 +58,7 @@ def gather(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | N
         differences=tuple(differences),
         links=chains.links,
         row=row,
+        rendered=compared,
         render_errors=errors if row_error is None else (*errors, (None, row_error)),
         recovery_problems=problems,
     )

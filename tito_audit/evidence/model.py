@@ -147,6 +147,8 @@ class Evidence:
     """None without a training row, or when nothing says which tokens were sampled."""
     render_errors: tuple[tuple[int | None, str], ...] = ()
     """(turn or None for the whole conversation, message) where the template failed."""
+    rendered: frozenset[int | None] = frozenset()
+    """Turns whose prompt was compared with what the template writes; None: the whole conversation was."""
     recovery_problems: tuple[tuple[int, str], ...] = ()
     """(turn, what could not be recovered from its token strings)."""
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)

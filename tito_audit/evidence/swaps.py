@@ -16,7 +16,7 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["SAMPLED", "SEEN", "Key", "Replaced", "replaced"]
+__all__ = ["SAMPLED", "SEEN", "Key", "Replaced", "replaced", "same_as"]
 
 Key = tuple[Where, int | None]
 """A recorded sequence: its kind and its turn, None for the training row."""
@@ -75,6 +75,26 @@ def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[
     for one in _of_row(evidence, codes):
         found.setdefault((Where.ROW, None), []).append(one)
     return {key: _apart(several) for key, several in found.items()}
+
+
+def same_as(evidence: Evidence, key: Key) -> str:
+    """What was compared with a whole sequence and holds the same tokens; "" when something differs or nothing was.
+
+    A prompt repeats what came before it, and what drifted there is said there: it is the template's only where
+    nothing before it drifted either.
+    """
+    where, turn = key
+    places = {(one.where, one.turn) for one in evidence.differences}
+    if evidence.vocabulary is None or key in places:
+        return ""
+    if where is Where.COMPLETION:
+        return str(Against.REENCODED)
+    if where is Where.PROMPT:
+        before = any(at is not None and turn is not None and at < turn for _, at in places)
+        return str(Against.TEMPLATE) if turn in evidence.rendered and not before else ""
+    if evidence.rollout.turns:
+        return ""
+    return str(Against.TEMPLATE if None in evidence.rendered else Against.REENCODED)
 
 
 def _of(difference: Difference, code: str, rollout: Rollout) -> Replaced:

@@ -12,7 +12,7 @@ import numpy as np
 from tito_audit.evidence.model import Break, Evidence, Link
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, token_roles
-from tito_audit.evidence.swaps import Key, Replaced, replaced
+from tito_audit.evidence.swaps import Key, Replaced, replaced, same_as
 from tito_audit.evidence.windows import Spot, Windows, chosen
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
@@ -84,6 +84,7 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
                 tuple(map(partial(_stretch, one, words), window.starts, window.ends)),
                 swapped,
                 one.note,
+                "" if swapped else same_as(evidence, one.key),
             )
             for one, window, swapped in zip(shown, windows, drawn, strict=True)
         ),

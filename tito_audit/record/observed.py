@@ -183,6 +183,9 @@ class ViewSequence:
     """In order of start, not overlapping; everything else is the same on both sides."""
     note: str = ""
     """What a reader should know of it: `the first 812 tokens as seen before`, `ended by length`."""
+    same_as: str = ""
+    """Where nothing is swapped, what was found to hold the same tokens: `template`, `re-encoding`; "" when nothing
+    was compared with the whole of it."""
 
 
 @dataclass(frozen=True, slots=True)

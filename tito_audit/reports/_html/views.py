@@ -84,6 +84,7 @@ def _sequence(sequence: ViewSequence) -> dict[str, Any]:
         "turn": sequence.turn,
         "length": sequence.length,
         "note": visible(sequence.note),
+        "same_as": visible(sequence.same_as),
         "stretches": stretches,
         "swaps": swaps,
         "tokens": _shown(table),

@@ -19,12 +19,13 @@ function drawSequence(sequence, findings) {
   const root = make("section", { class: "sequence" }, make("h3", {}, sequenceWords(sequence)));
   const names = [...new Set(sequence.swaps.map((swap) => swap.against || "canonical"))];
   const against = names.join(", ");
-  const other = names.length > 0; // where no place is known to differ, perhaps nothing was compared: nothing is claimed
+  const other = names.length > 0 || sequence.same_as !== ""; // where nothing was compared, nothing is claimed
   const words = [many(sequence.length, "token")];
   if (sequence.swaps.length) words.push(`${many(sequence.swaps.length, "place")} ${sequence.swaps.length === 1 ? "differs" : "differ"}${against ? ` from: ${against}` : ""}`);
+  if (sequence.same_as) words.push(`the same in: ${sequence.same_as}`);
   if (sequence.note) words.push(sequence.note);
   root.append(make("p", {}, words.join(" · ")));
-  root.append(make("div", { class: "columns", "aria-hidden": "true" }, make("div"), make("div", {}, "recorded"), make("div", {}, against || "no other tokens are known")));
+  root.append(make("div", { class: "columns", "aria-hidden": "true" }, make("div"), make("div", {}, "recorded"), make("div", {}, against || sequence.same_as || "no other tokens are known")));
   root.boxes = new Map();
   const swaps = [...sequence.swaps];
   let at = 0;
@@ -124,12 +125,15 @@ function viewerApp(index) {
   let open = -1;
   let sections = [];
   let opened = null;
+  let reopening = false; // a rollout was asked for after the last was closed, and is not there yet
 
   async function show(number, finding) {
     open = number;
+    reopening = !dialog.open;
     const [file, row, item, ...counts] = index[number];
     const view = await unpacked(scripts[number]);
     if (open !== number) return;
+    reopening = false;
     const findings = findingsOf(view.findings);
     byId("viewer-title").textContent = placeWords(file.slice(folder.length), row, item);
     byId("viewer-title").title = placeWords(file, row, item);
@@ -236,6 +240,7 @@ function viewerApp(index) {
   }
 
   function close() {
+    if (reopening) return; // the browser says later that it closed, and by then another is on its way
     hideTip();
     document.body.classList.remove("viewing");
     open = -1;
