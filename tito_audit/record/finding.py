@@ -9,6 +9,7 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.testimony import Witness
 
 if TYPE_CHECKING:
     from tito_audit.record.observed import Observed
@@ -40,6 +41,7 @@ class Where(StrEnum):
     PROMPT = "prompt"  # Turn.prompt_ids of the finding's turn
     COMPLETION = "completion"  # Turn.completion_ids of the finding's turn
     ROW = "row"  # TrainingRow.token_ids; of REC findings without tokens, the row of the file
+    LOG = "log"  # no tokens: the finding is of the whole log, and its place is the first row that shows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +121,7 @@ class Result:
     """The keys that showed the format, of one of the first rows of each format in a file."""
     observed: Observed | None = None
     """Where a report asked for it."""
+    witness: Witness | None = None
+    """What the row says of how its log was written; None when it says nothing."""
+    of_log: bool = False
+    """True for findings of a whole log: the result is of no rollout and of no unreadable row."""

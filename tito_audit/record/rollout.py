@@ -109,6 +109,8 @@ class TrainingRow:
     """What the format writes where no logprob exists (Atropos 1.0, most others 0.0); None: nothing."""
     columns: tuple[Column, ...] = ()
     """Every per-token column as recorded: masks, logprobs and all others."""
+    finish_reasons: tuple[str | None, ...] = ()
+    """Why the sampled turns of the row ended, as far as the log says: those of its last turns, in order."""
     padding: Padding = Padding()
     """What the log had around the row; only formats that write a row again look at it."""
 
