@@ -1,0 +1,45 @@
+"""`python -m tests.truth --rows 10000 --forms all`: exits 1 on any violation."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from .forms import FORMS
+from .judge import FLAGS, run
+from .plan import files
+from .source import MODELS, SHARED
+from .table import lines
+
+
+def main() -> int:
+    """Make the files, run the command line over them, print what came out."""
+    parser = argparse.ArgumentParser(prog="python -m tests.truth", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--forms", default="all", help=f"all, or some of {','.join(FORMS)}")
+    parser.add_argument("--packed", action="store_true", help="with packed rows, where --forms is all")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--repairs", default=",".join(FLAGS), help="which repairs to run; none for a scan alone")
+    parser.add_argument(
+        "--whole", type=float, default=0.15, help="share of rows in files with one fault throughout"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="a folder for the files")
+    parser.add_argument("--show", type=int, default=3, help="violations of a kind that are printed")
+    chosen = parser.parse_args()
+    if not (SHARED / "rollouts").is_dir():
+        sys.exit(f"no {SHARED / 'rollouts'}: the real rollouts are not beside this checkout")
+    forms = [name for name in FORMS if name != "packed" or chosen.packed]
+    forms = forms if chosen.forms == "all" else chosen.forms.split(",")
+    plan = files(chosen.rows, forms, chosen.seed, whole=chosen.whole, models=chosen.models.split(","))
+    flags = [] if chosen.repairs == "none" else chosen.repairs.split(",")
+    with tempfile.TemporaryDirectory() as aside:
+        outcome = run(plan, chosen.keep or Path(aside), flags)
+    print("\n".join(lines(outcome, chosen.show)))
+    return int(bool(outcome.violations))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The audit as a user runs it: the command line, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .source import ROOT, SHARED
+
+__all__ = ["Finding", "Said", "ToolError", "repair", "scan"]
+
+Json = dict[str, Any]
+
+
+class ToolError(Exception):
+    """The command itself failed."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding of a JSON report."""
+
+    code: str
+    severity: str
+    cause: str
+    message: str
+    where: str
+    start: int | None
+
+    @property
+    def loud(self) -> bool:
+        """Whether it is more than a note."""
+        return self.severity != "note"
+
+    def __str__(self) -> str:
+        return f"{self.severity} {self.code} {self.cause!r} at {self.start}"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A scan's findings: of samples by file, row and item, and of whole files."""
+
+    samples: dict[tuple[str, int, int], list[Finding]]
+    files: dict[str, list[Finding]]
+    exit: int
+    report: Json
+
+
+def scan(logs: list[Path], tokenizer: str, out: Path, *flags: str) -> Said:
+    """What a scan says of logs."""
+    arguments = [*map(str, logs), "-t", str(SHARED / "tokenizers" / tokenizer), "--report", f"json={out}"]
+    code = _run("scan", *arguments, "--no-config", "--quiet", "--jobs", "1", *flags)
+    report = json.loads(out.read_text(encoding="utf-8"))
+    samples: dict[tuple[str, int, int], list[Finding]] = defaultdict(list)
+    files: dict[str, list[Finding]] = defaultdict(list)
+    for one in report["findings"]:
+        found = Finding(*(one[name] for name in ("code", "severity", "cause", "message", "where", "start")))
+        name = Path(one["file"] or "").name
+        if one["where"] == "log" or one["row"] is None:
+            files[name].append(found)
+        else:
+            samples[name, one["row"], one["item"]].append(found)
+    return Said(samples, files, code, report)
+
+
+def repair(logs: list[Path], tokenizer: str, out: Path, *flags: str) -> None:
+    """Repaired logs, in a folder."""
+    target = out if len(logs) > 1 else out / logs[0].name
+    out.mkdir(parents=True, exist_ok=True)
+    arguments = [*map(str, logs), "-o", str(target), "-t", str(SHARED / "tokenizers" / tokenizer)]
+    _run("repair", *arguments, "--no-config", "--quiet", "--force", *flags)
+
+
+def _run(*arguments: str) -> int:
+    """The exit code, 0 or 1."""
+    command = [sys.executable, "-m", "tito_audit", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1) or "Traceback" in done.stderr:
+        raise ToolError(f"{' '.join(command)[:300]}\nexit {done.returncode}\n{done.stderr[-3000:]}")
+    return done.returncode
