@@ -18,6 +18,10 @@ IMPOSSIBLE = (1.0, -9999.0)
 """Values that no probability has, whatever the format writes of its own."""
 _FLOOR = -1000.0
 """No sampled token has a logprob as low as this."""
+_REACH = 8
+"""Tokens at either end of a span that are not its inside."""
+_TRIED = 8
+"""Odd entries of which the commonest is looked for."""
 _MOST = 0.9
 """Share of the entries far from every answer that have to be one value for it to be the fill."""
 
@@ -47,10 +51,18 @@ class Values:
             least[start : max((span.ends[0] if end is None else end) + far, 0)] = True
         return widest & self.covered, least & self.covered
 
+    def zero_rate(self, spans: Sequence[SampledSpan]) -> float:
+        """How often the fill is a value, at most, told from the inside of spans, where nothing slides in."""
+        inside = np.zeros_like(self.real)
+        for span in spans:
+            inside[span.start + _REACH : max(span.ends[0] - _REACH, 0)] = True
+        inside &= self.covered
+        return float((int((inside & ~self.real).sum()) + 1) / (int(inside.sum()) + 2))
 
-def first_covered(row: TrainingRow) -> int:
-    """The first token that the logprob column of a row says anything of."""
-    column = next((c for c in row.columns if c.role is ColumnRole.LOGPROBS), None)
+
+def first_covered(row: TrainingRow, role: ColumnRole = ColumnRole.LOGPROBS) -> int:
+    """The first token that the row's column of this role says anything of."""
+    column = next((c for c in row.columns if c.role is role), None)
     if column is None or column.alignment is Alignment.FULL:
         return 0
     return (row.prompt_length or 0) if column.alignment is Alignment.RESPONSE else 1
@@ -75,7 +87,8 @@ def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Val
     far = covered & ~near
     fill = _fill(row.logprobs[far] if far.any() else row.logprobs[covered & ~inside])
     if fill is None and not far.any():
-        fill = row.sentinel  # too little stands outside to tell, so what the format writes has to do
+        # Too little stands outside to tell, so what the format writes, or what no value is, has to do.
+        fill = row.sentinel if row.sentinel is not None else _unlike(row.logprobs[covered])
     if fill is None:
         return None
     real = covered & ~_is(row.logprobs, fill) & ~np.isnan(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
@@ -93,6 +106,15 @@ def _fill(entries: Logprobs) -> float | None:
             # A value below zero may be the fill only where no probability is so low.
             return candidate if np.isnan(candidate) or candidate >= 0 or candidate <= _FLOOR else None
     return None
+
+
+def _unlike(entries: Logprobs) -> float | None:
+    """Of the entries that are no ordinary logprob, the commonest; None when all are."""
+    odd = entries[np.isnan(entries) | (entries >= 0) | (entries <= _FLOOR)]
+    if not len(odd):
+        return None
+    counts = [int(_is(entries, float(one)).sum()) for one in odd[:_TRIED]]
+    return float(odd[int(np.argmax(counts))])
 
 
 def _is(logprobs: Logprobs, fill: float) -> Mask:

@@ -8,15 +8,18 @@ proven.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
-from tito_audit.evidence.fill import Values, values_of
+from tito_audit.evidence.fill import Values, first_covered, values_of
 from tito_audit.evidence.masks import is_end, proven_slide, sampled_turns, unslid
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
-from tito_audit.record.arrays import Mask
+from tito_audit.record.arrays import Ids, Mask, Offsets
+from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import TrainingRow, trained_runs
 from tito_audit.record.testimony import Reading, Witness
 
@@ -32,8 +35,13 @@ __all__ = [
     "witness",
 ]
 
+_CHANCE = -6
+"""Logarithm of how unlikely zeros by chance have to be before a reading that needs them falls."""
 FARTHEST = 4
 """Places by which a mask or a column is looked for off its tokens."""
+
+
+_Ends: TypeAlias = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +137,9 @@ def mask_back(evidence: Evidence) -> Mask | None:
     if view.proven:
         return unslid(row.loss_mask, view.sampled)
     out, starts = np.zeros_like(row.loss_mask), {start for start, _ in trained_runs(row.loss_mask)}
+    first = first_covered(row, ColumnRole.LOSS_MASK)
     for span, end in zip(found.spans, found.ends, strict=True):
-        if max(span.start + slide, 0) in starts:
+        if max(span.start + slide, first) in starts:
             out[span.start : span.ends[0] if end is None else end] = True
     return out
 
@@ -140,13 +149,13 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
     if not spans:
         return None
     spans, values = tuple(spans), values_of(row, spans, FARTHEST)
-    slide, ends = _by_mask(row.loss_mask, spans)
+    slide, ends = _by_mask(row.loss_mask, spans, first_covered(row, ColumnRole.LOSS_MASK))
     standing: tuple[Reading, ...] = ()
     if values is not None:
-        shifts = shifts_of(values, spans, ends)
+        shifts = shifts_of(values, row.token_ids, spans, ends)
         if not shifts:  # the mask may leave out turn ends that were sampled
             ends = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
-            shifts = shifts_of(values, spans, ends)
+            shifts = shifts_of(values, row.token_ids, spans, ends)
         standing = tuple(Reading(slide or 0, far) for far in shifts)
         if len(shifts) == 1:
             ends = tuple(_by_values(span, end, values, shifts[0]) for span, end in zip(spans, ends, strict=True))
@@ -178,35 +187,54 @@ def _as_finished(span: SampledSpan, reason: str | None) -> SampledSpan:
     return SampledSpan(span.start, span.ends[1:])
 
 
-def _by_mask(mask: Mask | None, spans: tuple[SampledSpan, ...]) -> tuple[int | None, tuple[int | None, ...]]:
+def _by_mask(mask: Mask | None, spans: tuple[SampledSpan, ...], first: int) -> tuple[int | None, _Ends]:
     """By how many places every trained run lies off its span, and where that says each span ended.
 
-    None where no one number does so; then the ends are those of the spans that the mask trains as they are.
+    `first` is the first token that the mask says anything of: what slid before it is lost. None where no one
+    number accounts for the mask; then the ends are those of the spans that it trains, or leaves out, as they are.
     """
     known = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
     if mask is None or not mask.any():
         return None, known
-    size, runs = len(mask), dict(trained_runs(mask))
+    bounds = (first, len(mask))
     for far in sorted(range(-FARTHEST, FARTHEST + 1), key=abs):
-        fitted = [_fitted(span, runs, far, size) for span in spans]
-        matched = sum(bool(ends) for ends in fitted)
-        if matched == len(runs) and all(ends is None or ends for ends in fitted):
-            ends = [one[0] if one is not None and len(one) == 1 else None for one in fitted]
-            return far, tuple(a if b is None else b for a, b in zip(known, ends, strict=True))
-    fitted = [_fitted(span, runs, 0, size) for span in spans]
-    ends = [one[0] if one else None for one in fitted]
-    return None, tuple(a if b is None else b for a, b in zip(known, ends, strict=True))
+        ends = _slid(mask, spans, far, bounds)
+        if ends is not None:
+            return far, _together(known, ends)
+    turned = ~mask
+    turned[:first] = False
+    ends = _slid(turned, spans, 0, bounds)
+    if ends is None:
+        runs = dict(trained_runs(mask))
+        ends = [next(iter(_fitted(span, runs, 0, bounds) or ()), None) for span in spans]
+    return None, _together(known, ends)
 
 
-def _fitted(span: SampledSpan, runs: dict[int, int], far: int, size: int) -> list[int] | None:
+def _slid(
+    mask: Mask, spans: tuple[SampledSpan, ...], far: int, bounds: tuple[int, int]
+) -> list[int | None] | None:
+    """Where each span ended if the mask lies `far` places off all of them; None where it does not."""
+    runs = dict(trained_runs(mask))
+    fitted = [_fitted(span, runs, far, bounds) for span in spans]
+    if sum(bool(ends) for ends in fitted) != len(runs) or any(ends == [] for ends in fitted):
+        return None
+    return [ends[0] if ends is not None and len(ends) == 1 else None for ends in fitted]
+
+
+def _together(known: _Ends, ends: Sequence[int | None]) -> _Ends:
+    return tuple(a if b is None else b for a, b in zip(known, ends, strict=True))
+
+
+def _fitted(span: SampledSpan, runs: dict[int, int], far: int, bounds: tuple[int, int]) -> list[int] | None:
     """The ends of a span with which a run lies `far` places off it; None where no run begins there.
 
     [] where one begins there and ends elsewhere.
     """
-    start = max(span.start + far, 0)
+    first, size = bounds
+    start = max(span.start + far, first)
     if start not in runs:
         return None
-    return [end for end in span.ends if max(min(end + far, size), 0) == runs[start]]
+    return [end for end in span.ends if max(min(end + far, size), first) == runs[start]]
 
 
 def _by_values(span: SampledSpan, end: int | None, values: Values, far: int) -> int | None:
@@ -220,19 +248,24 @@ def _by_values(span: SampledSpan, end: int | None, values: Values, far: int) -> 
     return span.ends[0] if len(places) == len(span.ends) - 1 else None
 
 
-def shifts_of(values: Values, spans: Sequence[SampledSpan], ends: Sequence[int | None]) -> list[int]:
+def shifts_of(values: Values, ids: Ids, spans: Sequence[SampledSpan], ends: Sequence[int | None]) -> list[int]:
     """Every number of places by which the logprobs may lie off the spans, every value accounted for.
 
     What stands for no logprob inside a span is a fault of its own where it cannot be one (null, 1.0), so that of
-    two readings the one with fewer faults stands. Where it can be one (0.0), any reading may be so by chance.
+    two readings the one with fewer faults stands. Where it can be one (0.0), it may be so by chance, and only a
+    reading that needs far more chance than another falls.
     """
-    found: dict[int, int] = {}
+    missing: dict[int, Offsets] = {}
     for far in range(-FARTHEST, FARTHEST + 1):
         widest, least = values.covering(spans, ends, far)
         if not (values.real & ~widest).any():
-            found[far] = int((least & ~values.real).sum())
+            missing[far] = np.flatnonzero(least & ~values.real)
     if values.certain:
-        faults = {far: (far != 0) + (missing > 0) for far, missing in found.items()}
+        faults = {far: (far != 0) + (len(places) > 0) for far, places in missing.items()}
         fewest = min(faults.values(), default=0)
         return [far for far, number in faults.items() if number == fewest]
-    return list(found)
+    # Tokens that are alike may be certain together, so each counts once.
+    chances = {far: len(np.unique(ids[places - far])) for far, places in missing.items()}
+    least_chance = min(chances.values(), default=0)
+    rare = math.log10(values.zero_rate(spans))
+    return [far for far, number in chances.items() if (number - least_chance) * rare >= _CHANCE]

@@ -129,7 +129,7 @@ def _against_mask(row: TrainingRow) -> list[LogprobShift]:
     values = values_of(row, spans, FARTHEST)
     if values is None:
         return []
-    offsets = sorted(shifts_of(values, spans, [None] * len(spans)), key=abs)
+    offsets = sorted(shifts_of(values, row.token_ids, spans, [None] * len(spans)), key=abs)
     if not offsets or 0 in offsets:
         return []
     lost = int((row.loss_mask & ~values.real).sum())

@@ -10,9 +10,11 @@ from operator import itemgetter
 
 import numpy as np
 
+from tito_audit.evidence.fill import first_covered
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import TURN_END, UNKNOWN
 from tito_audit.record.arrays import Ids, Mask
+from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import TrainingRow, trained_runs
 
 __all__ = [
@@ -163,6 +165,7 @@ def _inverted(row: TrainingRow, view: RowView, end_ids: frozenset[int]) -> bool:
     if not view.sampled.any() or view.sampled.all():
         return False
     agrees = np.flatnonzero(row.loss_mask == view.sampled)
+    agrees = agrees[agrees >= first_covered(row, ColumnRole.LOSS_MASK)]
     if not all(is_end(int(p), row.token_ids, view, end_ids) for p in agrees):
         return False
     return bool((row.loss_mask != view.sampled).any())

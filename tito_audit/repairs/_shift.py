@@ -8,6 +8,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.evidence.fill import first_covered
+from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.logprobs import ROUNDING, LogprobShift, shifts
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
@@ -42,9 +43,13 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     if not offset:
         raise RecordError("the row's logprobs are other values than the calls recorded, at every offset")
     source = np.arange(len(row.logprobs)) + offset
-    inside = (source >= first_covered(row)) & (source < len(source))
+    inside = (
+        (source >= first_covered(row)) & (np.arange(len(source)) >= first_covered(row)) & (source < len(source))
+    )
     source = np.where(inside, source, 0)
-    whole = np.where(inside, row.logprobs[source], _filler(row, view))
+    fill, first = _filler(evidence, row), first_covered(row)
+    whole = np.where(inside, row.logprobs[source], fill)
+    whole[:first] = row.logprobs[:first]
     if view is None or view.expected_logprobs is None or not found[0].by_calls:
         values, lost = whole, ~inside
     else:
@@ -55,10 +60,10 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
             values = np.where(np.isfinite(expected) & ~right, expected, whole)
             lost = ~inside & ~np.isfinite(expected)
         else:
-            values, lost = _turn_by_turn(row, view, found, source, right)
+            values, lost = _turn_by_turn(row, view, found, source, right, fill)
     trained = row.loss_mask if row.loss_mask is not None else np.zeros(len(source), np.bool_)
     lost &= trained
-    return MovedBack(np.where(lost, np.nan, values), lost, offset, found[0].by_calls)
+    return MovedBack(np.where(lost, fill, values), lost, offset, found[0].by_calls)
 
 
 def _as_a_whole(view: RowView, source: Offsets, inside: Mask, right: Mask) -> bool:
@@ -70,7 +75,7 @@ def _as_a_whole(view: RowView, source: Offsets, inside: Mask, right: Mask) -> bo
 
 
 def _turn_by_turn(
-    row: TrainingRow, view: RowView, found: list[LogprobShift], source: Offsets, right: Mask
+    row: TrainingRow, view: RowView, found: list[LogprobShift], source: Offsets, right: Mask, fill: float
 ) -> tuple[Logprobs, Mask]:
     """Only the turns that lie off moved back, each value that its turn lost taken from the call."""
     assert row.logprobs is not None
@@ -79,15 +84,18 @@ def _turn_by_turn(
     values = row.logprobs.copy()
     # Where a value stood outside of its turn, nothing is left of it.
     vacated = source[mine & right]
-    values[vacated[~view.sampled[vacated]]] = _filler(row, view)
+    values[vacated[~view.sampled[vacated]]] = fill
     values[mine] = np.where(right, row.logprobs[source], view.expected_logprobs)[mine]
     return values, mine & ~right & np.isnan(view.expected_logprobs)
 
 
-def _filler(row: TrainingRow, view: RowView | None) -> float:
+def _filler(evidence: Evidence, row: TrainingRow) -> float:
     """What the column holds for tokens without a logprob: the sentinel, else what most of them have."""
     if row.sentinel is not None:
         return row.sentinel
+    judged, view = judgement(evidence), evidence.row
+    if judged is not None and judged.values is not None:
+        return judged.values.fill
     spoken = view.sampled if view is not None else row.loss_mask
     if row.logprobs is None or spoken is None or spoken.all():
         return float("nan")

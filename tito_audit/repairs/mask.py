@@ -103,11 +103,11 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
 def _sampled(evidence: Evidence, row: TrainingRow) -> Mask:
     """`[T]` what was sampled and has a logprob, where the mask trained nothing of it.
 
-    RecordError where messages do not say it (calls are `splice`'s), or where values do not lie on exactly these tokens.
+    RecordError where nothing proves it: values that lie on exactly these tokens do, and messages where there are
+    no logprobs. Calls are `splice`'s.
     """
     found, view = judgement(evidence), evidence.row
-    told = view is not None and not view.proven and bool(evidence.rollout.messages)
-    if found is None or view is None or not told or (row.logprobs is not None and found.values is None):
+    if found is None or view is None or view.proven or (found.values is None and not _told(evidence, row)):
         raise RecordError("nothing would be left to train")
     if found.values is not None and found.decided != Reading():
         raise RecordError("nothing would be left to train, and the logprobs do not lie on the sampled tokens")
@@ -115,6 +115,11 @@ def _sampled(evidence: Evidence, row: TrainingRow) -> Mask:
     if not sampled.any():
         raise RecordError("nothing would be left to train: no sampled token has a logprob")
     return sampled
+
+
+def _told(evidence: Evidence, row: TrainingRow) -> bool:
+    """Whether messages alone say what was sampled, in a row that has no logprobs to say otherwise."""
+    return row.logprobs is None and bool(evidence.rollout.messages)
 
 
 def _taken_out(evidence: Evidence, row: TrainingRow, findings: Sequence[Finding], choices: RepairChoices) -> Mask:

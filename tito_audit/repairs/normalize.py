@@ -82,7 +82,7 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
         return row
     if column_of(row, ColumnRole.LOSS_MASK) is None:
         raise RecordError("the row has no mask column that could be turned round")
-    mask, found = view.sampled if view.proven else ~row.loss_mask, judgement(evidence)
+    mask, found = view.sampled if view.proven else view.sampled & ~row.loss_mask, judgement(evidence)
     if found is not None and found.values is not None and found.decided != Reading():
         raise RecordError("the logprobs do not lie on the sampled tokens; nothing else says what they belong to")
     if row.logprobs is not None and all(one.alignment is not Alignment.SAMPLED for one in row.columns):

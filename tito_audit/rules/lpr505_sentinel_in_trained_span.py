@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,11 +17,10 @@ from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import counted, shown
 
-_EDGE_ZEROS = 8
-"""Exact zeros at an edge that are more than the certain end of an answer (`"}]<|im_end|>`)."""
-_OTHERS = 3
-"""Values that have to stand before zeros at the end of a stretch, to tell what is usual in it."""
-_NEARLY_CERTAIN = 1e-3
+_LONG = 8
+"""Exact zeros in a row that are more than the certain end of an answer (`"}]<|im_end|>`)."""
+_CHANCE = -6
+"""Logarithm of how unlikely a run of zeros has to be, given how often the other values are zero."""
 
 
 @rule("LPR505", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
@@ -30,8 +30,8 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     ## What it finds
     1.0, -9999 or the format's own sentinel in a completion or under the loss mask; 0.0 where the call
     recorded another value. Without calls an exact 0.0 is suspect, not proof, since a certain token
-    reaches it: eight or more at the start or the end of a sampled stretch are a warning, and only if no value of
-    the same stretch is nearly zero on its own account.
+    reaches it: eight or more in a row are a warning, and only where zeros are so rare among the other values that
+    chance does not make such a run.
 
     ## Why it matters
     A placeholder is read as a probability: 0.0 says that the token was certain, 1.0 gives a ratio of 0.37
@@ -61,7 +61,7 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
         else:
             for start, end in _suspect(values):
                 said = "exactly 0, which reads like padding"
-                yield _hit(evidence, values, start, end, said, "zeros at the edge", Severity.WARNING)
+                yield _hit(evidence, values, start, end, said, "run of zeros", Severity.WARNING)
 
 
 def _hit(
@@ -97,26 +97,17 @@ def _refuted(values: SampledValues, expected: Logprobs) -> Mask:
 
 
 def _suspect(values: SampledValues) -> Iterator[tuple[int, int]]:
-    """Exact zeros at the edges of sampled stretches that nothing else in the stretch makes likely."""
-    for start, end in values.runs:
-        if values.logprobs[start] != 0 and values.logprobs[end - 1] != 0:
-            continue  # most stretches have no zero at an edge
-        inside = values.zeros[start:end]
-        # All zero is LPR506's; a value that nearly reaches zero makes exact ones likely.
-        if inside.all() or not inside.any() or _certain(values.logprobs[start:end]):
+    """Runs of exact zeros that are longer than chance makes them where zeros are as rare as in the rest."""
+    marked = values.zeros & values.trained
+    if not marked.any():
+        return
+    total, zeros = int(values.trained.sum()), int(marked.sum())
+    whole = {run for parts in values.constant_stretches for run in parts}
+    for start, end in trained_runs(marked):
+        run = end - start
+        # A stretch of nothing but zeros is LPR506's.
+        if run < _LONG or any(a <= start and end <= b for a, b in whole):
             continue
-        head = int(np.argmin(inside))
-        tail = int(np.argmin(inside[::-1]))
-        if inside.sum() != head + tail:
-            continue
-        if head >= _EDGE_ZEROS:
-            yield start, start + head
-        if tail >= _EDGE_ZEROS and end - start - tail >= _OTHERS:
-            yield end - tail, end
-
-
-def _certain(logprobs: Logprobs) -> bool:
-    """True when some value is nearly zero without being it."""
-    negative_zero = (logprobs == 0) & np.signbit(logprobs)
-    near = (logprobs != 0) & (np.abs(logprobs) < _NEARLY_CERTAIN)
-    return bool((near | negative_zero).any())
+        often = (zeros - run + 1) / (total - run + 2)
+        if run * math.log10(often) < _CHANCE:
+            yield start, end
