@@ -31,7 +31,7 @@ LAYERS = (
     ("pipeline", "inspect"),
     ("parts",),
     ("engine",),
-    ("join", "spread"),
+    ("join", "spread", "log_findings"),
     ("storage", "formats", "rules", "repairs", "reports"),
     ("cure",),
     ("check", "format", "rule", "repair", "report", "registry", "views"),

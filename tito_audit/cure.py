@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tito_audit.check import explain
 from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
+from tito_audit.evidence.harm import harm
 from tito_audit.evidence.model import Evidence
 from tito_audit.format import Format, Row
 from tito_audit.record.finding import Finding, Result, Severity
@@ -87,6 +88,17 @@ def cure_row(row: Row, form: Format, audited: Sequence[Audited], audit: Audit, t
     and the reason is in `declined`.
     """
     cure = Cure([Written(row, tuple(audited))])
+    if terms.threshold < Severity.ERROR:
+        # What is asked for beside errors must not keep an error from its repair.
+        _rounds(cure, form, audit, replace(terms, threshold=Severity.ERROR))
+    _rounds(cure, form, audit, terms)
+    return cure
+
+
+def _rounds(cure: Cure, form: Format, audit: Audit, terms: Terms) -> None:
+    """All repairs tried on what became of the row, as often as one of them still cures something."""
+    if not cure.rows:
+        return
     # What one repair cures may be what kept an earlier one from being proven.
     last = [repair for repair in terms.repairs if repair.name == "drop"]
     others = [repair for repair in terms.repairs if repair.name != "drop"]
@@ -97,7 +109,6 @@ def cure_row(row: Row, form: Format, audited: Sequence[Audited], audit: Audit, t
         if len(cure.rows) == len(before) and all(a is b for a, b in zip(cure.rows, before, strict=True)):
             break
     _round(cure, last, form, audit, terms)
-    return cure
 
 
 def _round(cure: Cure, repairs: Sequence[Repair], form: Format, audit: Audit, terms: Terms) -> None:
@@ -154,7 +165,7 @@ def _proven(
             reasons = {
                 item: because
                 for item in mends
-                if (because := _unproven(*_of_item(written, after, item), repair, terms, mends[item].adds))
+                if (because := _refuted(*_of_item(written, after, item), repair, terms, mends[item].adds))
             }
             if not reasons:
                 return after
@@ -253,6 +264,18 @@ def _equal(got: NDArray[np.generic] | None, want: NDArray[np.generic] | None, ro
         marks = [c.sentinel for c in row.columns if c.role == "logprobs" and c.sentinel is not None]
         one, other = (np.where(np.isnan(x) | np.isin(x, marks), np.nan, x) for x in (one, other))
     return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True))
+
+
+def _refuted(
+    before: Written, after: Sequence[Written], repair: Repair, terms: Terms, adds: frozenset[str]
+) -> str | None:
+    """Why the new rows must not be written; None when the audit proves them better and no pair of them worse."""
+    if repair.safety is not Safety.UNSAFE and len(after) == 1:
+        pairs = zip(before.audited, after[0].audited, strict=False)
+        because = next((why for old, new in pairs if (why := harm(old.evidence, new.evidence))), None)
+        if because is not None:
+            return because
+    return _unproven(before, after, repair, terms, adds)
 
 
 def _unproven(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from tito_audit.check import check_explained, explain
 from tito_audit.config import Settings
 from tito_audit.errors import SetupError
 from tito_audit.evidence.gather import gather
+from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
 from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
@@ -58,6 +59,10 @@ class Engine:
         """For showing pieces; None without a tokenizer."""
         return self.tokenizer.vocabulary if self.tokenizer is not None else None
 
+    def silent(self) -> Engine:
+        """The same with no rule to ask: rows say how they were written, and nothing is found in them."""
+        return replace(self, rules=(), codes=frozenset(), repairs=tuple)
+
     def load(self) -> None:
         """Have everything in memory, to be shared with processes that are forked from this one."""
         if self.tokenizer is not None:
@@ -72,7 +77,9 @@ def audit_rollout(rollout: Rollout, engine: Engine, viewed: Viewed | None = None
     evidence = explain(gather(rollout, engine.tokenizer, engine.renderer), engine.rules)
     findings, skips = check_explained(evidence, engine.rules, engine.codes, engine.repairs)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
-    return Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence), observed=observed)
+    said = witness(evidence)
+    counts = counts_of(evidence)
+    return Result(rollout.place, evidence.rollout, findings, skips, counts, observed=observed, witness=said)
 
 
 def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed) -> Observed:

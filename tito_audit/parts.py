@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tito_audit.config import Settings
@@ -19,7 +19,7 @@ from tito_audit.storage import Log, RawRow, open_log
 from tito_audit.storage.chunks import Chunk, chunks_of
 from tito_audit.summary import Summary
 
-__all__ = ["Part", "Parts", "Progress", "join_notices", "noted", "parts_of", "read", "share_of"]
+__all__ = ["Part", "Parts", "Progress", "asking_nothing", "join_notices", "noted", "parts_of", "read", "share_of"]
 
 Progress = Callable[[int, int, int], None]
 """Called with rows audited, bytes read and bytes in all, of all logs together."""
@@ -126,6 +126,12 @@ _NOTHING = Engine(None, None, (), frozenset(), tuple)
 """For logs that are only read."""
 _Alike = list[tuple[Settings, list[Path]]]
 """Settings, each with the logs for which they hold."""
+
+
+def asking_nothing(parts: Parts) -> Parts:
+    """The same parts with no rule to ask."""
+    silent = {part: replace(part, engine=part.engine.silent()) for part in dict.fromkeys(parts.values())}
+    return {file: silent[part] for file, part in parts.items()}
 
 
 def _alike(files: Sequence[Path], settings: Settings, standing_for: Mapping[Path, Path]) -> _Alike:

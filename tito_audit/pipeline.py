@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +13,11 @@ from tito_audit.engine import Stock, Viewed, load_renderer, selected_codes
 from tito_audit.errors import RecordError
 from tito_audit.formats import Told
 from tito_audit.jobs import can_fork
-from tito_audit.parts import Part, Parts, Progress, join_notices, noted, parts_of, read, share_of
+from tito_audit.log_findings import findings_of_log
+from tito_audit.parts import Part, Parts, Progress, asking_nothing, join_notices, noted, parts_of, read, share_of
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.testimony import Testimony
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
 from tito_audit.spread import Counted, Encoders, Spread, bare, chunk_bytes, spread
@@ -37,6 +39,7 @@ __all__ = [
     "read_rollouts",
     "scan_rollouts",
     "selected_codes",
+    "testimony_of",
 ]
 
 _WORTH_LOADING = 6 << 20
@@ -76,11 +79,17 @@ class Scan:
         """How much of a log a process is given at once, about; None: as fits the logs."""
         self.standing_for: Mapping[Path, Path] = {}
         """Logs whose settings are those of others, which overrides may name (a repaired log: the original's)."""
+        self.asks_rules = True
+        """False: nothing is looked for, and only what rows say of how their log was written is gathered."""
+        self.testimonies: dict[str, Testimony] = {}
+        """By log: what its rows say together of how they were written, as far as they were read."""
 
     def __iter__(self) -> Iterator[Result]:
         selected_codes(self.settings)
         files, stock = find_logs(self.logs), Stock()
         parts = parts_of(files, self.settings, stock, self.summary, self.standing_for)
+        if not self.asks_rules:
+            parts = asking_nothing(parts)
         self.vocabulary = next((part.engine.vocabulary for part in parts.values()), None)
         for tokenizer in stock.tokenizers:
             mine = {file: parts[str(file)] for file in files if parts[str(file)].engine.tokenizer is tokenizer}
@@ -88,7 +97,7 @@ class Scan:
         started = time.perf_counter()
         encoders, counted = Encoders(stock.tokenizers), Counted()
         with closing(self._results(files, parts, encoders, counted)) as results:
-            for result in noted(results, parts):
+            for result in self._with_logs(noted(results, parts), parts):
                 self.summary.add(result)
                 self.summary.seconds = time.perf_counter() - started
                 yield result
@@ -98,6 +107,28 @@ class Scan:
         self.summary.notices += join_notices(parts)
         self.summary.sampled = counted.sampled(share_of(self.settings))
         conclude(self.summary)
+
+    def _with_logs(self, results: Iterable[Result], parts: Parts) -> Iterator[Result]:
+        """The results, and behind those of each log what is found of it as a whole."""
+        file: str | None = None
+        for result in results:
+            if file is not None and result.place.file != file:
+                yield from self._of_log(file, parts)
+            file = result.place.file
+            if result.witness is not None:
+                self.testimonies.setdefault(file, Testimony()).add(result.witness, result.place)
+            yield result
+        if file is not None:
+            yield from self._of_log(file, parts)
+
+    def _of_log(self, file: str, parts: Parts) -> Iterator[Result]:
+        """What the rows of a log say together; one row that was picked out of it is not the log."""
+        testimony = self.testimonies.get(file)
+        if testimony is None or self.settings.row is not None:
+            return
+        findings = findings_of_log(file, testimony, parts[file].engine.codes)
+        if findings:
+            yield Result(findings[0].place, None, findings, of_log=True)
 
     def _choose_encoder(self, tokenizer: Tokenizer, logs: Mapping[Path, Part]) -> None:
         """Load the fast encoder where the logs are worth it, before processes are forked."""
@@ -200,6 +231,27 @@ def read_rollouts(logs: str | Path | Sequence[str | Path], settings: Settings | 
         if isinstance(item, str):
             raise RecordError(f"{place}: {item}")
         yield item
+
+
+def testimony_of(
+    logs: str | Path | Sequence[str | Path],
+    settings: Settings | None = None,  # noqa: PT028 - no test, for all its name
+    progress: Progress | None = None,  # noqa: PT028
+) -> Mapping[str, Testimony]:
+    """What the rows of each log say together of how they were written, by the log's path; no rule is asked.
+
+    Every row is read, whatever `Settings.limit` and `Settings.sample` say. A pipe, which cannot be read twice, is
+    left alone, and so is a log whose rows say nothing of it.
+    """
+    settings = replace(settings or Settings(), limit=None, sample=None, row=None)
+    regular = [str(file) for file in find_logs(names_of(logs)) if file.is_file()]
+    if not regular:
+        return {}
+    scan = Scan(regular, settings, progress)
+    scan.asks_rules = False
+    for _ in scan:
+        pass
+    return scan.testimonies
 
 
 def names_of(logs: str | Path | Sequence[str | Path]) -> list[str]:

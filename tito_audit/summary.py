@@ -20,7 +20,7 @@ class RuleCount:
     warning: int = 0
     note: int = 0
     rollouts: int = 0
-    """Rollouts with at least one."""
+    """Rollouts with at least one; findings of a whole log are of none."""
     tokens: int = 0
     """Recorded tokens inside its ranges."""
     known: int = 0
@@ -150,7 +150,9 @@ class Summary:
 
     def add(self, result: Result) -> None:
         """Count one result."""
-        if result.rollout is None:
+        if result.of_log:
+            pass
+        elif result.rollout is None:
             self.rows_unreadable += 1
         else:
             self.rollouts += 1
@@ -161,7 +163,7 @@ class Summary:
         self.generated_tokens += result.counts.get("generated_tokens", 0)
         self.without_ids += result.rollout is not None and not result.counts.get("tokens", 0)
         for code in {finding.code for finding in result.findings}:
-            self.findings.setdefault(code, RuleCount()).rollouts += 1
+            self.findings.setdefault(code, RuleCount()).rollouts += not result.of_log
         for finding in result.findings:
             count = self.findings[finding.code]
             word = finding.severity.word

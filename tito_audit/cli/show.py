@@ -166,7 +166,7 @@ def _result(run: Scan, file: Path, wanted: Wanted) -> tuple[Result, int]:
     from tito_audit.storage import open_log
 
     with closing(watched(run, silent=True)) as results:
-        held = list(results)
+        held = [result for result in results if not result.of_log]
     for result in held:
         if result.place.item == wanted.item:
             return result, len(held)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tito_audit.evidence.completions import reencoded_differences, tail_and_completion
+from tito_audit.evidence.judgement import refined
 from tito_audit.evidence.links import Chains, chain_turns
 from tito_audit.evidence.model import Difference, Evidence, RowView
 from tito_audit.evidence.needs import Needs
@@ -17,14 +18,22 @@ from tito_audit.evidence.row import row_against_calls, row_against_itself, row_a
 from tito_audit.evidence.written import write_conversation
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import IdsFrom, Rollout, Turn
+from tito_audit.record.testimony import Reading
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 __all__ = ["gather"]
 
 
-def gather(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | None) -> Evidence:
+def gather(
+    rollout: Rollout,
+    tokenizer: Tokenizer | None,
+    renderer: Renderer | None,
+    log_reading: Reading | None = None,
+) -> Evidence:
     """All that can be said of a rollout with what the log holds and what was given to the run.
+
+    `log_reading` is how the log's rows were written where all of them together prove it.
 
     Without a tokenizer, ids are compared with ids; without a renderer, or messages, nothing is
     compared with the template. Never raises for what a log holds.
@@ -40,6 +49,8 @@ def gather(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | N
     if reference is not None:
         _prefetch(rollout, reference)
     row, more, row_error = _row(rollout, chains, reference)
+    if row is not None and rollout.training_row is not None and reference is not None:
+        row = refined(row, rollout.training_row, reference.end_ids())
     differences = _without_doubles(differences + more)
     if reference is not None:
         for turn in range(len(rollout.turns)):
@@ -61,6 +72,7 @@ def gather(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | N
         rendered=compared,
         render_errors=errors if row_error is None else (*errors, (None, row_error)),
         recovery_problems=problems,
+        log_reading=log_reading,
     )
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tito_audit.evidence.masks import row_slide, runs_inside, sampled_turns
-from tito_audit.evidence.model import Evidence, RowView
-from tito_audit.record.arrays import Logprobs, Mask
-from tito_audit.record.column import Alignment, ColumnRole
+from tito_audit.evidence.fill import IMPOSSIBLE, values_of
+from tito_audit.evidence.judgement import FARTHEST, judgement, shifts_of
+from tito_audit.evidence.masks import runs_inside, sampled_turns
+from tito_audit.evidence.model import Evidence, RowView, SampledSpan
+from tito_audit.record.arrays import Logprobs
 from tito_audit.record.rollout import TrainingRow, trained_runs
 
-__all__ = ["IMPOSSIBLE", "ROUNDING", "LogprobShift", "first_covered", "shifts"]
+__all__ = ["ROUNDING", "LogprobShift", "shifts"]
 
 ROUNDING = 1e-3
 """Values this close are the same number: logs round, some to four decimals."""
-IMPOSSIBLE = (1.0, -9999.0)
-"""Sentinels that no probability has, whatever the format says of its own."""
 _FARTHEST_SHIFT = 4
 
 
@@ -33,6 +33,15 @@ class LogprobShift:
     by_calls: bool
     values: int
     """Values that are not their token's."""
+    among: tuple[int, ...] = ()
+    """Without calls, every offset that accounts for the row; several: the row cannot tell which it is."""
+    against_mask: bool = False
+    """True where only mask and logprobs were held against each other: which of the two is off is not known."""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether something is wrong that the row alone cannot name."""
+        return self.against_mask or len(self.among) > 1
 
 
 def shifts(evidence: Evidence) -> list[LogprobShift]:
@@ -46,15 +55,7 @@ def _shifts(evidence: Evidence) -> list[LogprobShift]:
         return []
     if view is not None and view.expected_logprobs is not None:
         return _against_calls(evidence, row, row.logprobs, view, view.expected_logprobs)
-    return _against_sentinels(evidence, row, row.logprobs)
-
-
-def first_covered(row: TrainingRow) -> int:
-    """The first token that the logprob column of a row says anything of."""
-    column = next((c for c in row.columns if c.role is ColumnRole.LOGPROBS), None)
-    if column is None or column.alignment is Alignment.FULL:
-        return 0
-    return (row.prompt_length or 0) if column.alignment is Alignment.RESPONSE else 1
+    return _by_the_row(evidence, row)
 
 
 def _against_calls(
@@ -108,42 +109,35 @@ def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]
     return 0
 
 
-def _against_sentinels(evidence: Evidence, row: TrainingRow, logprobs: Logprobs) -> list[LogprobShift]:
-    """The whole trained part when values and sentinels begin and end early or late by the same places."""
-    mask = row.loss_mask
-    if mask is None or not mask.any() or mask.all():
-        return []
-    real = ~np.isnan(logprobs)
-    if row.sentinel is not None:
-        real &= logprobs != row.sentinel
-    # A shift leaves a value outside of the trained part and a sentinel inside it.
-    if not (real & ~mask).any() or not (mask & ~real).any():
-        return []
-    if row_slide(evidence):
-        # The mask is what slid; the logprobs lie where they should.
-        return []
-    covered = first_covered(row)
-    for far in range(1, _FARTHEST_SHIFT + 1):
-        for offset in (far, -far):
-            if _explains(real, mask, offset, covered):
-                spans = trained_runs(mask)
-                lost = int((mask & ~real).sum())
-                return [LogprobShift(spans[0][0], spans[-1][1], None, offset, False, lost)]
-    return []
+def _by_the_row(evidence: Evidence, row: TrainingRow) -> list[LogprobShift]:
+    """The whole sampled part where its values lie off it, or may: see `judgement`."""
+    found = judgement(evidence)
+    if found is None:
+        return _against_mask(row)
+    offsets = sorted({reading.logprobs for reading in found.standing}, key=abs)
+    if found.values is None or not offsets or offsets == [0] or (0 in offsets and not found.values.certain):
+        return []  # a certain token may be why; then only the log as a whole can tell
+    trained = row.loss_mask if row.loss_mask is not None else found.values.real
+    return [_shift(found.spans, offsets, int((trained & ~found.values.real).sum()))]
 
 
-def _explains(real: Mask, trained: Mask, offset: int, covered: int) -> bool:
-    """True when moving the trained tokens by the offset, and only that, accounts for every value and sentinel.
+def _against_mask(row: TrainingRow) -> list[LogprobShift]:
+    """The whole trained part where its values lie off it and nothing says what was sampled."""
+    if row.loss_mask is None or not row.loss_mask.any() or row.loss_mask.all():
+        return []
+    spans = tuple(SampledSpan(start, (end,)) for start, end in trained_runs(row.loss_mask))
+    values = values_of(row, spans, FARTHEST)
+    if values is None:
+        return []
+    offsets = sorted(shifts_of(values, spans, [None] * len(spans)), key=abs)
+    if not offsets or 0 in offsets:
+        return []
+    lost = int((row.loss_mask & ~values.real).sum())
+    return [replace(_shift(spans, offsets, lost), offset=0, against_mask=True)]
 
-    A sentinel inside the moved part is let go: 0.0 is also the value of a certain token.
-    """
-    moved = np.zeros(len(real), np.bool_)
-    if offset > 0:
-        moved[offset:] = trained[:-offset]
-    else:
-        moved[:offset] = trained[-offset:]
-    moved[:covered] = False
-    gained, lost = moved & ~trained, trained & ~moved
-    if not gained.any() or not lost.any() or (real & ~moved).any():
-        return False
-    return bool(real[gained].all() and not real[lost].any())
+
+def _shift(spans: Sequence[SampledSpan], offsets: Sequence[int], values: int) -> LogprobShift:
+    alone = offsets[0] if len(offsets) == 1 else 0
+    return LogprobShift(
+        spans[0].start, spans[-1].ends[-1], None, alone, False, values, among=tuple(sorted(offsets))
+    )

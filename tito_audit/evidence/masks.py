@@ -19,7 +19,7 @@ __all__ = [
     "WholeMask",
     "is_end",
     "mask_slide",
-    "row_slide",
+    "proven_slide",
     "runs_inside",
     "sampled_turns",
     "trained_as_sampled",
@@ -48,9 +48,9 @@ def whole_mask(evidence: Evidence) -> WholeMask | None:
     return evidence.once("whole mask", _whole_mask)
 
 
-def row_slide(evidence: Evidence) -> int:
+def proven_slide(evidence: Evidence) -> int:
     """How far the loss mask of the row slid, as `mask_slide` has it; 0 without mask or sampling."""
-    return evidence.once("row slide", _row_slide)
+    return evidence.once("proven slide", _proven_slide)
 
 
 def _trained_as_sampled(evidence: Evidence) -> bool:
@@ -60,7 +60,7 @@ def _trained_as_sampled(evidence: Evidence) -> bool:
     return bool((row.loss_mask == view.sampled).all())
 
 
-def _row_slide(evidence: Evidence) -> int:
+def _proven_slide(evidence: Evidence) -> int:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None or trained_as_sampled(evidence):
         return 0

@@ -12,9 +12,10 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity, Side, Where
 from tito_audit.record.rollout import Rollout
+from tito_audit.record.testimony import Reading
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["Against", "Break", "Difference", "Evidence", "Explained", "Link", "RowView", "TextSide"]
+__all__ = ["Against", "Break", "Difference", "Evidence", "Explained", "Link", "RowView", "SampledSpan", "TextSide"]
 
 
 T = TypeVar("T")
@@ -106,6 +107,16 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledSpan:
+    """A stretch of the row that a model sampled."""
+
+    start: int
+    """Its first token, right behind the generation prompt."""
+    ends: tuple[int, ...]
+    """Where it may end, in order: in front of the turn's end tokens, or behind them if those were sampled too."""
+
+
+@dataclass(frozen=True, slots=True)
 class RowView:
     """What is known of each token of the training row. All columns are `[T]`, aligned to its ids."""
 
@@ -124,6 +135,8 @@ class RowView:
     """`[T]` the logprob that its call recorded; NaN elsewhere; None when no call recorded any."""
     drifted: Mask
     """True where the row's token lies in a difference against the calls or the rendering."""
+    spans: tuple[SampledSpan, ...] = ()
+    """What was sampled as far as roles and messages tell it, the ends left open; () where calls prove it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +164,8 @@ class Evidence:
     """Turns whose prompt was compared with what the template writes; None: the whole conversation was."""
     recovery_problems: tuple[tuple[int, str], ...] = ()
     """(turn, what could not be recovered from its token strings)."""
+    log_reading: Reading | None = None
+    """How the rows of the log were written, where all of them together prove it; None: nothing does."""
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What several rules work out of the same evidence, kept by name. Never evidence itself."""
 

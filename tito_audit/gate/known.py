@@ -89,7 +89,7 @@ class Known:
     def look(self, result: Result, file: str) -> None:
         """Note what could not be looked at in a result of a log."""
         unasked = self._unasked.get(file)
-        if unasked is None:
+        if unasked is None or result.of_log:
             return
         self._ends[file] = result.place.row, result.rollout is not None
         skipped = None

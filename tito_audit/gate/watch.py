@@ -129,7 +129,7 @@ class Watch:
         """The result, its findings marked `known` where the baseline holds them."""
         file = result.place.file
         bar = self._bar(file)
-        if bar.counts is not None:
+        if bar.counts is not None and not result.of_log:
             self._rates.rollouts += 1
             self._rates.tokens += result.counts.get("generated_tokens", 0)
         if self._book is not None:
@@ -138,7 +138,7 @@ class Watch:
             return result
         before = self._failing.total()
         findings = tuple(self._judged(finding, bar) for finding in result.findings)
-        self._rollouts += self._failing.total() > before
+        self._rollouts += self._failing.total() > before and not result.of_log
         return result if findings == result.findings else replace(result, findings=findings)
 
     def verdict(self) -> Gate:
@@ -195,7 +195,8 @@ class Watch:
         codes = [f"{code} ({number:,})" for code, number in self._codes.most_common(_CODES)]
         more = len(self._codes) - _CODES
         rest = f" and {many(more, 'more rule')}" if more > 0 else ""
-        return f"{listed(kinds)} in {many(self._rollouts, 'rollout')}{which}: {', '.join(codes)}{rest}"
+        where = f"in {many(self._rollouts, 'rollout')}" if self._rollouts else "of the log as a whole"
+        return f"{listed(kinds)} {where}{which}: {', '.join(codes)}{rest}"
 
 
 def _near(file: str | None) -> str | None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.logprobs import IMPOSSIBLE, ROUNDING
+from tito_audit.evidence.fill import IMPOSSIBLE
+from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.record.arrays import Logprobs, Mask
 
 __all__ = ["fillers", "fitted_by_mask", "fitted_by_null", "fitted_by_values", "unprovable"]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.logprobs import ROUNDING, LogprobShift, first_covered, shifts
+from tito_audit.evidence.fill import first_covered
+from tito_audit.evidence.logprobs import ROUNDING, LogprobShift, shifts
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.rollout import TrainingRow
@@ -36,6 +37,8 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     if not found or row is None or row.logprobs is None:
         return None
     offset = found[0].offset
+    if found[0].undecided:
+        raise RecordError("the row alone cannot tell how far its logprobs lie off their tokens")
     if not offset:
         raise RecordError("the row's logprobs are other values than the calls recorded, at every offset")
     source = np.arange(len(row.logprobs)) + offset

@@ -9,12 +9,14 @@ import numpy as np
 
 from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
+from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Hit, Where
 from tito_audit.record.rollout import TrainingRow, trained_runs
+from tito_audit.record.testimony import Reading
 from tito_audit.repair import Mend, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
 
@@ -61,13 +63,16 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
 
     ## What it does
     Tokens of the row that drifted, trained tokens that were not sampled, tokens outside the vocabulary and
-    tokens without a usable logprob (null, infinite, above zero, a placeholder) leave the loss. With
+    tokens without a usable logprob (null, infinite, above zero, a placeholder) leave the loss. Where that would
+    leave nothing, because the mask trains others than the messages say were sampled, those come into it that have
+    a logprob. With
     `--mask-by turn` the whole turn goes in which such a token was said; with `first-divergence` everything
     goes that stands behind the first token that is not the one that was sampled. Ids and logprobs stay.
 
     ## When it is safe
-    Always: it never trains a token, and what it takes out was not the policy's own choice, or has no
-    probability to be weighed by.
+    What it takes out was not the policy's own choice, or has no probability to be weighed by. It trains a token
+    only where messages say that it was sampled and the logprobs lie on exactly these tokens. A gap that
+    may be all that shows a shifted column stays.
 
     ## What it costs
     The tokens' share of the gradient. Sampled tokens behind a drifted one were sampled in another context
@@ -88,10 +93,28 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     if not count:
         return None
     left = row.loss_mask & ~out
+    notes = [f"{count:,} of {int(row.loss_mask.sum()):,} trained tokens left the loss"]
     if not left.any():
+        left = _sampled(evidence, row)
+        notes.append(f"{int(left.sum()):,} sampled tokens came into it, none of which was trained")
+    return Mend(with_row(evidence, restated(row, loss_mask=left)), notes=tuple(notes), adds=UNTRAINED)
+
+
+def _sampled(evidence: Evidence, row: TrainingRow) -> Mask:
+    """`[T]` what was sampled and has a logprob, where the mask trained nothing of it.
+
+    RecordError where messages do not say it (calls are `splice`'s), or where values do not lie on exactly these tokens.
+    """
+    found, view = judgement(evidence), evidence.row
+    told = view is not None and not view.proven and bool(evidence.rollout.messages)
+    if found is None or view is None or not told or (row.logprobs is not None and found.values is None):
         raise RecordError("nothing would be left to train")
-    note = f"{count:,} of {int(row.loss_mask.sum()):,} trained tokens left the loss"
-    return Mend(with_row(evidence, restated(row, loss_mask=left)), notes=(note,), adds=UNTRAINED)
+    if found.values is not None and found.decided != Reading():
+        raise RecordError("nothing would be left to train, and the logprobs do not lie on the sampled tokens")
+    sampled = view.sampled if found.values is None else view.sampled & found.values.real
+    if not sampled.any():
+        raise RecordError("nothing would be left to train: no sampled token has a logprob")
+    return sampled
 
 
 def _taken_out(evidence: Evidence, row: TrainingRow, findings: Sequence[Finding], choices: RepairChoices) -> Mask:
@@ -126,9 +149,17 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | N
             return None  # to take out what it trains would leave nothing; `normalize` turns it round
         given = span[~view.sampled[span]] if view is not None else span[:0]
         return _Place(given, hit.start, spoken=False)
+    if finding.code in ("LPR503", "LPR505") and _witness(evidence):
+        return None  # what is missing may have moved: without it nothing would show that
     if finding.code == "LPR504" and _no_logprobs(row):
         return _Place(np.arange(len(row.token_ids)), 0)
     return _Place(span, hit.start)
+
+
+def _witness(evidence: Evidence) -> bool:
+    """Whether the gap in the logprobs is all that tells that they may lie off their tokens."""
+    found, view = judgement(evidence), evidence.row
+    return found is not None and found.undecided and view is not None and not view.proven
 
 
 def _drifted(view: RowView, evidence: Evidence, hit: Hit) -> _Place:

@@ -8,13 +8,16 @@ import numpy as np
 
 from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
-from tito_audit.evidence.logprobs import IMPOSSIBLE
+from tito_audit.evidence.fill import IMPOSSIBLE
+from tito_audit.evidence.judgement import judgement
+from tito_audit.evidence.logprobs import shifts
 from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.finding import Finding
 from tito_audit.record.rollout import Padding, TrainingRow
+from tito_audit.record.testimony import Reading
 from tito_audit.repair import Mend, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
 
@@ -79,7 +82,9 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
         return row
     if column_of(row, ColumnRole.LOSS_MASK) is None:
         raise RecordError("the row has no mask column that could be turned round")
-    mask = view.sampled if view.proven else ~row.loss_mask
+    mask, found = view.sampled if view.proven else ~row.loss_mask, judgement(evidence)
+    if found is not None and found.values is not None and found.decided != Reading():
+        raise RecordError("the logprobs do not lie on the sampled tokens; nothing else says what they belong to")
     if row.logprobs is not None and all(one.alignment is not Alignment.SAMPLED for one in row.columns):
         # A token without a logprob would be trained against nothing.
         mask = mask & np.isfinite(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
@@ -99,6 +104,12 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
     part = _cut(silent, column, row)
     if part is None:
         return row
+    found = judgement(evidence)
+    if shifts(evidence) or (found is not None and found.undecided):
+        raise RecordError(
+            f"column {column.name!r} may lie off its tokens, and what shows it would be overwritten: run "
+            "`realign` first"
+        )
     values = np.where(part, mark, column.values)
     changed = int((~(values == column.values) & ~(np.isnan(values) & np.isnan(column.values))).sum())
     if not changed:

@@ -9,8 +9,8 @@ import numpy as np
 
 from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
+from tito_audit.evidence.judgement import judgement, mask_back, row_slide
 from tito_audit.evidence.logprobs import shifts
-from tito_audit.evidence.masks import row_slide, unslid
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, spread
@@ -28,10 +28,18 @@ __all__ = ["realign"]
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """A mask that slid, logprobs at an offset, or a column with one entry too many or too few."""
     if finding.code.startswith("MSK"):
-        return row_slide(evidence) != 0
+        return row_slide(evidence) != 0 and not _open(evidence)
     if finding.code == "LPR502":
         return any(shift.offset for shift in shifts(evidence))
     return finding.hit.cause in ("one too many", "one too few")
+
+
+def _open(evidence: Evidence) -> bool:
+    """Whether a column of values is there and no single reading accounts for it and the mask."""
+    found, view = judgement(evidence), evidence.row
+    if found is None or view is None or view.proven:
+        return False
+    return found.values is not None and found.decided is None
 
 
 @dataclass(slots=True)
@@ -60,9 +68,9 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     tokens leave the loss. Other columns are not touched.
 
     ## When it is safe
-    It only moves what is provable: by the values or the tokens that the calls recorded; by the sentinels,
-    which show where the column begins and ends; for a mask, by the answers of the messages, when every
-    trained run has the length of one and lies equally far off it. It refuses everything else.
+    It only moves what is provable: by the values or the tokens that the calls recorded; else by where answers,
+    trained runs and values begin and end, when one reading alone accounts for every span of the row, or for every
+    row of the log. It refuses everything else.
 
     ## What it costs
     Nothing, or the few tokens whose value fell off an end.
@@ -111,9 +119,11 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
     view, slide = evidence.row, row_slide(evidence)
     if not slide or view is None or row.loss_mask is None:
         return row
-    back = unslid(row.loss_mask, view.sampled)
+    if _open(evidence):
+        raise RecordError("the row alone cannot tell how far its mask and its logprobs lie off their tokens")
+    back = mask_back(evidence)
     assert back is not None
-    shown = "the calls" if view.proven else "the roles of the messages"
+    shown = "the calls" if view.proven else "the edges of every span"
     work.notes.append(f"the mask was moved by {-slide:+d}, as {shown} show")
     # Columns of the trained tokens alone keep their entries: the i-th is that of the i-th trained token.
     compact = [column for column in row.columns if column.alignment is Alignment.SAMPLED]
@@ -147,7 +157,7 @@ def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> Trainin
     if moved is None:
         return row
     mask = _without(row, moved.lost)
-    proof = "the calls" if moved.by_calls else "the sentinels"
+    proof = "the calls" if moved.by_calls else "the edges of every span"
     work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, as {proof} prove")
     if moved.lost.any():
         count = int(moved.lost.sum())

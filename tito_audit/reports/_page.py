@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from tito_audit.record.finding import Finding, Severity
+from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.report import ReportOptions
 from tito_audit.reports._boxes import boxes
 from tito_audit.reports._place import range_of
@@ -125,7 +125,9 @@ def _command_lines(line: str, console: Console) -> Iterator[Text]:
 
 
 def range_words(finding: Finding) -> str:
-    """`completion 12:14`; empty for a finding about the whole row."""
+    """`completion 12:14`, `the whole log`; empty for a finding about the whole row."""
+    if finding.hit.where is Where.LOG:
+        return "the whole log"
     tokens = range_of(finding)
     if tokens is None:
         return ""

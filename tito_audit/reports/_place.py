@@ -35,16 +35,20 @@ def line_of(place: Place) -> int | None:
 
 
 def range_of(finding: Finding) -> tuple[int, int] | None:
-    """The half-open token range; None for a finding about a whole row of the file."""
+    """The half-open token range; None for a finding about a whole row of the file or about the log."""
     hit = finding.hit
+    if hit.where is Where.LOG:
+        return None
     if hit.start == hit.end and hit.where is Where.ROW and finding.code.startswith("REC"):
         return None
     return hit.start, hit.end
 
 
 def place_words(finding: Finding) -> str:
-    """`row 4, item 1, turn 2, tokens 12:14 of the completion`."""
+    """`row 4, item 1, turn 2, tokens 12:14 of the completion`; `the log as a whole, from row 4 on`."""
     place, hit = finding.place, finding.hit
+    if hit.where is Where.LOG:
+        return f"the log as a whole, from row {place.row} on"
     words = [f"row {place.row}"]
     if place.item:
         words.append(f"item {place.item}")

@@ -29,6 +29,8 @@ class Seen:
     findings: Counter[Severity] = field(default_factory=Counter)
     rollouts: Counter[Severity] = field(default_factory=Counter)
     """Rollouts (and unreadable rows) with at least one finding of that severity."""
+    of_logs: Counter[Severity] = field(default_factory=Counter)
+    """Those of the findings that are of a whole log."""
     with_findings: int = 0
     """Rollouts (and unreadable rows) with any finding."""
 
@@ -36,18 +38,31 @@ class Seen:
         """Count one result."""
         severities = [finding.severity for finding in result.findings]
         self.findings.update(severities)
+        if result.of_log:
+            self.of_logs.update(severities)
+            return
         self.rollouts.update(set(severities))
         self.with_findings += bool(severities)
 
     def words(self, summary: Summary) -> list[tuple[Severity, str]]:
-        """`4 errors in 2 of 6 rollouts`, `1 warning in 1 of 6`, the worst first; none where nothing was found."""
+        """`4 errors in 2 of 6 rollouts`, `1 warning in 1 of 6`, the worst first; none where nothing was found.
+
+        Of a whole log: `1 error in the log as a whole (6 rollouts)`, `2 errors in 1 of 6 rollouts and in the log …`
+        """
         rows = summary.rollouts + summary.rows_unreadable
         present = [severity for severity in sorted(Severity, reverse=True) if self.findings[severity]]
         of_all = [many(rows, "rollout"), *[f"{rows:,}"] * len(present)]
         return [
-            (severity, f"{many(self.findings[severity], severity.word)} in {self.rollouts[severity]:,} of {of}")
+            (severity, f"{many(self.findings[severity], severity.word)} in {self._where(severity, of)}")
             for severity, of in zip(present, of_all, strict=False)
         ]
+
+    def _where(self, severity: Severity, of: str) -> str:
+        rollouts = f"{self.rollouts[severity]:,} of {of}"
+        if not self.of_logs[severity]:
+            return rollouts
+        log = "the log as a whole" if self.of_logs[severity] == 1 else "logs as a whole"
+        return f"{rollouts} and in {log}" if self.rollouts[severity] else f"{log} ({of})"
 
 
 def severities(summary: Summary) -> dict[Severity, int]:

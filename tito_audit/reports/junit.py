@@ -55,7 +55,7 @@ class _Suite:
 
     def add(self, result: Result, options: ReportOptions) -> None:
         self.rollouts += result.rollout is not None
-        self.rows_unreadable += result.rollout is None
+        self.rows_unreadable += result.rollout is None and not result.of_log
         self.tokens += result.counts.get("tokens", 0)
         for skip in result.skips:
             self._case(skip.code).skips[skip.because] += 1

@@ -120,7 +120,7 @@ def _location(finding: Finding) -> dict[str, Any]:
     place, hit = finding.place, finding.hit
     parts = [f"row {place.row}", *([f"item {place.item}"] if place.item else [])]
     parts += [] if hit.turn is None else [f"turn {hit.turn}"]
-    if range_of(finding) is not None:
+    if hit.where is Where.LOG or range_of(finding) is not None:
         parts.append("training row" if hit.where is Where.ROW else str(hit.where))
     logical = {"name": parts[-1], "fullyQualifiedName": "/".join(parts), "kind": "element"}
     return {"physicalLocation": physical, "logicalLocations": [logical]}

@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from tito_audit.evidence.logprobs import IMPOSSIBLE, ROUNDING, shifts
+from tito_audit.evidence.fill import IMPOSSIBLE
+from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.masks import is_end, row_slide, sampled_turns, trained_as_sampled, whole_mask
+from tito_audit.evidence.judgement import judgement, row_slide
+from tito_audit.evidence.masks import is_end, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN
 from tito_audit.record.arrays import Ids, Mask
@@ -27,6 +28,8 @@ class JudgedMask:
     """How many places late (+) or early (-) every trained run lies; 0 when they do not slide."""
     end_not_trained: Mask
     """Sampled turn ends out of the loss although their turn is in it."""
+    end_open: Mask
+    """Turn ends out of the loss of which nothing tells whether they were sampled."""
     end_not_sampled: Mask
     """Trained turn ends that nobody sampled, right after a sampled token."""
     not_sampled: Mask
@@ -47,14 +50,18 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
 
 def _judged(evidence: Evidence) -> JudgedMask | None:
     row, view = evidence.rollout.training_row, evidence.row
-    if row is None or row.loss_mask is None or view is None or trained_as_sampled(evidence):
+    if row is None or row.loss_mask is None or view is None or (view.proven and trained_as_sampled(evidence)):
         return None
     if whole_mask(evidence) is not None:
         return None
     trained = row.loss_mask
     slide = row_slide(evidence)
     missing = np.zeros(len(trained), np.bool_)
-    added = missing.copy()
+    added, open_ends = missing.copy(), missing.copy()
+    found = judgement(evidence)
+    if found is not None and not view.proven:
+        open_ends[found.open_ends] = True
+        open_ends[1:] &= trained[:-1]
     rewritten = _rewritten(view, trained)
     if not slide:
         missing = _ends_not_trained(row.token_ids, trained, view, evidence)
@@ -65,6 +72,7 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         view=view,
         slide=slide,
         end_not_trained=missing,
+        end_open=open_ends & ~trained,
         end_not_sampled=added,
         not_sampled=trained & ~view.sampled & ~added & ~rewritten,
         not_trained=view.sampled & ~trained & ~missing,

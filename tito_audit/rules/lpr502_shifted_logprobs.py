@@ -18,9 +18,9 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     A row whose logprobs are those of its calls, but some places early or late; without calls, a row whose
-    values and sentinels begin and end early or late by the same number of places at every trained run.
-    It also finds values that are none of the calls' at any offset. Values are compared to 0.001, since
-    logs round.
+    values begin and end early or late by the same number of places at every sampled span, told from what stands
+    where there is no logprob (0.0, null, 1.0). What two explanations fit is said to be undecided. It also finds
+    values that are none of the calls' at any offset. Values are compared to 0.001, since logs round.
 
     ## Why it matters
     The importance ratio of each token is then taken against another token's probability. Most ratios stay
@@ -40,24 +40,41 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     if row is None:
         return
     for shift in shifts(evidence):
-        cause = f"shifted by {shift.offset:+d}" if shift.offset else "other values than the calls recorded"
         yield Hit(
             Where.ROW,
             shift.start,
             shift.end,
             _message(shift),
             turn=shift.turn,
-            cause=cause,
+            cause=_cause(shift),
             recorded=shown(evidence, row.token_ids[shift.start : shift.end]),
         )
 
 
+def _cause(shift: LogprobShift) -> str:
+    if shift.undecided:
+        return "undecided"
+    return f"shifted by {shift.offset:+d}" if shift.offset else "other values than the calls recorded"
+
+
 def _message(shift: LogprobShift) -> str:
+    if shift.against_mask:
+        apart = " or ".join(places(offset) for offset in shift.among)
+        return (
+            f"undecided: the logprobs lie {apart} of the mask, and nothing in the row tells which of the two is "
+            "off; pass a tokenizer, or log the calls or the messages"
+        )
+    if shift.undecided:
+        ways = " or ".join(f"the logprobs lie {places(offset)}" for offset in shift.among if offset)
+        lost = (
+            f"{counted(shift.values, 'value')} under the mask was never recorded, or " if 0 in shift.among else ""
+        )
+        return f"undecided: {lost}{ways}; the row alone cannot tell, so no repair touches it"
     if not shift.offset:
         differ = "differs" if shift.values == 1 else "differ"
         return (
             f"{counted(shift.values, 'logprob')} of the row {differ} from what the call recorded for the "
             "same tokens; the importance ratio is not taken against the sampler"
         )
-    proof = "provable by the calls" if shift.by_calls else "by the sentinels"
+    proof = "provable by the calls" if shift.by_calls else "by where values begin and end in every sampled span"
     return f"the logprobs lie {places(shift.offset)} ({proof}); each token is weighed by another's probability"

@@ -16,7 +16,8 @@ from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import counted, shown
 
-_EDGE_ZEROS = 3
+_EDGE_ZEROS = 8
+"""Exact zeros at an edge that are more than the certain end of an answer (`"}]<|im_end|>`)."""
 _OTHERS = 3
 """Values that have to stand before zeros at the end of a stretch, to tell what is usual in it."""
 _NEARLY_CERTAIN = 1e-3
@@ -29,8 +30,8 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     ## What it finds
     1.0, -9999 or the format's own sentinel in a completion or under the loss mask; 0.0 where the call
     recorded another value. Without calls an exact 0.0 is suspect, not proof, since a certain token
-    reaches it: three or more at the start of a sampled stretch, or any at its end, are a warning, and
-    only if no value of the same stretch is nearly zero on its own account.
+    reaches it: eight or more at the start or the end of a sampled stretch are a warning, and only if no value of
+    the same stretch is nearly zero on its own account.
 
     ## Why it matters
     A placeholder is read as a probability: 0.0 says that the token was certain, 1.0 gives a ratio of 0.37
@@ -110,7 +111,7 @@ def _suspect(values: SampledValues) -> Iterator[tuple[int, int]]:
             continue
         if head >= _EDGE_ZEROS:
             yield start, start + head
-        if tail and end - start - tail >= _OTHERS:
+        if tail >= _EDGE_ZEROS and end - start - tail >= _OTHERS:
             yield end - tail, end
 
 

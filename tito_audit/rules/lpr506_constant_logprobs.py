@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import shown
@@ -19,8 +19,8 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     At least 4 sampled tokens in one stretch, or in the whole row, that share one value (error), or at least
-    8 that are exactly 0.0: a warning, since greedy decoding of certain tokens can do that, and an error
-    when a call recorded other values.
+    8 that are exactly 0.0: an error when all trained tokens of a row are, or when a call recorded other values;
+    else a warning, since greedy decoding of certain tokens can do that to one stretch.
 
     ## Why it matters
     A sampler gives every token its own probability. Equal values are a default that was never filled in;
@@ -49,6 +49,9 @@ def _hit(evidence: Evidence, values: SampledValues, parts: list[tuple[int, int]]
     if value == 0:
         severity = Severity.WARNING
         message = f"all {count} logprobs are exactly 0; unless decoding was greedy they were never recorded"
+        if values.where is Where.ROW and len(parts) == len(values.runs):
+            severity = Severity.ERROR
+            message = f"all {count} logprobs of the row are exactly 0; they were never recorded"
         if values.expected is not None and (values.expected[start:end] < -ROUNDING).any():
             severity, message = Severity.ERROR, f"all {count} logprobs are 0 where the calls recorded others"
     return Hit(

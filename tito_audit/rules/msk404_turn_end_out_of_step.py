@@ -13,6 +13,14 @@ from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
 from tito_audit.rules._words import shown
 
+_ALWAYS = 3
+"""Turns without a trained end in one row from which on the length limit does not explain them."""
+_UNTRAINED = "the end of a turn was sampled but is not trained; the model gets no credit for stopping"
+_OPEN = (
+    "the end of a turn is not trained: right if it was appended after a length cut, which only calls, logprobs or "
+    "a finish reason could tell; if it was sampled, the model gets no credit for stopping"
+)
+
 
 @rule("MSK404", Severity.WARNING, needs=(Needs.MASK, Needs.SAMPLED))
 def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
@@ -21,7 +29,8 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     ## What it finds
     The end token of a trained turn that the model sampled and the mask leaves out (warning), and an end
     token in the loss that the call did not sample, because template or framework appended it, mostly after
-    an answer that the length limit cut (error).
+    an answer that the length limit cut (error). Where neither call, logprob nor finish reason tells whether an
+    untrained end was sampled it is a note; a warning when a row of three turns or more trains none.
 
     ## Why it matters
     A model whose sampled ends are never trained gets no credit for stopping and learns to run on. An
@@ -40,18 +49,15 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     mask = judged_mask(evidence)
     if mask is None:
         return
-    ends = np.isin(mask.ids, np.fromiter(evidence.end_ids, np.int64)) & mask.view.sampled
-    some_trained = bool((ends & ~mask.end_not_trained).any())
+    open_ends = np.flatnonzero(mask.end_open)
+    some_trained = bool((mask.view.sampled & mask.trained & np.isin(mask.ids, list(evidence.end_ids))).any())
+    severity = Severity.NOTE if some_trained or len(open_ends) < _ALWAYS else Severity.WARNING
     for position in np.flatnonzero(mask.end_not_trained):
         yield _hit(
-            evidence,
-            mask,
-            int(position),
-            int(position),
-            _untrained(mask.view.proven),
-            "sampled, not trained",
-            Severity.WARNING if mask.view.proven or not some_trained else Severity.NOTE,
+            evidence, mask, int(position), int(position), _UNTRAINED, "sampled, not trained", Severity.WARNING
         )
+    for position in open_ends:
+        yield _hit(evidence, mask, int(position), int(position) - 1, _OPEN, "not trained", severity)
     for position in np.flatnonzero(mask.end_not_sampled):
         yield _hit(
             evidence,
@@ -83,16 +89,6 @@ def _hit(
         cause=cause,
         severity=severity,
         recorded=shown(evidence, mask.ids[position : position + 1]),
-    )
-
-
-def _untrained(proven: bool) -> str:
-    """What an untrained turn end means, as far as the log can say that it was sampled."""
-    if proven:
-        return "the end of a turn was sampled but is not trained; the model gets no credit for stopping"
-    return (
-        "the end of a turn is not trained: right if it was appended after a length cut, which only the calls "
-        "could tell; if it was sampled, the model gets no credit for stopping"
     )
 
 

@@ -64,6 +64,7 @@ const placeWords = (file, row, item) => `${file}:${row}${item ? `[${item}]` : ""
 
 function rangeWords(finding) {
   if (finding.start !== finding.end) return `${finding.where} ${finding.start}:${finding.end}`;
+  if (finding.where === "log") return "the whole log";
   return finding.where === "row" && finding.code.startsWith("REC") ? "" : `${finding.where} at ${finding.start}`;
 }
 

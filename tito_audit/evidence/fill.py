@@ -1,0 +1,102 @@
+"""Which entries of a logprob column are values, and which stand for none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.evidence.model import SampledSpan
+from tito_audit.record.arrays import Logprobs, Mask
+from tito_audit.record.column import Alignment, ColumnRole
+from tito_audit.record.rollout import TrainingRow
+
+__all__ = ["IMPOSSIBLE", "Values", "first_covered", "values_of"]
+
+IMPOSSIBLE = (1.0, -9999.0)
+"""Values that no probability has, whatever the format writes of its own."""
+_FLOOR = -1000.0
+"""No sampled token has a logprob as low as this."""
+_MOST = 0.9
+"""Share of the entries far from every answer that have to be one value for it to be the fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The logprob column of a row: values here, the fill there."""
+
+    real: Mask
+    """`[T]` True where the entry is a value."""
+    covered: Mask
+    """`[T]` True where the column has an entry at all."""
+    fill: float
+    """What stands where there is no logprob; NaN for null."""
+
+    @property
+    def certain(self) -> bool:
+        """True when no logprob can be the fill; 0.0 is also the logprob of a certain token."""
+        return not (_FLOOR < self.fill <= 0)
+
+    def covering(self, spans: Sequence[SampledSpan], ends: Sequence[int | None], far: int) -> tuple[Mask, Mask]:
+        """`[T]` the places of the spans moved by `far`: all that may be sampled, and all that must be."""
+        widest, least = np.zeros_like(self.real), np.zeros_like(self.real)
+        for span, end in zip(spans, ends, strict=True):
+            start = max(span.start + far, 0)
+            widest[start : max((span.ends[-1] if end is None else end) + far, 0)] = True
+            least[start : max((span.ends[0] if end is None else end) + far, 0)] = True
+        return widest & self.covered, least & self.covered
+
+
+def first_covered(row: TrainingRow) -> int:
+    """The first token that the logprob column of a row says anything of."""
+    column = next((c for c in row.columns if c.role is ColumnRole.LOGPROBS), None)
+    if column is None or column.alignment is Alignment.FULL:
+        return 0
+    return (row.prompt_length or 0) if column.alignment is Alignment.RESPONSE else 1
+
+
+def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Values | None:
+    """The values of the logprob column, told from the fill by what stands far from every span.
+
+    None without a column, where it has entries for trained tokens only, where it holds values everywhere (logprobs
+    of prompts are logged as well), and where it holds none.
+    """
+    if row.logprobs is None or any(
+        c.role is ColumnRole.LOGPROBS and c.alignment in (Alignment.SAMPLED, None) for c in row.columns
+    ):
+        return None
+    covered = np.arange(len(row.logprobs)) >= first_covered(row)
+    inside = np.zeros(len(row.logprobs), np.bool_)
+    near = inside.copy()
+    for span in spans:
+        inside[span.start : span.ends[-1]] = True
+        near[max(span.start - reach, 0) : span.ends[-1] + reach] = True
+    far = covered & ~near
+    fill = _fill(row.logprobs[far] if far.any() else row.logprobs[covered & ~inside])
+    if fill is None and not far.any():
+        fill = row.sentinel  # too little stands outside to tell, so what the format writes has to do
+    if fill is None:
+        return None
+    real = covered & ~_is(row.logprobs, fill) & ~np.isnan(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
+    if not real.any():
+        return None
+    return Values(real, covered, fill)
+
+
+def _fill(entries: Logprobs) -> float | None:
+    """The one value that nearly all of these entries have, told bit by bit; None when there is none."""
+    for candidate in {
+        at: float(entries[at]) for at in (0, len(entries) // 2, len(entries) - 1) if len(entries)
+    }.values():
+        if _is(entries, candidate).mean() >= _MOST:
+            # A value below zero may be the fill only where no probability is so low.
+            return candidate if np.isnan(candidate) or candidate >= 0 or candidate <= _FLOOR else None
+    return None
+
+
+def _is(logprobs: Logprobs, fill: float) -> Mask:
+    """`[T]` True where an entry is the fill; -0.0 is not 0.0, since only arithmetic writes it."""
+    if np.isnan(fill):
+        return np.isnan(logprobs)
+    return np.asarray((logprobs == fill) & (np.signbit(logprobs) == np.signbit(fill)))

@@ -1,0 +1,67 @@
+"""Whether a repair would give a trained token a logprob that is not its own, under any reading that stands."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tito_audit.evidence.judgement import Judgement, judgement
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Logprobs, Mask
+from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.testimony import Reading
+
+__all__ = ["harm"]
+
+_Row = TrainingRow
+
+
+def harm(before: Evidence, after: Evidence) -> str | None:
+    """Why the row after a repair is worse than before, pair by pair of token and logprob; None when it is not.
+
+    Asked of rows that hold the same tokens and whose sampling no call proves. A pair that was right under a
+    reading of the row before has to stay or to leave the loss, and no reading may see a wrong pair that was not
+    there.
+    """
+    old, new = before.rollout.training_row, after.rollout.training_row
+    found = judgement(before)
+    if old is None or new is None or found is None or (before.row is not None and before.row.proven):
+        return None
+    if old.loss_mask is None or new.loss_mask is None or not np.array_equal(old.token_ids, new.token_ids):
+        return None
+    for reading in found.standing:
+        if _worse(old, new, found, reading):
+            return "a trained token would get a logprob that is not its own, as far as the row can tell"
+    return None
+
+
+def _worse(old: _Row, new: _Row, found: Judgement, reading: Reading) -> bool:
+    """Whether, if the row was written so, some trained pair is wrong after that was not wrong before."""
+    assert old.loss_mask is not None
+    assert new.loss_mask is not None
+    sampled = np.zeros(len(old.token_ids), np.bool_)
+    for span, end in zip(found.spans, found.ends, strict=True):
+        sampled[span.start : span.ends[-1] if end is None else end] = True
+    own = _moved(old.logprobs, reading.logprobs)
+    wrong_before = old.loss_mask & ~_right(old, sampled, own)
+    wrong_after = new.loss_mask & ~_right(new, sampled, own)
+    return bool((wrong_after & ~wrong_before).any())
+
+
+def _right(row: _Row, sampled: Mask, own: Logprobs | None) -> Mask:
+    """`[T]` tokens that were sampled and whose logprob is their own."""
+    if own is None or row.logprobs is None:
+        return sampled
+    same = (row.logprobs == own) | (np.isnan(row.logprobs) & np.isnan(own))
+    return np.asarray(sampled & (same | np.isclose(row.logprobs, own, rtol=1e-5, atol=1e-8)))
+
+
+def _moved(logprobs: Logprobs | None, far: int) -> Logprobs | None:
+    """`[T]` the value of each token, if the column lies `far` places off; NaN where it fell off."""
+    if logprobs is None or not far:
+        return logprobs
+    out = np.full_like(logprobs, np.nan)
+    if far > 0:
+        out[:-far] = logprobs[far:]
+    else:
+        out[-far:] = logprobs[:far]
+    return out
