@@ -28,7 +28,7 @@ class Explained:
     """Whether logprobs that lie right, some of them missing, explain it as well."""
 
     def verdict(self, fault: Fault) -> str:
-        """`clean`, `fault`, `open` (clean and more explain it), `open fault` (several do, clean is not among them)."""
+        """`clean` or `fault`; `open`: clean explains it and more do; `open fault`: several do, clean not."""
         if (0, 0) in self.slides:
             return "clean" if len(self.slides) == 1 else "open"
         if fault.slid:
@@ -50,7 +50,7 @@ class _Shown:
 
 
 def explained(chat: Chat, seen: Observed, fill: float | None, low: int, *, reasons: bool = False) -> Explained:
-    """Everything that explains what the row shows. Columns begin at `low`; `reasons`: the row says why turns ended."""
+    """Everything that explains what the row shows. Columns begin at `low`; `reasons`: it says why turns ended."""
     trained = {at for at, one in enumerate(seen.mask) if one}
     filled = {at for at, one in enumerate(seen.values) if not is_fill(one, fill)}
     shown = list(_windows(chat, trained, filled, low))

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,7 @@ def _packed(samples: Sequence[Sample], fill: float | None) -> Json:
 def _read_packed(row: Json) -> list[Columns]:
     (whole,) = _read_flat(row)
     cuts = [at for at, position in enumerate(row["position_ids"]) if position == 0] + [len(whole.ids)]
-    spans = [slice(start, end) for start, end in zip(cuts, cuts[1:], strict=False)]
+    spans = [slice(start, end) for start, end in pairwise(cuts)]
     return [Columns(whole.ids[one], whole.mask[one], whole.values[one]) for one in spans]
 
 

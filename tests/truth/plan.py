@@ -153,7 +153,7 @@ def _case(form: Form, fault: Fault, model: str, dice: random.Random, *, messages
 
 
 def _gap(chat: Chat, dice: random.Random) -> tuple[int, int]:
-    """How many logprobs to lose, and of which turn; the middle of a turn leaves some on both sides. 0: none can."""
+    """How many logprobs to lose, and of which turn; some of it are always left. 0: no turn is long enough."""
     long = [at for at, turn in enumerate(chat.turns) if turn.end - turn.start >= 6]
     if not long:
         return 0, 0

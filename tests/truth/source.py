@@ -44,7 +44,7 @@ _MODELS = {
 
 @dataclass(frozen=True)
 class Turn:
-    """What one call sampled: `[start, end)`. `last` is the place of the turn's last end token, or the row's end."""
+    """What one call sampled, `[start, end)`, and the place of the turn's last end token, or the row's end."""
 
     start: int
     end: int
