@@ -14,14 +14,17 @@ from tito_audit.cure import Audited, Cure, Terms, Written, cure_row
 from tito_audit.engine import Stock, counts_of, selected_codes, unreadable
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.evidence.gather import gather
+from tito_audit.evidence.judgement import witness
+from tito_audit.evidence.model import Evidence
 from tito_audit.format import Format, Row
 from tito_audit.formats import map_columns, unmap_columns
 from tito_audit.join import form_of, lines_of
 from tito_audit.parts import Part, Progress, join_notices, noted, parts_of
-from tito_audit.pipeline import Scan, conclude, names_of
+from tito_audit.pipeline import Scan, conclude, names_of, testimony_of
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
+from tito_audit.record.testimony import Reading, Testimony
 from tito_audit.repair import Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import all_rules
@@ -193,6 +196,7 @@ class _Rows:
         self.repairs = repairs
         self.rules = all_rules()
         self.codes = part.engine.codes
+        self._readings: dict[str, Reading | None] = {}
         self.every = frozenset(rule.code for rule in self.rules)
         self.terms = Terms(
             _strategies(repairs),
@@ -212,13 +216,18 @@ class _Rows:
             row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
             form = form_of(row, self.part.named)
             audited = self._audit(form, row, place)
+            known = self._known(place.file) if any(_open(one.evidence) for one in audited) else None
+            if known is not None:
+                audited = self._audit(form, row, place, known)
         except RecordError as error:
             result = unreadable(place, str(error), self.codes)
             return self._left(place, (result,)), None
         before = tuple(self._shown(one.result) for one in audited)
         if not self._to_do(before):
             return self._left(place, before), None
-        cure = cure_row(row, form, audited, lambda again: self._audit(form, again, place), self.terms)
+        # What the log proves of its rows as they were, a repaired row has to have behind it.
+        proven = None if known is None else Reading()
+        cure = cure_row(row, form, audited, lambda again: self._audit(form, again, place, proven), self.terms)
         return self._outcome(place, raw, form, before, cure)
 
     def _outcome(
@@ -268,12 +277,20 @@ class _Rows:
             said["before"] = was[COLUMN]
         return {**row, inside: {**was, COLUMN: said}} if inside else {**row, COLUMN: said}
 
-    def _audit(self, form: Format, row: Row, place: Place) -> list[Audited]:
+    def _known(self, file: str) -> Reading | None:
+        """How all rows of a log were written, where they prove it together; asked when a row cannot tell alone."""
+        if file not in self._readings:
+            testimony = testimony_of([file], self.settings).get(file, Testimony())
+            common = testimony.common()
+            self._readings[file] = next(iter(common)) if len(common) == 1 else None
+        return self._readings[file]
+
+    def _audit(self, form: Format, row: Row, place: Place, log_reading: Reading | None = None) -> list[Audited]:
         """The rollouts of a row with everything that every rule finds in them."""
         audited = []
         rollouts, join, engine = form.read(row, place), self.part.join, self.part.engine
         for rollout in rollouts if join is None else join.given(rollouts, row):
-            evidence = gather(rollout, engine.tokenizer, engine.renderer)
+            evidence = gather(rollout, engine.tokenizer, engine.renderer, log_reading)
             findings, skips = check(evidence, self.rules, self.every, all_repairs)
             result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence))
             audited.append(Audited(evidence, result))
@@ -310,6 +327,12 @@ class _Rows:
     def _fails(self, finding: Finding) -> bool:
         bar = Severity.bar(self.settings.fail_on)
         return bar is not None and finding.severity >= bar
+
+
+def _open(evidence: Evidence) -> bool:
+    """Whether the row leaves several readings open, of which its log may prove one."""
+    said = witness(evidence)
+    return said is not None and len(said.standing) > 1
 
 
 def _write(

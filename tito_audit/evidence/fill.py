@@ -51,13 +51,13 @@ class Values:
             least[start : max((span.ends[0] if end is None else end) + far, 0)] = True
         return widest & self.covered, least & self.covered
 
-    def zero_rate(self, spans: Sequence[SampledSpan]) -> float:
-        """How often the fill is a value, at most, told from the inside of spans, where nothing slides in."""
+    def rarity(self, spans: Sequence[SampledSpan]) -> tuple[int, int]:
+        """How many entries well inside the spans are the fill, and of how many: nothing slides in so far."""
         inside = np.zeros_like(self.real)
         for span in spans:
             inside[span.start + _REACH : max(span.ends[0] - _REACH, 0)] = True
         inside &= self.covered
-        return float((int((inside & ~self.real).sum()) + 1) / (int(inside.sum()) + 2))
+        return int((inside & ~self.real).sum()), int(inside.sum())
 
 
 def first_covered(row: TrainingRow, role: ColumnRole = ColumnRole.LOGPROBS) -> int:

@@ -21,7 +21,7 @@ from tito_audit.evidence.model import Evidence, RowView, SampledSpan
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import TrainingRow, trained_runs
-from tito_audit.record.testimony import Reading, Witness
+from tito_audit.record.testimony import CHANCE, Reading, Witness
 
 __all__ = [
     "FARTHEST",
@@ -35,8 +35,6 @@ __all__ = [
     "witness",
 ]
 
-_CHANCE = -6
-"""Logarithm of how unlikely zeros by chance have to be before a reading that needs them falls."""
 FARTHEST = 4
 """Places by which a mask or a column is looked for off its tokens."""
 
@@ -57,6 +55,8 @@ class Judgement:
     """Every reading that accounts for all of the row; () where none does, or there is nothing to read."""
     values: Values | None
     """None where no column tells values from what stands for none."""
+    chances: tuple[tuple[int, ...], ...] = ()
+    """Of each standing reading, the ids of the tokens that have to be certain by chance."""
 
     @property
     def decided(self) -> Reading | None:
@@ -87,7 +87,9 @@ def witness(evidence: Evidence) -> Witness | None:
     found, view = judgement(evidence), evidence.row
     if found is None or not found.standing or view is None or view.expected_logprobs is not None:
         return None
-    return Witness(found.standing, len(found.spans))
+    zeros, inside = found.values.rarity(found.spans) if found.values is not None else (0, 0)
+    chances = found.chances if found.undecided else ()
+    return Witness(found.standing, len(found.spans), chances, zeros, inside)
 
 
 def _judgement(evidence: Evidence) -> Judgement | None:
@@ -150,18 +152,17 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
         return None
     spans, values = tuple(spans), values_of(row, spans, FARTHEST)
     slide, ends = _by_mask(row.loss_mask, spans, first_covered(row, ColumnRole.LOSS_MASK))
-    standing: tuple[Reading, ...] = ()
-    if values is not None:
+    if values is None:
+        return Judgement(spans, ends, slide, () if slide is None else (Reading(slide, 0),), None)
+    shifts = shifts_of(values, row.token_ids, spans, ends)
+    if not shifts:  # the mask may leave out turn ends that were sampled
+        ends = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
         shifts = shifts_of(values, row.token_ids, spans, ends)
-        if not shifts:  # the mask may leave out turn ends that were sampled
-            ends = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
-            shifts = shifts_of(values, row.token_ids, spans, ends)
-        standing = tuple(Reading(slide or 0, far) for far in shifts)
-        if len(shifts) == 1:
-            ends = tuple(_by_values(span, end, values, shifts[0]) for span, end in zip(spans, ends, strict=True))
-    elif slide is not None:
-        standing = (Reading(slide, 0),)
-    return Judgement(spans, ends, slide, standing, values)
+    if len(shifts) == 1:
+        (far,) = shifts
+        ends = tuple(_by_values(span, end, values, far) for span, end in zip(spans, ends, strict=True))
+    standing = tuple(Reading(slide or 0, far) for far in shifts)
+    return Judgement(spans, ends, slide, standing, values, tuple(shifts.values()))
 
 
 def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[SampledSpan, ...]:
@@ -248,12 +249,14 @@ def _by_values(span: SampledSpan, end: int | None, values: Values, far: int) -> 
     return span.ends[0] if len(places) == len(span.ends) - 1 else None
 
 
-def shifts_of(values: Values, ids: Ids, spans: Sequence[SampledSpan], ends: Sequence[int | None]) -> list[int]:
+def shifts_of(
+    values: Values, ids: Ids, spans: Sequence[SampledSpan], ends: Sequence[int | None]
+) -> dict[int, tuple[int, ...]]:
     """Every number of places by which the logprobs may lie off the spans, every value accounted for.
 
-    What stands for no logprob inside a span is a fault of its own where it cannot be one (null, 1.0), so that of
-    two readings the one with fewer faults stands. Where it can be one (0.0), it may be so by chance, and only a
-    reading that needs far more chance than another falls.
+    Each with the ids of the tokens that then have to be certain by chance. What stands for no logprob inside a
+    span is a fault of its own where it cannot be one (null, 1.0), so that of two readings the one with fewer
+    faults stands. Where it can be one (0.0), only a reading that needs far more chance than another falls.
     """
     missing: dict[int, Offsets] = {}
     for far in range(-FARTHEST, FARTHEST + 1):
@@ -263,9 +266,10 @@ def shifts_of(values: Values, ids: Ids, spans: Sequence[SampledSpan], ends: Sequ
     if values.certain:
         faults = {far: (far != 0) + (len(places) > 0) for far, places in missing.items()}
         fewest = min(faults.values(), default=0)
-        return [far for far, number in faults.items() if number == fewest]
+        return {far: () for far, number in faults.items() if number == fewest}
     # Tokens that are alike may be certain together, so each counts once.
-    chances = {far: len(np.unique(ids[places - far])) for far, places in missing.items()}
-    least_chance = min(chances.values(), default=0)
-    rare = math.log10(values.zero_rate(spans))
-    return [far for far, number in chances.items() if (number - least_chance) * rare >= _CHANCE]
+    chances = {far: tuple(np.unique(ids[places - far]).tolist()) for far, places in missing.items()}
+    fewest = min(map(len, chances.values()), default=0)
+    zeros, inside = values.rarity(spans)
+    rare = math.log10((zeros + 1) / (inside + 2))
+    return {far: tokens for far, tokens in chances.items() if (len(tokens) - fewest) * rare >= CHANCE}

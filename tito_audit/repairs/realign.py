@@ -42,6 +42,10 @@ def _open(evidence: Evidence) -> bool:
     return found.values is not None and found.decided is None
 
 
+def _proof(evidence: Evidence) -> str:
+    return "the edges of every span" if evidence.log_reading is None else "all rows of the log together"
+
+
 @dataclass(slots=True)
 class _Work:
     """What was done so far, and what could not be."""
@@ -123,7 +127,7 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
         raise RecordError("the row alone cannot tell how far its mask and its logprobs lie off their tokens")
     back = mask_back(evidence)
     assert back is not None
-    shown = "the calls" if view.proven else "the edges of every span"
+    shown = "the calls" if view.proven else _proof(evidence)
     work.notes.append(f"the mask was moved by {-slide:+d}, as {shown} show")
     # Columns of the trained tokens alone keep their entries: the i-th is that of the i-th trained token.
     compact = [column for column in row.columns if column.alignment is Alignment.SAMPLED]
@@ -157,7 +161,7 @@ def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> Trainin
     if moved is None:
         return row
     mask = _without(row, moved.lost)
-    proof = "the calls" if moved.by_calls else "the edges of every span"
+    proof = "the calls" if moved.by_calls else _proof(evidence)
     work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, as {proof} prove")
     if moved.lost.any():
         count = int(moved.lost.sum())
