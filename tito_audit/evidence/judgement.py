@@ -9,7 +9,7 @@ proven.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -116,8 +116,19 @@ def refined(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> RowView
     spans = found.spans
     sampled = np.zeros_like(view.sampled)
     for span, end in zip(spans, found.ends, strict=True):
-        sampled[span.start : span.ends[-1] if end is None else end] = True
+        sampled[span.start : _as_trained(span, row, found) if end is None else end] = True
     return replace(view, spans=spans, sampled=sampled)
+
+
+def _as_trained(span: SampledSpan, row: TrainingRow, found: Judgement) -> int:
+    """Where a span ended of which nothing tells it: as the mask has it, where it may be right and logprobs are there.
+
+    A certain token's logprob may be the fill, so that neither its value nor the lack of one says anything.
+    """
+    if found.values is None or row.loss_mask is None or found.mask_slide:
+        return span.ends[-1] if found.values is None else span.ends[0]
+    trained = [end for end in span.ends if row.loss_mask[span.ends[0] : end].all()]
+    return trained[-1]
 
 
 def row_slide(evidence: Evidence) -> int:
@@ -151,18 +162,31 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
     if not spans:
         return None
     spans, values = tuple(spans), values_of(row, spans, FARTHEST)
-    slide, ends = _by_mask(row.loss_mask, spans, first_covered(row, ColumnRole.LOSS_MASK))
+    slides, irregular = _by_mask(row.loss_mask, spans, first_covered(row, ColumnRole.LOSS_MASK))
     if values is None:
-        return Judgement(spans, ends, slide, () if slide is None else (Reading(slide, 0),), None)
-    shifts = shifts_of(values, row.token_ids, spans, ends)
-    if not shifts:  # the mask may leave out turn ends that were sampled
-        ends = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
-        shifts = shifts_of(values, row.token_ids, spans, ends)
+        alone = next(iter(slides), None) if len(slides) == 1 else None
+        ends = irregular if alone is None else slides[alone]
+        return Judgement(spans, ends, alone, tuple(Reading(slide or 0, 0) for slide in slides), None)
+    found = _with_values(row, spans, slides or {None: irregular}, values)
+    if not found:  # the mask may leave out turn ends that were sampled
+        open_ends = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
+        found = _with_values(row, spans, dict.fromkeys(slides or [None], open_ends), values)
+    standing = tuple(Reading(slide or 0, far) for slide, (_, shifts) in found.items() for far in shifts)
+    chances = tuple(tokens for _, shifts in found.values() for tokens in shifts.values())
+    alone = next(iter(found), None) if len(found) == 1 else None
+    ends, shifts = found[alone] if len(found) == 1 else (irregular, {})
     if len(shifts) == 1:
         (far,) = shifts
         ends = tuple(_by_values(span, end, values, far) for span, end in zip(spans, ends, strict=True))
-    standing = tuple(Reading(slide or 0, far) for far in shifts)
-    return Judgement(spans, ends, slide, standing, values, tuple(shifts.values()))
+    return Judgement(spans, ends, alone, standing, values, chances)
+
+
+def _with_values(
+    row: TrainingRow, spans: tuple[SampledSpan, ...], slides: Mapping[int | None, _Ends], values: Values
+) -> dict[int | None, tuple[_Ends, dict[int, tuple[int, ...]]]]:
+    """The slides of the mask that the logprobs leave, with the ends and the shifts that go with each."""
+    found = {slide: (ends, shifts_of(values, row.token_ids, spans, ends)) for slide, ends in slides.items()}
+    return {slide: told for slide, told in found.items() if told[1]}
 
 
 def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[SampledSpan, ...]:
@@ -188,27 +212,31 @@ def _as_finished(span: SampledSpan, reason: str | None) -> SampledSpan:
     return SampledSpan(span.start, span.ends[1:])
 
 
-def _by_mask(mask: Mask | None, spans: tuple[SampledSpan, ...], first: int) -> tuple[int | None, _Ends]:
-    """By how many places every trained run lies off its span, and where that says each span ended.
+def _by_mask(
+    mask: Mask | None, spans: tuple[SampledSpan, ...], first: int
+) -> tuple[dict[int | None, _Ends], _Ends]:
+    """Every number of places by which all trained runs may lie off their spans, and where each span then ended.
 
-    `first` is the first token that the mask says anything of: what slid before it is lost. None where no one
-    number accounts for the mask; then the ends are those of the spans that it trains, or leaves out, as they are.
+    `first` is the first token that the mask says anything of: what slid before it is lost. Behind it the ends that
+    hold where no one number accounts for the mask: those of the spans that it trains, or leaves out, as they are.
     """
     known = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
     if mask is None or not mask.any():
-        return None, known
+        return {}, known
     bounds = (first, len(mask))
-    for far in sorted(range(-FARTHEST, FARTHEST + 1), key=abs):
-        ends = _slid(mask, spans, far, bounds)
-        if ends is not None:
-            return far, _together(known, ends)
+    found = {far: _slid(mask, spans, far, bounds) for far in sorted(range(-FARTHEST, FARTHEST + 1), key=abs)}
+    slides: dict[int | None, _Ends] = {
+        far: _together(known, ends) for far, ends in found.items() if ends is not None
+    }
+    if 0 in slides:
+        slides = {0: slides[0]}  # a mask that lies where it should is not held to have moved
     turned = ~mask
     turned[:first] = False
     ends = _slid(turned, spans, 0, bounds)
     if ends is None:
         runs = dict(trained_runs(mask))
         ends = [next(iter(_fitted(span, runs, 0, bounds) or ()), None) for span in spans]
-    return None, _together(known, ends)
+    return slides, _together(known, ends)
 
 
 def _slid(
@@ -246,7 +274,7 @@ def _by_values(span: SampledSpan, end: int | None, values: Values, far: int) -> 
     real = [one for one in places if values.real[one - 1 + far]]
     if real:
         return max(real)
-    return span.ends[0] if len(places) == len(span.ends) - 1 else None
+    return span.ends[0] if values.certain and len(places) == len(span.ends) - 1 else None
 
 
 def shifts_of(
@@ -267,9 +295,14 @@ def shifts_of(
         faults = {far: (far != 0) + (len(places) > 0) for far, places in missing.items()}
         fewest = min(faults.values(), default=0)
         return {far: () for far, number in faults.items() if number == fewest}
-    # Tokens that are alike may be certain together, so each counts once.
-    chances = {far: tuple(np.unique(ids[places - far]).tolist()) for far, places in missing.items()}
+    chances = {far: _events(ids, places - far) for far, places in missing.items()}
     fewest = min(map(len, chances.values()), default=0)
     zeros, inside = values.rarity(spans)
     rare = math.log10((zeros + 1) / (inside + 2))
     return {far: tokens for far, tokens in chances.items() if (len(tokens) - fewest) * rare >= CHANCE}
+
+
+def _events(ids: Ids, places: Offsets) -> tuple[int, ...]:
+    """The first token of each run of these places, once each: what follows it, or is like it, is no new chance."""
+    first = places[np.diff(places, prepend=-2) > 1] if len(places) else places
+    return tuple(np.unique(ids[first]).tolist())
