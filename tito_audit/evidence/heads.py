@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
-from tito_audit.align.pieces import Pieces
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, Speakers, told_name
 
 __all__ = ["HARMONY", "HARMONY_END", "SAMPLED_HEADERS", "Heads", "Opener", "Speaker", "heads_of"]
@@ -70,7 +70,7 @@ _SPEAKERS: Mapping[str, Speaker] = {
     "[TOOL_RESULTS]": Speaker("tool"),
     "[/TOOL_RESULTS]": Speaker(ASSISTANT),
 }
-_PREFILL = re.compile(rb"<\|?(?:\w+:)?think(?:ing)?\b|<\|?START_THINKING|\[THINK\]")
+_PREFILL = re.compile(r"<\|?(?:\w+:)?think(?:ing)?\b|<\|?START_THINKING|\[THINK\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,34 +109,30 @@ class Heads:
         return speaker is not None and told_name(speaker) is None
 
     def own_words(self, header: bytes, opener: str) -> int:
-        """How many bytes of a header were given, where a model writes the rest of it itself; 0 where it does not."""
+        """How many bytes of a header were given where a model writes the rest of it; 0 where it does not."""
         match = _WORD.match(header) if opener == HARMONY else None
         return match.end() if match is not None else 0
 
 
-def heads_of(opener: Pieces, speakers: Speakers) -> Heads:
-    """How messages are headed by a template that opens an answer with this text."""
-    heads, data = Heads(speakers), opener.data
-    prefill = _PREFILL.search(data)
-    head = data[: prefill.start()] if prefill else data
-    heads = replace(heads, given=data[len(head) :])
-    ends = [int(opener.end[at]) for at in opener.control.nonzero()[0].tolist()]
-    starts = [int(opener.end[at - 1]) if at else 0 for at in opener.control.nonzero()[0].tolist()]
-    inside = [(start, end) for start, end in zip(starts, ends, strict=True) if start < len(head)]
-    stops = [*(start for start, _ in inside[1:]), len(head)]
-    # Each control token of the header, and the text behind it.
-    texts = [
-        (head[start:end].decode("utf-8", "replace"), head[end:stop])
-        for (start, end), stop in zip(inside, stops, strict=True)
-    ]
-    if not texts:
-        return replace(heads, given=b"")
-    (literal, text), before = texts[-1], texts[:-1]
-    word = text.strip()
+@lru_cache(maxsize=64)
+def heads_of(opener: str, control_texts: tuple[str, ...], speakers: Speakers) -> Heads:
+    """How messages are headed by a template that opens an answer with this text, "" if nobody knows."""
+    heads = Heads(speakers)
+    prefill = _PREFILL.search(opener)
+    head = opener[: prefill.start()] if prefill else opener
+    longest_first = sorted(control_texts, key=len, reverse=True)
+    # Text in front of the first control token, then each control token and the text behind it.
+    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", head) if control_texts else [head]
+    if len(parts) < 3:
+        return heads
+    heads = replace(heads, given=opener[len(head) :].encode())
+    *before, literal, text = parts[1:]
+    word, close = text.strip().encode(), text.encode()
     if word:
-        openers = {**heads.openers, literal: Opener(text[len(text.rstrip()) :] or b"\n")}
-        return replace(heads, openers=openers, word=word)
-    if before and before[-1][1].strip():
-        openers = {**heads.openers, before[-1][0]: heads.openers.get(before[-1][0], Opener())}
-        return replace(heads, openers=openers, ends={**heads.ends, literal: text}, word=before[-1][1].strip())
-    return replace(heads, named={**heads.named, literal: Speaker(ASSISTANT, text)})
+        close = close[len(close.rstrip()) :] or b"\n"
+        return replace(heads, openers={**heads.openers, literal: Opener(close)}, word=word)
+    word = before[-1].strip().encode() if before else b""
+    if word:
+        openers = {before[-2]: Opener(), **heads.openers}
+        return replace(heads, openers=openers, ends={**heads.ends, literal: close}, word=word)
+    return replace(heads, named={**heads.named, literal: Speaker(ASSISTANT, close)})

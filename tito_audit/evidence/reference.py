@@ -9,8 +9,10 @@ from functools import lru_cache
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.heads import Heads, heads_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Forms, Renderer
 from tito_audit.tokens.spelling import known_to_keep
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -38,6 +40,8 @@ class Reference:
 
     tokenizer: Tokenizer
     renderer: Renderer | None
+    speakers: Speakers = DEFAULT
+    """Which roles were sampled."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -47,6 +51,12 @@ class Reference:
     def end_ids(self) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's own end tokens and those of published templates."""
         return _named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
+
+    def heads(self, kwargs: Mapping[str, object]) -> Heads:
+        """How the messages of a row are headed, by what the template opens an answer with."""
+        if self.renderer is None:
+            return heads_of("", (), self.speakers)
+        return heads_of(self.renderer.opener(kwargs), self.renderer.control_texts, self.speakers)
 
     def pieces(self, ids: Ids) -> Pieces:
         """Token ids with their bytes; ids outside the vocabulary have none."""

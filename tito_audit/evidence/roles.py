@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tito_audit.align.drift import common_prefix
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.heads import HARMONY, HARMONY_END, SAMPLED_HEADERS, Heads, Speaker
-from tito_audit.record.arrays import Mask
+from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, told_name
 
 __all__ = [
@@ -65,6 +65,10 @@ class Roles(Sequence[str]):
         """`[N]` bool, True where a token has one of these roles."""
         wanted: Mask = np.array([name in names for name in self._names], np.bool_)[self._codes]
         return wanted
+
+    def unclear(self) -> Mask:
+        """`[N]` bool, True where the role is not known, so that nobody can say whether a token was sampled."""
+        return self.among([name for name in self._names if told_name(name) is not None])
 
     def given(self, name: str, mask: Mask) -> Roles:
         """The same roles, but this one where the mask, `[N]` bool, is true."""

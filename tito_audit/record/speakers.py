@@ -1,4 +1,4 @@
-"""Whose a message is: the roles that logs and templates name, and which of them the model under training speaks."""
+"""Whose a message is: the roles that logs and templates name, and which of them were sampled."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LONGEST = 40
 def speaker_of(role: str) -> str:
     """Who speaks in a role where nobody states which were sampled: `assistant`, `user`, `system`, `tool`, or
     what `named` makes of a role that is not known."""
-    return _DEFAULT.speaker(role)
+    return DEFAULT.speaker(role)
 
 
 def named(role: str) -> str:
@@ -84,4 +84,4 @@ class Speakers:
         return {**others, **_GIVEN, **dict.fromkeys(sampled, ASSISTANT)}
 
 
-_DEFAULT = Speakers()
+DEFAULT = Speakers()
