@@ -17,19 +17,25 @@ from tito_audit.evidence.row import row_against_calls, row_against_itself, row_a
 from tito_audit.evidence.written import write_conversation
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import IdsFrom, Rollout, Turn
+from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 __all__ = ["gather"]
 
 
-def gather(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | None) -> Evidence:
+def gather(
+    rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | None, speakers: Speakers = DEFAULT
+) -> Evidence:
     """All that can be said of a rollout with what the log holds and what was given to the run.
+
+    `speakers` are the roles that were sampled.
 
     Without a tokenizer, ids are compared with ids; without a renderer, or messages, nothing is
     compared with the template. Never raises for what a log holds.
     """
-    reference = Reference(tokenizer, renderer) if tokenizer is not None else None
+    rollout = speakers.told(rollout)
+    reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
     rollout, problems = _recovered(rollout, reference)
     chains = chain_turns(rollout, reference)
     texts: RenderedTexts = {}

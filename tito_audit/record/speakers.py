@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tito_audit.record.message import Message
+    from tito_audit.record.rollout import Rollout
 
 __all__ = [
     "ASSISTANT",
@@ -71,11 +71,18 @@ class Speakers:
         known = self._known
         return known.get(role) or known.get(role.strip().lower()) or named(role)
 
-    def told(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The messages, each with its speaker; themselves where nothing is stated."""
-        if not self.stated:
-            return messages
-        return tuple(replace(message, heard=self.speaker(message.role)) for message in messages)
+    def told(self, rollout: Rollout) -> Rollout:
+        """The rollout with the speaker of each message; itself where nothing is stated."""
+        if not self.stated or not rollout.messages:
+            return rollout
+        messages = tuple(replace(one, heard=self.speaker(one.role)) for one in rollout.messages)
+        answers = [index for index, one in enumerate(messages) if one.sampled][-len(rollout.turns) or None :]
+        turns = rollout.turns
+        nameless = all(turn.message_index is None and turn.prompt_messages is None for turn in turns)
+        if turns and nameless and len(answers) == len(turns):
+            pairs = zip(turns, answers, strict=True)
+            turns = tuple(replace(turn, message_index=index) for turn, index in pairs)
+        return replace(rollout, messages=messages, turns=turns)
 
     @cached_property
     def _known(self) -> dict[str, str]:
