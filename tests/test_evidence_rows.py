@@ -59,7 +59,7 @@ def byte_by_byte(rollout: Rollout, rendering: Rendering) -> tuple[list[str], lis
     roles, sampled = [""] * int(offset[-1]), [False] * int(offset[-1])
     for span in rendering.spans:
         for byte in range(offset[span.start], offset[span.end]):
-            roles[byte] = _role_name(span.kind, span.role)
+            roles[byte] = _role_name(span, rollout.messages)
     for found in ranges:
         assert found is not None
         for byte in range(offset[found[0]], offset[found[1]]):
@@ -81,7 +81,7 @@ def slow_row(
     blocks = align(held, canonical, open_end=True)
     owned = byte_by_byte(rollout, rendering)
     if canonical.data != rendering.text.encode("utf-8", "surrogatepass") or owned is None:
-        roles = token_roles(held, reference.end_ids())
+        roles = token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
         view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
         view = view if view.sampled.any() else None  # type: ignore[assignment]
     else:

@@ -67,6 +67,7 @@ def gather(
         rendered=compared,
         render_errors=errors if row_error is None else (*errors, (None, row_error)),
         recovery_problems=problems,
+        speakers=speakers,
     )
 
 

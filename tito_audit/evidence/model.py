@@ -12,6 +12,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity, Side, Where
 from tito_audit.record.rollout import Rollout
+from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.tokens.vocab import Vocabulary
 
 __all__ = ["Against", "Break", "Difference", "Evidence", "Explained", "Link", "RowView", "TextSide"]
@@ -151,6 +152,8 @@ class Evidence:
     """Turns whose prompt was compared with what the template writes; None: the whole conversation was."""
     recovery_problems: tuple[tuple[int, str], ...] = ()
     """(turn, what could not be recovered from its token strings)."""
+    speakers: Speakers = DEFAULT
+    """Which roles were sampled, as far as the run states it."""
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What several rules work out of the same evidence, kept by name. Never evidence itself."""
 

@@ -20,6 +20,7 @@ from tito_audit.evidence.written import Written
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow
+from tito_audit.record.speakers import told_name
 
 __all__ = ["row_against_calls", "row_against_itself", "row_against_template"]
 
@@ -217,7 +218,8 @@ def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowV
     """What was sampled as the role markers have it; None when there are none."""
     roles = _roles(held, rollout, reference)
     sampled = roles.among((ASSISTANT, TURN_END))
-    return _view(roles, sampled) if sampled.any() or roles.unclear().any() else None
+    nameless = any(told_name(message.speaker) is not None for message in rollout.messages)
+    return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
 
 def _roles(held: Pieces, rollout: Rollout, reference: Reference) -> Roles:

@@ -11,6 +11,7 @@ from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
 from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.unclear import unclear_tokens
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Hit, Where
@@ -124,7 +125,7 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | N
     if finding.code.startswith("MSK"):
         if whole_mask(evidence) is WholeMask.INVERTED:
             return None  # to take out what it trains would leave nothing; `normalize` turns it round
-        given = span[~view.sampled[span]] if view is not None else span[:0]
+        given = span[~(view.sampled | unclear_tokens(evidence))[span]] if view is not None else span[:0]
         return _Place(given, hit.start, spoken=False)
     if finding.code == "LPR504" and _no_logprobs(row):
         return _Place(np.arange(len(row.token_ids)), 0)
