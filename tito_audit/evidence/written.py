@@ -93,8 +93,9 @@ def write_conversation(rollout: Rollout, reference: Reference) -> tuple[Written 
 def castings(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
     """The messages in their roles, and then in roles that every template knows, as loaders put them before they
     render: what tools returned as theirs, or as what the user said."""
+    others = [message for message in messages if message.role not in _COMMON]
     yield messages
-    for of_tools in ("tool", "user"):
+    for of_tools in ("tool", "user") if any(told_name(one.speaker) is None for one in others) else ():
         common = {ASSISTANT: "assistant", GIVEN_ANSWER: "assistant", "tool": of_tools}
         yield tuple(_in_role(one, common.get(one.speaker, one.speaker)) for one in messages)
 

@@ -36,12 +36,13 @@ def unknown_role(evidence: Evidence) -> Iterator[Hit]:
         names.append(f"{len(found.names) - _MOST:,} more")
     several = len(found.names) > 1
     wrote = "them" if several else "it"
+    options = _options(evidence, found.names[0])
     yield Hit(
         Where.ROW,
         start,
         end,
         f"cannot tell which tokens were sampled: {'roles' if several else 'role'} {listed(names)} "
-        f"{'are' if several else 'is'} neither sampled nor given by name; pass {_options(evidence, found.names[0])} "
+        f"{'are' if several else 'is'} neither sampled nor given by name; pass {options} "
         f"if the model wrote {wrote}",
         cause="unknown role",
         severity=Severity.WARNING,
