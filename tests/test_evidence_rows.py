@@ -85,7 +85,7 @@ def slow_row(
         roles = token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
         view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
         nameless = any(told_name(message.speaker) for message in rollout.messages)
-        view = view if view.sampled.any() or nameless else None  # type: ignore[assignment]
+        view = view if view.sampled.any() or nameless or roles.unclear().any() else None  # type: ignore[assignment]
     else:
         at = canonical_bytes(held, canonical, blocks.recorded_end.tolist(), blocks.canonical_end.tolist())
         view = slow_view([owned[0][byte] for byte in at], [owned[1][byte] for byte in at])
