@@ -19,7 +19,7 @@ from tito_audit.evidence.roles import ASSISTANT, TURN_END, Roles, token_roles, u
 from tito_audit.evidence.written import Written
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
-from tito_audit.record.rollout import Rollout, TrainingRow
+from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
 from tito_audit.record.speakers import told_name
 
 __all__ = ["row_against_calls", "row_against_itself", "row_against_template"]
@@ -161,8 +161,11 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
         return _view(*written.owners.of_tokens(written.starts)), []
     held, canonical = reference.pieces(row.token_ids), reference.pieces(written.ids)
     blocks = align(held, canonical, open_end=True)
+    headed = _view_by_roles(held, rollout, reference) if held.data != canonical.data else None
     if written.owners is None:
         view = _view_by_roles(held, rollout, reference)
+    elif headed is not None and _answers_in(headed) == sum(message.sampled for message in rollout.messages):
+        view = headed  # the row's own headers are nearer to it than those of a text that it is not
     else:
         view = _view(*written.owners.of_tokens(_canonical_bytes(held, canonical, blocks)))
     if view is not None:
@@ -220,6 +223,11 @@ def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowV
     sampled = roles.among((ASSISTANT, TURN_END))
     nameless = any(told_name(message.speaker) is not None for message in rollout.messages)
     return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
+
+
+def _answers_in(view: RowView) -> int:
+    """How many answers the role markers of a row head: none begins but behind its header."""
+    return len(trained_runs(view.sampled))
 
 
 def _roles(held: Pieces, rollout: Rollout, reference: Reference) -> Roles:
