@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import NamedTuple
 
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, Speakers, told_name
 
-__all__ = ["HARMONY", "HARMONY_END", "SAMPLED_HEADERS", "Heads", "Opener", "Speaker", "heads_of"]
+__all__ = ["HARMONY", "HARMONY_END", "SAMPLED_HEADERS", "TOOL_END", "Heads", "Opener", "Speaker", "heads_of"]
 
 
 class Opener(NamedTuple):
@@ -34,6 +33,8 @@ HARMONY = "<|start|>"
 """What opens a message of gpt-oss; a model writes all of the header itself that lies behind its own name."""
 HARMONY_END = "<|end|>"
 """What ends a message of gpt-oss behind which the same call can go on with another."""
+TOOL_END = "<｜tool▁output▁end｜>"
+"""What DeepSeek puts behind what a tool returned."""
 SAMPLED_HEADERS = frozenset(("<|channel|>", "<|constrain|>", "<|message|>"))
 """Header tokens that a model writes itself (the harmony format of gpt-oss)."""
 _TOOL = re.compile(rb"functions\.|.*\sto=assistant\b")
@@ -87,6 +88,13 @@ class Heads:
     """What the template calls whoever answers."""
     given: bytes = b""
     """What a generation prompt writes behind the header, such as an empty <think> block."""
+    ids: frozenset[int] = frozenset()
+    """Tokens that head messages although the tokenizer does not mark them as special."""
+
+    @property
+    def literals(self) -> frozenset[str]:
+        """How the control tokens of headers are written."""
+        return frozenset((*self.openers, *self.ends, *self.named, TOOL_END))
 
     def speaker(self, header: bytes, opener: str) -> str | None:
         """Who speaks behind a header with these words in it; None where it has none."""
@@ -114,8 +122,7 @@ class Heads:
         return match.end() if match is not None else 0
 
 
-@lru_cache(maxsize=64)
-def heads_of(opener: str, control_texts: tuple[str, ...], speakers: Speakers) -> Heads:
+def heads_of(opener: str, control_texts: Sequence[str], speakers: Speakers) -> Heads:
     """How messages are headed by a template that opens an answer with this text, "" if nobody knows."""
     heads = Heads(speakers)
     prefill = _PREFILL.search(opener)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -54,9 +54,8 @@ class Reference:
 
     def heads(self, kwargs: Mapping[str, object]) -> Heads:
         """How the messages of a row are headed, by what the template opens an answer with."""
-        if self.renderer is None:
-            return heads_of("", (), self.speakers)
-        return heads_of(self.renderer.opener(kwargs), self.renderer.control_texts, self.speakers)
+        opener = self.renderer.opener(kwargs) if self.renderer is not None else ""
+        return _heads(self.vocabulary, opener, self.speakers)
 
     def pieces(self, ids: Ids) -> Pieces:
         """Token ids with their bytes; ids outside the vocabulary have none."""
@@ -158,6 +157,15 @@ def pieces_of(ids: Ids, vocabulary: Vocabulary | None) -> Pieces:
         return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
     end = np.cumsum(vocabulary.byte_lengths(ids))
     return Pieces(ids, end, vocabulary.data(ids), vocabulary.control(ids))
+
+
+@lru_cache(maxsize=32)
+def _heads(vocabulary: Vocabulary, opener: str, speakers: Speakers) -> Heads:
+    """How messages are headed with the tokens of a vocabulary, where an answer is opened with this text."""
+    texts = {token: vocabulary.piece(token) for token in vocabulary.added_ids}
+    heads = heads_of(opener, tuple(texts.values()), speakers)
+    plain = vocabulary.added_ids - vocabulary.special_ids
+    return replace(heads, ids=frozenset(token for token in plain if texts[token] in heads.literals))
 
 
 @lru_cache(maxsize=8)

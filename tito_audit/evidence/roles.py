@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from tito_audit.align.drift import common_prefix
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.heads import HARMONY, HARMONY_END, SAMPLED_HEADERS, Heads, Speaker
+from tito_audit.evidence.heads import HARMONY, HARMONY_END, SAMPLED_HEADERS, TOOL_END, Heads, Speaker
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, told_name
 
@@ -32,8 +33,7 @@ _NAMES = (UNKNOWN, TEMPLATE, GENERATION_PROMPT, ASSISTANT, TURN_END, "system", "
 """Every role that control tokens tell, by the number it has in an array; 0 is unknown. Roles that are not known by
 name come behind them."""
 _GROUP, _GROUP_END = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
-_IN_GROUP, _IN_GROUP_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"
-"""What DeepSeek puts around what tools return: around all of it in older templates, around each in all."""
+"""What older templates of DeepSeek put around all that tools returned."""
 _LONGEST_HEADER = 64
 """Tokens that are read for a header where that may not be one."""
 
@@ -89,7 +89,11 @@ def token_roles(pieces: Pieces, end_ids: frozenset[int], heads: Heads | None = N
     marker and for templates that mark roles in plain text. A token that spans a header and what lies behind it
     is the header's.
     """
-    walk = _Walk(pieces, end_ids, heads or _PUBLISHED)
+    heads = heads or _PUBLISHED
+    if heads.ids:
+        marked = np.isin(pieces.ids, np.fromiter(heads.ids, np.int64))
+        pieces = replace(pieces, control=pieces.control | marked)
+    walk = _Walk(pieces, end_ids, heads)
     for start, end in pieces.units():
         if pieces.control[start] and end == start + 1:
             walk.control(start)
@@ -153,7 +157,7 @@ class _Walk:
         if literal in heads.openers and self._opens(at, literal):
             self._role, self._opener = UNKNOWN, literal
             return ASSISTANT if self._own else TEMPLATE
-        if literal in heads.named or literal == _IN_GROUP_END:
+        if literal in heads.named or literal == TOOL_END:
             return self._speaks(at, literal)
         if literal in heads.ends and self._opener is not None:
             self._opener, self._close = None, heads.ends[literal]
@@ -175,7 +179,7 @@ class _Walk:
         self._opener = None
         if literal in (_GROUP, _GROUP_END):
             self._grouped = literal == _GROUP
-        if literal == _IN_GROUP_END and self._grouped:
+        if literal == TOOL_END and self._grouped:
             return TEMPLATE
         named = self._heads.named.get(literal, Speaker(ASSISTANT))
         self._role, self._close = self._heads.speakers.speaker(named.role), named.close

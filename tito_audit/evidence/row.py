@@ -105,7 +105,7 @@ class _Columns:
         self.turns = rollout.turns
         self.ids = row.token_ids
         self.end_ids = reference.end_ids() if reference else frozenset()
-        self.roles = _roles(held, rollout, reference) if reference else unknown_roles(size)
+        self.roles = token_roles(held, self.end_ids) if reference else unknown_roles(size)
         self.turn = np.full(size, -1, np.int32)
         self.offset = np.full(size, -1, np.int32)
         self.expected = np.full(size, np.nan)
