@@ -206,6 +206,7 @@ template-name = "default"
 template-args = {think = false, level = "high"}
 template-seconds = 2
 tool-arguments = "object"
+sampled-roles = ["agent", "planner"]
 encoder = "tokenizers"
 format = "generic"
 messages = "chats.jsonl"
@@ -248,6 +249,7 @@ id = "uid"
         "template_arg": ["think=false", 'level="high"'],
         "template_seconds": 2.0,
         "tool_arguments": "object",
+        "sampled_roles": ["agent", "planner"],
         "encoder": "tokenizers",
         "format": "generic",
         "select": ["TOK", "LPR"],

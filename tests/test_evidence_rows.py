@@ -28,6 +28,7 @@ from tito_audit.evidence.written import _owners, _role_name
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.speakers import told_name
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.spans import Rendering, spans
 from tito_audit.tokens.load import load_tokenizer
@@ -60,7 +61,7 @@ def byte_by_byte(rollout: Rollout, rendering: Rendering) -> tuple[list[str], lis
     roles, sampled = [""] * int(offset[-1]), [False] * int(offset[-1])
     for span in rendering.spans:
         for byte in range(offset[span.start], offset[span.end]):
-            roles[byte] = _role_name(span.kind, span.role)
+            roles[byte] = _role_name(span, rollout.messages)
     for found in ranges:
         assert found is not None
         for byte in range(offset[found[0]], offset[found[1]]):
@@ -82,9 +83,10 @@ def slow_row(
     blocks = align(held, canonical, open_end=True)
     owned = byte_by_byte(rollout, rendering)
     if canonical.data != rendering.text.encode("utf-8", "surrogatepass") or owned is None:
-        roles = token_roles(held, reference.end_ids())
+        roles = token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
         view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
-        view = view if view.sampled.any() else None  # type: ignore[assignment]
+        nameless = any(told_name(message.speaker) for message in rollout.messages)
+        view = view if view.sampled.any() or nameless or roles.unclear().any() else None  # type: ignore[assignment]
     else:
         at = canonical_bytes(held, canonical, blocks.recorded_end.tolist(), blocks.canonical_end.tolist())
         view = slow_view([owned[0][byte] for byte in at], [owned[1][byte] for byte in at])

@@ -315,7 +315,7 @@ def test_marked_messages_hold_the_marks_of_every_text_that_is_not_blank() -> Non
     for _ in range(500):
         messages, *_ = cases(dice)
         chat = [dict(message.wire) for message in messages]
-        marked, owners = mark(chat, MARKING)
+        marked, owners = mark(chat, MARKING, {i for i, one in enumerate(chat) if one["role"] == "assistant"})
         shown = str(marked)
         assert all(
             _character(2 * i) in shown or f"\\U{ord(_character(2 * i)):08x}" in shown for i in range(len(owners))

@@ -90,6 +90,9 @@ class Settings:
     """How long the template may write one prompt; one that takes longer is not run again."""
     tool_arguments: ToolArguments = "auto"
     """How templates get tool-call arguments: parsed, as servers do, or the string as logged."""
+    sampled_roles: tuple[str, ...] = ()
+    """Roles whose messages were sampled, in messages and in the ids (`--sampled-role`); (): `assistant` and the
+    other names that models are given."""
     encoder: Literal["auto", "fastokens", "tokenizers"] = "auto"
     """Who encodes first: `fastokens` where logs are large and it agrees with `tokenizers`, which proves every
     difference before it is reported; `tokenizers` alone; `auto` chooses."""

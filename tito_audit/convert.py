@@ -20,6 +20,7 @@ from tito_audit.pipeline import Progress
 from tito_audit.record.account import account_of
 from tito_audit.record.carried import Carried
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.speakers import Speakers
 from tito_audit.storage import find_logs, open_log, same_place
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.new_log import Shapes, kind_of_name, new_log
@@ -165,7 +166,8 @@ class Conversion:
             return
         try:
             row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
-            rollouts = (form or pick_format(row)).read(row, place)
+            told = Speakers(self.settings.sampled_roles).told
+            rollouts = tuple(map(told, (form or pick_format(row)).read(row, place)))
         except RecordError as error:
             tally.refuse(place, str(error))
             return

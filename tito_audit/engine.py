@@ -18,6 +18,7 @@ from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.observed import Observed
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.repair import Repair
 from tito_audit.repairs import all_repairs
@@ -53,6 +54,8 @@ class Engine:
     """The rules that are asked."""
     repairs: Callable[[], Sequence[Repair]]
     """Imported when the first finding asks what would mend it."""
+    speakers: Speakers = DEFAULT
+    """Which roles were sampled."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -74,7 +77,7 @@ class Engine:
 
 def audit_rollout(rollout: Rollout, engine: Engine, viewed: Viewed | None = None) -> Result:
     """Everything that is found in one rollout; with `viewed`, what is observed of it as well."""
-    evidence = explain(gather(rollout, engine.tokenizer, engine.renderer), engine.rules)
+    evidence = explain(gather(rollout, engine.tokenizer, engine.renderer, engine.speakers), engine.rules)
     findings, skips = check_explained(evidence, engine.rules, engine.codes, engine.repairs)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
     said = witness(evidence)
@@ -124,7 +127,9 @@ class Stock:
     def engine(self, settings: Settings) -> tuple[Engine, str | None]:
         """What logs with these settings are audited with, and what a reader should know of it."""
         tokenizer, renderer, notice = self._loaded(settings)
-        return Engine(tokenizer, renderer, all_rules(), selected_codes(settings), all_repairs), notice
+        speakers = Speakers(settings.sampled_roles)
+        engine = Engine(tokenizer, renderer, all_rules(), selected_codes(settings), all_repairs, speakers)
+        return engine, notice
 
     def _loaded(self, settings: Settings) -> tuple[Tokenizer | None, Renderer | None, str | None]:
         """The tokenizer and the renderer, each None when there is none, and why there is none."""

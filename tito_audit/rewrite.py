@@ -290,7 +290,7 @@ class _Rows:
         audited = []
         rollouts, join, engine = form.read(row, place), self.part.join, self.part.engine
         for rollout in rollouts if join is None else join.given(rollouts, row):
-            evidence = gather(rollout, engine.tokenizer, engine.renderer, log_reading)
+            evidence = gather(rollout, engine.tokenizer, engine.renderer, engine.speakers, log_reading)
             findings, skips = check(evidence, self.rules, self.every, all_repairs)
             result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence))
             audited.append(Audited(evidence, result))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tito_audit.registry import module_names
 
-__all__ = ["codes", "formats", "forms", "manuals", "repair_reports", "repairs", "reports"]
+__all__ = ["codes", "formats", "forms", "manuals", "repair_reports", "repairs", "reports", "sampled_roles"]
 
 
 def formats(incomplete: str) -> list[str]:
@@ -48,6 +48,13 @@ def forms(incomplete: str) -> list[str]:
     from tito_audit.making import all_makers
 
     return _starting(all_makers(), incomplete)
+
+
+def sampled_roles(incomplete: str) -> list[str]:
+    """Roles that `--sampled-role` takes, behind those that stand already; any other can be named as well."""
+    from tito_audit.record.speakers import SAMPLED_ROLES
+
+    return _listed(SAMPLED_ROLES, incomplete)
 
 
 def _rules() -> list[str]:

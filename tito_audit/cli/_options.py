@@ -45,6 +45,7 @@ __all__ = [
     "NoConfig",
     "On",
     "Sample",
+    "SampledRoles",
     "Select",
     "TemplateArgs",
     "TemplateName",
@@ -131,6 +132,16 @@ TemplateSeconds = Annotated[
 ToolArgumentsOption = Annotated[
     ToolArgumentsWord,
     typer.Option("--tool-arguments", help="How the template gets tool-call arguments."),
+]
+SampledRoles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sampled-role",
+        metavar="ROLE",
+        help="A role whose messages were sampled; those of all others were not. Repeatable. [default: assistant "
+        "and other names of models]",
+        autocompletion=_complete.sampled_roles,
+    ),
 ]
 FormatName = Annotated[
     str | None,
@@ -261,6 +272,7 @@ def settings_of(
     template_args: Sequence[str] | None = None,
     template_seconds: float = TEMPLATE_SECONDS,
     tool_arguments: str = "auto",
+    sampled_roles: Sequence[str] | None = None,
     format: str | None = None,
     columns: Sequence[str] | None = None,
     messages: str | None = None,
@@ -289,6 +301,7 @@ def settings_of(
         template_args={key: _value(text) for key, text in arguments},
         template_seconds=template_seconds,
         tool_arguments=cast(ToolArguments, str(tool_arguments)),
+        sampled_roles=_roles(sampled_roles),
         format=format,
         columns=mapped,
         messages=messages,
@@ -355,6 +368,16 @@ def _columns_pair(text: str) -> tuple[str, str]:
     if not ours or (equals and not theirs):
         raise SetupError(f"--on {text}: no column was found.\nWrite it as --on id, or as --on id=other_name")
     return ours, theirs or ours
+
+
+def _roles(given: Sequence[str] | None) -> tuple[str, ...]:
+    """Roles out of comma lists, each once."""
+    roles = [role.strip() for part in given or () for role in part.split(",")]
+    if not all(roles):
+        raise SetupError(
+            f"--sampled-role {','.join(given or ())!r}: no role was found.\nWrite it as --sampled-role assistant"
+        )
+    return tuple(dict.fromkeys(roles))
 
 
 def _value(text: str) -> object:

@@ -42,6 +42,7 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
     format: options.FormatName = None,
     columns: options.Map = None,
+    sampled_roles: options.SampledRoles = None,
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
     no_config: options.NoConfig = False,
     config: options.ConfigFile = None,
@@ -65,7 +66,11 @@ def convert(
             "Pass -o OUT, or --dry-run to see what would be carried."
         )
     settings = options.settings_of(
-        format=format, columns=columns, max_row_bytes=max_row_bytes, overrides=options.overrides_of(context)
+        format=format,
+        columns=columns,
+        sampled_roles=sampled_roles,
+        max_row_bytes=max_row_bytes,
+        overrides=options.overrides_of(context),
     ).at(log)
     pace = Pace()
     run = Conversion(log, to, out, settings, overwrite=force or dry_run, progress=pace)

@@ -71,6 +71,12 @@ KEYS: Mapping[str, Key] = {
         Key("template-args", values.ARGUMENTS, parameter="template_arg", per_log=True),
         Key("template-seconds", values.seconds("a number of seconds"), per_log=True),
         Key("tool-arguments", values.one_of("auto", "object", "string"), per_log=True),
+        Key(
+            "sampled-roles",
+            values.texts('a list of roles, as ["agent", "planner"]'),
+            "assistant and other names of models",
+            per_log=True,
+        ),
         Key("encoder", values.one_of("auto", "fastokens", "tokenizers")),
         Key("format", values.text('the name of a format, or "auto"'), "auto, row by row", per_log=True),
         Key(

@@ -24,6 +24,7 @@ _SHORT = {
     "q": "quiet",
     "r": "report",
     "t": "tokenizer",
+    "sampled-role": "sampled-roles",
     "template-arg": "template-args",
 }
 """Keys that a command line calls otherwise."""

@@ -18,6 +18,7 @@ from tito_audit.evidence.row import row_against_calls, row_against_itself, row_a
 from tito_audit.evidence.written import write_conversation
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import IdsFrom, Rollout, Turn
+from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.record.testimony import Reading
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -29,16 +30,19 @@ def gather(
     rollout: Rollout,
     tokenizer: Tokenizer | None,
     renderer: Renderer | None,
+    speakers: Speakers = DEFAULT,
     log_reading: Reading | None = None,
 ) -> Evidence:
     """All that can be said of a rollout with what the log holds and what was given to the run.
 
-    `log_reading` is how the log's rows were written where all of them together prove it.
+    `speakers` are the roles that were sampled; `log_reading` is how the log's rows were written, where all of them
+    together prove it.
 
     Without a tokenizer, ids are compared with ids; without a renderer, or messages, nothing is
     compared with the template. Never raises for what a log holds.
     """
-    reference = Reference(tokenizer, renderer) if tokenizer is not None else None
+    rollout = speakers.told(rollout)
+    reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
     rollout, problems = _recovered(rollout, reference)
     chains = chain_turns(rollout, reference)
     texts: RenderedTexts = {}
@@ -73,6 +77,7 @@ def gather(
         render_errors=errors if row_error is None else (*errors, (None, row_error)),
         recovery_problems=problems,
         log_reading=log_reading,
+        speakers=speakers,
     )
 
 

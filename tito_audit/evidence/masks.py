@@ -13,6 +13,7 @@ import numpy as np
 from tito_audit.evidence.fill import first_covered
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import TURN_END, UNKNOWN
+from tito_audit.evidence.unclear import unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import TrainingRow, trained_runs
@@ -77,7 +78,9 @@ def _whole_mask(evidence: Evidence) -> WholeMask | None:
         return WholeMask.NOTHING
     if row.loss_mask.all():
         return WholeMask.EVERYTHING if _starts_with_prompt(row, view) else None
-    if view is not None and not trained_as_sampled(evidence) and _inverted(row, view, evidence.end_ids):
+    if view is None or trained_as_sampled(evidence) or unclear_tokens(evidence).any():
+        return None
+    if _inverted(row, view, evidence.end_ids):
         return WholeMask.INVERTED
     return None
 

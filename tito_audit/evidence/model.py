@@ -12,6 +12,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity, Side, Where
 from tito_audit.record.rollout import Rollout
+from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.record.testimony import Reading
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -166,6 +167,8 @@ class Evidence:
     """(turn, what could not be recovered from its token strings)."""
     log_reading: Reading | None = None
     """How the rows of the log were written, where all of them together prove it; None: nothing does."""
+    speakers: Speakers = DEFAULT
+    """Which roles were sampled, as far as the run states it."""
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What several rules work out of the same evidence, kept by name. Never evidence itself."""
 

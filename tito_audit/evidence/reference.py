@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.heads import Heads, heads_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Forms, Renderer
 from tito_audit.tokens.spelling import known_to_keep
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -38,6 +40,8 @@ class Reference:
 
     tokenizer: Tokenizer
     renderer: Renderer | None
+    speakers: Speakers = DEFAULT
+    """Which roles were sampled."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -47,6 +51,11 @@ class Reference:
     def end_ids(self) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's own end tokens and those of published templates."""
         return _named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
+
+    def heads(self, kwargs: Mapping[str, object]) -> Heads:
+        """How the messages of a row are headed, by what the template opens an answer with."""
+        opener = self.renderer.opener(kwargs) if self.renderer is not None else ""
+        return _heads(self.vocabulary, opener, self.speakers)
 
     def pieces(self, ids: Ids) -> Pieces:
         """Token ids with their bytes; ids outside the vocabulary have none."""
@@ -148,6 +157,15 @@ def pieces_of(ids: Ids, vocabulary: Vocabulary | None) -> Pieces:
         return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
     end = np.cumsum(vocabulary.byte_lengths(ids))
     return Pieces(ids, end, vocabulary.data(ids), vocabulary.control(ids))
+
+
+@lru_cache(maxsize=32)
+def _heads(vocabulary: Vocabulary, opener: str, speakers: Speakers) -> Heads:
+    """How messages are headed with the tokens of a vocabulary, where an answer is opened with this text."""
+    texts = {token: vocabulary.piece(token) for token in vocabulary.added_ids}
+    heads = heads_of(opener, tuple(texts.values()), speakers)
+    plain = vocabulary.added_ids - vocabulary.special_ids
+    return replace(heads, ids=frozenset(token for token in plain if texts[token] in heads.literals))
 
 
 @lru_cache(maxsize=8)

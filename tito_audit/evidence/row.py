@@ -15,11 +15,12 @@ from tito_audit.evidence.differences import Region, difference, region_of, stret
 from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference, RowView
 from tito_audit.evidence.reference import Reference, pieces_of
-from tito_audit.evidence.roles import ASSISTANT, TURN_END, token_roles, unknown_roles
+from tito_audit.evidence.roles import ASSISTANT, TURN_END, Roles, token_roles, unknown_roles
 from tito_audit.evidence.written import Written
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
-from tito_audit.record.rollout import Rollout, TrainingRow
+from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
+from tito_audit.record.speakers import told_name
 
 __all__ = ["row_against_calls", "row_against_itself", "row_against_template"]
 
@@ -156,12 +157,15 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
     assert row is not None
     if row.token_ids is written.ids or np.array_equal(row.token_ids, written.ids):
         if written.owners is None:
-            return _view_by_roles(reference.pieces(written.ids), reference), []
+            return _view_by_roles(reference.pieces(written.ids), rollout, reference), []
         return _view(*written.owners.of_tokens(written.starts)), []
     held, canonical = reference.pieces(row.token_ids), reference.pieces(written.ids)
     blocks = align(held, canonical, open_end=True)
+    headed = _view_by_roles(held, rollout, reference) if held.data != canonical.data else None
     if written.owners is None:
-        view = _view_by_roles(held, reference)
+        view = _view_by_roles(held, rollout, reference)
+    elif headed is not None and _answers_in(headed) == sum(message.sampled for message in rollout.messages):
+        view = headed  # the row's own headers are nearer to it than those of a text that it is not
     else:
         view = _view(*written.owners.of_tokens(_canonical_bytes(held, canonical, blocks)))
     if view is not None:
@@ -196,7 +200,7 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
     held = reference.pieces(row.token_ids)
     encoded = reference.reencoded(row.token_ids)
     if np.array_equal(encoded, row.token_ids):
-        return _view_by_roles(held, reference), []
+        return _view_by_roles(held, rollout, reference), []
     canonical = reference.pieces(encoded)
     out = [
         difference(
@@ -210,14 +214,25 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
         )
         for stretch in stretches(held, canonical, align(held, canonical))
     ]
-    return _view_by_roles(held, reference), out
+    return _view_by_roles(held, rollout, reference), out
 
 
-def _view_by_roles(held: Pieces, reference: Reference) -> RowView | None:
+def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
     """What was sampled as the role markers have it; None when there are none."""
-    roles = token_roles(held, reference.end_ids())
+    roles = _roles(held, rollout, reference)
     sampled = roles.among((ASSISTANT, TURN_END))
-    return _view(roles, sampled) if sampled.any() else None
+    nameless = any(told_name(message.speaker) is not None for message in rollout.messages)
+    return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
+
+
+def _answers_in(view: RowView) -> int:
+    """How many answers the role markers of a row head: none begins but behind its header."""
+    return len(trained_runs(view.sampled))
+
+
+def _roles(held: Pieces, rollout: Rollout, reference: Reference) -> Roles:
+    """The role of each token of the row as the role markers have it."""
+    return token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
 
 
 def _view(roles: Sequence[str], sampled: Mask) -> RowView:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.align.drift import align
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
+from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
+from tito_audit.record.speakers import GIVEN_ANSWER, told_name
 from tito_audit.render.marks import SpanKind
-from tito_audit.render.spans import Rendering, spans, spans_fast
+from tito_audit.render.spans import Rendering, Span, spans, spans_fast
 
-__all__ = ["Owners", "Written", "write_conversation"]
+__all__ = ["Owners", "Written", "castings", "write_conversation"]
+
+
+_COMMON = frozenset(("system", "user", "assistant", "tool"))
+"""Roles that every template knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,42 @@ class Written:
 
 def write_conversation(rollout: Rollout, reference: Reference) -> tuple[Written | None, str | None]:
     """All messages as the template writes them today; or None and why it cannot."""
+    if all(message.role in _COMMON for message in rollout.messages):
+        return _write(rollout, reference)
+    recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
+    first: tuple[Written | None, str | None] | None = None
+    best, most = None, -1
+    for messages in castings(rollout.messages):
+        found = _write(replace(rollout, messages=messages), reference)
+        first = first or found
+        if found[0] is None:
+            continue
+        if np.array_equal(found[0].ids, recorded):
+            return found
+        blocks = align(reference.pieces(recorded), reference.pieces(found[0].ids), open_end=True)
+        if (held := len(blocks.matched()[0])) > most:
+            best, most = found, held
+    return best or first or (None, None)
+
+
+def castings(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
+    """The messages in their roles, and then in roles that every template knows, as loaders put them before they
+    render: what tools returned as theirs, or as what the user said."""
+    others = [message for message in messages if message.role not in _COMMON]
+    yield messages
+    for of_tools in ("tool", "user") if any(told_name(one.speaker) is None for one in others) else ():
+        common = {ASSISTANT: "assistant", GIVEN_ANSWER: "assistant", "tool": of_tools}
+        yield tuple(_in_role(one, common.get(one.speaker, one.speaker)) for one in messages)
+
+
+def _in_role(message: Message, role: str) -> Message:
+    if message.role in _COMMON or told_name(role) is not None:
+        return message
+    return replace(message, role=role, wire={**message.wire, "role": role}, heard=message.speaker)
+
+
+def _write(rollout: Rollout, reference: Reference) -> tuple[Written | None, str | None]:
+    """The messages in the very roles that they have."""
     renderer = reference.renderer
     assert renderer is not None
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
@@ -93,14 +136,14 @@ def _written(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Refere
 
 def _owners(rollout: Rollout, rendering: Rendering, size: int) -> Owners | None:
     """Whose each byte of a text is; None where an answer of the model is not found in it."""
-    ranges = [rendering.sampled.get(i) for i, message in enumerate(rollout.messages) if message.role == ASSISTANT]
+    ranges = [rendering.sampled.get(i) for i, message in enumerate(rollout.messages) if message.sampled]
     sampled = [found for found in ranges if found is not None]
     if not size or not ranges or len(sampled) < len(ranges):
         return None
     edges = {edge for found in sampled for edge in found} | {span.start for span in rendering.spans}
     byte = _byte_offsets(rendering.text, edges)
     names: dict[str, int] = {}
-    codes = [names.setdefault(_role_name(span.kind, span.role), len(names)) for span in rendering.spans]
+    codes = [names.setdefault(_role_name(span, rollout.messages), len(names)) for span in rendering.spans]
     return Owners(
         tuple(names),
         np.array(codes, np.int16),
@@ -110,14 +153,13 @@ def _owners(rollout: Rollout, rendering: Rendering, size: int) -> Owners | None:
     )
 
 
-def _role_name(kind: SpanKind, role: str | None) -> str:
-    if kind is SpanKind.GENERATION_PROMPT:
+def _role_name(span: Span, messages: Sequence[Message]) -> str:
+    speaker = messages[span.message_index].speaker if span.message_index is not None else UNKNOWN
+    if span.kind is SpanKind.GENERATION_PROMPT:
         return GENERATION_PROMPT
-    if kind is SpanKind.TURN_END:
-        return TURN_END if role == ASSISTANT else TEMPLATE
-    if kind is SpanKind.SCAFFOLD:
-        return TEMPLATE
-    return role or UNKNOWN
+    if span.kind is SpanKind.TURN_END:
+        return TURN_END if speaker == ASSISTANT else TEMPLATE
+    return TEMPLATE if span.kind is SpanKind.SCAFFOLD else speaker
 
 
 def _byte_offsets(text: str, places: Iterable[int]) -> dict[int, int]:

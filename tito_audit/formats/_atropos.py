@@ -95,4 +95,4 @@ def sample_messages(value: object, where: str) -> tuple[Message, ...]:
     if not is_messages(value):
         return ()
     messages = as_messages(value, where)
-    return messages if any(message.role not in ("system", "user") for message in messages) else ()
+    return messages if any(message.speaker not in ("system", "user") for message in messages) else ()

@@ -127,7 +127,7 @@ def _samples(row: Row, ids: str) -> list[Row]:
 def _messages(row: Row, prompt: object) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """All messages of a sample if its answers are among them, and those of its prompt."""
     found = as_messages(parsed(row, "messages"), "messages")
-    if found and any(message.role == "assistant" for message in found):
+    if found and any(not message.given for message in found):
         return found, ()
     asked = found or as_messages(prompt, "prompt")
     return asked, asked

@@ -164,7 +164,7 @@ def updated_single_call(
 
 def answers(messages: Sequence[Message], calls: int) -> list[int | None]:
     """The message that each of `calls` calls wrote, in order; None where the log does not tell."""
-    indices = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    indices = [i for i, message in enumerate(messages) if message.sampled]
     # More answers than calls: the first ones are examples in the prompt, which nobody sampled.
     # Fewer: a retry, a sub-agent or a compacted history wrote nothing that is left, and which of the
     # calls that was cannot be told without looking at tokens.
@@ -218,11 +218,11 @@ def is_messages(value: object) -> bool:
 
 
 def messages_of_row(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages that a training row was rendered from; () when no answer is among them.
+    """The messages that a training row was rendered from; () when no answer can be among them.
 
     What was asked alone is not the row: rendered, it would lack all that was sampled.
     """
-    return messages if any(message.role == "assistant" for message in messages) else ()
+    return messages if any(not message.given for message in messages) else ()
 
 
 def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Collection[str]) -> Mapping[str, Any]:
@@ -244,6 +244,6 @@ def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Coll
 
 def _without_answer(messages: tuple[Message, ...] | None, text: str | None) -> tuple[Message, ...] | None:
     """What was sent. Some logs append the answer to it, which shows where the text is the same."""
-    if not messages or messages[-1].role != "assistant" or text is None:
+    if not messages or not messages[-1].sampled or text is None:
         return messages
     return messages[:-1] if messages[-1].text == text else messages

@@ -195,7 +195,7 @@ def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], di
         not message.content and not message.tool_calls and _held(entry, "token_ids")
         for message, entry in zip(messages, log, strict=True)
     )
-    rendered = any(_MARKER.search(message.text) for message in messages if message.role != "assistant")
+    rendered = any(_MARKER.search(message.text) for message in messages if not message.sampled)
     if not emptied and not rendered:
         return messages, {}
     texts = tuple(message.text for message in messages)

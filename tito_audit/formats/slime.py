@@ -14,12 +14,12 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import is_messages, weight_versions
 from tito_audit.formats._columns import is_list, parsed, stated_facts
 from tito_audit.formats._make_samples import SLIME
-from tito_audit.formats._responses_items import text_of
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
 from tito_audit.formats._update import at_most_one_each
 from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
 
 __all__ = ["FORMAT"]
 
@@ -62,7 +62,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _answered(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return any(text_of(message["role"]) == "assistant" for message in messages)
+    return any(speaker_of(str(message["role"])) not in GIVEN_SPEAKERS for message in messages if message["role"])
 
 
 def _stated(row: Row) -> dict[str, object]:

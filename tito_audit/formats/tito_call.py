@@ -26,7 +26,7 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     messages = as_messages(parsed(row, "messages"), "messages")
     # Messages that do not end with an answer are what the call was sent.
-    answered = bool(messages) and messages[-1].role == "assistant"
+    answered = bool(messages) and messages[-1].sampled
     turn = call_turn(
         {**row, "messages": None},
         message_index=answers(messages, 1)[0] if answered else None,

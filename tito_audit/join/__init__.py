@@ -203,7 +203,7 @@ class Join:
             joined["messages_from"] = EMPTY
         elif said is not None and calls_unknown_tools(said.messages, tools):
             joined["messages_from"] = NO_TOOLS
-        elif said is not None and not rollout.turns and all(one.role != "assistant" for one in said.messages):
+        elif said is not None and not rollout.turns and all(one.given for one in said.messages):
             joined["messages_from"] = NO_ANSWER
         elif said is not None:
             rollout = with_conversation(rollout, said)
@@ -229,8 +229,8 @@ class Join:
         if not said:
             return at, EMPTY, None
         # One conversation is that of several rollouts only where it is what all of them were sent.
-        ends = said[0].messages[-1].role if said[0].messages else ""
-        if len(said) != of and (len(said) != 1 or ends == "assistant"):
+        answered = bool(said[0].messages) and said[0].messages[-1].sampled
+        if len(said) != of and (len(said) != 1 or answered):
             return at, MISFIT, None
         return at, at, said[number if len(said) == of else 0]
 

@@ -92,13 +92,13 @@ def _told(
         return None
     if len(said.calls) == len(turns) and any(index is not None or sent for index, sent in said.calls):
         return said.calls
-    answers = [i for i, message in enumerate(said.messages) if message.role == "assistant"]
+    answers = [i for i, message in enumerate(said.messages) if message.sampled]
     last = answers[-len(turns) :]
-    if len(turns) == 1 and said.messages and said.messages[-1].role != "assistant":
+    if len(turns) == 1 and said.messages and not said.messages[-1].sampled:
         if last and _wrote(turns, said.messages, last):
             return [(last[0], None)]
         # What the one call was sent; behind a tool that is certain only where the call wrote something else.
-        sure = said.messages[-1].role != "tool" or turns[0].completion_text is not None
+        sure = said.messages[-1].speaker != "tool" or turns[0].completion_text is not None
         return [(None, said.messages)] if sure else None
     # More answers than calls: the first are examples that nobody sampled, or the log holds one of several calls.
     if len(answers) < len(turns) or (len(answers) > len(turns) and not _wrote(turns, said.messages, last)):

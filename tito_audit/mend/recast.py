@@ -78,7 +78,7 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Recast:
     runs = _runs(row)
     columns, lost_columns = _columns_to_cut(row)
     logprobs = known_logprobs(row)
-    answers: list[int | None] = [i for i, one in enumerate(rollout.messages) if one.role == "assistant"]
+    answers: list[int | None] = [i for i, one in enumerate(rollout.messages) if one.sampled]
     # As many answers as stretches that are trained: each wrote its own.
     wrote = answers if len(answers) == len(runs) else [None] * len(runs)
     turns = [

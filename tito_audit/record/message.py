@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from tito_audit.errors import RecordError
+from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, speaker_of
 
 __all__ = ["Message", "ToolCall", "ToolSpec", "as_message", "as_messages", "as_tools", "without_arrays"]
 
@@ -45,6 +46,24 @@ class Message:
     reasoning: str | None = None
     """The reasoning logged apart from the content; None when the log has none."""
     tool_calls: tuple[ToolCall, ...] = ()
+    heard: str | None = field(default=None, compare=False, repr=False)
+    """Who speaks, where the run states which roles were sampled; None: as the role has it."""
+
+    @property
+    def speaker(self) -> str:
+        """Who speaks: `assistant` if the model under training does, `user`, `system`, `tool`, or a role that is
+        not known, as `Speakers.speaker` has it."""
+        return self.heard or speaker_of(self.role)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the model under training wrote the message, as far as its role says."""
+        return self.speaker == ASSISTANT
+
+    @property
+    def given(self) -> bool:
+        """Whether the message is known to be another's than the model's under training."""
+        return self.speaker in GIVEN_SPEAKERS
 
     @property
     def text(self) -> str:

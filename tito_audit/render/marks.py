@@ -8,7 +8,7 @@ counts only if the text without marks is the very text that was written without 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -85,19 +85,23 @@ class _Marker:
         return value
 
 
-def mark(chat: Chat, marking: Marking) -> tuple[Chat, list[tuple[int, SpanKind]]]:
-    """The messages with marks, and the message and kind that each pair stands for, by number."""
+def mark(chat: Chat, marking: Marking, answers: Collection[int]) -> tuple[Chat, list[tuple[int, SpanKind]]]:
+    """The messages with marks, and the message and kind that each pair stands for, by number.
+
+    `answers` are the messages that were sampled.
+    """
     marker = _Marker()
     out: Chat = []
     for index, message in enumerate(chat):
-        assistant = message.get("role") == "assistant"
-        out.append(
-            _marked(message, index, marker, marking) if assistant or not marking.assistant_only else message
-        )
+        if index in answers or not marking.assistant_only:
+            message = _marked(message, index, marker, marking, answer=index in answers)
+        out.append(message)
     return out, marker.owners
 
 
-def _marked(message: dict[str, Any], index: int, marker: _Marker, marking: Marking) -> dict[str, Any]:
+def _marked(
+    message: dict[str, Any], index: int, marker: _Marker, marking: Marking, *, answer: bool
+) -> dict[str, Any]:
     """One message with marks around its reasoning, contents and tool calls, in that order."""
     out = dict(message)
     reasoning = message.get("reasoning_content")
@@ -109,7 +113,7 @@ def _marked(message: dict[str, Any], index: int, marker: _Marker, marking: Marki
         }
     content = message.get("content")
     if isinstance(content, str):
-        out["content"] = _marked_content(content, index, marker, message.get("role") == "assistant")
+        out["content"] = _marked_content(content, index, marker, answer)
     elif isinstance(content, list):
         out["content"] = [_marked_part(part, index, marker) for part in content]
     if marking.tool_calls and isinstance(message.get("tool_calls"), list):
@@ -117,9 +121,9 @@ def _marked(message: dict[str, Any], index: int, marker: _Marker, marking: Marki
     return out
 
 
-def _marked_content(content: str, index: int, marker: _Marker, assistant: bool) -> str:
+def _marked_content(content: str, index: int, marker: _Marker, answer: bool) -> str:
     """Content with one pair, or two where it holds its own reasoning and templates cut between them."""
-    match = _THOUGHT.fullmatch(content) if assistant and "</think>" in content else None
+    match = _THOUGHT.fullmatch(content) if answer and "</think>" in content else None
     if match is None:
         return marker.around(content, index, SpanKind.CONTENT)
     before, thought, middle, rest = match.group("before", "thought", "middle", "rest")

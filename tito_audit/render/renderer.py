@@ -149,6 +149,10 @@ class Renderer:
             "tools": self.template(bool(tools)).kept(tools, _plain) if tools else None,
         }
 
+    def opener(self, template_kwargs: Mapping[str, object] | None = None) -> str:
+        """What a generation prompt adds behind what a user said; "" if nothing, or nobody knows."""
+        return self.template(False).opener_behind_user(self.variables((), template_kwargs))
+
     def load(self) -> None:
         """Compile every template now, to be shared by processes that are forked later."""
         for template in self.templates.values():

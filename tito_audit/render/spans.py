@@ -9,6 +9,7 @@ a span is never wrong, it is UNKNOWN.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ _MARKINGS = (
     Marking(assistant_only=True, tool_calls=True),
     Marking(assistant_only=True, tool_calls=False),
 )
+_ROLE = re.compile(r"assistant|model")
+"""What templates call the one who answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Rendering:
     spans: tuple[Span, ...]
     """In order, touching, covering the text; none is empty."""
     sampled: Mapping[int, tuple[int, int] | None]
-    """For each assistant message the stretch `[start, end)` a model would have generated: all behind the
+    """For each message that was sampled the stretch `[start, end)` a model would have generated: all behind the
     generation prompt, up to and including the turn end. None where that is not known."""
     chat: Chat = field(default_factory=list, compare=False, repr=False)
     """The messages in the form that the template took."""
@@ -72,7 +75,9 @@ def spans(
         return guess
     given = renderer.variables(tools, template_kwargs)
     template = renderer.template(bool(tools))
-    job = _Conversation(renderer, chat, text, given, add_generation_prompt, template.run, template.opener(given))
+    opener = template.opener(given)
+    answers = _answers(messages)
+    job = _Conversation(renderer, chat, text, given, add_generation_prompt, template.run, opener, answers)
     return (None if has_marks(text) else _by_marks(job)) or _by_prefixes(job)
 
 
@@ -104,9 +109,14 @@ def spans_fast(
 
     opener = template.opener(given)
     try:
-        return _by_marks(_Conversation(renderer, chat, text, given, add_generation_prompt, run, opener))
+        answers = _answers(messages)
+        return _by_marks(_Conversation(renderer, chat, text, given, add_generation_prompt, run, opener, answers))
     except GivenUp:
         return None
+
+
+def _answers(messages: Sequence[Message]) -> frozenset[int]:
+    return frozenset(index for index, message in enumerate(messages) if message.sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +131,8 @@ class _Conversation:
     run: Callable[[Mapping[str, Any]], str]
     fixed_opener: str | None
     """What a generation prompt adds behind any of the messages; None if that may depend on them."""
+    answers: frozenset[int]
+    """The messages that were sampled."""
 
     def write(self, chat: Chat, *, opens_answer: bool) -> str:
         return self.run({**self.given, "messages": chat, "add_generation_prompt": opens_answer})
@@ -154,7 +166,7 @@ def _by_marks(job: _Conversation) -> Rendering | None:
     """The spans as marks show them; None when the template does not bear marks. The text holds none itself."""
     for marking in _MARKINGS:
         try:
-            marked, owners = mark(job.chat, marking)
+            marked, owners = mark(job.chat, marking, job.answers)
             found = unmark(job.write(marked, opens_answer=job.opens_answer), owners, job.text)
         except (RenderError, OverflowError):
             continue
@@ -171,9 +183,9 @@ def _assemble(job: _Conversation, found: list[Found], marking: Marking) -> Rende
     finder = _TurnFinder(job, found, marking)
     sampled: dict[int, tuple[int, int] | None] = {}
     behind = 0  # no turn begins before the end of the last marked text or turn in front of it
-    for index, message in enumerate(job.chat):
+    for index in range(len(job.chat)):
         own = finder.of(index)
-        if message.get("role") == "assistant":
+        if index in job.answers:
             turn = finder.turn(index, behind)
             sampled[index] = turn.sampled if turn is not None else None
             if turn is not None:
@@ -255,18 +267,24 @@ class _TurnFinder:
         return (start - len(opener) if self._text.endswith(opener, behind, start) else start), start
 
     def _opener(self, index: int) -> str:
-        """What a generation prompt adds behind a message of the role that comes before this one."""
+        """What a generation prompt adds behind a message of the role that comes before this one.
+
+        A template that writes any role in the header of a message opens this one with its own.
+        """
         before = self._job.chat[index - 1].get("role") if index else None
         if before not in self._openers:
             self._openers[before] = self._job.opener(index)
-        return self._openers[before]
+        role = str(self._job.chat[index].get("role"))
+        return (
+            self._openers[before] if role == "assistant" else _ROLE.sub(lambda _: role, self._openers[before], 1)
+        )
 
     def _spelled(self, opener: str, index: int) -> bool:
         """True if a message without marks spells the opener, so that finding it would prove nothing."""
         if not self._marking.assistant_only:
             return False
         head = opener.strip().split("\n")[0]
-        unmarked = [message for message in self._job.chat[:index] if message.get("role") != "assistant"]
+        unmarked = [one for at, one in enumerate(self._job.chat[:index]) if at not in self._job.answers]
         return any(head in str(list(message.values())) for message in unmarked)
 
     def _closer(self, start: int, stop: int, calls: bool) -> tuple[int, int] | None:
@@ -303,10 +321,10 @@ def _by_prefixes(job: _Conversation) -> Rendering:
     bounds: list[int | None] = [job.prefix_length(n, opens_answer=False) for n in range(count)]
     bounds.append(job.prefix_length(count, opens_answer=False) if job.opens_answer else len(job.text))
     sampled: dict[int, tuple[int, int] | None] = {}
-    for index, message in enumerate(job.chat):
+    for index in range(len(job.chat)):
         begin, stop = bounds[index], bounds[index + 1]
         known = begin is not None and stop is not None and begin <= stop
-        if message.get("role") == "assistant":
+        if index in job.answers:
             sampled[index] = None
             if begin is not None and stop is not None and known:
                 sampled[index] = _turn_between(job, cut, index, begin, stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tito_audit.errors import RenderError, SetupError
@@ -29,6 +30,8 @@ SIZE_LIMIT = 64 * 1024 * 1024
 _LONGEST_REASON = 500
 _SPARE = 200
 """Frames to spare with which a template has to compile to be compiled late, where more calls are under way."""
+_OPENERS = 64
+"""Of how many variables it is remembered what they open an answer with."""
 _T = TypeVar("_T")
 
 
@@ -46,6 +49,7 @@ class Template:
         self._tools: Sequence[Any] = ()
         self._said_tools: bytes | None = None
         self._plain_tools: list[Any] = []
+        self._openers: dict[str, str] = {}
 
     @property
     def is_known(self) -> bool:
@@ -105,6 +109,24 @@ class Template:
             bare = self._opener.environment.globals.keys().isdisjoint(self._facts.opener_names)
             self._known.add_opener(key, text, lasting=written and bare and self._reference.has_spare)
         return text
+
+    def opener_behind_user(self, given: Mapping[str, Any]) -> str:
+        """What a generation prompt adds behind what a user said, "" if nothing or unknown; asked once."""
+        fixed = self.opener(given)
+        if fixed is not None:
+            return fixed
+        key = repr(sorted(given.items(), key=itemgetter(0)))
+        if key not in self._openers:
+            said = {**given, "messages": [{"role": "user", "content": "x"}]}
+            try:
+                closed = self.run({**said, "add_generation_prompt": False})
+                opened = self.run({**said, "add_generation_prompt": True})
+            except RenderError:
+                closed = opened = ""
+            if len(self._openers) >= _OPENERS:
+                self._openers.clear()
+            self._openers[key] = opened[len(closed) :] if opened.startswith(closed) else ""
+        return self._openers[key]
 
     @cached_property
     def _facts(self) -> Facts | None:

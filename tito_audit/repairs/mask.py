@@ -12,6 +12,7 @@ from tito_audit.errors import RecordError
 from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.unclear import unclear_tokens
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Hit, Where
@@ -152,7 +153,7 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | N
     if finding.code.startswith("MSK"):
         if whole_mask(evidence) is WholeMask.INVERTED:
             return None  # to take out what it trains would leave nothing; `normalize` turns it round
-        given = span[~view.sampled[span]] if view is not None else span[:0]
+        given = span[~(view.sampled | unclear_tokens(evidence))[span]] if view is not None else span[:0]
         return _Place(given, hit.start, spoken=False)
     if finding.code in ("LPR503", "LPR505") and _witness(evidence):
         return None  # what is missing may have moved: without it nothing would show that

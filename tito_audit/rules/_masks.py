@@ -10,6 +10,7 @@ from tito_audit.evidence.judgement import judgement, row_slide
 from tito_audit.evidence.masks import is_end, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN
+from tito_audit.evidence.unclear import unclear_roles, unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.rollout import TrainingRow, trained_runs
@@ -52,7 +53,7 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None or (view.proven and trained_as_sampled(evidence)):
         return None
-    if whole_mask(evidence) is not None:
+    if whole_mask(evidence) is not None or (unclear_roles(evidence) is not None and not view.sampled.any()):
         return None
     trained = row.loss_mask
     slide = row_slide(evidence)
@@ -74,7 +75,7 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         end_not_trained=missing,
         end_open=open_ends & ~trained,
         end_not_sampled=added,
-        not_sampled=trained & ~view.sampled & ~added & ~rewritten,
+        not_sampled=trained & ~view.sampled & ~added & ~rewritten & ~unclear_tokens(evidence),
         not_trained=view.sampled & ~trained & ~missing,
     )
 

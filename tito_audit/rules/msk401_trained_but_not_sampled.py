@@ -12,6 +12,7 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
+from tito_audit.rules._speakers import unknown_role
 from tito_audit.rules._words import counted, listed, places, shown
 
 _PHRASES = {
@@ -33,7 +34,9 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     Tokens under the loss mask that belong to the template, to a system, user or tool message, to the
     generation prompt or to a prefill. When every trained run lies one place before or behind a sampled
     one, it says that the mask slid. A mask that is wrong as a whole is MSK403's, an appended end token
-    MSK404's, and answer tokens that were tokenized again belong to the TOK and TPL rules.
+    MSK404's, and answer tokens that were tokenized again belong to the TOK and TPL rules. A role that is
+    neither known nor named with `--sampled-role` is said once a row (warning): nobody can tell whether its
+    tokens were sampled, and nothing is said of them.
 
     ## Why it matters
     The policy gradient assumes that each trained token was drawn from the policy. Tokens that were given
@@ -50,6 +53,7 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     `splice` rebuilds the mask from the calls; `mask` takes the tokens out of the loss.
     """
+    yield from unknown_role(evidence)
     mask = judged_mask(evidence)
     if mask is None:
         return

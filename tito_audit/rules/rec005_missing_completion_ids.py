@@ -51,11 +51,7 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
         elif evidence.vocabulary is not None:
             yield from _incomplete(evidence, number, turn)
     row = evidence.rollout.training_row
-    if (
-        row is not None
-        and not len(row.token_ids)
-        and any(m.role == "assistant" for m in evidence.rollout.messages)
-    ):
+    if row is not None and not len(row.token_ids) and any(m.sampled for m in evidence.rollout.messages):
         message = "the training row holds no tokens although the conversation has an answer"
         yield Hit(Where.ROW, 0, 0, message, cause="empty row")
 

@@ -1,0 +1,331 @@
+"""Who speaks where: aliases of roles, what heads an answer in each family, and what one run states."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tito_audit.align.pieces import Pieces
+from tito_audit.config import Settings
+from tito_audit.engine import Stock
+from tito_audit.evidence.heads import Heads, heads_of
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TURN_END, token_roles
+from tito_audit.record.build import call_columns
+from tito_audit.record.message import as_messages
+from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.speakers import SAMPLED_ROLES, Speakers, speaker_of, told_name
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+shared = pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout")
+ENDS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<end_of_turn>",
+    "<|eot_id|>",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+    "<|end|>",
+    "<|return|>",
+)
+
+
+def is_control(token: str) -> bool:
+    return len(token) > 3 and ((token[0], token[-1]) == ("<", ">") or (token[0], token[-1]) == ("[", "]"))
+
+
+def pieces(tokens: Sequence[str]) -> tuple[Pieces, frozenset[int]]:
+    """Tokens as written, those in angle or square brackets as control tokens; and the ids of ends."""
+    data = [token.encode() for token in tokens]
+    controls = np.array([is_control(token) and token not in ("<think>", "</think>") for token in tokens], np.bool_)
+    ids = np.arange(len(tokens), dtype=np.int32)
+    ends = frozenset(at for at, token in enumerate(tokens) if token in ENDS)
+    return Pieces(ids, np.cumsum([len(one) for one in data]), b"".join(data), controls), ends
+
+
+def sampled(tokens: Sequence[str], heads: Heads | None = None) -> str:
+    """The tokens that count as sampled, one after the other between bars."""
+    laid, ends = pieces(tokens)
+    mine = token_roles(laid, ends, heads).among((ASSISTANT, TURN_END))
+    return "|".join(token for token, yes in zip(tokens, mine.tolist(), strict=True) if yes)
+
+
+def learned(opener: str, *controls: str, stated: tuple[str, ...] = ()) -> Heads:
+    return heads_of(opener, controls, Speakers(stated))
+
+
+# Names
+
+
+@pytest.mark.parametrize("role", ["assistant", "model", "agent", "gpt", "ai", "bot", "Assistant", " AGENT "])
+def test_a_name_that_models_are_given_was_sampled(role: str) -> None:
+    (message,) = as_messages([{"role": role, "content": "x"}], "m")
+    assert message.sampled
+    assert not message.given
+
+
+@pytest.mark.parametrize(
+    ("role", "speaker"),
+    [
+        *(
+            (role, "tool")
+            for role in ("tool", "environment", "observation", "env", "function", "ipython", "tool_response")
+        ),
+        ("human", "user"),
+        ("developer", "system"),
+    ],
+)
+def test_a_role_of_others_is_given_under_each_of_its_names(role: str, speaker: str) -> None:
+    (message,) = as_messages([{"role": role, "content": "x"}], "m")
+    assert (message.speaker, message.sampled, message.given) == (speaker, False, True)
+
+
+def test_a_role_that_is_not_known_is_neither_sampled_nor_given() -> None:
+    (message,) = as_messages([{"role": "planner", "content": "x"}], "m")
+    assert not message.sampled
+    assert not message.given
+    assert told_name(message.speaker) == "planner"
+    assert told_name(speaker_of("template")) == "template"  # the log's word is never taken for ours
+
+
+def test_roles_that_are_stated_take_the_place_of_all_others() -> None:
+    stated = Speakers(("Planner", "environment"))
+    assert [stated.speaker(role) for role in ("planner", "environment", "agent", "user")] == [
+        "assistant",
+        "assistant",
+        "given answer",
+        "user",
+    ]
+
+
+def test_stated_roles_pair_the_calls_with_their_messages() -> None:
+    chat = [{"role": "user", "content": "x"}, {"role": "planner", "content": "y"}]
+    _, columns = call_columns(np.array([1], np.int32))
+    turn = Turn(prompt_ids=np.array([0], np.int32), completion_ids=np.array([1], np.int32), columns=columns)
+    rollout = Rollout(Place("x", 0), "x", messages=as_messages(chat, "m"), turns=(turn,))
+    told = Speakers(("planner",)).told(rollout)
+    assert told.turns[0].message_index == 1
+    assert told.messages == rollout.messages  # the log is what it was
+    assert Speakers().told(rollout) is rollout
+
+
+# Headers
+
+
+CHATML = ["<|im_start|>", "user", "\n", "Hi", "<|im_end|>", "\n", "<|im_start|>", "assistant", "\n"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n·Hello·<|im_end|>·\n",
+            "Hello|<|im_end|>",
+        ),
+        (
+            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n·\n\n·Hello·<|im_end|>",
+            "\n\n|Hello|<|im_end|>",
+        ),
+        (
+            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n\n\n·Hello·<|im_end|>",
+            "Hello|<|im_end|>",
+        ),
+        (
+            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n·Hello·<|endoftext|>·<|im_end|>·\n",
+            "Hello|<|endoftext|>",
+        ),
+        (
+            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n·a·<|im_start|>· foo·b·<|im_end|>",
+            "a|<|im_start|>| foo|b|<|im_end|>",
+        ),
+        (
+            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n·<think>·\n\n·</think>·Hi·<|im_end|>",
+            "<think>|\n\n|</think>|Hi|<|im_end|>",
+        ),
+        ("<|im_start|>·agent·\n·a·<|im_end|>·\n·<|im_start|>·environment·\n·b·<|im_end|>", "a|<|im_end|>"),
+        (
+            "<start_of_turn>·user·\n·Hi·<end_of_turn>·\n·<start_of_turn>·model·\n·\n\n·A·<end_of_turn>",
+            "\n\n|A|<end_of_turn>",
+        ),
+        (
+            "<|start_header_id|>·user·<|end_header_id|>·\n\n·Hi·<|eot_id|>·"
+            "<|start_header_id|>·assistant·<|end_header_id|>·\n\n·A·<|eot_id|>",
+            "A|<|eot_id|>",
+        ),
+        ("<|start_header_id|>·assistant·<|end_header_id|>·\n\n·\n\n·A·<|eot_id|>", "\n\n|A|<|eot_id|>"),
+        ("<|start_header_id|>·assistant·<|end_header_id|>·\n\n\n·A·<|eot_id|>", "A|<|eot_id|>"),
+        ("<｜User｜>·Hi·<｜Assistant｜>·\n·A·<｜end▁of▁sentence｜>", "\n|A|<｜end▁of▁sentence｜>"),
+        (
+            "<｜Assistant｜>·A·<｜end▁of▁sentence｜>·<｜tool▁outputs▁begin｜>·<｜tool▁output▁begin｜>·"
+            "4·<｜tool▁output▁end｜>·\n·<｜tool▁output▁begin｜>·5·<｜tool▁output▁end｜>·"
+            "<｜tool▁outputs▁end｜>·B·<｜end▁of▁sentence｜>",
+            "A|<｜end▁of▁sentence｜>|B|<｜end▁of▁sentence｜>",
+        ),
+        (
+            "<｜Assistant｜>·A·<｜end▁of▁sentence｜>·<｜tool▁output▁begin｜>·4·<｜tool▁output▁end｜>·"
+            "B·<｜end▁of▁sentence｜>",
+            "A|<｜end▁of▁sentence｜>|B|<｜end▁of▁sentence｜>",
+        ),
+        ("<|user|>·\n·Hi·<|end|>·\n·<|assistant|>·\n·A·<|end|>·\n", "A|<|end|>"),
+        ("[INST]· Hi·[/INST]· A·</s>·[INST]· more·[/INST]· B·</s>", " A|</s>| B|</s>"),
+        (
+            "[/INST]·[TOOL_CALLS]·[{}]·</s>·[TOOL_RESULTS]·4·[/TOOL_RESULTS]·B·</s>",
+            "[TOOL_CALLS]|[{}]|</s>|B|</s>",
+        ),
+        ("<|im_start|>·assistant·<|im_sep|>·A·<|im_end|>", "A|<|im_end|>"),
+        (
+            "<|im_user|>·Bob·<|im_middle|>·Hi·<|im_end|>·<|im_assistant|>·assistant·<|im_middle|>·A·<|im_end|>",
+            "A|<|im_end|>",
+        ),
+    ],
+)
+def test_an_answer_begins_right_behind_the_header_of_its_family(text: str, wanted: str) -> None:
+    assert sampled(text.split("·")) == wanted
+
+
+def test_a_model_of_the_harmony_format_writes_all_behind_its_own_name() -> None:
+    user = ["<|start|>", "user", "<|message|>", "Hi", "<|end|>"]
+    thought = ["<|channel|>", "analysis", "<|message|>", "hm", "<|end|>"]
+    asked = "<|start|>·assistant· to·=functions.f·<|channel|>·commentary·<|message|>·{}·<|call|>".split("·")
+    back = "<|start|>·functions.f· to=assistant·<|channel|>·commentary·<|message|>·4·<|end|>".split("·")
+    final = ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "4", "<|return|>"]
+    tokens = [*user, "<|start|>", "assistant", *thought, *asked, *back, *final]
+    laid, ends = pieces(tokens)
+    ends |= {at for at, token in enumerate(tokens) if token == "<|call|>"}
+    mine = token_roles(laid, ends).among((ASSISTANT, TURN_END))
+    # What goes on behind a thought is the same call; what follows a tool is another.
+    assert [t for t, yes in zip(tokens, mine.tolist(), strict=True) if yes] == [*thought, *asked, *final[2:]]
+
+
+def test_a_token_of_header_and_answer_is_the_headers() -> None:
+    laid, ends = pieces([*CHATML[:-1], "\n\n\n", "Hello", "<|im_end|>"])
+    assert token_roles(laid, ends)[8] == GENERATION_PROMPT
+
+
+def test_the_generation_prompt_of_a_template_says_what_a_header_is() -> None:
+    """Of families that nobody wrote down, too, and only there is a prefill given."""
+    granite = ["<|start_of_role|>", "assistant", "<|end_of_role|>", "A", "</s>"]
+    own = ["<|who|>", "robot", "\n", "\n", "A", "</s>", "<|who|>", "user", "\n", "\n", "B", "</s>"]
+    thinking = [*CHATML, "<think>", "\n", "A", "</think>", "B", "<|im_end|>"]
+    emptied = [*CHATML, "<think>", "\n\n", "</think>", "\n\n", "B", "<|im_end|>"]
+    assert sampled(granite, learned("<|start_of_role|>assistant<|end_of_role|>", *granite[::2])) == "A|</s>"
+    assert sampled(own, learned("<|who|>robot\n\n", "<|who|>")) == "A|</s>"
+    assert sampled(own) == ""
+    assert (
+        sampled(thinking, learned("<|im_start|>assistant\n<think>\n", "<|im_start|>")) == "A|</think>|B|<|im_end|>"
+    )
+    assert sampled(thinking, learned("<|im_start|>assistant\n", "<|im_start|>")).startswith("<think>|\n|A")
+    off = learned("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_start|>")
+    assert sampled(emptied, off) == "B|<|im_end|>"
+    # A past turn whose reasoning the template did not empty has nothing of the prefill.
+    assert sampled([*CHATML, "B", "<|im_end|>"], off) == "B|<|im_end|>"
+    # No newline behind the name in this template, so one that is there was sampled.
+    bare = ["<|assistant|>", "\n", "<think>", "A", "</s>"]
+    assert sampled(bare, learned("<|assistant|>", "<|assistant|>")) == "\n|<think>|A|</s>"
+    assert sampled(bare) == "<think>|A|</s>"
+
+
+def test_stated_roles_are_read_in_headers_and_the_templates_own_word_means_an_assistant() -> None:
+    two = "<|im_start|>·planner·\n·a·<|im_end|>·\n·<|im_start|>·assistant·\n·b·<|im_end|>".split("·")
+    assert sampled(two, Heads(Speakers(("planner",)))) == "a|<|im_end|>"
+    assert sampled(two, Heads(Speakers(("assistant", "planner")))) == "a|<|im_end|>|b|<|im_end|>"
+    gemma = ["<start_of_turn>", "model", "\n", "a", "<end_of_turn>"]
+    assert sampled(gemma, Heads(Speakers(("assistant",)))) == "a|<end_of_turn>"
+    assert sampled(gemma, Heads(Speakers(("agent",)))) == ""
+
+
+def test_every_name_of_a_model_is_one_role_in_headers() -> None:
+    for role in SAMPLED_ROLES:
+        assert sampled(["<|im_start|>", role, "\n", "a", "<|im_end|>"]) == "a|<|im_end|>"
+
+
+# Real tokens
+
+
+@shared
+@pytest.mark.shared
+@pytest.mark.parametrize("template", [True, False], ids=["with its template", "without"])
+@pytest.mark.parametrize("model", ["qwen2.5-coder", "gemma-3", "smollm2"])
+def test_every_turn_of_every_conversation_begins_where_its_call_began(model: str, template: bool) -> None:
+    engine, _ = Stock().engine(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
+    assert engine.tokenizer is not None
+    reference = Reference(engine.tokenizer, engine.renderer if template else None)
+    calls = 0
+    with gzip.open(SHARED / "rollouts" / model / "tito.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            seen = row["calls"][-1]["prompt_token_ids"] + row["calls"][-1]["generation_token_ids"]
+            roles = token_roles(
+                reference.pieces(np.array(seen, np.int32)), reference.end_ids(), reference.heads({})
+            )
+            mine = roles.among((ASSISTANT, TURN_END))
+            for call in row["calls"]:
+                start = len(call["prompt_token_ids"])
+                end = start + len(call["generation_token_ids"])
+                assert not mine[start - 1], row["id"]
+                assert mine[start:end].all(), row["id"]
+                appended = call["finish_reason"] == "length" and end < len(seen)
+                assert mine[end : end + 1 + appended].tolist() in ([], [False], [True, False]), row["id"]
+                calls += 1
+    assert calls > 80
+
+
+ASKED = ("Hi there", "1 + 1?")
+ANSWERED = ("Hello!\n\nHow?", " 2")
+
+
+@shared
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    "name", ["llama-3.1", "deepseek-v3", "qwen3", "gpt-oss", "gemma-3", "qwen2.5-coder", "smollm2"]
+)
+@pytest.mark.parametrize("lead", ["", "\n", "\n\n"])
+def test_a_template_says_where_answers_begin_that_begin_with_white_space(name: str, lead: str) -> None:
+    """Each answer is sampled apart, behind the very tokens of its generation prompt."""
+    engine, _ = Stock().engine(Settings(tokenizer=str(SHARED / "tokenizers" / name)))
+    assert engine.tokenizer is not None
+    reference = Reference(engine.tokenizer, engine.renderer)
+    for ref in (reference, Reference(engine.tokenizer, None)):
+        ids, truth = spoken(reference, lead)
+        roles = token_roles(reference.pieces(np.array(ids, np.int32)), ref.end_ids(), ref.heads({}))
+        assert roles.among((ASSISTANT, TURN_END)).tolist() == truth
+
+
+def spoken(reference: Reference, lead: str) -> tuple[list[int], list[bool]]:
+    """A conversation token by token as a server would see it, and which of them were sampled."""
+    ids: list[int] = []
+    truth: list[bool] = []
+    first, end, later = (scaffold if reference.renderer is None else written)(reference)
+    for prompt, answer in zip((first, later), ANSWERED, strict=True):
+        head = "<|channel|>final<|message|>" if reference.renderer is None else ""
+        for text, own in ((prompt, False), (head, True), (lead, True), (answer, True), (end, True)):
+            tokens = reference.encode(text).tolist()
+            ids += tokens
+            truth += [own] * len(tokens)
+    return ids, truth
+
+
+def written(reference: Reference) -> tuple[str, str, str]:
+    """The first prompt, what ends an answer, and what the next prompt adds behind that."""
+    assert reference.renderer is not None
+    chat = [
+        {"role": "user", "content": ASKED[0]},
+        {"role": "assistant", "content": "ZZ"},
+        {"role": "user", "content": ASKED[1]},
+    ]
+    first = reference.renderer.render(as_messages(chat[:1], "m"), add_generation_prompt=True)
+    closed = reference.renderer.render(as_messages(chat[:2], "m"), add_generation_prompt=False)
+    whole = reference.renderer.render(as_messages(chat, "m"), add_generation_prompt=True)
+    end = closed.rpartition("ZZ")[2].strip()
+    return first, end, whole.partition("ZZ" + end)[2]
+
+
+def scaffold(reference: Reference) -> tuple[str, str, str]:
+    """The same of the harmony format, for which the tokenizer at hand has no template."""
+    first, later = (f"<|start|>user<|message|>{text}<|end|><|start|>assistant" for text in ASKED)
+    return first, "<|end|>", later

@@ -1,0 +1,57 @@
+"""Roles of a training row that are not known, so that nobody can say which of their tokens were sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.roles import Roles
+from tito_audit.record.arrays import Mask
+from tito_audit.record.speakers import told_name
+
+__all__ = ["Unclear", "unclear_roles", "unclear_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Roles that are neither sampled nor given by name."""
+
+    names: tuple[str, ...]
+    """As logged, those of trained tokens first."""
+    tokens: Mask
+    """`[T]` the trained tokens of the row in such a role."""
+
+
+def unclear_roles(evidence: Evidence) -> Unclear | None:
+    """Roles that leave open which tokens of the row were sampled; None where none does, or calls prove it."""
+    return evidence.once("unclear roles", _unclear_roles)
+
+
+def unclear_tokens(evidence: Evidence) -> Mask:
+    """`[T]` bool, True where the role of a token of the row is not known; the end of its turn included."""
+    return evidence.once("unclear tokens", _unclear_tokens)
+
+
+def _unclear_tokens(evidence: Evidence) -> Mask:
+    view, row = evidence.row, evidence.rollout.training_row
+    if view is None or view.proven or row is None or not isinstance(view.roles, Roles):
+        return np.zeros(len(row.token_ids) if row is not None else 0, np.bool_)
+    found = view.roles.unclear()
+    if not found.any():
+        return found
+    ends = np.isin(row.token_ids, np.fromiter(evidence.end_ids, np.int64)) & ~view.sampled
+    follows = np.concatenate((np.zeros(1, np.bool_), found[:-1]))
+    return found | (ends & follows)
+
+
+def _unclear_roles(evidence: Evidence) -> Unclear | None:
+    view, row = evidence.row, evidence.rollout.training_row
+    if view is None or view.proven or row is None or row.loss_mask is None:
+        return None
+    tokens = unclear_tokens(evidence) & row.loss_mask
+    heads = [told_name(view.roles[at]) for at in tokens.nonzero()[0].tolist()]
+    said = [told_name(message.speaker) for message in evidence.rollout.messages]
+    names = tuple(dict.fromkeys(name for name in (*heads, *said) if name is not None))
+    return Unclear(names, tokens) if names else None

@@ -1,0 +1,50 @@
+"""What rules of the MSK family say of roles that are not known."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.unclear import unclear_roles
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.rollout import trained_runs
+from tito_audit.record.speakers import ASSISTANT
+from tito_audit.rules._words import listed, shown
+
+__all__ = ["unknown_role"]
+
+_MOST = 3
+
+
+def _options(evidence: Evidence, name: str) -> str:
+    """The options that name a role as sampled, beside those that are."""
+    said = [message.role for message in evidence.rollout.messages if message.sampled]
+    spoken = [ASSISTANT] if evidence.row is not None and evidence.row.sampled.any() else []
+    roles = dict.fromkeys((*(evidence.speakers.stated or said or spoken), name))
+    return " ".join(f"--sampled-role {shlex.quote(role)}" for role in roles)
+
+
+def unknown_role(evidence: Evidence) -> Iterator[Hit]:
+    """One hit for a row in which a role that is not known leaves open what was sampled."""
+    found, row = unclear_roles(evidence), evidence.rollout.training_row
+    if found is None or row is None:
+        return
+    start, end = next(iter(trained_runs(found.tokens)), (0, 0))
+    names = [repr(name) for name in found.names[:_MOST]]
+    if len(found.names) > _MOST:
+        names.append(f"{len(found.names) - _MOST:,} more")
+    several = len(found.names) > 1
+    wrote = "them" if several else "it"
+    options = _options(evidence, found.names[0])
+    yield Hit(
+        Where.ROW,
+        start,
+        end,
+        f"cannot tell which tokens were sampled: {'roles' if several else 'role'} {listed(names)} "
+        f"{'are' if several else 'is'} neither sampled nor given by name; pass {options} "
+        f"if the model wrote {wrote}",
+        cause="unknown role",
+        severity=Severity.WARNING,
+        recorded=shown(evidence, row.token_ids[start:end]),
+    )
