@@ -95,14 +95,16 @@ def audit_rollout(rollout: Rollout, engine: Engine, viewed: Viewed | None = None
     )
 
 
-_LACKED = {words_for(Needs.TOKENIZER), words_for(Needs.RENDERING), words_for(Needs.SAMPLED)}
+_LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED)))
 """What a rollout lacks where tokenizer and template are held back."""
 
 
 def _held_back(skips: Sequence[Skip], misfit: Finding) -> tuple[Skip, ...]:
     """The skips, with the reason why there is no tokenizer or template."""
     because = f"the {misfit.hit.cause.removeprefix('another ')} does not fit the log ({misfit.code})"
-    return tuple(Skip(skip.code, because) if skip.because in _LACKED else skip for skip in skips)
+    return tuple(
+        Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
+    )
 
 
 def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed) -> Observed:

@@ -116,24 +116,39 @@ def names_of_log(rollouts: Iterable[Rollout]) -> dict[str, str]:
 
 def _not_the_tokenizer(told: Sequence[tuple[Rollout, list[Ids]]], seen: _Seen, reference: Reference) -> str | None:
     """Why the tokenizer cannot be the one that wrote these ids; None where it can."""
-    words = [f"{seen.found:,} of {many(seen.texts, 'logged text')} {'is' if seen.texts == 1 else 'are'} found in "
-             "what the ids decode to"] if seen.texts else []  # fmt: skip
-    if seen.outside:
-        words.append(f"{_percent(seen.outside / seen.ids)} of the ids lie outside the vocabulary")
+    words = _counted(seen)
     enough = seen.rows >= _OUTSIDE_ROWS and len(seen.past_end) > 1
     if enough and seen.rows_outside >= _OUTSIDE_SHARE * seen.rows:
         return f"{listed(words)}, in {seen.rows_outside:,} of {many(seen.rows, 'row')}"
-    if seen.texts > 1 and seen.found > _FOUND * seen.texts:
+    same = None if _reads(seen) else _too_few(told, seen, reference)
+    if same is None:
         return _in_pieces(told, seen, reference)
+    return listed([*words, f"encoding that text again gives {_percent(same)} of the ids back"])
+
+
+def _counted(seen: _Seen) -> list[str]:
+    words = []
+    if seen.texts:
+        are = "is" if seen.texts == 1 else "are"
+        words.append(f"{seen.found:,} of {many(seen.texts, 'logged text')} {are} found in what the ids decode to")
+    if seen.outside:
+        words.append(f"{_percent(seen.outside / seen.ids)} of the ids lie outside the vocabulary")
+    return words
+
+
+def _reads(seen: _Seen) -> bool:
+    """Whether texts of the log are found in its ids."""
+    return seen.texts > 1 and seen.found > _FOUND * seen.texts
+
+
+def _too_few(told: Sequence[tuple[Rollout, list[Ids]]], seen: _Seen, reference: Reference) -> float | None:
+    """The share of the ids that come back, where it is too small for the tokenizer that wrote them; else None."""
     alone = seen.texts < 2
     ids = [one for rollout, all_ids in told for one in (_given(rollout) if alone else all_ids)]
-    number = sum(map(len, ids))
-    if number < (_LEAST_ALONE if alone else _LEAST) or (alone and _opened(seen, reference)):
+    if sum(map(len, ids)) < (_LEAST_ALONE if alone else _LEAST) or (alone and _opened(seen, reference)):
         return None
     same = _come_back(ids, reference)
-    if same > (_SAME_ALONE if alone else _SAME):
-        return None
-    return listed([*words, f"encoding that text again gives {_percent(same)} of the ids back"])
+    return same if same <= (_SAME_ALONE if alone else _SAME) else None
 
 
 def _look(told: Sequence[tuple[Rollout, list[Ids]]], tokenizer: Tokenizer) -> _Seen:
