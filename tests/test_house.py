@@ -31,7 +31,7 @@ LAYERS = (
     ("pipeline", "inspect"),
     ("parts",),
     ("engine",),
-    ("join", "spread", "log_findings"),
+    ("join", "spread", "log_findings", "fit"),
     ("storage", "formats", "rules", "repairs", "reports"),
     ("cure",),
     ("check", "format", "rule", "repair", "report", "registry", "views"),

@@ -102,7 +102,8 @@ def test_a_log_that_leaves_it_open_says_so_and_is_never_clean() -> None:
     assert (finding.code, finding.severity, finding.hit.cause) == ("LPR502", Severity.NOTE, "undecided")
     assert finding.repair is None
     assert finding.hit.message.startswith(
-        "3 of 3 rows do not show whether the logprobs lie on their tokens: rows 0, 1, 2 allow in place or 1 place late"
+        "3 of 3 rows do not show whether the logprobs lie on their tokens: "
+        "rows 0, 1, 2 allow in place or 1 place late"
     )
     assert found((RIGHT, SLID), (RIGHT, SLID)) == [("MSK401", "note", "undecided")]
 

@@ -25,8 +25,9 @@ from tito_audit.rules import FAMILIES, all_rules, rule_of
 
 FIXTURES = toy.ROOT / "fixtures" / "rules"
 RULES = all_rules()
-MADE_WHILE_READING = {"REC001"}
-"""Codes whose findings the pipeline makes of rows that never become a rollout; they have no flag case."""
+MADE_WHILE_READING = {"REC001", "REC007"}
+"""Codes whose findings are made while reading, of rows that never become a rollout or of a whole log; they have no
+flag case."""
 HEADINGS = ("## What it finds", "## Why it matters", "## Example", "## Repair")
 
 

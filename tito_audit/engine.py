@@ -14,8 +14,10 @@ from tito_audit.errors import SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs, words_for
+from tito_audit.fit import TOKENIZER
 from tito_audit.join import joined_counts
-from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
+from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
 from tito_audit.record.observed import Observed
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import DEFAULT, Speakers
@@ -56,11 +58,18 @@ class Engine:
     """Imported when the first finding asks what would mend it."""
     speakers: Speakers = DEFAULT
     """Which roles were sampled."""
+    misfit: Finding | None = None
+    """Why there is no tokenizer or no renderer here, where there would be one; None where nothing is held back."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:
         """For showing pieces; None without a tokenizer."""
         return self.tokenizer.vocabulary if self.tokenizer is not None else None
+
+    def held_back(self, misfit: Finding) -> Engine:
+        """The same for logs that do not fit: without whatever the finding says that they were not written with."""
+        tokenizer = None if misfit.hit.cause == TOKENIZER else self.tokenizer
+        return replace(self, tokenizer=tokenizer, renderer=None, misfit=misfit)
 
     def silent(self) -> Engine:
         """The same with no rule to ask: rows say how they were written, and nothing is found in them."""
@@ -80,9 +89,25 @@ def audit_rollout(rollout: Rollout, engine: Engine, viewed: Viewed | None = None
     evidence = explain(gather(rollout, engine.tokenizer, engine.renderer, engine.speakers), engine.rules)
     findings, skips = check_explained(evidence, engine.rules, engine.codes, engine.repairs)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
+    if engine.misfit is not None:
+        skips = _held_back(skips, engine.misfit)
     said = witness(evidence)
-    counts = counts_of(evidence)
-    return Result(rollout.place, evidence.rollout, findings, skips, counts, observed=observed, witness=said)
+    counts, misfit = counts_of(evidence), engine.misfit
+    return Result(
+        rollout.place, evidence.rollout, findings, skips, counts, observed=observed, witness=said, misfit=misfit
+    )
+
+
+_LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED)))
+"""What a rollout lacks where tokenizer and template are held back."""
+
+
+def _held_back(skips: Sequence[Skip], misfit: Finding) -> tuple[Skip, ...]:
+    """The skips, with the reason why there is no tokenizer or template."""
+    because = f"the {misfit.hit.cause.removeprefix('another ')} does not fit the log ({misfit.code})"
+    return tuple(
+        Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
+    )
 
 
 def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed) -> Observed:

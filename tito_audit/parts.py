@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from tito_audit.config import Settings
 from tito_audit.engine import Engine, Stock, Viewed, audit_rollout, unreadable
-from tito_audit.errors import RecordError, SetupError
+from tito_audit.errors import RecordError, SetupError, StorageError
+from tito_audit.fit import CODE, ROWS, misfit
 from tito_audit.format import Format
 from tito_audit.formats import Told, format_named, map_columns, number_columns
 from tito_audit.join import Join, form_of, holds
-from tito_audit.record.finding import Result
+from tito_audit.record.finding import Finding, Result
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.spread import Counted
 from tito_audit.storage import Log, RawRow, open_log
 from tito_audit.storage.chunks import Chunk, chunks_of
 from tito_audit.summary import Summary
 
-__all__ = ["Part", "Parts", "Progress", "asking_nothing", "join_notices", "noted", "parts_of", "read", "share_of"]
+__all__ = [
+    "Fits",
+    "Part",
+    "Parts",
+    "Progress",
+    "asking_nothing",
+    "fitted",
+    "head",
+    "join_notices",
+    "noted",
+    "parts_of",
+    "read",
+    "share_of",
+]
 
 Progress = Callable[[int, int, int], None]
 """Called with rows audited, bytes read and bytes in all, of all logs together."""
@@ -73,9 +89,12 @@ class Part:
     def result(self, place: Place, item: Rollout | str, viewed: Viewed | None = None) -> Result:
         """The audit of what `rollouts` gave."""
         if isinstance(item, str):
-            return unreadable(place, item, self.engine.codes)
+            return replace(unreadable(place, item, self.engine.codes), misfit=self.engine.misfit)
         return audit_rollout(item, self.engine, viewed)
 
+
+_LOOKED_AT = 64
+"""Rows of a log that are read to find some that hold ids."""
 
 Parts = Mapping[str, Part]
 """The part of each log, by its path as text."""
@@ -126,6 +145,53 @@ _NOTHING = Engine(None, None, (), frozenset(), tuple)
 """For logs that are only read."""
 _Alike = list[tuple[Settings, list[Path]]]
 """Settings, each with the logs for which they hold."""
+
+
+class Fits:
+    """The parts of logs as they fit them: a log that another tokenizer or template wrote is audited without.
+
+    A log is asked when its part is first wanted, by its first rows, so every process comes to the same answer. A
+    pipe cannot be read twice and is taken to fit; so is any log where nobody asked for the rule that says so.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._fitting: dict[str, Part] = {}
+
+    def part(self, file: str) -> Part:
+        """The part of a log, with an engine that fits it."""
+        fitting = self._fitting.get(file)
+        if fitting is None:
+            part = self._parts[file]
+            misfit = _misfit(Path(file), part)
+            fitting = part if misfit is None else replace(part, engine=part.engine.held_back(misfit))
+            self._fitting[file] = fitting
+        return fitting
+
+
+def fitted(parts: Parts) -> Parts:
+    """The same parts, each as it fits its log."""
+    fits = Fits(parts)
+    return {file: fits.part(file) for file in parts}
+
+
+def _misfit(file: Path, part: Part) -> Finding | None:
+    """What says that a log was not written with what its part has; None where it may have been."""
+    engine = part.engine
+    if engine.tokenizer is None or CODE not in engine.codes or not file.is_file():
+        return None
+    return misfit(list(islice(head(file, part, _LOOKED_AT), ROWS)), engine.tokenizer, engine.renderer)
+
+
+def head(file: Path, part: Part, rows: int) -> Iterator[Rollout]:
+    """The rollouts of the first rows of a log, as far as they can be read; nothing is joined to them."""
+    settings = replace(part.settings, row=None, sample=None)
+    first = replace(part, settings=settings, join=None)
+    with suppress(StorageError):
+        for raw in islice(first.open(file), rows):
+            for _, item in first.rollouts(raw, Place(str(file), raw.index), None):
+                if isinstance(item, Rollout):
+                    yield item
 
 
 def asking_nothing(parts: Parts) -> Parts:

@@ -14,7 +14,19 @@ from tito_audit.errors import RecordError
 from tito_audit.formats import Told
 from tito_audit.jobs import can_fork
 from tito_audit.log_findings import findings_of_log
-from tito_audit.parts import Part, Parts, Progress, asking_nothing, join_notices, noted, parts_of, read, share_of
+from tito_audit.parts import (
+    Fits,
+    Part,
+    Parts,
+    Progress,
+    asking_nothing,
+    head,
+    join_notices,
+    noted,
+    parts_of,
+    read,
+    share_of,
+)
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Testimony
@@ -109,11 +121,13 @@ class Scan:
         conclude(self.summary)
 
     def _with_logs(self, results: Iterable[Result], parts: Parts) -> Iterator[Result]:
-        """The results, and behind those of each log what is found of it as a whole."""
+        """The results, those of each log behind what it does not fit, and before what its rows say together."""
         file: str | None = None
         for result in results:
             if file is not None and result.place.file != file:
                 yield from self._of_log(file, parts)
+            if file != result.place.file and result.misfit is not None:
+                yield Result(result.misfit.place, None, (result.misfit,), of_log=True)
             file = result.place.file
             if result.witness is not None:
                 self.testimonies.setdefault(file, Testimony()).add(result.witness, result.place)
@@ -145,7 +159,7 @@ class Scan:
     def _results(
         self, files: Sequence[Path], parts: Parts, encoders: Encoders, counted: Counted
     ) -> Generator[Result, None, None]:
-        several = (self.settings.jobs or 1) > 1
+        several, fits = (self.settings.jobs or 1) > 1, Fits(parts)
         how = self._spread(files, parts) if several else None
         if how is not None:
             for part in dict.fromkeys(parts.values()):
@@ -153,7 +167,7 @@ class Scan:
             told = Told()
 
             def audit(raw: RawRow, place: Place, viewed: Viewed | None) -> Iterator[Result]:
-                part = parts[place.file]
+                part = fits.part(place.file)
                 for at, item in part.rollouts(raw, place, told):
                     yield told.say(part.result(at, item, viewed))
 
@@ -162,8 +176,8 @@ class Scan:
                 yield from Told().once(results)
             return
         told, viewed = Told(), Views().take if self.observe else None
-        for part, place, item in read(files, parts, self.summary, self.progress, told, counted):
-            result = told.say(part.result(place, item, viewed))
+        for _, place, item in read(files, parts, self.summary, self.progress, told, counted):
+            result = told.say(fits.part(place.file).result(place, item, viewed))
             yield bare(result) if several else result
 
     def _spread(self, files: Sequence[Path], parts: Parts) -> Spread | None:
@@ -262,14 +276,9 @@ def names_of(logs: str | Path | Sequence[str | Path]) -> list[str]:
 def _texts(file: Path, part: Part, vocabulary: Vocabulary) -> list[str]:
     """Texts out of the first rows of a log: what messages say, and what ids spell."""
     texts: list[str] = []
-    settings = replace(part.settings, limit=_TRIED_ROWS, row=None, sample=None)
-    first = replace(part, settings=settings, join=None)
-    with closing(read([file], {str(file): first}, Summary())) as rows:
-        for _, _, item in rows:
-            if isinstance(item, str):
-                continue
-            texts += [message.text for message in item.messages]
-            recorded = [item.training_row.token_ids] if item.training_row is not None else []
-            recorded += [seen for turn in item.turns[-1:] if (seen := turn.seen_ids) is not None]
-            texts += [vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in recorded]
+    for item in head(file, part, _TRIED_ROWS):
+        texts += [message.text for message in item.messages]
+        recorded = [item.training_row.token_ids] if item.training_row is not None else []
+        recorded += [seen for turn in item.turns[-1:] if (seen := turn.seen_ids) is not None]
+        texts += [vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in recorded]
     return [text[:_TRIED_CHARACTERS] for text in texts[:_TRIED_TEXTS]]

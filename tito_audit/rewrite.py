@@ -19,7 +19,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.format import Format, Row
 from tito_audit.formats import map_columns, unmap_columns
 from tito_audit.join import form_of, lines_of
-from tito_audit.parts import Part, Progress, join_notices, noted, parts_of
+from tito_audit.parts import Part, Progress, fitted, join_notices, noted, parts_of
 from tito_audit.pipeline import Scan, conclude, names_of, testimony_of
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import Outcome
@@ -90,7 +90,7 @@ class Repairs:
         refuse_taken(targets, overwrite=self.repairs.force)
         # Every row of a log is read, repaired or not.
         settings = replace(self.settings, limit=None, sample=None, row=None)
-        parts = parts_of(files, settings, stock, self.before)
+        parts = fitted(parts_of(files, settings, stock, self.before))
         rows_of = {part: _Rows(part, self.repairs) for part in parts.values()}
         logs = {file: rows_of[parts[str(file)]] for file in files}
         started = time.perf_counter()

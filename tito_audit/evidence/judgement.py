@@ -121,7 +121,7 @@ def refined(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> RowView
 
 
 def _as_trained(span: SampledSpan, row: TrainingRow, found: Judgement) -> int:
-    """Where a span ended of which nothing tells it: as the mask has it, where it may be right and logprobs are there.
+    """Where a span ended of which nothing tells it: as the mask has it, where that may be right.
 
     A certain token's logprob may be the fill, so that neither its value nor the lack of one says anything.
     """

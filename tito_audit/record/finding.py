@@ -123,5 +123,8 @@ class Result:
     """Where a report asked for it."""
     witness: Witness | None = None
     """What the row says of how its log was written; None when it says nothing."""
+    misfit: Finding | None = None
+    """What says that another tokenizer or template wrote the log than it was to be audited with; rules that would
+    only repeat it were held back."""
     of_log: bool = False
     """True for findings of a whole log: the result is of no rollout and of no unreadable row."""

@@ -47,7 +47,7 @@ class Seen:
     def words(self, summary: Summary) -> list[tuple[Severity, str]]:
         """`4 errors in 2 of 6 rollouts`, `1 warning in 1 of 6`, the worst first; none where nothing was found.
 
-        Of a whole log: `1 error in the log as a whole (6 rollouts)`, `2 errors in 1 of 6 rollouts and in the log …`
+        Of a whole log: `1 error in the log as a whole (6 rollouts)`, `2 errors in 1 of 6 rollouts and in the …`
         """
         rows = summary.rollouts + summary.rows_unreadable
         present = [severity for severity in sorted(Severity, reverse=True) if self.findings[severity]]
