@@ -91,8 +91,9 @@ def call_columns(
 def _mask_column(name: str, entries: Raw, token_ids: Ids, prompt_length: int | None) -> tuple[Column, Mask | None]:
     """The mask as recorded, and as `[T]` if its values and its length say something."""
     raw = _as_array(entries)
-    encoding = mask_encoding(raw, token_ids)
     fit = alignment_by_length(len(raw), full=len(token_ids), prompt_length=prompt_length)
+    # Every alignment that a mask can have ends with the last token.
+    encoding = mask_encoding(raw, None if fit is None else token_ids[len(token_ids) - len(raw) :])
     column = Column(name, ColumnRole.LOSS_MASK, raw, fit, encoding=encoding)
     if encoding is None or fit is None:
         return column, None
