@@ -15,6 +15,7 @@ from tito_audit.record.column import MovePolicy
 
 __all__ = [
     "FLAT_IDS",
+    "MASKS",
     "STALE",
     "Raw",
     "first_filled",
@@ -34,6 +35,21 @@ Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 
 FLAT_IDS = ("token_ids", "tokens", "input_ids")
 """Names under which a whole sequence of ids stands in a row."""
+
+MASKS = (
+    "loss_mask",
+    "loss_masks",
+    "mask",
+    "masks",
+    "assistant_mask",
+    "assistant_masks",
+    "response_mask",
+    "completion_mask",
+    "env_mask",
+    "action_mask",
+    "labels",
+)
+"""Names under which a loss mask stands in a row."""
 
 STALE = {
     # Computed from the old ids by a trainer, a critic, a reference model or a teacher.

@@ -18,8 +18,9 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._calls import is_messages
 from tito_audit.formats._columns import is_list
+from tito_audit.formats._padding import trained_by
 from tito_audit.formats._update import as_logged, with_values
-from tito_audit.record.arrays import as_floats, as_ids
+from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
 
@@ -70,25 +71,29 @@ def _plain(row: Row) -> dict[str, Any]:
             plain["response_ids"] = _kept(value, response)
         elif name not in _WHOLE:
             plain[name] = _kept(value, response) if is_list(value) and len(value) == len(response) else value
-    return plain
+    seen = _seen(row)[np.concatenate((prompt, response))]
+    return plain if seen.all() else {**plain, _SEEN: seen}
 
 
 def _visible(row: Row) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which entries of the prompt and of the response are tokens."""
-    prompt, response = (_size(row, name) for name in (_PROMPTS, _RESPONSES))
-    if row.get(_SEEN) is None:
-        return np.ones(prompt, np.bool_), np.ones(response, np.bool_)
-    seen = as_floats(row[_SEEN], _SEEN) == 1
-    if len(seen) != prompt + response:
-        raise RecordError(
-            f"{_SEEN} has {len(seen)} entries for {prompt + response} of {_PROMPTS} and {_RESPONSES} together"
-        )
+    """Which entries of the prompt and of the response are tokens: prompts are padded on the left, responses on
+    the right, and what the mask of the response trains is no padding."""
+    prompt = _size(row, _PROMPTS)
+    seen = _seen(row)
     ahead, behind = seen[:prompt], seen[prompt:]
-    if (ahead[:-1] & ~ahead[1:]).any() or (~behind[:-1] & behind[1:]).any():
-        raise RecordError(
-            f"{_SEEN} hides tokens among others: prompts are padded on the left, responses on the right"
-        )
-    return ahead, behind
+    behind = behind | trained_by(row, len(behind))
+    return np.maximum.accumulate(ahead), np.maximum.accumulate(behind[::-1])[::-1]
+
+
+def _seen(row: Row) -> Mask:
+    """The attention mask over prompt and response; all is seen where there is none."""
+    size = _size(row, _PROMPTS) + _size(row, _RESPONSES)
+    if row.get(_SEEN) is None:
+        return np.ones(size, np.bool_)
+    seen: Mask = as_floats(row[_SEEN], _SEEN) == 1
+    if len(seen) != size:
+        raise RecordError(f"{_SEEN} has {len(seen)} entries for {size} of {_PROMPTS} and {_RESPONSES} together")
+    return seen
 
 
 def _size(row: Row, name: str) -> int:
@@ -148,6 +153,8 @@ def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[
     """The columns over prompt and response, from the two."""
     found: dict[str, Any] = {}
     seen = np.concatenate(_visible(row))
+    if not np.array_equal(seen, _seen(row)):
+        raise RecordError(f"{_SEEN} hides tokens among others, and where they went cannot be told")
     sizes = [0 if new[name] is None else len(new[name]) for name in _NAMES]
     width = _size(row, _PROMPTS)
     now = np.zeros(len(seen), np.bool_)

@@ -21,7 +21,7 @@ from tito_audit.record.column import (
 )
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["call_columns", "training_row"]
+__all__ = ["call_columns", "column_values", "training_row"]
 
 Raw = Sequence[Any] | NDArray[Any]
 
@@ -62,7 +62,7 @@ def training_row(
     for name, (entries, policy) in (other or {}).items():
         fit = alignment_by_length(len(entries), full=full, prompt_length=prompt_length, trained=trained)
         if fit is not None and full > 1:
-            columns.append(Column(name, ColumnRole.OTHER, _as_array(entries), fit, policy))
+            columns.append(Column(name, ColumnRole.OTHER, column_values(entries), fit, policy))
     return TrainingRow(token_ids, loss_mask, values, prompt_length, sentinel, tuple(columns))
 
 
@@ -84,13 +84,13 @@ def call_columns(
         columns.append(Column(logprobs[0], ColumnRole.LOGPROBS, raw, fit, sentinel=sentinel))
     for name, (entries, policy) in (other or {}).items():
         if len(entries) == len(completion_ids):
-            columns.append(Column(name, ColumnRole.OTHER, _as_array(entries), Alignment.CALL, policy))
+            columns.append(Column(name, ColumnRole.OTHER, column_values(entries), Alignment.CALL, policy))
     return values, tuple(columns)
 
 
 def _mask_column(name: str, entries: Raw, token_ids: Ids, prompt_length: int | None) -> tuple[Column, Mask | None]:
     """The mask as recorded, and as `[T]` if its values and its length say something."""
-    raw = _as_array(entries)
+    raw = column_values(entries)
     fit = alignment_by_length(len(raw), full=len(token_ids), prompt_length=prompt_length)
     # Every alignment that a mask can have ends with the last token.
     encoding = mask_encoding(raw, None if fit is None else token_ids[len(token_ids) - len(raw) :])
@@ -101,7 +101,7 @@ def _mask_column(name: str, entries: Raw, token_ids: Ids, prompt_length: int | N
     return column, spread(trained, fit, full=len(token_ids), prompt_length=prompt_length, fill=False)
 
 
-def _as_array(entries: Raw) -> NDArray[Any]:
+def column_values(entries: Raw) -> NDArray[Any]:
     """Entries as numbers where they are numbers (None as NaN), else as objects, one a token."""
     if isinstance(entries, np.ndarray):
         return entries
