@@ -16,6 +16,8 @@ from tito_audit.record.column import MovePolicy
 __all__ = [
     "FLAT_IDS",
     "MASKS",
+    "ROW_LOGPROBS",
+    "SEGMENTS",
     "STALE",
     "Raw",
     "first_filled",
@@ -24,6 +26,7 @@ __all__ = [
     "flat_logprobs",
     "ids_or_none",
     "is_list",
+    "is_messages",
     "is_numbers",
     "other_columns",
     "parsed",
@@ -50,6 +53,24 @@ MASKS = (
     "labels",
 )
 """Names under which a loss mask stands in a row."""
+
+ROW_LOGPROBS = (
+    "logprobs",
+    "log_probs",
+    "rollout_log_probs",
+    "rollout_logprobs",
+    "inference_logprobs",
+    "sampled_logprobs",
+    "response_logprobs",
+    "completion_logprobs",
+    "generation_log_probs",
+    "generation_logprobs",
+    "old_log_probs",
+)
+"""Names under which the logprobs of a row stand in it."""
+
+SEGMENTS = ("segment_ids", "document_ids", "doc_ids", "sequence_ids", "sample_ids")
+"""Names under which a row of several samples has the number of its sample for each token."""
 
 STALE = {
     # Computed from the old ids by a trainer, a critic, a reference model or a teacher.
@@ -95,6 +116,15 @@ _GROUPS = ("group", "group_id", "group_index")
 def is_list(value: object) -> bool:
     """True for a list as storage gives it: a Python list or a numpy array."""
     return isinstance(value, list | tuple | np.ndarray)
+
+
+def is_messages(value: object) -> bool:
+    """True for a list whose entries have roles."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 0
+        and all(isinstance(entry, Mapping) and "role" in entry for entry in value)
+    )
 
 
 def is_numbers(value: object) -> bool:
@@ -175,7 +205,7 @@ def policy_of(name: str) -> MovePolicy:
     """What becomes of a column when its tokens change, as its name tells."""
     if name in _DROP:
         return MovePolicy.DROP
-    if name in ("position_ids", "attention_mask"):
+    if name in ("position_ids", "attention_mask", *SEGMENTS):
         return MovePolicy.COPY
     return MovePolicy.STALE if name in STALE else MovePolicy.MOVE
 

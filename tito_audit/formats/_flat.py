@@ -15,6 +15,7 @@ from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import (
     FLAT_IDS,
     MASKS,
+    ROW_LOGPROBS,
     Raw,
     first_filled,
     first_list,
@@ -31,22 +32,9 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
 
-__all__ = ["ROW_LOGPROBS", "flat_row", "split_row", "updated_flat"]
+__all__ = ["flat_row", "split_row", "updated_flat"]
 
 _RESPONSE_MASKS = ("env_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
-ROW_LOGPROBS = (
-    "logprobs",
-    "log_probs",
-    "rollout_log_probs",
-    "rollout_logprobs",
-    "inference_logprobs",
-    "sampled_logprobs",
-    "response_logprobs",
-    "completion_logprobs",
-    "generation_log_probs",
-    "generation_logprobs",
-    "old_log_probs",
-)
 
 
 def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:

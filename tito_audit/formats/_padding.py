@@ -27,7 +27,7 @@ def without_padding(row: Row, name: str | None) -> tuple[Row, Padding, Mask | No
     mask = row.get("attention_mask")
     if name is None or not is_list(mask) or len(mask) != len(row[name]):  # type: ignore[arg-type]
         return row, Padding(), None
-    visible = as_floats(mask, "attention_mask") == 1  # type: ignore[arg-type]
+    visible = as_floats(mask, "attention_mask") > 0  # type: ignore[arg-type]
     if not visible.any() or visible.all():
         return row, Padding(), None
     kept = np.flatnonzero(visible | trained_by(row, len(visible)))
@@ -59,5 +59,5 @@ def hidden_over(row: Row, width: int) -> Mask | None:
     mask = row.get("attention_mask")
     if not is_list(mask) or len(mask) != width:  # type: ignore[arg-type]
         return None
-    hidden = as_floats(mask, "attention_mask") != 1  # type: ignore[arg-type]
+    hidden = ~(as_floats(mask, "attention_mask") > 0)  # type: ignore[arg-type]
     return hidden if hidden.any() else None
