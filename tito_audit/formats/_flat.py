@@ -59,6 +59,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         prompt_length=prompt_length,
         # slime and miles, which are the ones to write this length: no mask means all of the response.
         absent_mask_trains_response=stated and mask is None,
+        shifts=None,
     )
     return replace(_with_sentinel(trained), padding=padding, hidden=hidden)
 

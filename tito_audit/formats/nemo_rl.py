@@ -83,6 +83,7 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
         logprobs=None if values.get(_LOGPROBS) is None else (_LOGPROBS, _column(cut, _LOGPROBS)),
         other=other,
         sentinel=0.0,
+        whole=True,
     )
     return replace(row, padding=Padding(right=len(padded) - length))
 

@@ -50,6 +50,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         logprobs=None if row.get(_LOGPROBS) is None else (_LOGPROBS, row[_LOGPROBS]),
         other=_other_columns(row, len(ids)),
         sentinel=_SENTINEL,
+        whole=True,
     )
     return (Rollout(place, FORMAT.name, training_row=trained, stated=stated),)
 

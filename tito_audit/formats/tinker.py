@@ -74,6 +74,7 @@ def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
         logprobs=None if inputs.get("logprobs") is None else ("logprobs", _data(inputs["logprobs"], "logprobs")),
         other=other,
         sentinel=_ON_OBSERVATIONS,
+        shifts=True,
     )
     return _shifted(row)
 
