@@ -72,6 +72,7 @@ CALL_LOGPROBS = (
     "rollout_logprobs",
     "inference_logprobs",
     "sampled_logprobs",
+    "sampling_per_token_logps",
     "old_log_probs",
 )
 CALL_LISTS = ("calls", "turns", "steps", "trajectory")

@@ -49,6 +49,7 @@ MASKS = (
     "response_mask",
     "completion_mask",
     "env_mask",
+    "tool_mask",
     "action_mask",
     "labels",
 )
@@ -65,6 +66,7 @@ ROW_LOGPROBS = (
     "completion_logprobs",
     "generation_log_probs",
     "generation_logprobs",
+    "sampling_per_token_logps",
     "old_log_probs",
 )
 """Names under which the logprobs of a row stand in it."""
@@ -79,6 +81,7 @@ STALE = {
     "entropies",
     "entropy",
     "importance_ratio",
+    "importance_sampling_ratio",
     "is_masked",
     "is_masked_high",
     "is_masked_low",
@@ -87,16 +90,19 @@ STALE = {
     "old_log_prob",
     "old_log_probs",
     "old_logprobs",
+    "old_per_token_logps",
     "opd_reverse_kl",
     "prev_logprobs",
     "prob_delta",
     "ref_log_prob",
     "ref_log_probs",
     "ref_logprobs",
+    "ref_per_token_logps",
     "reference_logprobs",
     "returns",
     "teacher_log_probs",
     "teacher_logprobs",
+    "teacher_per_token_logps",
     "trainer_logprobs",
     "values",
 }

@@ -34,7 +34,7 @@ from tito_audit.record.rollout import Padding, TrainingRow
 
 __all__ = ["flat_row", "split_row", "updated_flat"]
 
-_RESPONSE_MASKS = ("env_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
+_RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
 
 
 def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:

@@ -20,6 +20,7 @@ from tito_audit.formats._calls import is_messages
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._padding import trained_by
 from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._widths import in_width, kept
 from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
@@ -66,11 +67,11 @@ def _plain(row: Row) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for name, value in row.items():
         if name == _PROMPTS:
-            plain["prompt_ids"] = _kept(value, prompt)
+            plain["prompt_ids"] = kept(value, prompt)
         elif name == _RESPONSES:
-            plain["response_ids"] = _kept(value, response)
+            plain["response_ids"] = kept(value, response)
         elif name not in _WHOLE:
-            plain[name] = _kept(value, response) if is_list(value) and len(value) == len(response) else value
+            plain[name] = kept(value, response) if is_list(value) and len(value) == len(response) else value
     seen = _seen(row)[np.concatenate((prompt, response))]
     return plain if seen.all() else {**plain, _SEEN: seen}
 
@@ -103,13 +104,6 @@ def _size(row: Row, name: str) -> int:
     return 0 if value is None else len(value)
 
 
-def _kept(value: Any, visible: NDArray[np.bool_]) -> Any:
-    if value is None or visible.all():
-        return value
-    where = np.flatnonzero(visible)
-    return value[int(where[0]) : int(where[-1]) + 1] if len(where) else value[:0]
-
-
 def _updated(row: Row, before: Rollout, one: Mended) -> Row:
     """A sample with its columns as they are from now on, in their widths."""
     plain = _plain(row)
@@ -123,30 +117,14 @@ def _updated(row: Row, before: Rollout, one: Mended) -> Row:
         logged = _NAMES.get(name, name)
         old: Any = row[logged]
         if is_list(value) and logged == _PROMPTS:
-            values[logged] = _padded(value, old, prompt, left=True, name=logged)
+            values[logged] = in_width(value, old, prompt, left=True, name=logged)
         elif is_list(value) and is_list(old) and len(old) == len(response):
-            values[logged] = _padded(value, old, response, left=False, name=logged)
+            values[logged] = in_width(value, old, response, left=False, name=logged)
         else:
             values[logged] = value
     if not {_PROMPTS, _RESPONSES} & values.keys():
         return with_values(row, values)
     return with_values(row, {**values, **_whole(row, values, new)})
-
-
-def _padded(value: Any, original: Any, visible: NDArray[np.bool_], *, left: bool, name: str) -> Any:
-    """A column in the width that it had; RecordError where its tokens do not fit into it."""
-    width, size = len(visible), len(value)
-    if size > width:
-        raise RecordError(
-            f"{name} of {size} tokens do not fit into the {width} places that the batch has for them"
-        )
-    hidden = np.flatnonzero(~visible)
-    fill: Any = original[int(hidden[0])] if len(hidden) else None
-    if size < width and fill is None:
-        raise RecordError(f"{name} would be padded, and nothing in it says with what")
-    inner = value.tolist() if isinstance(value, np.ndarray) else list(value)
-    padding = [fill] * (width - size)
-    return as_logged([*padding, *inner] if left else [*inner, *padding], original)
 
 
 def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
