@@ -24,6 +24,7 @@ from tito_audit.formats._calls import (
 )
 from tito_audit.formats._columns import FLAT_IDS, first_filled, is_list, is_numbers, parsed, stated_facts
 from tito_audit.formats._copies import with_counts, with_list
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
 from tito_audit.formats._make_generic import CALLS, ROWS
 from tito_audit.formats._packed import packed, packed_read, packed_update
@@ -89,7 +90,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
         as_tools(parsed(row, "tools"), "tools"),
         template_kwargs=arguments if isinstance(arguments, Mapping) else {},
         turns=turns,
-        training_row=trained,
+        training_row=with_finishes(trained, row, turns),
         stated=stated,
     )
 

@@ -18,6 +18,7 @@ from tito_audit.formats._columns import (
     parsed,
     stated_facts,
 )
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._make_samples import TITO_SAMPLE
 from tito_audit.formats._packed import packed, packed_read, packed_update
 from tito_audit.formats._update import at_most_one_each, updated_row
@@ -69,7 +70,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
         FORMAT.name,
         messages if trained is None else messages_of_row(messages),
         as_tools(parsed(row, "tools"), "tools"),
-        training_row=trained,
+        training_row=with_finishes(trained, row),
         stated=stated,
     )
 

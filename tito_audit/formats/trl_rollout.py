@@ -4,8 +4,8 @@ huggingface/trl `trl/trainer/grpo_trainer.py`. Of a `rollout_func`, `prompt_ids`
 are required, `env_mask` says which of a completion the model wrote. TRL's own server answers with the k best
 logprobs of each token, of which the first is the sampled one's. A buffer (`_generate_and_score_completions`) pads
 prompts on the left and completions on the right, says so in `prompt_mask` and `completion_mask`, and holds what
-the sampler gave in `sampling_per_token_logps`; `tool_mask` is the `env_mask`. A `RolloutSample` of the asynchronous
-trainer, and one completion a row without these masks, are read as `generic`.
+the sampler gave in `sampling_per_token_logps`; `tool_mask` is the `env_mask`. A `RolloutSample` of asynchronous
+training, and one completion a row without these masks, are read as `generic`.
 """
 
 from __future__ import annotations
