@@ -415,7 +415,7 @@ def test_what_cannot_be_carried_is_named(tmp_path: Path, change: Json, form: str
         ({"logprobs": [0.0, -3.0, -0.5, -1.0]}, "calls", "logprobs that are not trained"),
         ({"loss_mask": None}, "calls", "no loss mask"),
         ({"loss_mask": None}, "atropos_group", "no loss mask"),
-        ({"loss_mask": [0.0, 0.0, 0.5, 1.0]}, "nemo_rl", "weights between 0 and 1"),
+        ({"loss_mask": [0.0, 0.0, 0.5, 1.0]}, "nemo_rl", "its loss mask holds weights"),
         ({"reward": "good"}, "atropos_group", "no number that is its reward"),
         ({"logprobs": [-1.0, -3.0, -0.5, -1.0]}, "slime", "tokens of its prompt have logprobs"),
         ({"token_ids": []}, "rows", "it holds no token ids"),

@@ -602,9 +602,9 @@ def test_a_batch_of_verl_loses_its_padding_on_both_sides() -> None:
     assert {column.name: column.policy for column in found.columns}["old_log_probs"] is MovePolicy.STALE
 
 
-def test_padding_in_the_middle_is_refused_in_words() -> None:
-    row = {"prompts": [1, 0], "responses": [2], "attention_mask": [1, 0, 1], "response_mask": [1]}
-    with pytest.raises(RecordError, match="hides tokens among others"):
+def test_an_attention_mask_of_another_width_is_refused_in_words() -> None:
+    row = {"prompts": [1, 0], "responses": [2], "attention_mask": [1, 0], "response_mask": [1]}
+    with pytest.raises(RecordError, match="has 2 entries for 3"):
         read("verl_batch", row)
 
 

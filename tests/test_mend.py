@@ -607,6 +607,34 @@ def test_a_call_that_sampled_nothing_makes_no_row() -> None:
     assert (row.token_ids, row.calls, row.trained) == ([1, 2, 3, 4], (0, 1, 2), (0, 2))
 
 
+def test_environment_tokens_inside_a_response_are_not_trained_and_have_no_logprob() -> None:
+    calls = [([1], [2, 8, 9, 3], [-0.5, -7.0, 0.0, -0.25]), ([1, 2, 8, 9, 3, 4], [5, 8], [-1.0, 0.0]), ([7], [6])]
+    first, second = fork_rows(calls, sampled=[[1, 0, 0, 1], np.array([True, False]), None])
+    assert first.token_ids == [1, 2, 8, 9, 3, 4, 5, 8]
+    assert [i for i, one in enumerate(first.loss_mask) if one] == [1, 4, 6]
+    assert first.logprobs == pytest.approx([NAN, -0.5, NAN, NAN, -0.25, NAN, -1.0, NAN], nan_ok=True)
+    assert second.loss_mask == [False, True]
+    # A response that an environment wrote alone is context: it is in the row of the call behind it, or in none.
+    (row,) = fork_rows(calls[:2], sampled=[[0, 0, 0, 0], None])
+    assert (row.calls, row.trained) == ((0, 1), (1,))
+    assert fork_rows(calls[:1], sampled=[[0, 0, 0, 0]]) == []
+    assert fork_rows(calls, sampled=[None] * 3)[0].loss_mask == fork_rows(calls)[0].loss_mask
+
+
+@pytest.mark.parametrize(
+    ("sampled", "says"),
+    [
+        ([[1, 0]], r"1 masks of what was sampled for 2 calls"),
+        ([[1], None], r"sampled\[0\] has 1 entries for 2 completion tokens"),
+        ([None, [2]], r"sampled\[1\] holds other values than 0 and 1"),
+        ([[None, 1], None], r"sampled\[0\] holds other values than 0 and 1"),
+    ],
+)
+def test_a_mask_that_does_not_say_what_was_sampled_is_refused(sampled, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        fork_rows([([1], [2, 3]), ([1], [4])], sampled=sampled)
+
+
 def test_a_call_of_other_parts_is_refused() -> None:
     with pytest.raises(ValueError, match="call 0 has 1 logprobs and 2 completion tokens"):
         fork_rows([([1], [2, 3], [-0.5])])

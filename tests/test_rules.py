@@ -178,6 +178,8 @@ def without(rollout: Rollout, need: Needs) -> Rollout:
         return replace(rollout, turns=tuple(replace(turn, weight_versions=()) for turn in turns))
     if need is Needs.SEVERAL_CALLS:
         return replace(rollout, turns=turns[:1])
+    if need is Needs.HIDDEN:
+        return rollout if row is None else replace(rollout, training_row=replace(row, hidden=None))
     if need is Needs.SAMPLED:
         return replace(rollout, turns=(), messages=())
     if need is Needs.ROW or row is None:

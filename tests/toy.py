@@ -19,6 +19,7 @@ A case is a table; only `name` is required.
     row            tokens of the training row
     mask           "0011", or a list: numbers, or token texts where the mask holds labels
     logprobs       numbers of the row
+    hidden         "0011": tokens that an attention mask hides
     prompt_length  tokens before the first sampled one, when the log says
     sentinel       what the format writes where no logprob exists
     stated         facts that the log states (`ids_wanted`, `dummy_tokens`, …)
@@ -46,7 +47,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -195,13 +196,15 @@ def _row(book: _Book) -> TrainingRow:
         mask = [int(digit) for digit in case["mask"]]
     elif "mask" in case:
         mask = [entry if isinstance(entry, int | float) else int(book.part(entry)[0]) for entry in case["mask"]]
-    return training_row(
+    row = training_row(
         book.ids(case["row"]),
         mask=None if mask is None else ("loss_mask", mask),
         logprobs=("logprobs", case["logprobs"]) if "logprobs" in case else None,
         prompt_length=case.get("prompt_length"),
         sentinel=case.get("sentinel"),
     )
+    hidden = np.array([digit == "1" for digit in case["hidden"]]) if "hidden" in case else None
+    return replace(row, hidden=hidden)
 
 
 def _pieces(text: str, tokenizer: Tokenizer) -> list[str]:

@@ -48,6 +48,8 @@ class Maker:
     """Keys of the row that no fact may take."""
     slots: Mapping[str, str] = field(default_factory=dict)
     """Names of facts to the names that the row has for them."""
+    wants: tuple[str, ...] = ()
+    """Facts of the row that a trainer needs; a log that lacks one is told so, and the row has none or null."""
     takes_facts: bool = True
     """Whether the row has a place for any fact; else only for those of `slots`."""
     grouped: bool = False

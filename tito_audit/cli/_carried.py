@@ -54,6 +54,9 @@ def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
     if carried.repeated:
         yield from ("", "Said once and repeated in several rows, with how often that is so")
         yield from _table(carried.repeated)
+    if carried.missing:
+        yield from ("", "Not in the log, and not made up: left out or null, with the rollouts that lack it")
+        yield from _table(carried.missing)
     if carried.not_converted:
         yield from ("", "Not converted")
         for place, reason in carried.refused[:MOST]:

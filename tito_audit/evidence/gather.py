@@ -17,7 +17,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.row import row_against_calls, row_against_itself, row_against_template
 from tito_audit.evidence.written import write_conversation
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.rollout import IdsFrom, Rollout, Turn
+from tito_audit.record.rollout import IdsFrom, Rollout, Turn, hidden_and_trained
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.record.testimony import Reading
 from tito_audit.render.renderer import Renderer
@@ -190,6 +190,7 @@ def _present(rollout: Rollout, reference: Reference | None, row: RowView | None,
         Needs.RENDERING: rendered,
         Needs.SAMPLED: row is not None,
         Needs.WEIGHT_VERSIONS: any(turn.weight_versions for turn in turns),
+        Needs.HIDDEN: hidden_and_trained(line) is not None,
     }
     present = Needs.NOTHING
     for need, there in has.items():

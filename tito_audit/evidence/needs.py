@@ -23,6 +23,7 @@ class Needs(Flag):
     RENDERING = auto()
     SAMPLED = auto()
     WEIGHT_VERSIONS = auto()
+    HIDDEN = auto()
 
 
 _WORDS = {
@@ -38,6 +39,7 @@ _WORDS = {
     Needs.RENDERING: "no rendered prompt (messages, template or ids missing)",
     Needs.SAMPLED: "nothing says which tokens were sampled (calls or messages missing)",
     Needs.WEIGHT_VERSIONS: "no weight versions",
+    Needs.HIDDEN: "no trained token that an attention mask hides",
 }
 
 

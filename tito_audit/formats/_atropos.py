@@ -68,6 +68,7 @@ def sample_row(
         logprobs=None if logprobs[1] is None else (logprobs[0], logprobs[1]),
         other=other,
         sentinel=SENTINEL,
+        whole=True,
     )
 
 

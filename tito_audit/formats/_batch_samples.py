@@ -15,6 +15,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import call_turn, updated_call
 from tito_audit.formats._columns import FLAT_IDS, is_list, parsed, stated_facts
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
 from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.record.mended import Mended
@@ -89,7 +90,9 @@ def sample_rollout(
     if trained is not None and asked:
         messages = ()  # a question alone is not what the row was rendered from
     tools = as_tools(parsed(row, "tools"), "tools")
-    return Rollout(place, format_name, messages, tools, turns=turns, training_row=trained, stated=stated)
+    return Rollout(
+        place, format_name, messages, tools, turns=turns, training_row=with_finishes(trained, row), stated=stated
+    )
 
 
 def updated_sample(row: Row, before: Rollout, one: Mended) -> Row:

@@ -17,6 +17,7 @@ from tito_audit.formats._columns import (
     flat_logprobs,
     ids_or_none,
     is_list,
+    is_messages,
     other_columns,
 )
 from tito_audit.formats._copies import Copy, call_counts, with_copies, with_counts
@@ -71,6 +72,7 @@ CALL_LOGPROBS = (
     "rollout_logprobs",
     "inference_logprobs",
     "sampled_logprobs",
+    "sampling_per_token_logps",
     "old_log_probs",
 )
 CALL_LISTS = ("calls", "turns", "steps", "trajectory")
@@ -206,15 +208,6 @@ def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
     if value is None:
         return ()
     return tuple(str(version) for version in value) if is_list(value) else (str(value),)
-
-
-def is_messages(value: object) -> bool:
-    """True for a list whose entries have roles."""
-    return (
-        isinstance(value, list | tuple)
-        and len(value) > 0
-        and all(isinstance(entry, Mapping) and "role" in entry for entry in value)
-    )
 
 
 def messages_of_row(messages: tuple[Message, ...]) -> tuple[Message, ...]:

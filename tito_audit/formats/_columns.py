@@ -15,6 +15,9 @@ from tito_audit.record.column import MovePolicy
 
 __all__ = [
     "FLAT_IDS",
+    "MASKS",
+    "ROW_LOGPROBS",
+    "SEGMENTS",
     "STALE",
     "Raw",
     "first_filled",
@@ -23,6 +26,7 @@ __all__ = [
     "flat_logprobs",
     "ids_or_none",
     "is_list",
+    "is_messages",
     "is_numbers",
     "other_columns",
     "parsed",
@@ -35,6 +39,41 @@ Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 FLAT_IDS = ("token_ids", "tokens", "input_ids")
 """Names under which a whole sequence of ids stands in a row."""
 
+MASKS = (
+    "loss_mask",
+    "loss_masks",
+    "mask",
+    "masks",
+    "assistant_mask",
+    "assistant_masks",
+    "response_mask",
+    "completion_mask",
+    "env_mask",
+    "tool_mask",
+    "action_mask",
+    "labels",
+)
+"""Names under which a loss mask stands in a row."""
+
+ROW_LOGPROBS = (
+    "logprobs",
+    "log_probs",
+    "rollout_log_probs",
+    "rollout_logprobs",
+    "inference_logprobs",
+    "sampled_logprobs",
+    "response_logprobs",
+    "completion_logprobs",
+    "generation_log_probs",
+    "generation_logprobs",
+    "sampling_per_token_logps",
+    "old_log_probs",
+)
+"""Names under which the logprobs of a row stand in it."""
+
+SEGMENTS = ("segment_ids", "document_ids", "doc_ids", "sequence_ids", "sample_ids")
+"""Names under which a row of several samples has the number of its sample for each token."""
+
 STALE = {
     # Computed from the old ids by a trainer, a critic, a reference model or a teacher.
     "distill_logprobs",
@@ -42,6 +81,7 @@ STALE = {
     "entropies",
     "entropy",
     "importance_ratio",
+    "importance_sampling_ratio",
     "is_masked",
     "is_masked_high",
     "is_masked_low",
@@ -50,16 +90,19 @@ STALE = {
     "old_log_prob",
     "old_log_probs",
     "old_logprobs",
+    "old_per_token_logps",
     "opd_reverse_kl",
     "prev_logprobs",
     "prob_delta",
     "ref_log_prob",
     "ref_log_probs",
     "ref_logprobs",
+    "ref_per_token_logps",
     "reference_logprobs",
     "returns",
     "teacher_log_probs",
     "teacher_logprobs",
+    "teacher_per_token_logps",
     "trainer_logprobs",
     "values",
 }
@@ -79,6 +122,15 @@ _GROUPS = ("group", "group_id", "group_index")
 def is_list(value: object) -> bool:
     """True for a list as storage gives it: a Python list or a numpy array."""
     return isinstance(value, list | tuple | np.ndarray)
+
+
+def is_messages(value: object) -> bool:
+    """True for a list whose entries have roles."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 0
+        and all(isinstance(entry, Mapping) and "role" in entry for entry in value)
+    )
 
 
 def is_numbers(value: object) -> bool:
@@ -159,7 +211,7 @@ def policy_of(name: str) -> MovePolicy:
     """What becomes of a column when its tokens change, as its name tells."""
     if name in _DROP:
         return MovePolicy.DROP
-    if name in ("position_ids", "attention_mask"):
+    if name in ("position_ids", "attention_mask", *SEGMENTS):
         return MovePolicy.COPY
     return MovePolicy.STALE if name in STALE else MovePolicy.MOVE
 

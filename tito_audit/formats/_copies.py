@@ -13,7 +13,16 @@ from tito_audit.formats._columns import is_list, is_numbers
 from tito_audit.formats._values import as_logged
 from tito_audit.record.rollout import TrainingRow, Turn
 
-__all__ = ["Copy", "CountPairs", "call_counts", "row_counts", "with_copies", "with_counts", "with_list"]
+__all__ = [
+    "Copy",
+    "CountPairs",
+    "call_counts",
+    "row_counts",
+    "total_counts",
+    "with_copies",
+    "with_counts",
+    "with_list",
+]
 
 _Object = TypeVar("_Object", bound=Mapping[str, Any])
 
@@ -126,6 +135,11 @@ def row_counts(before: TrainingRow, after: TrainingRow) -> CountPairs:
         trained = (int(before.loss_mask.sum()), int(after.loss_mask.sum()))
         pairs |= {name: [trained] for name in _TRAINED}
     return pairs
+
+
+def total_counts(old: int, new: int) -> CountPairs:
+    """What the counts of all tokens of a row say, before and after."""
+    return {name: [(old, new)] for name in _TOTAL}
 
 
 def call_counts(before: Turn, after: Turn) -> CountPairs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from tito_audit.format import Row
 from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import (
     FLAT_IDS,
+    MASKS,
+    ROW_LOGPROBS,
     Raw,
     first_filled,
     first_list,
@@ -23,43 +25,16 @@ from tito_audit.formats._columns import (
     other_columns,
 )
 from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
+from tito_audit.formats._padding import PROMPT_LENGTHS, hidden_over, without_padding
 from tito_audit.formats._update import as_logged, column_as_logged, updated_columns, with_values
-from tito_audit.record.arrays import Ids, as_floats, empty_ids
+from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
 
-__all__ = ["MASKS", "ROW_LOGPROBS", "flat_row", "split_row", "updated_flat"]
+__all__ = ["flat_row", "split_row", "updated_flat"]
 
-MASKS = (
-    "loss_mask",
-    "loss_masks",
-    "mask",
-    "masks",
-    "assistant_mask",
-    "assistant_masks",
-    "response_mask",
-    "completion_mask",
-    "env_mask",
-    "action_mask",
-    "labels",
-)
-_RESPONSE_MASKS = ("env_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
-ROW_LOGPROBS = (
-    "logprobs",
-    "log_probs",
-    "rollout_log_probs",
-    "rollout_logprobs",
-    "inference_logprobs",
-    "sampled_logprobs",
-    "response_logprobs",
-    "completion_logprobs",
-    "generation_log_probs",
-    "generation_logprobs",
-    "old_log_probs",
-)
-
-_PROMPT_LENGTHS = ("prompt_length", "prompt_len")
+_RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
 
 
 def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
@@ -69,7 +44,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
     the row: `has_calls` says so.
     """
     name = first_filled(row, FLAT_IDS)
-    row, padding = _without_padding(row, name)
+    row, padding, hidden = without_padding(row, name)
     ids = ids_or_none(row.get(name or ""), name or "")
     if ids is None:
         return None
@@ -84,15 +59,17 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         prompt_length=prompt_length,
         # slime and miles, which are the ones to write this length: no mask means all of the response.
         absent_mask_trains_response=stated and mask is None,
+        shifts=None,
     )
-    return replace(_with_sentinel(trained), padding=padding)
+    return replace(_with_sentinel(trained), padding=padding, hidden=hidden)
 
 
 def split_row(row: Row) -> TrainingRow | None:
     """The training row of prompt and response ids whose mask has untrained tokens in the response.
 
     None when there is no such mask: then the response is what one call sampled. A mask that fits neither
-    the response nor the whole makes a row too, since a rule has to see it.
+    the response nor the whole makes a row too, since a rule has to see it, and so does a trained token that an
+    attention mask hides.
     """
     prompt_name, response_name = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)
     mask = first_list(row, _RESPONSE_MASKS)
@@ -103,7 +80,10 @@ def split_row(row: Row) -> TrainingRow | None:
     if response is None:
         return None
     prompt = empty_ids() if prompt is None else prompt
-    if _trains_all_of_response(row[mask], prompt, response):
+    hidden = hidden_over(row, len(prompt) + len(response))
+    if _trains_all_of_response(row[mask], prompt, response) and (
+        hidden is None or not hidden[len(prompt) :].any()
+    ):
         return None
     logprobs = first_filled(row, CALL_LOGPROBS)
     trained = training_row(
@@ -113,7 +93,7 @@ def split_row(row: Row) -> TrainingRow | None:
         other=other_columns(row, _taken(mask, logprobs)),
         prompt_length=len(prompt),
     )
-    return _with_sentinel(trained)
+    return replace(_with_sentinel(trained), hidden=hidden)
 
 
 def updated_flat(
@@ -212,7 +192,7 @@ def _padded_lengths(row: Row, before: TrainingRow, after: TrainingRow) -> dict[s
     """Lengths of the prompt that count the padding on the left, which `flat_row` leaves unread."""
     left = before.padding.left
     values: dict[str, Any] = {}
-    for name in _PROMPT_LENGTHS if left else ():
+    for name in PROMPT_LENGTHS if left else ():
         length = row.get(name)
         if type(length) is not int or not left <= length <= left + len(before.token_ids):
             continue
@@ -298,7 +278,7 @@ def _prompt_length(row: Row, full: int) -> tuple[int | None, bool]:
     response = row.get("response_length")
     if type(response) is int and 0 <= response <= full:
         return full - response, True
-    for name in _PROMPT_LENGTHS:
+    for name in PROMPT_LENGTHS:
         length = row.get(name)
         if type(length) is int and 0 <= length <= full:
             return length, False
@@ -322,21 +302,3 @@ def _same(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
 
 def _plain(values: Raw) -> list[Any]:
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
-
-
-def _without_padding(row: Row, name: str | None) -> tuple[Row, Padding]:
-    """The row with every column as long as the ids cut to what the attention mask leaves visible."""
-    mask = row.get("attention_mask")
-    if name is None or not is_list(mask) or len(mask) != len(row[name]):  # type: ignore[arg-type]
-        return row, Padding()
-    seen = np.flatnonzero(as_floats(mask, "attention_mask") == 1)  # type: ignore[arg-type]
-    if not len(seen) or len(seen) == len(row[name]):
-        return row, Padding()
-    start, end = int(seen[0]), int(seen[-1]) + 1
-    cut: Mapping[str, Any] = {
-        column: value[start:end] if is_list(value) and len(value) == len(row[name]) else value
-        for column, value in row.items()
-    }
-    padding = Padding(start, len(row[name]) - end)
-    # Lengths that count the padding on the left say nothing about what is left.
-    return ({k: v for k, v in cut.items() if k not in _PROMPT_LENGTHS} if start else cut), padding

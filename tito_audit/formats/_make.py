@@ -57,7 +57,7 @@ def messages_as_logged(messages: tuple[Message, ...]) -> list[Mapping[str, Any]]
 
 
 def weights_as(row: TrainingRow, kind: type[int] | type[float]) -> list[Any]:
-    """The loss mask `[T]` as zeros and ones of a kind; weights between them as they are where it is float.
+    """The loss mask `[T]` as zeros and ones of a kind; other weights as they are where it is float.
 
     RecordError when the row has no mask, or one that whole numbers cannot say.
     """
@@ -67,7 +67,7 @@ def weights_as(row: TrainingRow, kind: type[int] | type[float]) -> list[Any]:
     if kind is float:
         return list(weights.tolist())
     if not ((weights == 0) | (weights == 1)).all():
-        raise RecordError("its loss mask holds weights between 0 and 1, and the format knows trained or not")
+        raise RecordError("its loss mask holds weights, and the format knows trained or not")
     return list(weights.astype(np.int64).tolist())
 
 

@@ -155,6 +155,7 @@ NEMO_RL = Maker(
     make=_nemo_rl,
     own=frozenset(("input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")),
     slots=reward_slots("rewards"),
+    wants=("rewards",),
 )
 MESSAGE_LOG = Maker(
     name="nemo_rl_message_log",
@@ -170,4 +171,5 @@ NEMO_GYM = Maker(
     make=_nemo_gym,
     own=frozenset(("responses_create_params", "response")),
     slots=reward_slots("reward"),
+    wants=("reward",),
 )

@@ -62,8 +62,8 @@ def _reward(facts: Mapping[str, Any]) -> Any:
     reward = facts.get("scores")
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise RecordError(
-            f"the log states no number that is its reward (looked for {', '.join(REWARDS)}), "
-            "and a scored group has one each"
+            f"the log states no number that is its reward (looked for {', '.join(REWARDS)}), and a scored group "
+            "needs one for each sample; put it into the log under one of these names"
         )
     return reward
 
@@ -154,6 +154,7 @@ SLIME = Maker(
     make=_slime,
     own=_SAMPLE,
     slots={**reward_slots("reward"), **_GROUPS},
+    wants=("reward",),
 )
 TITO_SAMPLE = Maker(
     name="tito_sample",
@@ -162,5 +163,6 @@ TITO_SAMPLE = Maker(
     make=_tito_sample,
     own=_SAMPLE,
     slots={**reward_slots("reward"), **_GROUPS},
+    wants=("reward",),
     tables=True,
 )

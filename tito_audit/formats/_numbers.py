@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from tito_audit.formats._atropos import KNOWN
 from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
-from tito_audit.formats._columns import FLAT_IDS, STALE
-from tito_audit.formats._flat import MASKS, ROW_LOGPROBS
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, STALE
 
 __all__ = ["NUMBER_COLUMNS", "number_columns"]
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS, is_messages
-from tito_audit.formats._columns import FLAT_IDS, is_list, parsed
-from tito_audit.formats._flat import MASKS, ROW_LOGPROBS
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, parsed
 from tito_audit.record.finding import Result
 
 __all__ = ["Near", "Told", "Way", "near_formats", "told_by", "ways_of"]

@@ -164,10 +164,11 @@ def _attention(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, A
         return {}
     if before.padding == after.padding and full == len(after.token_ids):
         return {"attention_mask": original}
-    seen = np.asarray(original) == 1
-    if not seen[left : left + full].all():
+    seen = np.unique(np.asarray(original)[left : left + full])
+    if len(seen) != 1 or not seen[0] > 0:
         raise RecordError("attention_mask hides tokens among others, and where they went cannot be told")
-    return {"attention_mask": as_logged(padded([1] * len(after.token_ids), after.padding, 0), original)}
+    values = seen.tolist() * len(after.token_ids)
+    return {"attention_mask": as_logged(padded(values, after.padding, 0), original)}
 
 
 def _blank(column: Column) -> Any:

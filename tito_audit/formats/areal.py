@@ -15,8 +15,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import batch_read, batch_update, sample_rollout, updated_sample
+from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._columns import is_list
+from tito_audit.formats._packed import Packed, packed, packed_read, packed_update
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.mended import Mended
@@ -35,11 +36,20 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return batch_read(row, place, _ids(row), _sample)
+    samples = _packed(row)
+    return packed_read(samples, place, _sample) if samples else batch_read(row, place, _ids(row), _sample)
 
 
 def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    samples = _packed(row)
+    if samples is not None and mended:
+        return packed_update(row, samples, mended, _sample, _updated)
     return batch_update(row, mended, _ids(row), _sample, _updated)
+
+
+def _packed(row: Row) -> Packed | None:
+    """The samples of a row that a trainer packed (`cu_seqlens`)."""
+    return None if is_batch(row, _ids(row)) or _ids(row) != "input_ids" else packed(row)
 
 
 def _ids(row: Row) -> str:

@@ -6,7 +6,7 @@ were sampled: `tokenize_for_trainer` writes the same columns from text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
 from tito_audit.formats._columns import Raw, is_list, stated_facts
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._make_samples import ATROPOS_GROUP
 from tito_audit.formats._update import at_most_one_each, updated_row, with_values
 from tito_audit.record.mended import Mended
@@ -47,17 +48,31 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
             replace(place, item=index),
             FORMAT.name,
             messages=sample_messages(messages[index], f"messages[{index}]") if paired else (),  # type: ignore[index]
-            training_row=sample_row(
-                tokens[index],
-                ("masks", masks[index]),
-                ("inference_logprobs", logprobs[index]),
-                sample_columns(row, index),
-                f"tokens[{index}]",
+            training_row=with_finishes(
+                sample_row(
+                    tokens[index],
+                    ("masks", masks[index]),
+                    ("inference_logprobs", logprobs[index]),
+                    sample_columns(row, index),
+                    f"tokens[{index}]",
+                ),
+                _of_sample(row, index),
             ),
             stated=stated_facts(row),
         )
         for index in range(len(tokens))
     )
+
+
+def _of_sample(row: Row, index: int) -> dict[str, Any]:
+    """What the lists of a group say of one sample beside its tokens."""
+    return {
+        name: value[index]
+        for name, value in row.items()
+        if isinstance(value, list | tuple)
+        and len(value) == len(row["tokens"])
+        and isinstance(value[index], str | Mapping)
+    }
 
 
 def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
 from tito_audit.formats._columns import is_list, stated_facts
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
@@ -33,7 +34,15 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         "tokens",
     )
     messages = sample_messages(row.get("messages"), "messages")
-    return (Rollout(place, FORMAT.name, messages=messages, training_row=trained, stated=stated_facts(row)),)
+    return (
+        Rollout(
+            place,
+            FORMAT.name,
+            messages=messages,
+            training_row=with_finishes(trained, row),
+            stated=stated_facts(row),
+        ),
+    )
 
 
 def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:

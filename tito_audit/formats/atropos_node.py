@@ -17,6 +17,7 @@ from tito_audit.formats._atropos import sample_row
 from tito_audit.formats._calls import finish_reason
 from tito_audit.formats._columns import is_list, other_columns, stated_facts
 from tito_audit.formats._copies import with_list
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._responses_items import text_of
 from tito_audit.formats._update import at_most_one_each, updated_row, with_values
 from tito_audit.formats._values import equal_values
@@ -62,7 +63,7 @@ def _rollout(row: Row, node: Mapping[str, Any], place: Place) -> Rollout:
         FORMAT.name,
         messages=as_messages(row.get("messages"), "messages"),
         tools=as_tools(row.get("tools"), "tools"),
-        training_row=trained,
+        training_row=with_finishes(trained, node),
         stated=_stated(row, node),
     )
 

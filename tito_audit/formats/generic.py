@@ -24,8 +24,10 @@ from tito_audit.formats._calls import (
 )
 from tito_audit.formats._columns import FLAT_IDS, first_filled, is_list, is_numbers, parsed, stated_facts
 from tito_audit.formats._copies import with_counts, with_list
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
 from tito_audit.formats._make_generic import CALLS, ROWS
+from tito_audit.formats._packed import packed, packed_read, packed_update
 from tito_audit.formats._update import with_values
 from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages, as_tools
@@ -56,6 +58,13 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    samples = packed(row) if _calls_name(row) is None else None
+    if samples is not None:
+        return packed_read(samples, place, _read_one)
+    return (_read_one(row, place),)
+
+
+def _read_one(row: Row, place: Place) -> Rollout:
     conversation = _conversation(row)
     turns: tuple[Turn, ...] = ()
     trained: TrainingRow | None = None
@@ -74,24 +83,25 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     if not turns and trained is None and not any(name in row for name in FLAT_IDS):
         stated["ids_wanted"] = False
     arguments = row.get("chat_template_kwargs")
-    return (
-        Rollout(
-            place,
-            FORMAT.name,
-            messages,
-            as_tools(parsed(row, "tools"), "tools"),
-            template_kwargs=arguments if isinstance(arguments, Mapping) else {},
-            turns=turns,
-            training_row=trained,
-            stated=stated,
-        ),
+    return Rollout(
+        place,
+        FORMAT.name,
+        messages,
+        as_tools(parsed(row, "tools"), "tools"),
+        template_kwargs=arguments if isinstance(arguments, Mapping) else {},
+        turns=turns,
+        training_row=with_finishes(trained, row, turns),
+        stated=stated,
     )
 
 
 def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
     if not mended:
         return ()
-    (before,) = _read(row, mended[0].rollout.place)
+    samples = packed(row) if _calls_name(row) is None else None
+    if samples is not None:
+        return packed_update(row, samples, mended, _read_one, _updated)
+    before = _read_one(row, mended[0].rollout.place)
     return tuple(_updated(row, before, one) for one in mended)
 
 
@@ -255,7 +265,7 @@ FORMAT = Format(
     matches=_matches,
     read=_read,
     update=_update,
-    shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools. Other names are "
-    "given with `--map OURS=THEIRS`.",
+    shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools; each sample "
+    "of a packed row. Other names are given with `--map OURS=THEIRS`.",
     makers=(CALLS, ROWS),
 )

@@ -16,6 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import policy_of
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._make_nemo import NEMO_RL
 from tito_audit.formats._update import at_most_one_each, updated_row, with_values
 from tito_audit.record.arrays import as_ids
@@ -61,7 +62,15 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     if name is None:
         stated["ids_wanted"] = False
         return (Rollout(place, FORMAT.name, messages, stated=stated),)
-    return (Rollout(place, FORMAT.name, messages, training_row=_training_row(values, name), stated=stated),)
+    return (
+        Rollout(
+            place,
+            FORMAT.name,
+            messages,
+            training_row=with_finishes(_training_row(values, name), values),
+            stated=stated,
+        ),
+    )
 
 
 def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
@@ -83,6 +92,7 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
         logprobs=None if values.get(_LOGPROBS) is None else (_LOGPROBS, _column(cut, _LOGPROBS)),
         other=other,
         sentinel=0.0,
+        whole=True,
     )
     return replace(row, padding=Padding(right=len(padded) - length))
 

@@ -17,6 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._boundaries import moved_boundaries
 from tito_audit.formats._copies import row_counts, with_counts, with_list
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._make_nemo import MESSAGE_LOG
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._update import as_logged, at_most_one_each, changed_columns, with_values
@@ -67,7 +68,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         for i, entry in enumerate(log)
     ]
     trained = _training_row(log, ids)
-    return (Rollout(place, FORMAT.name, messages, tools, training_row=trained, stated=stated),)
+    return (Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated),)
 
 
 def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> TrainingRow:

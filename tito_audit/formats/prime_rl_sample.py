@@ -16,6 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import Raw, ids_or_none, is_list, policy_of
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._update import as_logged, at_most_one_each, updated_row, with_values
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
@@ -60,7 +61,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     trained = _flat(row) if _is_flat(row) else _split(row)
     if trained is None:
         stated["ids_wanted"] = False
-    return (Rollout(place, FORMAT.name, training_row=trained, stated=stated),)
+    return (Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated),)
 
 
 def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:

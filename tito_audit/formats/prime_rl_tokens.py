@@ -13,6 +13,7 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import ids_or_none, is_list, policy_of
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
@@ -50,8 +51,9 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         logprobs=None if row.get(_LOGPROBS) is None else (_LOGPROBS, row[_LOGPROBS]),
         other=_other_columns(row, len(ids)),
         sentinel=_SENTINEL,
+        whole=True,
     )
-    return (Rollout(place, FORMAT.name, training_row=trained, stated=stated),)
+    return (Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated),)
 
 
 def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:

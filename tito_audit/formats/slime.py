@@ -13,6 +13,7 @@ from typing import Any
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import is_messages, weight_versions
 from tito_audit.formats._columns import is_list, parsed, stated_facts
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._make_samples import SLIME
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
 from tito_audit.formats._update import at_most_one_each
@@ -55,7 +56,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
             as_messages(messages, "messages"),
             as_tools(tools, "tools"),
             template_kwargs=arguments if isinstance(arguments, Mapping) else {},
-            training_row=sample_row(row),
+            training_row=with_finishes(sample_row(row), row),
             stated=_stated(row),
         ),
     )

@@ -19,6 +19,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of, stated_facts
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._update import as_logged, at_most_one_each, changed_columns
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.build import training_row
@@ -56,7 +57,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     ids = _all_tokens(row, targets)
     trained = _training_row(ids, inputs) if len(ids) else None
     messages = messages if trained is None else messages_of_row(messages)
-    return (Rollout(place, FORMAT.name, messages, tools, training_row=trained, stated=stated),)
+    return (Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated),)
 
 
 def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
@@ -74,6 +75,7 @@ def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
         logprobs=None if inputs.get("logprobs") is None else ("logprobs", _data(inputs["logprobs"], "logprobs")),
         other=other,
         sentinel=_ON_OBSERVATIONS,
+        shifts=True,
     )
     return _shifted(row)
 

@@ -18,7 +18,9 @@ from tito_audit.formats._columns import (
     parsed,
     stated_facts,
 )
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._make_samples import TITO_SAMPLE
+from tito_audit.formats._packed import packed, packed_read, packed_update
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.mended import Mended
@@ -42,6 +44,11 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    samples = packed(row)
+    return (_read_one(row, place),) if samples is None else packed_read(samples, place, _read_one)
+
+
+def _read_one(row: Row, place: Place) -> Rollout:
     ids = ids_or_none(row["tokens"], "tokens")
     mask = row["loss_mask"]
     trained = None
@@ -58,24 +65,29 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         stated["text"] = row["response"]
     value = parsed(row, "messages")
     messages = as_messages(value if is_messages(value) else None, "messages")
-    return (
-        Rollout(
-            place,
-            FORMAT.name,
-            messages if trained is None else messages_of_row(messages),
-            as_tools(parsed(row, "tools"), "tools"),
-            training_row=trained,
-            stated=stated,
-        ),
+    return Rollout(
+        place,
+        FORMAT.name,
+        messages if trained is None else messages_of_row(messages),
+        as_tools(parsed(row, "tools"), "tools"),
+        training_row=with_finishes(trained, row),
+        stated=stated,
     )
 
 
 def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
     if not mended:
         return ()
-    before = _read(row, mended[0].rollout.place)
-    (after,) = at_most_one_each(before, mended)
-    return (updated_row(row, before[0].training_row, after.rollout.training_row, "tokens"),)
+    samples = packed(row)
+    if samples is not None:
+        return packed_update(row, samples, mended, _read_one, _updated)
+    before = _read_one(row, mended[0].rollout.place)
+    (after,) = at_most_one_each([before], mended)
+    return (_updated(row, before, after),)
+
+
+def _updated(row: Row, before: Rollout, after: Mended) -> Row:
+    return updated_row(row, before.training_row, after.rollout.training_row, "tokens")
 
 
 FORMAT = Format(

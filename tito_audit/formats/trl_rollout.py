@@ -1,9 +1,11 @@
-"""TRL rollouts: what a `rollout_func` returns for a batch, parallel lists with one list a completion.
+"""TRL rollouts: what a `rollout_func` returns for a batch, and the buffers of the trainer.
 
-huggingface/trl `trl/trainer/grpo_trainer.py` (handling of `rollout_func`): `prompt_ids`, `completion_ids` and
-`logprobs` are required, `env_mask` says which of a completion the model wrote. TRL's own server answers with
-the k best logprobs of each token, of which the first is the sampled one's. A `RolloutSample` of the
-asynchronous trainer, and one completion a row, are read as `generic`.
+huggingface/trl `trl/trainer/grpo_trainer.py`. Of a `rollout_func`, `prompt_ids`, `completion_ids` and `logprobs`
+are required, `env_mask` says which of a completion the model wrote. TRL's own server answers with the k best
+logprobs of each token, of which the first is the sampled one's. A buffer (`_generate_and_score_completions`) pads
+prompts on the left and completions on the right, says so in `prompt_mask` and `completion_mask`, and holds what
+the sampler gave in `sampling_per_token_logps`; `tool_mask` is the `env_mask`. A `RolloutSample` of asynchronous
+training, and one completion a row without these masks, are read as `generic`.
 """
 
 from __future__ import annotations
@@ -11,19 +13,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._calls import is_messages
+from tito_audit.formats._columns import is_list
+from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._widths import in_width, kept
+from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
 
-_IDS = "completion_ids"
+_PROMPT, _IDS = "prompt_ids", "completion_ids"
+_TELLING = ("sampling_per_token_logps", "old_per_token_logps")
+_OF_TOOLS = ("tool_mask", "env_mask")
+"""Masks that TRL multiplies with the one of the completion, which is 0 for a completion that is left out."""
+_SEEN = {_PROMPT: "prompt_mask", _IDS: "completion_mask"}
 
 
 def _matches(row: Row) -> bool:
-    return is_batch(row, _IDS) and is_batch(row, "prompt_ids")
+    if is_batch(row, _IDS):
+        return is_batch(row, _PROMPT)
+    padded = all(is_list(row.get(name)) for name in (_PROMPT, _IDS, *_SEEN.values()))
+    return padded and any(name in row for name in _TELLING)
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
@@ -31,24 +47,80 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
-    return batch_update(row, mended, _IDS, _sample, updated_sample)
+    return batch_update(row, mended, _IDS, _sample, _updated)
 
 
 def _sample(row: Row, place: Place) -> Rollout:
     prompt: Any = row.get("prompt", row.get("prompts"))
     return sample_rollout(
-        row, place, FORMAT.name, (_IDS, "prompt_ids"), prompt=prompt if is_messages(prompt) else None
+        _plain(row), place, FORMAT.name, (_IDS, _PROMPT), prompt=prompt if is_messages(prompt) else None
     )
+
+
+def _plain(row: Row) -> Row:
+    """The sample of a buffer without its padding; any other as it is."""
+    if not all(is_list(row.get(name)) for name in (_PROMPT, _IDS, *_SEEN.values())):
+        return row
+    prompt, completion = _visible(row)
+    left_out = not (as_floats(row[_SEEN[_IDS]], _SEEN[_IDS]) > 0).any()
+    plain: dict[str, Any] = {}
+    for name, value in row.items():
+        if name == _PROMPT:
+            plain[name] = kept(value, prompt)
+        elif name != _SEEN[_PROMPT] and not (name in _OF_TOOLS and left_out):
+            wide = is_list(value) and len(value) == len(completion)
+            plain[name] = kept(value, completion) if wide else value
+    return plain
+
+
+def _visible(row: Row) -> tuple[Mask, Mask]:
+    """Which entries of the prompt and of the completion are tokens.
+
+    `completion_mask` is 0 for padding, and for all of a completion that was cut off; padding is one id at the end.
+    """
+    prompt, completion = (as_floats(row[name], name) > 0 for name in _SEEN.values())
+    for seen, name in ((prompt, _PROMPT), (completion, _IDS)):
+        if len(seen) != len(row[name]):
+            raise RecordError(f"{_SEEN[name]} has {len(seen)} entries for {len(row[name])} of {name}")
+    prompt = np.maximum.accumulate(prompt) if prompt.any() else prompt
+    ids = row[_IDS]
+    end = len(ids)
+    while end and not completion[end - 1] and ids[end - 1] == ids[-1]:
+        end -= 1
+    return prompt, np.arange(len(ids)) < end
+
+
+def _updated(row: Row, before: Rollout, one: Mended) -> Row:
+    """A sample with its columns as they are from now on, in their widths."""
+    plain = _plain(row)
+    new = updated_sample(plain, before, one)
+    changed = {name: value for name, value in new.items() if value is not plain[name]}
+    if plain is row or not changed:
+        return with_values(row, changed)
+    prompt, completion = _visible(row)
+    values: dict[str, Any] = {}
+    for name, value in changed.items():
+        old: Any = row[name]
+        if is_list(value) and name == _PROMPT:
+            values[name] = in_width(value, old, prompt, left=True, name=name)
+            ahead = [0] * (len(prompt) - len(value)) + [1] * len(value)
+            values[_SEEN[name]] = as_logged(ahead, row[_SEEN[name]])
+        elif is_list(value) and is_list(old) and len(old) == len(completion):
+            values[name] = in_width(value, old, completion, left=False, name=name)
+        else:
+            values[name] = value
+    return with_values(row, values)
 
 
 FORMAT = Format(
     name="trl_rollout",
-    title="TRL rollout_func output",
-    signature="`prompt_ids` and `completion_ids`, each one list a completion, with `logprobs`",
+    title="TRL rollout_func output and trainer buffers",
+    signature="`prompt_ids` and `completion_ids`, each one list a completion, with `logprobs`; or `prompt_ids`, "
+    "`prompt_mask`, `completion_ids`, `completion_mask` and `sampling_per_token_logps` or `old_per_token_logps`",
     precedence=224,
     matches=_matches,
     read=_read,
     update=_update,
-    shows="Each completion with its prompt and logprobs, or its training row where an `env_mask` leaves tokens "
-    "out; the prompt's messages where they were saved. No model or tools.",
+    shows="Each completion with its prompt and logprobs, or its training row where an `env_mask` or `tool_mask` "
+    "leaves tokens out; the prompt's messages where they were saved. No model or tools.",
 )

@@ -18,6 +18,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import written_once
 from tito_audit.formats._columns import ids_or_none, is_list, is_numbers, policy_of
 from tito_audit.formats._copies import CountPairs, with_counts, with_list
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._turn_change import Change, changes_of, recounted, rollouts_before, same_ids, says_this
 from tito_audit.formats._update import as_logged, at_most_one_each, with_values
 from tito_audit.formats._values import equal_values
@@ -73,8 +74,18 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         stated["ids_wanted"] = False
         return (Rollout(place, FORMAT.name, messages, tools, stated=stated),)
     turns = written_once([_turn(step, messages) for step in steps], messages)
-    trained = _row_of_odd_masks(steps, turns)
-    return (Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated),)
+    trained = with_finishes(_row_of_odd_masks(steps, turns), {}, turns)
+    return (
+        Rollout(
+            place,
+            FORMAT.name,
+            messages,
+            tools,
+            turns=turns,
+            training_row=trained,
+            stated=stated,
+        ),
+    )
 
 
 def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:

@@ -19,6 +19,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
+from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._verifiers_graph import Branches, Node, episode_of, prompts_of, trees_of
 from tito_audit.formats._verifiers_messages import chat_message, chat_messages, chat_tools
 from tito_audit.formats._verifiers_write import updated_rows
@@ -76,8 +77,16 @@ def _rollout(tree: Branches, place: Place, shared: Mapping[str, object], version
         stated["ids_wanted"] = False
         return Rollout(place, FORMAT.name, messages, tools, stated=stated)
     turns = _turns(tree, messages, calls, versions)
-    trained = _row_of_odd_masks(tree)
-    return Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated)
+    trained = with_finishes(_row_of_odd_masks(tree), {}, turns)
+    return Rollout(
+        place,
+        FORMAT.name,
+        messages,
+        tools,
+        turns=turns,
+        training_row=trained,
+        stated=stated,
+    )
 
 
 def _turns(

@@ -18,8 +18,10 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._calls import is_messages
 from tito_audit.formats._columns import is_list
+from tito_audit.formats._padding import trained_by
 from tito_audit.formats._update import as_logged, with_values
-from tito_audit.record.arrays import as_floats, as_ids
+from tito_audit.formats._widths import in_width, kept
+from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.mended import Mended
 from tito_audit.record.rollout import Place, Rollout
 
@@ -65,30 +67,34 @@ def _plain(row: Row) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for name, value in row.items():
         if name == _PROMPTS:
-            plain["prompt_ids"] = _kept(value, prompt)
+            plain["prompt_ids"] = kept(value, prompt)
         elif name == _RESPONSES:
-            plain["response_ids"] = _kept(value, response)
+            plain["response_ids"] = kept(value, response)
         elif name not in _WHOLE:
-            plain[name] = _kept(value, response) if is_list(value) and len(value) == len(response) else value
-    return plain
+            plain[name] = kept(value, response) if is_list(value) and len(value) == len(response) else value
+    seen = _seen(row)[np.concatenate((prompt, response))]
+    return plain if seen.all() else {**plain, _SEEN: seen}
 
 
 def _visible(row: Row) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which entries of the prompt and of the response are tokens."""
-    prompt, response = (_size(row, name) for name in (_PROMPTS, _RESPONSES))
-    if row.get(_SEEN) is None:
-        return np.ones(prompt, np.bool_), np.ones(response, np.bool_)
-    seen = as_floats(row[_SEEN], _SEEN) == 1
-    if len(seen) != prompt + response:
-        raise RecordError(
-            f"{_SEEN} has {len(seen)} entries for {prompt + response} of {_PROMPTS} and {_RESPONSES} together"
-        )
+    """Which entries of the prompt and of the response are tokens: prompts are padded on the left, responses on
+    the right, and what the mask of the response trains is no padding."""
+    prompt = _size(row, _PROMPTS)
+    seen = _seen(row)
     ahead, behind = seen[:prompt], seen[prompt:]
-    if (ahead[:-1] & ~ahead[1:]).any() or (~behind[:-1] & behind[1:]).any():
-        raise RecordError(
-            f"{_SEEN} hides tokens among others: prompts are padded on the left, responses on the right"
-        )
-    return ahead, behind
+    behind = behind | trained_by(row, len(behind))
+    return np.maximum.accumulate(ahead), np.maximum.accumulate(behind[::-1])[::-1]
+
+
+def _seen(row: Row) -> Mask:
+    """The attention mask over prompt and response; all is seen where there is none."""
+    size = _size(row, _PROMPTS) + _size(row, _RESPONSES)
+    if row.get(_SEEN) is None:
+        return np.ones(size, np.bool_)
+    seen: Mask = as_floats(row[_SEEN], _SEEN) == 1
+    if len(seen) != size:
+        raise RecordError(f"{_SEEN} has {len(seen)} entries for {size} of {_PROMPTS} and {_RESPONSES} together")
+    return seen
 
 
 def _size(row: Row, name: str) -> int:
@@ -96,13 +102,6 @@ def _size(row: Row, name: str) -> int:
     if value is not None and not is_list(value):
         raise RecordError(f"column {name!r} is not a list of token ids")
     return 0 if value is None else len(value)
-
-
-def _kept(value: Any, visible: NDArray[np.bool_]) -> Any:
-    if value is None or visible.all():
-        return value
-    where = np.flatnonzero(visible)
-    return value[int(where[0]) : int(where[-1]) + 1] if len(where) else value[:0]
 
 
 def _updated(row: Row, before: Rollout, one: Mended) -> Row:
@@ -118,9 +117,9 @@ def _updated(row: Row, before: Rollout, one: Mended) -> Row:
         logged = _NAMES.get(name, name)
         old: Any = row[logged]
         if is_list(value) and logged == _PROMPTS:
-            values[logged] = _padded(value, old, prompt, left=True, name=logged)
+            values[logged] = in_width(value, old, prompt, left=True, name=logged)
         elif is_list(value) and is_list(old) and len(old) == len(response):
-            values[logged] = _padded(value, old, response, left=False, name=logged)
+            values[logged] = in_width(value, old, response, left=False, name=logged)
         else:
             values[logged] = value
     if not {_PROMPTS, _RESPONSES} & values.keys():
@@ -128,26 +127,12 @@ def _updated(row: Row, before: Rollout, one: Mended) -> Row:
     return with_values(row, {**values, **_whole(row, values, new)})
 
 
-def _padded(value: Any, original: Any, visible: NDArray[np.bool_], *, left: bool, name: str) -> Any:
-    """A column in the width that it had; RecordError where its tokens do not fit into it."""
-    width, size = len(visible), len(value)
-    if size > width:
-        raise RecordError(
-            f"{name} of {size} tokens do not fit into the {width} places that the batch has for them"
-        )
-    hidden = np.flatnonzero(~visible)
-    fill: Any = original[int(hidden[0])] if len(hidden) else None
-    if size < width and fill is None:
-        raise RecordError(f"{name} would be padded, and nothing in it says with what")
-    inner = value.tolist() if isinstance(value, np.ndarray) else list(value)
-    padding = [fill] * (width - size)
-    return as_logged([*padding, *inner] if left else [*inner, *padding], original)
-
-
 def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """The columns over prompt and response, from the two."""
     found: dict[str, Any] = {}
     seen = np.concatenate(_visible(row))
+    if not np.array_equal(seen, _seen(row)):
+        raise RecordError(f"{_SEEN} hides tokens among others, and where they went cannot be told")
     sizes = [0 if new[name] is None else len(new[name]) for name in _NAMES]
     width = _size(row, _PROMPTS)
     now = np.zeros(len(seen), np.bool_)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.record.arrays import Ids, Logprobs, as_floats, as_ids
+from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats, as_ids
 
 __all__ = ["ForkedRow", "Numbers", "SampledCall", "fork_cost", "fork_rows"]
 
@@ -44,10 +44,12 @@ class _Call:
     start: int
     """`P`, where the completion starts."""
     logprobs: Logprobs
-    """`[C]`"""
+    """`[C]` NaN where nothing was sampled or given."""
+    sampled: Mask
+    """`[C]` what of the completion the model sampled."""
 
 
-def fork_rows(calls: Sequence[SampledCall]) -> list[ForkedRow]:
+def fork_rows(calls: Sequence[SampledCall], *, sampled: Sequence[Numbers | None] | None = None) -> list[ForkedRow]:
     """The training rows of a rollout's calls, in the order of the first call that each trains.
 
     A call continues the earlier call whose prompt and completion are the longest beginning of its own
@@ -56,19 +58,30 @@ def fork_rows(calls: Sequence[SampledCall]) -> list[ForkedRow]:
     the one whose last call came first; elsewhere it is context. A call that sampled nothing is not trained and
     ends no row, and a row with nothing to train is not made.
 
+    `sampled` has for each call a mask over its completion, 1 where the model sampled the token, or None where it
+    sampled all of them. What an environment wrote inside a completion is then never trained and has no logprob.
+
     NeMo-RL and Gym demand one growing sequence per rollout and fail a rollout whose prompt breaks it; here
     a break only begins the next row.
 
-    ValueError for a call of other parts, or with other than one logprob for each completion token;
-    RecordError for what is no ids or no numbers.
+    ValueError for a call of other parts, for logprobs or a mask that are not one entry for each completion token,
+    and for a mask of anything but 0 and 1; RecordError for what is no ids or no numbers.
 
     The second prompt holds 9 where 2, 3 was sampled, so nothing joins the two calls:
 
         >>> rows = fork_rows([([1], [2, 3]), ([1, 9, 4], [5]), ([1, 9, 4, 5, 6], [7])])
         >>> [(row.token_ids, row.trained) for row in rows]
         [([1, 2, 3], (0,)), ([1, 9, 4, 5, 6, 7], (1, 2))]
+
+    An answer with the result of a tool inside, of which the loss leaves out 8, 8:
+
+        >>> fork_rows([([1], [2, 8, 8, 3])], sampled=[[1, 0, 0, 1]])[0].loss_mask
+        [False, True, False, False, True]
     """
-    taken = [_as_call(call, number) for number, call in enumerate(calls)]
+    if sampled is not None and len(sampled) != len(calls):
+        raise ValueError(f"{len(sampled)} masks of what was sampled for {len(calls)} calls")
+    masks = [None] * len(calls) if sampled is None else sampled
+    taken = [_as_call(call, mask, number) for number, (call, mask) in enumerate(zip(calls, masks, strict=True))]
     parents = _parents(taken)
     trained: set[int] = set()
     rows = []
@@ -77,7 +90,7 @@ def fork_rows(calls: Sequence[SampledCall]) -> list[ForkedRow]:
         while (parent := parents[chain[-1]]) is not None:
             chain.append(parent)
         chain.reverse()
-        fresh = tuple(k for k in chain if k not in trained and len(taken[k].logprobs))
+        fresh = tuple(k for k in chain if k not in trained and taken[k].sampled.any())
         trained.update(fresh)
         rows.append(_row(taken, chain, fresh))
     return sorted(rows, key=lambda row: row.trained[0])
@@ -97,7 +110,7 @@ def fork_cost(calls: Sequence[SampledCall], rows: Sequence[ForkedRow]) -> tuple[
     return len(lengths), max(0, sum(lengths) - longest)
 
 
-def _as_call(call: SampledCall, number: int) -> _Call:
+def _as_call(call: SampledCall, mask: Numbers | None, number: int) -> _Call:
     if isinstance(call, str) or not isinstance(call, Sequence) or len(call) not in (2, 3):
         raise ValueError(f"call {number} is not (prompt_ids, completion_ids) or (…, logprobs)")
     prompt = as_ids(call[0], f"calls[{number}] prompt_ids")
@@ -111,7 +124,21 @@ def _as_call(call: SampledCall, number: int) -> _Call:
             f"call {number} has {len(logprobs)} logprobs and {len(completion)} completion tokens: "
             "which token each belongs to cannot be told"
         )
-    return _Call(np.concatenate((prompt, completion)), len(prompt), logprobs)
+    sampled = _as_sampled(mask, len(completion), number)
+    logprobs = np.where(sampled, logprobs, np.nan)
+    return _Call(np.concatenate((prompt, completion)), len(prompt), logprobs, sampled)
+
+
+def _as_sampled(mask: Numbers | None, size: int, number: int) -> Mask:
+    """`[C]` what of a completion was sampled; all of it without a mask."""
+    if mask is None:
+        return np.ones(size, np.bool_)
+    values = as_floats(mask, f"sampled[{number}]")
+    if len(values) != size:
+        raise ValueError(f"sampled[{number}] has {len(values)} entries for {size} completion tokens")
+    if not ((values == 0) | (values == 1)).all():
+        raise ValueError(f"sampled[{number}] holds other values than 0 and 1")
+    return np.asarray(values == 1)
 
 
 def _parents(calls: Sequence[_Call]) -> list[int | None]:
@@ -145,7 +172,7 @@ def _leaves(calls: Sequence[_Call], parents: Sequence[int | None]) -> list[int]:
     continued: set[int] = set()
     leaves = []
     for k in reversed(range(len(calls))):
-        if k not in continued and not len(calls[k].logprobs):
+        if k not in continued and not calls[k].sampled.any():
             continue
         parent = parents[k]
         if parent is not None:
@@ -161,6 +188,6 @@ def _row(calls: Sequence[_Call], chain: Sequence[int], trained: Sequence[int]) -
     logprobs = np.full(len(token_ids), np.nan)
     for k in chain:
         start, end = calls[k].start, len(calls[k].seen)
-        loss_mask[start:end] = k in trained
+        loss_mask[start:end] = calls[k].sampled & (k in trained)
         logprobs[start:end] = calls[k].logprobs
     return ForkedRow(token_ids.tolist(), loss_mask.tolist(), logprobs.tolist(), tuple(chain), tuple(trained))

@@ -14,77 +14,11 @@ from typing import Any
 import numpy as np
 import orjson
 
+from tito_audit.record.account_keys import BOUNDS, COUNTS, ID_LISTS, KINDS, LONGEST, SCORES, SHAPE, TEXTS_OF_CALLS
 from tito_audit.record.arrays import Ids
 from tito_audit.record.rollout import Rollout
 
 __all__ = ["Account", "account_of"]
-
-_ID_LISTS = {
-    "completion_ids",
-    "completion_token_ids",
-    "completion_tokens",
-    "generated_ids",
-    "generation_token_ids",
-    "input_ids",
-    "input_tokens",
-    "output_ids",
-    "output_token_ids",
-    "output_tokens",
-    "prompt_ids",
-    "prompt_token_ids",
-    "prompt_tokens",
-    "prompts",
-    "response_ids",
-    "response_token_ids",
-    "response_tokens",
-    "responses",
-    "token_ids",
-    "tokens",
-}
-_KINDS = {
-    **dict.fromkeys(
-        (
-            *("content", "text", "message", "output", "input", "summary", "reasoning", "reasoning_content"),
-            *("thinking", "instructions", "output_text"),
-        ),
-        "text",
-    ),
-    **dict.fromkeys(("id", "call_id", "tool_call_id", "source_call_id"), "call"),
-    **dict.fromkeys(("name", "function_name", "tool_name"), "name"),
-    **dict.fromkeys(("finish_reason", "stop_reason"), "finish"),
-    **dict.fromkeys(("weight_version", "weight_versions", "model_version", "weight_step"), "weights"),
-}
-"""Keys that formats have for one thing."""
-_LONGEST = 40
-_SHAPE = {"type", "object"}
-"""Keys whose texts are words of the format."""
-_COUNTS = {
-    "completion_length",
-    "completion_tokens",
-    "cum_len",
-    "input_length",
-    "input_lengths",
-    "input_tokens",
-    "length",
-    "n_input_tokens",
-    "n_output_tokens",
-    "num_calls",
-    "num_input_tokens",
-    "num_output_tokens",
-    "num_tokens",
-    "num_total_tokens",
-    "num_turns",
-    "output_tokens",
-    "prompt_len",
-    "prompt_length",
-    "prompt_tokens",
-    "response_length",
-    "total_length",
-    "total_tokens",
-}
-"""Keys of numbers that count what the tokens and calls themselves tell."""
-_SCORES = {"logprob", "token_id"}
-_TEXTS_OF_CALLS = ("completion_text", "text", "response_text", "output_text", "prompt_text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +39,7 @@ def account_of(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> Account:
     facts: list[dict[str, Any]] = [{} for _ in rollouts]
     unread: dict[str, None] = {}
     shared: list[str] = []
-    each = len(rollouts) if _is_wrapped(row, len(rollouts)) else None
+    each = len(rollouts) if _is_wrapped(row, len(rollouts)) or _is_packed(row, rollouts) else None
     for key, value in row.items():
         if value is None or (isinstance(value, list | tuple | dict | np.ndarray) and not len(value)):
             continue
@@ -140,6 +74,7 @@ class _Held:
         self._rollouts = rollouts
         for rollout in rollouts:
             self._add(rollout)
+        self._counts.add(_row_tokens(rollouts))
 
     def start(self) -> None:
         """Count from nothing."""
@@ -163,8 +98,8 @@ class _Held:
     def _tells_nothing(self, value: Any, key: str, *, nested: bool) -> bool:
         """A word of the format, or a count of what is there."""
         if isinstance(value, str):
-            return key in _SHAPE and nested
-        return key in _COUNTS and type(value) is int and value in self._counts
+            return key in SHAPE and nested
+        return key in COUNTS and type(value) is int and value in self._counts
 
     def _note(self, known: bool, path: tuple[str, ...]) -> None:
         if known:
@@ -196,7 +131,7 @@ class _Held:
                 self.look(entry, key, inside)
 
     def _scalar(self, value: Any, key: str, *, nested: bool) -> bool:
-        if key in _SCORES and isinstance(value, int | float):
+        if key in SCORES and isinstance(value, int | float):
             return float(value) in self._numbers_held()
         name = key.rsplit(".", 1)[-1]
         if name.isdigit() and "." in key:
@@ -204,16 +139,18 @@ class _Held:
         pair = kind(name), _hashable(value)
         if not nested:
             # A text in the row itself is a fact unless it is what a call is known to have said.
-            return pair in self._pairs and (pair[0] in ("finish", "weights") or key in _TEXTS_OF_CALLS)
+            return pair in self._pairs and (pair[0] in ("finish", "weights") or key in TEXTS_OF_CALLS)
         return pair in self._pairs
 
     def _numbers(self, value: Any, key: str) -> bool:
         entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
-        if key in _COUNTS and all(type(entry) is int and entry in self._counts for entry in entries):
+        if key in COUNTS and all(type(entry) is int and entry in self._counts for entry in entries):
             return True
+        if key in BOUNDS and all(type(entry) is int for entry in entries):
+            return all(after - before in (0, *self._counts) for before, after in pairwise(entries))
         if key != "bytes" and set(map(type, entries)) <= {int}:
             if key == "attention_mask":
-                return sum(entries) in self._counts
+                return sum(entry > 0 for entry in entries) in self._counts
             if key == "position_ids":
                 return all(after - before in (0, 1) for before, after in pairwise(entries))
             return self._are_ids(entries, key)
@@ -225,7 +162,7 @@ class _Held:
         if max(entries) > np.iinfo(np.int32).max or min(entries) < 0:
             return False
         ids = np.array(entries, np.int32)
-        named = key.rsplit(".", 1)[-1] in _ID_LISTS
+        named = key.rsplit(".", 1)[-1] in ID_LISTS
         for whole in self._whole:
             if np.array_equal(whole, ids) and (named or len(ids) > 2):
                 return True
@@ -290,12 +227,12 @@ class _Held:
 
 def _short(key: str) -> str:
     """A key as a path shows it: some logs have whole texts as keys."""
-    return key if len(key) <= _LONGEST else f"{key[: _LONGEST - 1]}…"
+    return key if len(key) <= LONGEST else f"{key[: LONGEST - 1]}…"
 
 
 def kind(key: str) -> str:
     """The one name for keys that formats have for the same thing."""
-    return _KINDS.get(key, key)
+    return KINDS.get(key, key)
 
 
 def _hashable(value: Any) -> object:
@@ -318,6 +255,18 @@ def _is_wrapped(row: Mapping[str, Any], count: int) -> bool:
         _is_list(value) and len(value) == count and all(_is_list(own) and _is_ids(own) for own in value)
         for value in row.values()
     )
+
+
+def _is_packed(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> bool:
+    """Whether one list of ids of the row holds those of several training rows."""
+    if len(rollouts) < 2 or any(rollout.training_row is None for rollout in rollouts):
+        return False
+    total = _row_tokens(rollouts)
+    return any(_is_list(value) and len(value) >= total and _is_ids(value) for value in row.values())
+
+
+def _row_tokens(rollouts: Sequence[Rollout]) -> int:
+    return sum(len(one.training_row.token_ids) for one in rollouts if one.training_row is not None)
 
 
 def _is_ids(value: Iterable[Any]) -> bool:

@@ -21,7 +21,7 @@ from tito_audit.record.column import (
 )
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["call_columns", "training_row"]
+__all__ = ["call_columns", "column_values", "training_row"]
 
 Raw = Sequence[Any] | NDArray[Any]
 
@@ -35,6 +35,8 @@ def training_row(
     prompt_length: int | None = None,
     sentinel: float | None = None,
     absent_mask_trains_response: bool = False,
+    shifts: bool | None = False,
+    whole: bool = False,
 ) -> TrainingRow:
     """A training row out of raw columns, each given as (name in the log, values).
 
@@ -42,12 +44,15 @@ def training_row(
     and leaves `loss_mask` or `logprobs` None. `other` holds every other per-token column with its move
     policy; those whose length fits nothing are left out, since any list may sit in a row.
     `absent_mask_trains_response` is the slime convention: null means that all after the prompt trains.
+    `shifts` says whether mask and logprobs of this log leave out the first token, which nothing predicts: None
+    where they may, and then logprobs beside a mask over all tokens have to show it. `whole`: both always have an
+    entry for each token.
     """
     full = len(token_ids)
     columns: list[Column] = []
     loss_mask: Mask | None = None
     if mask is not None:
-        column, loss_mask = _mask_column(mask[0], mask[1], token_ids, prompt_length)
+        column, loss_mask = _mask_column(mask[0], mask[1], token_ids, prompt_length, shifts)
         columns.append(column)
     elif absent_mask_trains_response and prompt_length is not None:
         loss_mask = np.arange(full) >= prompt_length
@@ -56,13 +61,17 @@ def training_row(
     if logprobs is not None:
         raw = as_floats(logprobs[1], logprobs[0])
         fit = alignment_by_length(len(raw), full=full, prompt_length=prompt_length, trained=trained)
+        if fit is Alignment.SHIFTED and not (_shows_shift(raw, columns, loss_mask) if shifts is None else shifts):
+            fit = None
+        if whole and fit is not Alignment.FULL:
+            fit = None
         if fit is not None:
             values = spread(raw, fit, full=full, prompt_length=prompt_length, trained=loss_mask)
         columns.append(Column(logprobs[0], ColumnRole.LOGPROBS, raw, fit, sentinel=sentinel))
     for name, (entries, policy) in (other or {}).items():
         fit = alignment_by_length(len(entries), full=full, prompt_length=prompt_length, trained=trained)
         if fit is not None and full > 1:
-            columns.append(Column(name, ColumnRole.OTHER, _as_array(entries), fit, policy))
+            columns.append(Column(name, ColumnRole.OTHER, column_values(entries), fit, policy))
     return TrainingRow(token_ids, loss_mask, values, prompt_length, sentinel, tuple(columns))
 
 
@@ -84,15 +93,35 @@ def call_columns(
         columns.append(Column(logprobs[0], ColumnRole.LOGPROBS, raw, fit, sentinel=sentinel))
     for name, (entries, policy) in (other or {}).items():
         if len(entries) == len(completion_ids):
-            columns.append(Column(name, ColumnRole.OTHER, _as_array(entries), Alignment.CALL, policy))
+            columns.append(Column(name, ColumnRole.OTHER, column_values(entries), Alignment.CALL, policy))
     return values, tuple(columns)
 
 
-def _mask_column(name: str, entries: Raw, token_ids: Ids, prompt_length: int | None) -> tuple[Column, Mask | None]:
+def _shows_shift(logprobs: Logprobs, masks: Sequence[Column], loss_mask: Mask | None) -> bool:
+    """Whether logprobs without a first entry are complete: the mask has none either, or they fit it so only."""
+    if loss_mask is None or any(mask.alignment is Alignment.SHIFTED for mask in masks):
+        return True
+    return _fits(logprobs, loss_mask[1:]) and not _fits(logprobs, loss_mask[:-1])
+
+
+def _fits(logprobs: Logprobs, trained: Mask) -> bool:
+    """Whether all entries that are not trained are one value that is no logprob, and no trained one is it."""
+    outside = np.unique(logprobs[~trained])
+    if len(outside) != 1 or -100 < outside[0] < 0:
+        return False
+    inside = logprobs[trained]
+    return not (np.isnan(inside) if np.isnan(outside[0]) else inside == outside[0]).any()
+
+
+def _mask_column(
+    name: str, entries: Raw, token_ids: Ids, prompt_length: int | None, shifts: bool | None
+) -> tuple[Column, Mask | None]:
     """The mask as recorded, and as `[T]` if its values and its length say something."""
-    raw = _as_array(entries)
-    encoding = mask_encoding(raw, token_ids)
+    raw = column_values(entries)
     fit = alignment_by_length(len(raw), full=len(token_ids), prompt_length=prompt_length)
+    fit = None if fit is Alignment.SHIFTED and shifts is False else fit
+    # Every alignment that a mask can have ends with the last token.
+    encoding = mask_encoding(raw, None if fit is None else token_ids[len(token_ids) - len(raw) :])
     column = Column(name, ColumnRole.LOSS_MASK, raw, fit, encoding=encoding)
     if encoding is None or fit is None:
         return column, None
@@ -100,7 +129,7 @@ def _mask_column(name: str, entries: Raw, token_ids: Ids, prompt_length: int | N
     return column, spread(trained, fit, full=len(token_ids), prompt_length=prompt_length, fill=False)
 
 
-def _as_array(entries: Raw) -> NDArray[Any]:
+def column_values(entries: Raw) -> NDArray[Any]:
     """Entries as numbers where they are numbers (None as NaN), else as objects, one a token."""
     if isinstance(entries, np.ndarray):
         return entries

@@ -24,6 +24,9 @@ class Carried:
     """What has no place in the new form, by its name or path in the log, with the number of rows that have it."""
     repeated: dict[str, int] = field(default_factory=dict)
     """What was said once and stands in several rows, with the number of rollouts of which that is true."""
+    missing: dict[str, int] = field(default_factory=dict)
+    """What the new form has a place for and the log does not say, with the number of rollouts of which that is
+    true: no value is made up for it."""
     forked: int = 0
     """Rollouts that became several rows, since their calls do not all continue one another."""
     refused: list[tuple[Place, str]] = field(default_factory=list)
@@ -48,6 +51,11 @@ class Carried:
         """Note what a rollout said once and several rows say now."""
         for name in names:
             self.repeated[name] = self.repeated.get(name, 0) + 1
+
+    def miss(self, names: Iterable[str]) -> None:
+        """Note what a rollout does not say and its row could hold."""
+        for name in names:
+            self.missing[name] = self.missing.get(name, 0) + 1
 
     def refuse(self, place: Place, reason: str) -> None:
         """Note what is left out."""

@@ -25,7 +25,7 @@ __all__ = [
 
 
 _NO_ID = 2**31
-"""From here on a number in a column of labels is no token id."""
+"""From here on a number is no token id, and no weight."""
 
 
 class Alignment(StrEnum):
@@ -132,25 +132,35 @@ def spread(
 def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding | None:
     """How a mask column is written; None when its values are no mask.
 
-    A column of booleans is BOOL; of 0 and 1, BINARY; of numbers from 0 to 1, FLOAT; of -100 and ids,
-    LABELS (Atropos, NousResearch/atropos `atroposlib/envs/base.py`). With `ids`, a column that equals
-    them wherever it is not -100 is LABELS even if it holds only 0 and 1.
+    A column of booleans is BOOL; of 0 and 1, BINARY; of -100 and ids, LABELS (Atropos, NousResearch/atropos
+    `atroposlib/envs/base.py`), which without a -100 has to be the `ids` of its tokens; of 0 and weights above
+    it, FLOAT. Other whole numbers count or name something (a segment, a turn) and say nothing of the loss.
     """
     if values.dtype.kind == "b":
         return MaskEncoding.BOOL
     if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and np.isnan(values).any()):
         return None
-    if ids is not None and len(ids) == len(values) and (values == -100).any() and values.max() < _NO_ID:
-        return MaskEncoding.LABELS
+    if (values == -100).any():
+        return MaskEncoding.LABELS if _are_labels(values) else None
     if ((values == 0) | (values == 1)).all():
         return MaskEncoding.FLOAT if values.dtype.kind == "f" else MaskEncoding.BINARY
-    if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
-        return MaskEncoding.FLOAT
-    if values.max() >= _NO_ID or values.min() < -100:
-        return None
-    if (values[values < 0] == -100).all() and (values == np.floor(values)).all():
+    if ids is not None and np.array_equal(values, ids):
         return MaskEncoding.LABELS
-    return None
+    return MaskEncoding.FLOAT if _are_weights(values) else None
+
+
+def _are_labels(values: NDArray[Any]) -> bool:
+    """Whether all but -100 could be ids."""
+    said = values[values != -100]
+    return bool(((said >= 0) & (said < _NO_ID) & (said == np.floor(said))).all())
+
+
+def _are_weights(values: NDArray[Any]) -> bool:
+    """Whether these floats weigh tokens; several whole numbers are rather segments that a table made floats."""
+    if values.dtype.kind != "f" or values.min() < 0 or values.max() >= _NO_ID:
+        return False
+    fractions = bool((values != np.floor(values)).any())
+    return fractions or len(np.unique(values[values > 0])) == 1
 
 
 def trained_of(values: NDArray[Any], encoding: MaskEncoding) -> Mask:

@@ -62,6 +62,7 @@ def moved_row(
         prompt_length=prompt_length if row.prompt_length is not None else None,
         columns=columns,
         padding=_padding(row, len(token_ids)),
+        hidden=None if row.hidden is None else (source >= 0) & row.hidden[source],
     )
     return Moved(done, tuple(mover.stale), tuple(mover.dropped), mover.unknown)
 

@@ -12,7 +12,17 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import Column
 from tito_audit.record.message import Message, ToolSpec
 
-__all__ = ["IdsFrom", "Padding", "Place", "Rollout", "TokenText", "TrainingRow", "Turn", "trained_runs"]
+__all__ = [
+    "IdsFrom",
+    "Padding",
+    "Place",
+    "Rollout",
+    "TokenText",
+    "TrainingRow",
+    "Turn",
+    "hidden_and_trained",
+    "trained_runs",
+]
 
 
 class IdsFrom(StrEnum):
@@ -113,6 +123,9 @@ class TrainingRow:
     """Why the sampled turns of the row ended, as far as the log says: those of its last turns, in order."""
     padding: Padding = Padding()
     """What the log had around the row; only formats that write a row again look at it."""
+    hidden: Mask | None = None
+    """`[T]` True where an attention mask hides the token although it is no padding: it stands among visible
+    ones, or the loss mask trains it. None: nothing is hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +147,14 @@ class Rollout:
     """Other facts the log states, by these names: `model`, `tokenizer`, `dummy_tokens` (ids are
     placeholders), `ids_wanted` (False: this format or row never holds ids), `group`,
     `joined` (what another file had for it)."""
+
+
+def hidden_and_trained(row: TrainingRow | None) -> Mask | None:
+    """Which tokens are trained although an attention mask hides them, `[T]`; None: none."""
+    if row is None or row.hidden is None or row.loss_mask is None:
+        return None
+    both: Mask = row.hidden & row.loss_mask
+    return both if both.any() else None
 
 
 def trained_runs(loss_mask: Mask) -> list[tuple[int, int]]:

@@ -65,7 +65,8 @@ def _hit(
 ) -> Hit:
     """The finding for a column, against the length that is nearest to its own."""
     count = len(column.values)
-    base = min(fits, key=lambda length: abs(length - count))
+    # A length that it has by chance is none that this format knows, or it would have been read so.
+    base = min([length for length in fits if length != count] or fits, key=lambda length: abs(length - count))
     extra = count - base
     told = f"`{column.name}` has {counted(count, 'entry', 'entries')} "
     told += f"for {counted(base, fits[base])}"

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
+from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import trained_runs
+from tito_audit.record.rollout import TrainingRow, hidden_and_trained, trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
 from tito_audit.rules._speakers import unknown_role
@@ -26,16 +27,17 @@ _PHRASES = {
 _SCAFFOLD = (TEMPLATE, GENERATION_PROMPT, TURN_END)
 
 
-@rule("MSK401", Severity.ERROR, needs=(Needs.MASK, Needs.SAMPLED))
+@rule("MSK401", Severity.ERROR, needs=(Needs.MASK, Needs.SAMPLED | Needs.HIDDEN))
 def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     """Tokens are trained that nobody sampled.
 
     ## What it finds
     Tokens under the loss mask that belong to the template, to a system, user or tool message, to the
     generation prompt or to a prefill. When every trained run lies one place before or behind a sampled
-    one, it says that the mask slid. A mask that is wrong as a whole is MSK403's, an appended end token
+    one, it says that the mask slid. And trained tokens that the row's attention mask hides: padding under the
+    loss, or tokens that nothing attends to. A mask that is wrong as a whole is MSK403's, an appended end token
     MSK404's, and answer tokens that were tokenized again belong to the TOK and TPL rules. A role that is
-    neither known nor named with `--sampled-role` is said once a row (warning): nobody can tell whether its
+    neither known nor named with `--sampled-role` is said once a row (warning): nothing tells whether its
     tokens were sampled, and nothing is said of them.
 
     ## Why it matters
@@ -54,10 +56,14 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     `splice` rebuilds the mask from the calls; `mask` takes the tokens out of the loss.
     """
     yield from unknown_role(evidence)
+    row = evidence.rollout.training_row
+    hidden = hidden_and_trained(row)
+    if row is not None and hidden is not None:
+        yield from _hidden(evidence, row, hidden)
     mask = judged_mask(evidence)
     if mask is None:
         return
-    for start, end in trained_runs(mask.not_sampled):
+    for start, end in trained_runs(mask.not_sampled if hidden is None else mask.not_sampled & ~hidden):
         roles = Counter(_role(mask.view, position) for position in range(start, end))
         cause = f"slid by {mask.slide:+d}" if mask.slide else _cause(roles)
         alone = len(roles) == 1
@@ -72,6 +78,20 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
             "the loss teaches the model to write what it was given",
             cause=cause,
             recorded=shown(evidence, mask.ids[start:end]),
+        )
+
+
+def _hidden(evidence: Evidence, row: TrainingRow, hidden: Mask) -> Iterator[Hit]:
+    """A hit for each run of trained tokens that the attention mask hides."""
+    for start, end in trained_runs(hidden):
+        yield Hit(
+            Where.ROW,
+            start,
+            end,
+            f"{counted(end - start, 'trained token')} {'is' if end - start == 1 else 'are'} hidden by "
+            "`attention_mask`; the loss trains what the model treats as padding",
+            cause="hidden by the attention mask",
+            recorded=shown(evidence, row.token_ids[start:end]),
         )
 
 

@@ -25,9 +25,9 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     A mask with another number of entries than the row or its response has tokens, a mask whose values are
-    neither 0 and 1, nor weights from 0 to 1, nor -100 and ids, and a mask of labels whose entries are not
-    the ids of their own tokens: it says if they are those one place further. Logprobs that do not fit are
-    LPR501's.
+    neither 0 and 1, nor weights, nor -100 and ids (0, 2, 3 may count turns or segments; nothing says what of
+    them is trained), and a mask of labels whose entries are not the ids of their own tokens: it says if they
+    are those one place further. Logprobs that do not fit are LPR501's.
 
     ## Why it matters
     What a trainer does with such a row depends on how it pads and cuts: usually each entry lands on a

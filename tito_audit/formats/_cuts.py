@@ -1,0 +1,206 @@
+"""Where the samples of a packed row begin and end, by whatever column of the row says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._columns import SEGMENTS, is_list, is_messages, is_numbers, parsed
+from tito_audit.formats._padding import trained_by
+from tito_audit.record.arrays import Mask, as_floats
+
+__all__ = ["BOUNDS", "LENGTHS", "Cuts", "cuts_of"]
+
+Cuts: TypeAlias = tuple[tuple[int, int], ...]
+"""The half-open range of each sample, in order; what lies between or around them is padding."""
+
+LENGTHS = (
+    "seq_lens",
+    "seqlens",
+    "seq_lengths",
+    "sequence_lengths",
+    "sequence_lens",
+    "sample_lengths",
+    "sample_lens",
+    "packed_lengths",
+    "doc_lens",
+    "doc_lengths",
+    "document_lengths",
+)
+"""Names under which a row says how many tokens each of its samples has."""
+BOUNDS = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens_k")
+"""Names under which a row says where its samples end, counted from its beginning."""
+_WHOLE = "attention_mask"
+"""Numbers the samples from 1 in some packers."""
+
+_Said: TypeAlias = NDArray[np.int64]
+
+
+def cuts_of(row: Row, ids: str) -> Cuts | None:
+    """The samples of a row whose ids stand in column `ids`; None when nothing says that there are several.
+
+    RecordError when two columns say different things, or one counts tokens that are not there.
+    """
+    size = len(row[ids])
+    said: dict[str, Cuts] = {}
+    for names, read in _WAYS.items():
+        for name in names:
+            values = _whole_numbers(row.get(name))
+            found = None if values is None else read(values, name, _Row(row, size))
+            if found is not None and len(found) > 1:
+                said[name] = found
+    if not said or size <= len(next(iter(said.values()))):
+        return None
+    (name, cuts), *others = said.items()
+    for other, found in others:
+        if _starts(found) != _starts(cuts):
+            raise RecordError(
+                f"{name} and {other} cut the row into different samples, so nothing says where one ends"
+            )
+    _refuse_gaps(cuts, name, row, ids)
+    return cuts
+
+
+class _Row:
+    """What a column is held against."""
+
+    def __init__(self, row: Row, size: int) -> None:
+        self.row, self.size = row, size
+
+    def trained(self) -> Mask:
+        return trained_by(self.row, self.size)
+
+    def visible(self) -> Mask:
+        seen = _whole_numbers(self.row.get(_WHOLE))
+        return np.ones(self.size, np.bool_) if seen is None or len(seen) != self.size else np.asarray(seen > 0)
+
+
+def _by_lengths(values: _Said, name: str, row: _Row) -> Cuts | None:
+    if len(values) < 2 or (values < 0).any():
+        return None
+    ends = np.cumsum(values)
+    if ends[-1] > row.size:
+        raise RecordError(
+            f"{name} counts {ends[-1]} tokens in {len(values)} samples, and the row holds {row.size}: nothing "
+            "says where a sample ends"
+        )
+    return _between([0, *ends.tolist()])
+
+
+def _by_bounds(values: _Said, name: str, row: _Row) -> Cuts | None:
+    bounds = values[values >= 0]
+    if len(bounds) < 3 or bounds[0] != 0 or (np.diff(bounds) < 0).any():
+        return None
+    if bounds[-1] > row.size:
+        raise RecordError(
+            f"{name} ends at token {bounds[-1]}, and the row holds {row.size}: nothing says where a sample ends"
+        )
+    return _between(bounds.tolist())
+
+
+def _by_positions(values: _Said, name: str, row: _Row) -> Cuts | None:
+    """Runs of 0, 1, 2, …; a 0 by itself is padding at an end of the row, or wherever nobody sees it."""
+    if len(values) != row.size or not row.size:
+        return None
+    visible = row.visible()
+    if not visible.any():
+        return None
+    first, last = int(visible.argmax()), len(visible) - int(visible[::-1].argmax())
+    inner = _without_tail(values[first:last])
+    starts = np.flatnonzero(inner == 0)
+    if len(starts) < 2 or starts[0] != 0 or not ((np.diff(inner) == 1) | (inner[1:] == 0)).all():
+        return None
+    cuts = _between([*(first + starts).tolist(), first + len(inner)])
+    while cuts and _alone(cuts[0]):
+        cuts = cuts[1:]
+    while cuts and _alone(cuts[-1]):
+        cuts = cuts[:-1]
+    if any(_alone(cut) and visible[cut[0]] for cut in cuts):
+        return None
+    return tuple(cut for cut in cuts if not _alone(cut))
+
+
+def _by_segments(values: _Said, name: str, row: _Row) -> Cuts | None:
+    """Runs of one number; not those that only repeat what is trained, or that are of one conversation: turns."""
+    if len(values) != row.size or not row.size or is_messages(parsed(row.row, "messages")):
+        return None
+    if name == _WHOLE and values.max() < 2:
+        return None
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), row.size]
+    padding = {-1} | ({0} if values.min() == 0 and _is_zero_outside(values) else set())
+    visible = row.visible()
+    runs = [
+        (start, end)
+        for start, end in pairwise(edges)
+        if int(values[start]) not in padding and visible[start:end].any()
+    ]
+    if len({int(values[start]) for start, _ in runs}) < len(runs):
+        return None
+    trained = row.trained()
+    if trained.any() and all(trained[start:end].all() or not trained[start:end].any() for start, end in runs):
+        return None
+    return tuple(runs)
+
+
+_WAYS: Mapping[tuple[str, ...], Callable[[_Said, str, _Row], Cuts | None]] = {
+    LENGTHS: _by_lengths,
+    BOUNDS: _by_bounds,
+    ("position_ids",): _by_positions,
+    (*SEGMENTS, _WHOLE): _by_segments,
+}
+
+
+def _whole_numbers(value: Any) -> _Said | None:
+    """A list of whole numbers; None for anything else."""
+    if not is_list(value) or not len(value) or not is_numbers(value):
+        return None
+    try:
+        values = as_floats(value, "")
+    except RecordError:
+        return None
+    if not np.isfinite(values).all() or (values != np.floor(values)).any() or np.abs(values).max() > 1 << 40:
+        return None
+    return values.astype(np.int64)
+
+
+def _between(bounds: list[int]) -> Cuts:
+    return tuple((start, end) for start, end in pairwise(bounds) if start < end)
+
+
+def _without_tail(values: _Said) -> _Said:
+    """Positions without the number that is repeated at their end, which is padding."""
+    changes = np.flatnonzero(np.diff(values))
+    end = int(changes[-1]) + 2 if len(changes) else 1
+    return values if end == len(values) else values[: end - 1]
+
+
+def _alone(cut: tuple[int, int]) -> bool:
+    return cut[1] - cut[0] == 1
+
+
+def _is_zero_outside(values: _Said) -> bool:
+    """Whether zeros stand at the end or the beginning only, where packers that count from 1 have padding."""
+    some = np.flatnonzero(values)
+    return bool(len(some)) and values[0] != 0 and bool((values[some[0] : some[-1] + 1] != 0).all())
+
+
+def _starts(cuts: Cuts) -> list[int]:
+    return [start for start, end in cuts if end - start > 1]
+
+
+def _refuse_gaps(cuts: Cuts, name: str, row: Row, ids: str) -> None:
+    """RecordError if more than padding is in no sample: tokens that are trained, or that are seen and differ."""
+    held = _Row(row, len(row[ids]))
+    outside = np.ones(held.size, np.bool_)
+    for start, end in cuts:
+        outside[start:end] = False
+    seen = {str(row[ids][at]) for at in np.flatnonzero(outside & held.visible()).tolist()}
+    if len(seen) > 1 or (outside & held.trained()).any():
+        count = int(outside.sum())
+        raise RecordError(f"{count} tokens of the row are in none of the {len(cuts)} samples that {name} counts")

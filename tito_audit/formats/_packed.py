@@ -1,0 +1,202 @@
+"""Packed rows: several samples in one list of ids, each a rollout with its own part of every column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, first_filled, is_list, parsed
+from tito_audit.formats._copies import total_counts, with_counts
+from tito_audit.formats._cuts import BOUNDS, LENGTHS, Cuts, cuts_of
+from tito_audit.formats._padding import trained_by
+from tito_audit.formats._update import as_logged, at_most_one_each, with_values
+from tito_audit.record.mended import Mended
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["Packed", "packed", "packed_read", "packed_update"]
+
+ReadSample = Callable[[Row, Place], Rollout]
+UpdateSample = Callable[[Row, Rollout, Mended], Row]
+
+_SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_length", "prompt_lens": "prompt_len"}
+"""Lists with a number a sample, and what a sample calls its own."""
+_CONVERSATIONS = ("messages", "prompt", "completion")
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A row that holds several samples, taken apart."""
+
+    ids: str
+    cuts: Cuts
+    samples: tuple[Row, ...]
+    """The row of each as it would be by itself."""
+    parts: Mapping[str, Cuts]
+    """Columns of which a sample has a range of entries, and those ranges."""
+    places: Mapping[str, str]
+    """Names in a sample whose column has one entry a sample, to the name of that column."""
+
+
+def packed(row: Row) -> Packed | None:
+    """The samples of a packed row; None when nothing says that it is one, or whose entries are whose.
+
+    RecordError when what says so contradicts itself.
+    """
+    ids = first_filled(row, FLAT_IDS)
+    if ids is None or not len(row[ids]):
+        return None
+    cuts = cuts_of(row, ids)
+    if cuts is None:
+        return None
+    parts: dict[str, Cuts] = {}
+    places: dict[str, str] = {}
+    rest: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in LENGTHS or name in BOUNDS:
+            continue
+        if (ranges := _ranges(row, name, ids, cuts)) is not None:
+            parts[name] = ranges
+        elif _is_each(value, name, len(cuts)):
+            places[_SINGULAR.get(name, name)] = name
+        elif name in MASKS or name in ROW_LOGPROBS:
+            if value is not None:
+                return _whole(row, ids)
+        elif name == "tools" or (not is_list(value) and _holds_for_all(name, value)):
+            rest[name] = value
+    samples = tuple(
+        {
+            **rest,
+            **{name: row[name][start:end] for name, ranges in parts.items() for start, end in (ranges[number],)},
+            **{name: _listed(row, there)[number] for name, there in places.items()},
+        }
+        for number in range(len(cuts))
+    )
+    return Packed(ids, cuts, samples, parts, places)
+
+
+def packed_read(one: Packed, place: Place, read: ReadSample) -> tuple[Rollout, ...]:
+    """A rollout for each sample."""
+    found = []
+    for item, sample in enumerate(one.samples):
+        try:
+            found.append(read(sample, replace(place, item=item)))
+        except RecordError as error:
+            raise RecordError(f"sample {item}: {error}") from None
+    return tuple(found)
+
+
+def packed_update(
+    row: Row, one: Packed, mended: Sequence[Mended], read: ReadSample, update: UpdateSample
+) -> Sequence[Row]:
+    """The row with what its samples say from now on, and where each of them ends now."""
+    before = packed_read(one, replace(mended[0].rollout.place, item=0), read)
+    chosen = at_most_one_each(before, mended)
+    new = [update(*each) for each in zip(one.samples, before, chosen, strict=True)]
+    changed = {
+        name: None
+        for sample, old in zip(new, one.samples, strict=True)
+        for name, value in sample.items()
+        if name not in old or value is not old[name]
+    }
+    if not changed:
+        return (row,)
+    values = {one.places.get(name, name): _joined(row, one, name, new) for name in changed}
+    sizes = [len(sample[one.ids]) for sample in new]
+    made = with_values(row, {**values, **_boundaries(row, one, sizes)})
+    made = with_counts(made, total_counts(len(row[one.ids]), len(made[one.ids])))
+    again = packed(made)
+    if len(new) > 1 and (again is None or [end - start for start, end in again.cuts] != sizes):
+        raise RecordError("where one sample ends and the next begins could not be told any more")
+    return (made,)
+
+
+def _whole(row: Row, ids: str) -> Packed:
+    """A row whose mask or logprobs fit its samples nowhere: read as one, so that a rule can say by how much."""
+    kept = {name: value for name, value in row.items() if name not in _CONVERSATIONS}
+    return Packed(ids, ((0, len(row[ids])),), (kept,), {}, {})
+
+
+def _ranges(row: Row, name: str, ids: str, cuts: Cuts) -> Cuts | None:
+    """The entries that each sample has of a column: one a token, or of logprobs one a trained token."""
+    value = row[name]
+    if not is_list(value):
+        return None
+    size = len(row[ids])
+    if len(value) == size:
+        return cuts
+    if name not in ROW_LOGPROBS or (len(value) and is_list(value[0])):
+        return None
+    trained = trained_by(row, size)
+    if len(value) != trained.sum() or not len(value):
+        return None
+    before = np.concatenate(([0], np.cumsum(trained)))
+    return tuple((int(before[start]), int(before[end])) for start, end in cuts)
+
+
+def _is_each(value: Any, name: str, count: int) -> bool:
+    """Whether a column has one entry a sample; a conversation is a list, and what takes a mask's place is one."""
+    if name in _CONVERSATIONS:
+        value = parsed({name: value}, name)
+    if not is_list(value) or len(value) != count:
+        return False
+    if name in (*_CONVERSATIONS, "tools", *MASKS, *ROW_LOGPROBS, *FLAT_IDS):
+        return all(entry is None or is_list(entry) for entry in value)
+    return True
+
+
+def _listed(row: Row, name: str) -> Sequence[Any]:
+    value = parsed(row, name) if name in _CONVERSATIONS else row[name]
+    found: Sequence[Any] = value.tolist() if isinstance(value, np.ndarray) else value
+    return found
+
+
+def _holds_for_all(name: str, value: Any) -> bool:
+    """Whether what a row says once is true of each sample: a number counts or scores all of them."""
+    if name in _CONVERSATIONS:
+        return False
+    return isinstance(value, str | bool | Mapping) or value is None or name.startswith("group")
+
+
+def _joined(row: Row, one: Packed, name: str, new: Sequence[Row]) -> Any:
+    """A column of the row out of those of its samples, with what stood between them."""
+    original = row.get(one.places.get(name, name))
+    if len(new) == 1 and name not in one.parts:
+        return new[0][name]
+    if name in one.places:
+        return as_logged([sample[name] for sample in new], original)
+    if name not in one.parts or original is None:
+        raise RecordError(f"column {name!r} is one for all samples and cannot change for one of them")
+    plain = original.tolist() if isinstance(original, np.ndarray) else list(original)
+    out: list[Any] = []
+    done = 0
+    for (start, end), sample in zip(one.parts[name], new, strict=True):
+        value = sample[name]
+        out += plain[done:start]
+        out += [None] * len(sample[one.ids]) if value is None else list(value)
+        done = end
+    out += plain[done:]
+    return as_logged([entry.item() if isinstance(entry, np.generic) else entry for entry in out], original)
+
+
+def _boundaries(row: Row, one: Packed, sizes: Sequence[int]) -> dict[str, Any]:
+    """The columns that say how long the samples are, for their lengths from now on."""
+    old = [end - start for start, end in one.cuts]
+    if list(sizes) == old:
+        return {}
+    grown = np.cumsum([0, *(new - before for new, before in zip(sizes, old, strict=True))]).tolist()
+    values: dict[str, Any] = {}
+    for name in LENGTHS:
+        if is_list(row.get(name)):
+            left = iter(sizes)
+            values[name] = as_logged([next(left) if size else 0 for size in row[name]], row[name])
+    for name in BOUNDS:
+        if is_list(row.get(name)):
+            moved = {end: end + more for (_, end), more in zip(one.cuts, grown[1:], strict=True)}
+            last = grown[-1]
+            values[name] = as_logged([moved.get(at, at + last if at > 0 else at) for at in row[name]], row[name])
+    return values
