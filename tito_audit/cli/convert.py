@@ -16,7 +16,9 @@ __all__ = ["convert"]
 
 def convert(
     context: typer.Context,
-    log: Annotated[str, typer.Argument(metavar="LOG", help="A file: .jsonl, .json, .parquet, .pt, .gz, .zst.")],
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="A file: .jsonl, .json, .parquet, .arrow, .pt, .gz, .zst.")
+    ],
     to: Annotated[
         str,
         typer.Option(
@@ -30,7 +32,10 @@ def convert(
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", metavar="OUT", help="The file to write: .jsonl, .json (.gz, .zst) or .parquet."
+            "--out",
+            "-o",
+            metavar="OUT",
+            help="The file to write: .jsonl, .json (.gz, .zst), .parquet, .arrow, .feather.",
         ),
     ] = None,
     dry_run: Annotated[

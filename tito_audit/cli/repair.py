@@ -31,7 +31,8 @@ def repair(
     logs: Annotated[
         list[str],
         typer.Argument(
-            metavar="LOG...", help="Files, folders or globs: .jsonl, .json, .parquet, .gz, .zst; .pt by name."
+            metavar="LOG...",
+            help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name.",
         ),
     ],
     out: Annotated[

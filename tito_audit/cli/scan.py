@@ -22,7 +22,8 @@ def scan(
     logs: Annotated[
         list[str],
         typer.Argument(
-            metavar="LOG...", help="Files, folders or globs: .jsonl, .json, .parquet, .gz, .zst; .pt by name."
+            metavar="LOG...",
+            help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name.",
         ),
     ],
     tokenizer: options.Tokenizer = None,

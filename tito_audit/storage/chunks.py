@@ -13,7 +13,7 @@ from tito_audit.storage.lines import ParseRow, Piece, chosen_of_lines, cut_lines
 from tito_audit.storage.log import Log, unreadable
 from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.storage.streams import Damaged
-from tito_audit.storage.table_chunks import chunks_of_parquet
+from tito_audit.storage.table_chunks import chunks_of_arrow, chunks_of_parquet
 from tito_audit.storage.torch_files import rows_of_torch
 
 __all__ = ["Chunk", "Reading", "chunks_of"]
@@ -37,7 +37,7 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
                 yield _Torch(log.path, log.max_row_bytes, log.size, share=log.share)
                 return
             if stream is None:
-                yield from chunks_of_parquet(log, size)
+                yield from chunks_of_arrow(log, size) if kind == "arrow" else chunks_of_parquet(log, size)
                 return
             try:
                 start = len(between.rest())

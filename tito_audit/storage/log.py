@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from tito_audit.errors import StorageError
+from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
 from tito_audit.storage.choice import Choice
 from tito_audit.storage.documents import chosen_of_values, cut_values, rows_of_values
 from tito_audit.storage.lines import Between, ParseRow, Piece, chosen_of_lines, rows_of_lines
@@ -19,15 +21,17 @@ from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
 
 __all__ = ["BINARY", "MAX_ROW_BYTES", "Kind", "Log", "lost_row", "open_log", "unreadable"]
 
-Kind = Literal["lines", "values", "array", "parquet", "torch"]
-"""JSONL; JSON documents, one or several after one another; one JSON array of rows; Parquet; a Torch file."""
-BINARY: tuple[Kind, ...] = ("parquet", "torch")
+Kind = Literal["lines", "values", "array", "parquet", "arrow", "torch"]
+"""JSONL; JSON documents, one or several after one another; one JSON array of rows; Parquet; Arrow IPC; a Torch
+file."""
+BINARY: tuple[Kind, ...] = ("parquet", "arrow", "torch")
 """Those whose rows have no text of their own."""
 
 MAX_ROW_BYTES = 256 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
 _HEAD = 1 << 16
+_MAGIC = 8
 
 
 class Log:
@@ -82,7 +86,7 @@ class Log:
 
     @property
     def compression(self) -> Compression:
-        """How the file as a whole is compressed; None for Parquet, whose pages are, and for a Torch file."""
+        """How the file as a whole is compressed; None for tables, which are inside, and for a Torch file."""
         return self._compression if self.kind not in BINARY else None
 
     def count(self) -> int:
@@ -90,9 +94,20 @@ class Log:
         if self.kind == "parquet":
             with open_parquet(self.path) as file:
                 return int(file.metadata.num_rows)
+        if self.kind == "arrow":
+            with open_arrow(self.path) as table, contextlib.suppress(OSError, ValueError):
+                return sum(table.lengths())
         log = Log(self.path, self.max_row_bytes)
         log.only = -1
         return max((row.index + 1 for row in log), default=0)
+
+    def schema(self) -> Any:
+        """The Arrow schema of a table: of a Parquet or an Arrow file."""
+        if self.kind == "arrow":
+            with open_arrow(self.path) as table:
+                return table.schema
+        with open_parquet(self.path) as file:
+            return file.schema_arrow
 
     def __iter__(self) -> Iterator[RawRow]:
         last = -1
@@ -117,12 +132,7 @@ class Log:
     def _rows(self, raw: BinaryIO, choice: Choice | None) -> Iterator[RawRow]:
         kind, stream, between = self.look(raw)
         if stream is None:
-            binary = (
-                rows_of_torch(self.path, choice)
-                if kind == "torch"
-                else rows_of_parquet(self.path, self.max_row_bytes, self.only, choice)
-            )
-            for row, share in binary:
+            for row, share in self._rows_of_binary(kind, choice):
                 self.position = int(self.size * share)
                 yield row
             return
@@ -134,6 +144,12 @@ class Log:
         finally:
             stream.close()
         self.tail = between.rest() if self.keep_text else b""
+
+    def _rows_of_binary(self, kind: Kind, choice: Choice | None) -> Iterator[tuple[RawRow, float]]:
+        if kind == "torch":
+            return rows_of_torch(self.path, choice)
+        rows_of = rows_of_arrow if kind == "arrow" else rows_of_parquet
+        return rows_of(self.path, self.max_row_bytes, self.only, choice)
 
     def _rows_of_text(
         self, kind: Kind, stream: ByteStream, between: Between, choice: Choice | None
@@ -154,6 +170,9 @@ class Log:
         head = raw.peek(4)[:4]  # type: ignore[attr-defined]  # a file opened for bytes is buffered
         if head == PARQUET_MAGIC:
             self._kind = "parquet"
+            return self._kind, None, Between()
+        if is_arrow(raw.peek(_MAGIC)[:_MAGIC]):  # type: ignore[attr-defined]
+            self._kind = "arrow"
             return self._kind, None, Between()
         if is_torch(raw.peek(TORCH_HEAD)[:TORCH_HEAD]):  # type: ignore[attr-defined]
             self._kind = "torch"
@@ -190,13 +209,13 @@ def open_log(
     arrays: Mapping[str, str] | None = None,
     share: float | None = None,
 ) -> Log:
-    """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, Parquet, or a Torch file.
+    """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, Parquet, Arrow IPC, a Torch file.
 
     What the file is, its content says; StorageError when it is missing, cannot be opened, or is of a
     kind that is not read. A longer row than `max_row_bytes` becomes an error row and is never held.
     With `keep_text` rows of JSON hold their bytes, so that all leads and texts and the tail are the file. In the
     columns `arrays` (see Splicer) long lists of numbers in lines of JSON are numpy arrays, as all are in
-    Parquet: quicker to read, but nothing to write again. With a `share` only about that much of the rows is
+    tables: quicker to read, but nothing to write again. With a `share` only about that much of the rows is
     given (see Choice), without text; the others are not parsed.
     """
     if path.is_dir():
