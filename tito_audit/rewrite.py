@@ -134,7 +134,12 @@ class Repairs:
         for file, row_of in logs.items():
             join, self.vocabulary = row_of.part.join, row_of.part.engine.vocabulary
             self.before.files.append(str(file))
-            log = open_log(file, max_row_bytes=self.settings.max_row_bytes, keep_text=bool(targets))
+            log = open_log(
+                file,
+                max_row_bytes=self.settings.max_row_bytes,
+                keep_text=bool(targets),
+                rows_at=row_of.settings.rows_at,
+            )
             parted = False
             with ExitStack() as stack:
                 out: Output | None = None
@@ -247,7 +252,7 @@ class _Rows:
             return outcome, None
         assert raw.value is not None
         # A table has columns of a fixed kind, and nothing reads its rows as strictly as a document.
-        inside = form.open_object if raw.text is not None else ""
+        inside = form.open_object if raw.of_text else ""
         rows = [self._row(raw.value, one, number, outcome, inside) for number, one in enumerate(cure.rows)]
         return outcome, rows
 

@@ -47,6 +47,7 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
     format: options.FormatName = None,
     columns: options.Map = None,
+    rows_at: options.RowsAt = None,
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
     no_config: options.NoConfig = False,
     config: options.ConfigFile = None,
@@ -70,7 +71,11 @@ def convert(
             "Pass -o OUT, or --dry-run to see what would be carried."
         )
     settings = options.settings_of(
-        format=format, columns=columns, max_row_bytes=max_row_bytes, overrides=options.overrides_of(context)
+        format=format,
+        columns=columns,
+        rows_at=rows_at,
+        max_row_bytes=max_row_bytes,
+        overrides=options.overrides_of(context),
     ).at(log)
     pace = Pace()
     run = Conversion(log, to, out, settings, overwrite=force or dry_run, progress=pace)

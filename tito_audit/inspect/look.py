@@ -112,10 +112,10 @@ class Inspection:
 def inspect_log(path: Path, rows: int = 100, settings: Settings | None = None) -> Inspection:
     """The first `rows` rows of a file, looked at; StorageError when it cannot be read as a log at all.
 
-    Of the settings, `format`, `columns` and `max_row_bytes` count.
+    Of the settings, `format`, `columns`, `rows_at` and `max_row_bytes` count.
     """
     settings = (settings or Settings()).at(path)
-    log = open_log(path, max_row_bytes=settings.max_row_bytes)
+    log = open_log(path, max_row_bytes=settings.max_row_bytes, rows_at=settings.rows_at)
     found = Inspection(str(path), "")
     read: list[tuple[int, Row]] = []
     for raw in log:

@@ -15,7 +15,7 @@ from tito_audit.format import Row
 from tito_audit.record.edits import edits_between
 from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import new_file
-from tito_audit.storage.log import BINARY, Log
+from tito_audit.storage.log import BINARY, TABLES, Log
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.text_output import TextOutput
@@ -81,10 +81,16 @@ def open_output(
         else:
             inner = text = TextOutput(out, log.kind, compression)
             stack.callback(text.abandon)
-        output = _Whole(log, out, inner, may_copy=log.kind not in BINARY and compression == log.compression)
-        yield output
-        if not output.finished:
+        whole = _Whole(log, out, inner, may_copy=log.kind not in BINARY and compression == log.compression)
+        yield whole if log.inside is None else _inside(whole, added if log.kind in TABLES else ())
+        if not whole.finished:
             raise RuntimeError("an output has to be finished before its block ends")
+
+
+def _inside(whole: Output, moved: tuple[str, ...]) -> Output:
+    from tito_audit.storage.inside_output import InsideOutput
+
+    return InsideOutput(whole, moved)
 
 
 class _Whole:
