@@ -86,11 +86,15 @@ class Inside:
 class Unwrapped:
     """The rows in the rows of a file, numbered as they are found."""
 
-    def __init__(self, inside: Inside, choice: Choice | None = None) -> None:
+    def __init__(self, inside: Inside, choice: Choice | None = None, *, keep: bool = False) -> None:
         self.count = 0
         """How many were found, given or not."""
         self.passed: list[RawRow] = []
-        """Rows of the file that hold none and came behind the last that was found."""
+        """Rows of the file that hold none and came behind the last that was found, where such are kept."""
+        self.astray: Mapping[str, Any] | None = None
+        """The first row of the file, while none has had the path."""
+        self._met = False
+        self._keep = keep
         self._inside = inside
         self._choice = choice
 
@@ -98,9 +102,9 @@ class Unwrapped:
         """Each row with where it is; what cannot be read, and what should be a row and is none, as an error."""
         for raw in raws:
             found = [_Found((), error=raw.error)] if raw.value is None else self._inside.found(raw.value)
-            any_ = False
+            start = self.count
             for number, one in enumerate(found):
-                any_ = True
+                self._note(raw, one.error)
                 index, self.count = self.count, self.count + 1
                 if self._choice is not None and not raw.lost and not _taken(self._choice, index, number, one):
                     continue
@@ -108,8 +112,13 @@ class Unwrapped:
                 self.passed.clear()
                 error = None if one.error is None else self._said(one.error, raw)
                 yield RawRow(index, one.value if error is None else None, error, lost=raw.lost, within=within)
-            if not any_:
-                self.passed.append(raw)
+            if self.count == start:
+                self._note(raw, None)
+                self.passed += [raw] if self._keep else []
+
+    def _note(self, raw: RawRow, error: str | None) -> None:
+        self._met |= error is None
+        self.astray = None if self._met else self.astray or raw.value
 
     def _said(self, error: str, raw: RawRow) -> str:
         return error if raw.value is None else f"--rows-at {self._inside.path}: {error}"

@@ -156,7 +156,7 @@ class Log:
 
     def _unwrapped(self, inside: Inside) -> Iterator[RawRow]:
         choice = Choice(self.share) if self.share is not None else None
-        outer, unwrapped = self.outer(), Unwrapped(inside, choice)
+        outer, unwrapped = self.outer(), Unwrapped(inside, choice, keep=self.keep_text)
         self.position = self.left_out = 0
         for row in unwrapped.rows(outer):
             self.position = outer.position
@@ -166,6 +166,9 @@ class Log:
         if choice is not None:
             self.left_out = choice.left_out
         self.tail, self.passed = outer.tail, unwrapped.passed
+        # A pipe could not be looked into before.
+        if unwrapped.astray is not None and not self.path.is_file():
+            raise inside.nowhere(unwrapped.astray, self.path)
 
     def _rows(self, raw: BinaryIO, choice: Choice | None) -> Iterator[RawRow]:
         kind, stream, between = self.look(raw)
