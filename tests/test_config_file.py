@@ -237,6 +237,7 @@ sentinel = 0.0
 mask-style = "binary"
 padding = "none"
 provenance = false
+rows-at = "data.rollouts"
 [map]
 token_ids = "tokens"
 [on]
@@ -279,6 +280,7 @@ id = "uid"
         "padding": "none",
         "provenance": False,
         "columns": ["token_ids=tokens"],
+        "rows_at": "data.rollouts",
         "messages": str(tmp_path / "chats.jsonl"),
         "tools": str(tmp_path / "tools.json"),
         "on": ["id=uid"],

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -553,7 +554,11 @@ def test_rows_that_cannot_be_read_are_counted_with_their_place_and_never_passed_
 
 
 @pytest.mark.parametrize(
-    "name", ["out.jsonl", "out.ndjson", "out.json", "out.jsonl.gz", "out.json.zst", "out.parquet"]
+    "name",
+    [
+        *("out.jsonl", "out.ndjson", "out.json", "out.jsonl.gz", "out.json.zst"),
+        *("out.parquet", "out.arrow", "out.feather"),
+    ],
 )
 @pytest.mark.parametrize("form", ["rows", "calls", "tito_sample"])
 def test_the_suffix_chooses_the_file_and_all_say_the_same(tmp_path: Path, name: str, form: str) -> None:
@@ -567,7 +572,7 @@ def test_the_suffix_chooses_the_file_and_all_say_the_same(tmp_path: Path, name: 
         {**ROW, "note": "ä \u2028 \\ud800", "reward": 2},
         {"token_ids": [1, 2], "loss_mask": [0, 1]},
     ]
-    log = written(tmp_path / "log.jsonl", rows * (400 if name.endswith(".parquet") else 2))
+    log = written(tmp_path / "log.jsonl", rows * (400 if name.endswith((".parquet", ".arrow")) else 2))
     out = tmp_path / name
     code, page, err = run("convert", log, "--to", form, "-o", out)
     assert (code, err) == (0, ""), page
@@ -579,6 +584,11 @@ def test_the_suffix_chooses_the_file_and_all_say_the_same(tmp_path: Path, name: 
     assert [one.tools for one in ours] == [one.tools for one in theirs]
     if name.endswith(".parquet"):
         assert pq.read_table(out).num_rows == len(ours)  # type: ignore[no-untyped-call]
+    if name.endswith(".arrow"):
+        with pa.ipc.open_stream(out) as stream:
+            assert stream.read_all().num_rows == len(ours)
+    if name.endswith(".feather"):
+        assert pa.ipc.open_file(out).read_all().num_rows == len(ours)
 
 
 def test_a_dry_run_writes_nothing_and_says_by_its_exit_code_whether_all_is_carried(tmp_path: Path) -> None:

@@ -168,6 +168,25 @@ def test_the_chunks_of_a_table_hold_each_row_once(tmp_path: Path, group: int, li
             assert in_chunks(path, size, limit) == expected
 
 
+@pytest.mark.parametrize("limit", [1 << 20, 600])
+@pytest.mark.parametrize("batch", [1, 7, 100])
+@pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_the_chunks_of_an_arrow_file_hold_each_row_once(tmp_path: Path, new: Any, batch: int, limit: int) -> None:
+    rows = [{"ids": [i] * (i % 9 * 30), "text": None if i % 3 else "é" * i, "deep": {"a": i}} for i in range(40)]
+    table = pa.Table.from_pylist(rows)
+    bad = pa.array([b"\xff" if i == 20 else b"ok" for i in range(40)]).cast(pa.string(), safe=False)
+    words = pa.array(["one", "two"] * 20).dictionary_encode()
+    for name, extra in (("plain", None), ("bad", bad), ("words", words)):
+        path, held = tmp_path / name, table if extra is None else table.append_column("more", extra)
+        with new(path, held.schema) as writer:
+            writer.write_table(held, max_chunksize=batch)
+        expected = whole(path, limit)
+        assert len(expected) == 40
+        assert [row.index for row in expected] == list(range(40))
+        for size in (1, 100, 3000, 1 << 20):
+            assert in_chunks(path, size, limit) == expected
+
+
 def test_a_line_is_read_by_one_process_only(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"".join(b'{"row": "%s"}\n' % (b"x" * 50_000) for _ in range(30)))

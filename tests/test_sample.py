@@ -49,6 +49,11 @@ def stored(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=70)
     elif kind == "one.parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
+    elif kind in ("arrow", "one.arrow", "feather"):
+        table = pa.Table.from_pylist(rows)
+        new = pa.ipc.new_file if kind == "feather" else pa.ipc.new_stream
+        with new(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=len(rows) if kind == "one.arrow" else 70)
     elif kind == "pt":
         torch = pytest.importorskip("torch")
         torch.save({"rollout_id": 0, "samples": rows}, path)
@@ -59,7 +64,10 @@ def stored(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-KINDS = ("jsonl", "jsonl.gz", "jsonl.zst", "json", "json.gz", "parquet", "one.parquet", "pt")
+KINDS = (
+    *("jsonl", "jsonl.gz", "jsonl.zst", "json", "json.gz"),
+    *("parquet", "one.parquet", "arrow", "one.arrow", "feather", "pt"),
+)
 
 
 def taken(path: Path, share: float | None, limit: int = 1 << 20) -> tuple[list[int], int]:
@@ -131,7 +139,7 @@ def test_chunks_of_any_size_hold_the_same_rows(tmp_path: Path, kind: str) -> Non
             assert in_chunks(path, size, share) == expected
 
 
-@pytest.mark.parametrize("kind", ["parquet", "one.parquet", "jsonl", "jsonl.gz", "json"])
+@pytest.mark.parametrize("kind", ["parquet", "one.parquet", "arrow", "one.arrow", "jsonl", "jsonl.gz", "json"])
 def test_rows_that_are_too_long_are_taken_or_left_like_others(tmp_path: Path, kind: str) -> None:
     path = stored(tmp_path, kind, [rollout(n) for n in range(300)])
     expected = one_by_one(path, 0.5, limit=350)

@@ -20,7 +20,7 @@ from tito_audit.record.edits import edits_between
 from tito_audit.record.mended import Mended, unmended
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.storage import open_log
-from tito_audit.storage.parquet import plain_values
+from tito_audit.storage.table_rows import plain_values
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
 PLACE = Place("log.jsonl", 0)

@@ -20,7 +20,7 @@ from tito_audit.record.column import Column
 from tito_audit.record.edits import ABSENT, edits_between
 from tito_audit.record.mended import Mended, unmended
 from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
-from tito_audit.storage.parquet import plain_values
+from tito_audit.storage.table_rows import plain_values
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "formats"
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "recorded" / "nemo-gym-round-trip.json"

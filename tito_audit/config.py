@@ -100,6 +100,8 @@ class Settings:
     """Name of the format; None or "auto": detected row by row."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Our column name to the log's, for logs of no known format (`--map`)."""
+    rows_at: str | None = None
+    """Where in each document or line of a log its rows lie, as `data.rollouts`; None: they are the rows."""
     messages: str | None = None
     """A file (or folder, or glob) that holds the messages of the rollouts, joined by id (`--messages`)."""
     tools: str | None = None

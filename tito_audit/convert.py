@@ -23,6 +23,7 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import Speakers
 from tito_audit.storage import find_logs, open_log, same_place
 from tito_audit.storage.atomic import refuse_target
+from tito_audit.storage.inside import beside
 from tito_audit.storage.new_log import Shapes, kind_of_name, new_log
 from tito_audit.storage.row import RawRow
 
@@ -135,7 +136,7 @@ class Conversion:
         named = self.settings.format or ("generic" if self.settings.columns else None)
         form = format_named(named) if named is not None else None
         making = Making(self.form, self.maker, tally)
-        log = open_log(self.log, max_row_bytes=self.settings.max_row_bytes)
+        log = open_log(self.log, max_row_bytes=self.settings.max_row_bytes, rows_at=self.settings.rows_at)
         group: list[Sample] = []
         last: object = None
         place = Place(str(self.log), 0)
@@ -172,6 +173,7 @@ class Conversion:
             tally.refuse(place, str(error))
             return
         account = account_of(row, rollouts)
+        tally.lose(beside(raw), place.row)
         tally.lose(account.unread, place.row)
         several = len(rollouts) > 1
         tally.repeat(account.shared if several and not self.maker.grouped else ())

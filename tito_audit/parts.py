@@ -55,7 +55,13 @@ class Part:
         """A log of this part."""
         settings = self.settings
         arrays = number_columns(settings.columns)
-        log = open_log(file, max_row_bytes=settings.max_row_bytes, arrays=arrays, share=share_of(settings))
+        log = open_log(
+            file,
+            max_row_bytes=settings.max_row_bytes,
+            arrays=arrays,
+            share=share_of(settings),
+            rows_at=settings.rows_at,
+        )
         log.only = settings.row if self.join is None else None
         return log
 
@@ -234,7 +240,8 @@ def _engines(alike: _Alike, stock: Stock, summary: Summary) -> list[Engine]:
 
 def _of_join(settings: Settings) -> str:
     """All settings that a join depends on and that may differ inside one run."""
-    return repr((settings.messages, settings.tools, dict(settings.on), settings.format, dict(settings.columns)))
+    columns = dict(settings.columns)
+    return repr((settings.messages, settings.tools, dict(settings.on), settings.format, columns, settings.rows_at))
 
 
 def noted(results: Iterable[Result], parts: Parts) -> Iterator[Result]:

@@ -32,6 +32,7 @@ from tito_audit.storage import (
     Output,
     Quarantine,
     allow_open_files,
+    files_beside,
     find_logs,
     make_folder,
     open_log,
@@ -39,6 +40,7 @@ from tito_audit.storage import (
     refuse_taken,
     same_place,
     target_paths,
+    write_beside,
 )
 from tito_audit.storage.row import RawRow
 from tito_audit.summary import Summary
@@ -87,7 +89,7 @@ class Repairs:
         _strategies(self.repairs)
         files, stock = find_logs(self.logs), Stock()
         targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
-        refuse_taken(targets, overwrite=self.repairs.force)
+        refuse_taken({**targets, **files_beside(self.logs, targets)}, overwrite=self.repairs.force)
         # Every row of a log is read, repaired or not.
         settings = replace(self.settings, limit=None, sample=None, row=None)
         parts = fitted(parts_of(files, settings, stock, self.before))
@@ -111,6 +113,7 @@ class Repairs:
                         self.after.add(result)
                         self.failing += logs[Path(result.place.file)].failing(result)
                 yield outcome
+        write_beside(self.logs, targets, overwrite=self.repairs.force)
         self.before.notices += join_notices(parts)
         conclude(self.before)
         for tokenizer in stock.tokenizers:
@@ -134,7 +137,12 @@ class Repairs:
         for file, row_of in logs.items():
             join, self.vocabulary = row_of.part.join, row_of.part.engine.vocabulary
             self.before.files.append(str(file))
-            log = open_log(file, max_row_bytes=self.settings.max_row_bytes, keep_text=bool(targets))
+            log = open_log(
+                file,
+                max_row_bytes=self.settings.max_row_bytes,
+                keep_text=bool(targets),
+                rows_at=row_of.settings.rows_at,
+            )
             parted = False
             with ExitStack() as stack:
                 out: Output | None = None
@@ -253,7 +261,7 @@ class _Rows:
             return outcome, None
         assert raw.value is not None
         # A table has columns of a fixed kind, and nothing reads its rows as strictly as a document.
-        inside = form.open_object if raw.text is not None else ""
+        inside = form.open_object if raw.of_text else ""
         rows = [self._row(raw.value, one, number, outcome, inside) for number, one in enumerate(cure.rows)]
         return outcome, rows
 

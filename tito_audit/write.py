@@ -36,7 +36,7 @@ def write_rollouts(
     waiting = iter(rollouts)
     upcoming = next(waiting, None)
     written = 0
-    source = open_log(Path(log), max_row_bytes=settings.max_row_bytes, keep_text=True)
+    source = open_log(Path(log), max_row_bytes=settings.max_row_bytes, keep_text=True, rows_at=settings.rows_at)
     join = Join.of(settings, [Path(log)])
     with open_output(source, Path(out), overwrite=overwrite, added=()) as whole:
         output = whole if join is None else join.output(whole, source)

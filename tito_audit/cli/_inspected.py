@@ -37,6 +37,7 @@ _KINDS = {
     "values": "JSON documents",
     "array": "one JSON array",
     "parquet": "Parquet",
+    "arrow": "Arrow",
     "torch": "a Torch file",
 }
 _STYLES = {

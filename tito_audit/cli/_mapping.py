@@ -95,7 +95,9 @@ def _why_none(found: Inspection) -> str:
     if inner is not None:
         return (
             f"nothing: {short(inner.path)} looks like ids, inside a list of objects, where --map cannot rename. "
-            "Call the list `calls` and its columns prompt_token_ids, completion_token_ids and logprobs."
+            f"If each object is a row, pass --rows-at {visible(inner.scope.replace('[]', ''))}; if each is a call "
+            "of one rollout, call the list `calls` and its columns prompt_token_ids, completion_token_ids and "
+            "logprobs."
         )
     return (
         f"nothing for all rows: {short(ids[0].path)} looks like ids, but no one mapping reads more than half of "

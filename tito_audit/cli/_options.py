@@ -44,6 +44,7 @@ __all__ = [
     "Messages",
     "NoConfig",
     "On",
+    "RowsAt",
     "Sample",
     "SampledRoles",
     "Select",
@@ -158,6 +159,14 @@ Map = Annotated[
         "--map",
         metavar="OURS=THEIRS",
         help="Name a column of the log, as token_ids=tokens. Repeatable.",
+    ),
+]
+RowsAt = Annotated[
+    str | None,
+    typer.Option(
+        "--rows-at",
+        metavar="PATH",
+        help="Where in each document or line the rows lie, as data.rollouts; * for the entries of a list.",
     ),
 ]
 Messages = Annotated[
@@ -275,6 +284,7 @@ def settings_of(
     sampled_roles: Sequence[str] | None = None,
     format: str | None = None,
     columns: Sequence[str] | None = None,
+    rows_at: str | None = None,
     messages: str | None = None,
     tools: str | None = None,
     on: Sequence[str] | None = None,
@@ -304,6 +314,7 @@ def settings_of(
         sampled_roles=_roles(sampled_roles),
         format=format,
         columns=mapped,
+        rows_at=rows_at,
         messages=messages,
         tools=tools,
         on=dict(_columns_pair(text) for text in on or ()),

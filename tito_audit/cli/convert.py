@@ -16,7 +16,9 @@ __all__ = ["convert"]
 
 def convert(
     context: typer.Context,
-    log: Annotated[str, typer.Argument(metavar="LOG", help="A file: .jsonl, .json, .parquet, .pt, .gz, .zst.")],
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="A file: .jsonl, .json, .parquet, .arrow, .pt, .gz, .zst.")
+    ],
     to: Annotated[
         str,
         typer.Option(
@@ -30,7 +32,10 @@ def convert(
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", metavar="OUT", help="The file to write: .jsonl, .json (.gz, .zst) or .parquet."
+            "--out",
+            "-o",
+            metavar="OUT",
+            help="The file to write: .jsonl, .json (.gz, .zst), .parquet, .arrow, .feather.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -43,6 +48,7 @@ def convert(
     format: options.FormatName = None,
     columns: options.Map = None,
     sampled_roles: options.SampledRoles = None,
+    rows_at: options.RowsAt = None,
     max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
     no_config: options.NoConfig = False,
     config: options.ConfigFile = None,
@@ -69,6 +75,7 @@ def convert(
         format=format,
         columns=columns,
         sampled_roles=sampled_roles,
+        rows_at=rows_at,
         max_row_bytes=max_row_bytes,
         overrides=options.overrides_of(context),
     ).at(log)

@@ -22,7 +22,8 @@ def scan(
     logs: Annotated[
         list[str],
         typer.Argument(
-            metavar="LOG...", help="Files, folders or globs: .jsonl, .json, .parquet, .gz, .zst; .pt by name."
+            metavar="LOG...",
+            help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name.",
         ),
     ],
     tokenizer: options.Tokenizer = None,
@@ -34,6 +35,7 @@ def scan(
     sampled_roles: options.SampledRoles = None,
     format: options.FormatName = None,
     columns: options.Map = None,
+    rows_at: options.RowsAt = None,
     messages: options.Messages = None,
     tools: options.Tools = None,
     on: options.On = None,
@@ -118,6 +120,7 @@ def scan(
         sampled_roles=sampled_roles,
         format=format,
         columns=columns,
+        rows_at=rows_at,
         messages=messages,
         tools=tools,
         on=on,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tito_audit.cli._places import Spots, Wanted
     from tito_audit.cli._sequence import Look
+    from tito_audit.config import Settings
     from tito_audit.pipeline import Scan
     from tito_audit.record.finding import Result
 
@@ -80,6 +81,7 @@ def show(
     sampled_roles: options.SampledRoles = None,
     format: options.FormatName = None,
     columns: options.Map = None,
+    rows_at: options.RowsAt = None,
     messages: options.Messages = None,
     tools: options.Tools = None,
     on: options.On = None,
@@ -109,6 +111,7 @@ def show(
         sampled_roles=sampled_roles,
         format=format,
         columns=columns,
+        rows_at=rows_at,
         messages=messages,
         tools=tools,
         on=on,
@@ -121,9 +124,9 @@ def show(
     )
     wanted = wanted_place(log, row=row, item=item, turn=turn)
     file = _one_log(wanted.log)
-    wanted = replace(wanted, row=_row(file) if wanted.row is None else wanted.row)
+    wanted = replace(wanted, row=_row(file, settings) if wanted.row is None else wanted.row)
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
-    result, items = _result(run, file, wanted)
+    result, items = _result(run, file, wanted, settings)
     spots = _spots(around or [], wanted, result)
     if as_json:
         _write_object(result, run, wanted, spots)
@@ -151,21 +154,25 @@ def _one_log(name: str) -> Path:
     return files[0]
 
 
-def _row(file: Path) -> int:
-    """The row to show where nobody named one: the only one that there is."""
+def _count(file: Path, settings: Settings) -> int:
+    """How many rows there are."""
     from tito_audit.storage import open_log
 
-    rows = open_log(file).count() if file.is_file() else None
+    return open_log(file, rows_at=settings.at(file).rows_at).count()
+
+
+def _row(file: Path, settings: Settings) -> int:
+    """The row to show where nobody named one: the only one that there is."""
+    rows = _count(file, settings) if file.is_file() else None
     if rows == 1:
         return 0
     held = f"; it holds {rows:,} rows, counted from 0" if rows is not None else ""
     raise SetupError(f"{file}: no row was named{held}.\nPass --row N, or write {file}:N.")
 
 
-def _result(run: Scan, file: Path, wanted: Wanted) -> tuple[Result, int]:
+def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[Result, int]:
     """The one result wanted and how many its row holds."""
     from tito_audit.cli._terminal import watched
-    from tito_audit.storage import open_log
 
     with closing(watched(run, silent=True)) as results:
         held = [result for result in results if not result.of_log]
@@ -177,7 +184,7 @@ def _result(run: Scan, file: Path, wanted: Wanted) -> tuple[Result, int]:
             f"{file}: row {wanted.row} holds {len(held)} rollouts, counted from 0; --item {wanted.item} is past "
             "the end."
         )
-    rows = open_log(file).count() if file.is_file() else 0
+    rows = _count(file, settings) if file.is_file() else 0
     if wanted.row is not None and wanted.row < rows:
         raise SetupError(f"{file}: row {wanted.row} is a blank line or holds no rollout.")
     raise SetupError(f"{file}: there is no row {wanted.row}; it holds {rows:,} rows, counted from 0.")

@@ -85,6 +85,7 @@ KEYS: Mapping[str, Key] = {
             parameter="columns",
             per_log=True,
         ),
+        Key("rows-at", values.text('a path, as "data.rollouts"'), "the rows of the file", per_log=True),
         Key("messages", values.path("the path of a file, a folder or a pattern"), "the log's own", per_log=True),
         Key("tools", values.path("the path of a file"), "the log's own", per_log=True),
         Key(

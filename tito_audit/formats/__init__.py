@@ -14,6 +14,7 @@ from tito_audit.formats._mapping import CANONICAL_COLUMNS, map_columns, unmap_co
 from tito_audit.formats._numbers import NUMBER_COLUMNS, number_columns
 from tito_audit.formats._responses_items import chat_tools
 from tito_audit.formats._signature import Near, Told, near_formats, told_by
+from tito_audit.formats._wrapped import wrapped_at
 from tito_audit.registry import plugins
 
 __all__ = [
@@ -93,8 +94,13 @@ def pick_format(row: Row) -> Format:
             raise RecordError(f"no token ids: this is {what}.")
     if not row:
         raise RecordError("the row is an empty object: nothing was recorded in it")
+    columns = f"no known format has these columns: {', '.join(sorted(map(str, row))[:40])}. "
+    wrapped = wrapped_at(row, all_formats())
+    if wrapped is not None:
+        path, name = wrapped
+        raise RecordError(f"{columns}What lies at {path} looks like {name}: pass --rows-at {path}")
     raise RecordError(
-        f"no known format has these columns: {', '.join(sorted(map(str, row))[:40])}. "
+        f"{columns}"
         "Name the columns of ids with --map (for example --map token_ids=NAME), or the format with --format; "
         "`tito-audit inspect LOG` shows what the columns hold and the mapping to paste."
     )

@@ -29,7 +29,6 @@ from tito_audit.inspect.relations import Relation, relations_of
 from tito_audit.inspect.roles import Role, Roles, roles_of
 from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
 from tito_audit.storage import open_log
-from tito_audit.storage.parquet import open_parquet
 
 __all__ = ["Inspection", "MaskNote", "Sentinel", "TakenFor", "inspect_log"]
 
@@ -84,7 +83,7 @@ class Inspection:
 
     file: str
     kind: str
-    """How the file is written: lines, values, array, parquet or torch."""
+    """How the file is written: lines, values, array, parquet, arrow or torch."""
     rows: int = 0
     """Rows that were read."""
     stopped: bool = False
@@ -113,10 +112,10 @@ class Inspection:
 def inspect_log(path: Path, rows: int = 100, settings: Settings | None = None) -> Inspection:
     """The first `rows` rows of a file, looked at; StorageError when it cannot be read as a log at all.
 
-    Of the settings, `format`, `columns` and `max_row_bytes` count.
+    Of the settings, `format`, `columns`, `rows_at` and `max_row_bytes` count.
     """
     settings = (settings or Settings()).at(path)
-    log = open_log(path, max_row_bytes=settings.max_row_bytes)
+    log = open_log(path, max_row_bytes=settings.max_row_bytes, rows_at=settings.rows_at)
     found = Inspection(str(path), "")
     read: list[tuple[int, Row]] = []
     for raw in log:
@@ -130,8 +129,8 @@ def inspect_log(path: Path, rows: int = 100, settings: Settings | None = None) -
             read.append((raw.index, raw.value))
     found.kind = log.kind if path.is_file() else "lines"
     _look_at_columns(found, read)
-    if found.kind == "parquet":
-        _name_storage_types(found, path)
+    if found.kind in ("parquet", "arrow"):
+        _name_storage_types(found, log.schema())
     found.taken = _taken_for(read, settings)
     _map(found, read, settings)
     return found
@@ -218,23 +217,22 @@ def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) 
     return Sentinel(logprobs, mask, value, float(counts.max() / len(around)), int(same.sum()))
 
 
-def _name_storage_types(found: Inspection, path: Path) -> None:
+def _name_storage_types(found: Inspection, schema: Any) -> None:
     """Say of each column which type the schema of the file gives it."""
     import pyarrow as pa
 
-    with open_parquet(path) as file:
-        types: dict[tuple[str, ...], str] = {}
+    types: dict[tuple[str, ...], str] = {}
 
-        def walk(keys: tuple[str, ...], kind: Any) -> None:
-            types[keys] = str(kind)
-            if pa.types.is_struct(kind):
-                for field_ in kind:
-                    walk((*keys, field_.name), field_.type)
-            elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-                walk((*keys, "[]"), kind.value_type)
+    def walk(keys: tuple[str, ...], kind: Any) -> None:
+        types[keys] = str(kind)
+        if pa.types.is_struct(kind):
+            for field_ in kind:
+                walk((*keys, field_.name), field_.type)
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            walk((*keys, "[]"), kind.value_type)
 
-        for field_ in file.schema_arrow:
-            walk((field_.name,), field_.type)
+    for field_ in schema:
+        walk((field_.name,), field_.type)
     for column in found.columns:
         column.storage_type = types.get(column.keys)
 

@@ -152,7 +152,7 @@ class Join:
             return None
         files = find_logs([named])
         limit = self._settings.max_row_bytes
-        keys = keys_for(option, self._settings.on, logs, files, limit)
+        keys = keys_for(option, self._settings.on, logs, files, limit, self._settings.rows_at)
         if keys is None:
             if first_row(files, limit) is None:
                 raise SetupError(
@@ -163,14 +163,20 @@ class Join:
 
     def _first_id(self, partners: Partners | None, logs: Sequence[Path]) -> str | None:
         """The id of the log's first row, for people."""
-        row = first_row(logs, self._settings.max_row_bytes) if partners is not None else None
+        settings = self._settings
+        row = first_row(logs, settings.max_row_bytes, settings.rows_at) if partners is not None else None
         key = partners.keys.of_log(row, str(logs[0]), 0) if row is not None and partners is not None else None
         return shown(key) if key is not None else None
 
     def _capture(self, log: Log) -> Calls | None:
         """The rollouts of a token capture; None for a log of any other kind."""
         settings = self._settings
-        if self._messages is None or settings.columns or settings.format not in (None, GATHERED.name):
+        if (
+            self._messages is None
+            or settings.columns
+            or settings.rows_at
+            or settings.format not in (None, GATHERED.name)
+        ):
             return None
         if log.path != self._calls[0]:
             row = first_row([log.path], settings.max_row_bytes) if log.kind == "lines" else None

@@ -83,13 +83,20 @@ class Keys:
 
 
 def keys_for(
-    option: str, on: Mapping[str, str], logs: Sequence[Path], others: Sequence[Path], max_row_bytes: int
+    option: str,
+    on: Mapping[str, str],
+    logs: Sequence[Path],
+    others: Sequence[Path],
+    max_row_bytes: int,
+    rows_at: str | None = None,
 ) -> Keys | None:
     """The columns named with `--on`, else the first id that both have; None when there is no row to join.
 
+    The rows of the logs, not those of the others, lie at `rows_at`.
+
     SetupError when a column is not there, or no id is in both.
     """
-    mine, theirs = (_columns(files, max_row_bytes) for files in (logs, others))
+    mine, theirs = _columns(logs, max_row_bytes, rows_at), _columns(others, max_row_bytes)
     if not mine or not theirs:
         return None
     if on:
@@ -102,26 +109,26 @@ def keys_for(
     if found[0] != ("sample_index",) or found[1] != ("sample_index",):
         return keys
     scoped = all(_scope_of_log(file) for file in logs) and all(map(_ROLLOUT_ID.fullmatch, map(_stem, others)))
-    counted = _occurrences(logs) if "sample_occurrence" in theirs else None
+    counted = _occurrences(logs) if "sample_occurrence" in theirs and rows_at is None else None
     return Keys(*found, scoped=scoped, occurrences=counted)
 
 
-def first_row(files: Iterable[Path], max_row_bytes: int) -> Row | None:
+def first_row(files: Iterable[Path], max_row_bytes: int, rows_at: str | None = None) -> Row | None:
     """The first row of these files that can be read; None when there is none."""
-    return next(_rows(files, max_row_bytes), None)
+    return next(_rows(files, max_row_bytes, rows_at), None)
 
 
-def _rows(files: Iterable[Path], max_row_bytes: int) -> Iterator[Row]:
+def _rows(files: Iterable[Path], max_row_bytes: int, rows_at: str | None) -> Iterator[Row]:
     for file in files:
-        for raw in open_log(file, max_row_bytes=max_row_bytes):
+        for raw in open_log(file, max_row_bytes=max_row_bytes, rows_at=rows_at):
             if raw.value is not None:
                 yield raw.value
 
 
-def _columns(files: Sequence[Path], max_row_bytes: int) -> dict[str, Any]:
+def _columns(files: Sequence[Path], max_row_bytes: int, rows_at: str | None = None) -> dict[str, Any]:
     """The columns of the first rows, each with the first value of it that is not null."""
     found: dict[str, Any] = {}
-    for row, _ in zip(_rows(files, max_row_bytes), range(_SEEN), strict=False):
+    for row, _ in zip(_rows(files, max_row_bytes, rows_at), range(_SEEN), strict=False):
         for name, value in row.items():
             if found.get(name) is None:
                 found[name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tito_audit.storage.atomic import allow_open_files
+from tito_audit.storage.datasets import files_beside, write_beside
 from tito_audit.storage.find import LOG_SUFFIXES, find_logs
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
 from tito_audit.storage.output import Output, open_output
@@ -18,6 +19,7 @@ __all__ = [
     "Quarantine",
     "RawRow",
     "allow_open_files",
+    "files_beside",
     "find_logs",
     "make_folder",
     "open_log",
@@ -25,4 +27,5 @@ __all__ = [
     "refuse_taken",
     "same_place",
     "target_paths",
+    "write_beside",
 ]

@@ -9,11 +9,12 @@ from typing import Any, BinaryIO
 from tito_audit.storage.choice import Choice
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.documents import cut_values
+from tito_audit.storage.inside import Inside, Unwrapped
 from tito_audit.storage.lines import ParseRow, Piece, chosen_of_lines, cut_lines, rows_of_lines
 from tito_audit.storage.log import Log, unreadable
 from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.storage.streams import Damaged
-from tito_audit.storage.table_chunks import chunks_of_parquet
+from tito_audit.storage.table_chunks import chunks_of_arrow, chunks_of_parquet
 from tito_audit.storage.torch_files import rows_of_torch
 
 __all__ = ["Chunk", "Reading", "chunks_of"]
@@ -30,6 +31,10 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
     Lines of a plain file are not read here, only where they are audited; what is compressed, a document or a
     large row group is read here, and the chunk holds it.
     """
+    if log.inside is not None:
+        for chunk in chunks_of(log.outer(), size):
+            yield _Inside(chunk.path, chunk.limit, chunk.done, chunk, log.inside, share=log.share)
+        return
     try:
         with log.path.open("rb") as raw:
             kind, stream, between = log.look(raw)
@@ -37,7 +42,7 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
                 yield _Torch(log.path, log.max_row_bytes, log.size, share=log.share)
                 return
             if stream is None:
-                yield from chunks_of_parquet(log, size)
+                yield from chunks_of_arrow(log, size) if kind == "arrow" else chunks_of_parquet(log, size)
                 return
             try:
                 start = len(between.rest())
@@ -180,6 +185,20 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
         yield chunk
     if damage is not None:
         yield Broken(log.path, log.max_row_bytes, log.size, damage)
+
+
+@dataclass(slots=True)
+class _Inside(Chunk):
+    """What lies in the rows of a chunk."""
+
+    chunk: Chunk
+    inside: Inside
+
+    def rows(self, reading: Reading) -> Iterator[RawRow]:
+        """The rows that are found, numbered as they are."""
+        unwrapped = Unwrapped(self.inside, reading.choice)
+        yield from unwrapped.rows(self.chunk.rows(Reading(self.chunk)))
+        reading.size = unwrapped.count
 
 
 @dataclass(slots=True)

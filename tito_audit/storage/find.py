@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tito_audit.errors import StorageError
+from tito_audit.storage.datasets import is_dataset, shards_under
 
 __all__ = ["LOG_SUFFIXES", "find_logs"]
 
 LOG_SUFFIXES = (
     *(f"{base}{packed}" for base in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst")),
-    ".parquet",
+    *(".parquet", ".arrow", ".arrows", ".feather"),
 )
 """How the names of logs end inside a folder; a file that is named itself may be called anything."""
 
@@ -34,6 +35,9 @@ _NOT_LOGS = {
     "vocab.json",
 }
 """What models and data sets keep beside logs."""
+
+_CACHED = re.compile(r"(?:cache-.*|indices)\.arrow")
+"""How `datasets` names what it computed from the rows beside it."""
 
 _OURS = re.compile(
     rb'\{"(?:summary|before)":\{"schema_version":|\{"code":"[A-Z]{3}\d{3}","severity":"|\{"what": "tito-audit |'
@@ -75,11 +79,11 @@ def _files(argument: str) -> list[Path]:
 
 def _of_match(path: Path) -> list[Path]:
     """A file of a glob itself; of a folder, the logs in it, if any."""
-    return sorted(_logs_under(path)) if path.is_dir() else [path]
+    return _sorted_logs(path) if path.is_dir() else [path]
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    files = sorted(_logs_under(folder))
+    files = _sorted_logs(folder)
     if not files:
         raise StorageError(
             f"{folder}: no log in this folder or below. Looked for names that end in "
@@ -88,14 +92,24 @@ def _in_folder(folder: Path) -> list[Path]:
     return files
 
 
-def _logs_under(folder: Path) -> Iterator[Path]:
+def _sorted_logs(folder: Path) -> list[Path]:
+    """The logs of a folder by name; those of a data set in the order of its rows, where its folder stands."""
+    return [path for _, found in sorted(_logs_under(folder)) for path in found]
+
+
+def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Each log by itself, and the shards of each data set together under their folder."""
     for root, folders, files in os.walk(folder, onerror=_refuse):
+        if is_dataset(Path(root)):
+            folders.clear()
+            yield Path(root), shards_under(Path(root))
+            continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             if not name.startswith(".") and name.endswith(LOG_SUFFIXES) and name not in _NOT_LOGS:
                 path = Path(root) / name
-                if not _is_ours(path):
-                    yield path
+                if not _is_ours(path) and _CACHED.fullmatch(name) is None:
+                    yield path, [path]
 
 
 def _is_ours(path: Path) -> bool:

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from tito_audit.errors import StorageError
+from tito_audit.storage._json_kind import json_kind
+from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
 from tito_audit.storage.choice import Choice
-from tito_audit.storage.documents import chosen_of_values, cut_values, rows_of_values
-from tito_audit.storage.lines import Between, ParseRow, Piece, chosen_of_lines, rows_of_lines
+from tito_audit.storage.documents import chosen_of_values, rows_of_values
+from tito_audit.storage.inside import Inside, Unwrapped, inside_of
+from tito_audit.storage.lines import Between, ParseRow, chosen_of_lines, rows_of_lines
 from tito_audit.storage.parquet import open_parquet, rows_of_parquet
-from tito_audit.storage.row import RawRow, parse_row, parses
-from tito_audit.storage.sniff import PARQUET_MAGIC, refuse_binary, refuse_text
+from tito_audit.storage.row import RawRow, parse_row
+from tito_audit.storage.sniff import PARQUET_MAGIC
 from tito_audit.storage.splice import Splicer
 from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
 from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
 
-__all__ = ["BINARY", "MAX_ROW_BYTES", "Kind", "Log", "lost_row", "open_log", "unreadable"]
+__all__ = ["BINARY", "MAX_ROW_BYTES", "TABLES", "Kind", "Log", "lost_row", "open_log", "unreadable"]
 
-Kind = Literal["lines", "values", "array", "parquet", "torch"]
-"""JSONL; JSON documents, one or several after one another; one JSON array of rows; Parquet; a Torch file."""
-BINARY: tuple[Kind, ...] = ("parquet", "torch")
+Kind = Literal["lines", "values", "array", "parquet", "arrow", "torch"]
+"""JSONL; JSON documents, one or several after one another; one JSON array of rows; Parquet; Arrow IPC; a Torch
+file."""
+BINARY: tuple[Kind, ...] = ("parquet", "arrow", "torch")
 """Those whose rows have no text of their own."""
+TABLES: tuple[Kind, ...] = ("parquet", "arrow")
+"""Those of which each column has a type."""
 
 MAX_ROW_BYTES = 256 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
-_HEAD = 1 << 16
+_MAGIC = 8
 
 
 class Log:
@@ -44,6 +51,7 @@ class Log:
         keep_text: bool = False,
         parse: ParseRow = parse_row,
         share: float | None = None,
+        inside: Inside | None = None,
     ) -> None:
         self.path = path
         self.size = path.stat().st_size
@@ -59,6 +67,10 @@ class Log:
         self.max_row_bytes = max_row_bytes
         self.share = share
         """About how much of the rows is given; None: all."""
+        self.inside = inside
+        """Where in each row of the file the rows lie; None: they are those of the file."""
+        self.passed: list[RawRow] = []
+        """Rows of the file that hold none and came behind the last row, once all were read."""
         self.left_out = 0
         """How many rows were looked at so far and not given, because of the share."""
         self.only: int | None = None
@@ -82,19 +94,47 @@ class Log:
 
     @property
     def compression(self) -> Compression:
-        """How the file as a whole is compressed; None for Parquet, whose pages are, and for a Torch file."""
+        """How the file as a whole is compressed; None for tables, which are inside, and for a Torch file."""
         return self._compression if self.kind not in BINARY else None
 
     def count(self) -> int:
         """How many rows there are, blank lines counted up to the last row; none is looked into if that can be."""
+        if self.inside is not None:
+            return sum(1 for _ in self)
         if self.kind == "parquet":
             with open_parquet(self.path) as file:
                 return int(file.metadata.num_rows)
+        if self.kind == "arrow":
+            with open_arrow(self.path) as table, contextlib.suppress(OSError, ValueError):
+                return sum(table.lengths())
         log = Log(self.path, self.max_row_bytes)
         log.only = -1
         return max((row.index + 1 for row in log), default=0)
 
+    def schema(self) -> Any:
+        """The Arrow schema of the rows of a table, a Parquet or an Arrow file."""
+        if self.kind == "arrow":
+            with open_arrow(self.path) as table:
+                schema = table.schema
+        else:
+            with open_parquet(self.path) as file:
+                schema = file.schema_arrow
+        return schema if self.inside is None else self.inside.schema(schema)
+
+    def outer(self) -> Log:
+        """The rows of the file, whatever lies in them and all of them.
+
+        SetupError when rows should lie in them, and lie in none.
+        """
+        outer = Log(self.path, self.max_row_bytes, self.keep_text, self.parse)
+        if self.inside is not None and self.path.is_file():
+            self.inside.refuse_nowhere(Log(self.path, self.max_row_bytes), self.path)
+        return outer
+
     def __iter__(self) -> Iterator[RawRow]:
+        if self.inside is not None:
+            yield from self._unwrapped(self.inside)
+            return
         last = -1
         self.position = self.left_out = 0
         choice = Choice(self.share) if self.share is not None else None
@@ -114,15 +154,26 @@ class Log:
         if choice is not None:
             self.left_out = choice.left_out
 
+    def _unwrapped(self, inside: Inside) -> Iterator[RawRow]:
+        choice = Choice(self.share) if self.share is not None else None
+        outer, unwrapped = self.outer(), Unwrapped(inside, choice, keep=self.keep_text)
+        self.position = self.left_out = 0
+        for row in unwrapped.rows(outer):
+            self.position = outer.position
+            if choice is not None:
+                self.left_out = choice.left_out
+            yield row
+        if choice is not None:
+            self.left_out = choice.left_out
+        self.tail, self.passed = outer.tail, unwrapped.passed
+        # A pipe could not be looked into before.
+        if unwrapped.astray is not None and not self.path.is_file():
+            raise inside.nowhere(unwrapped.astray, self.path)
+
     def _rows(self, raw: BinaryIO, choice: Choice | None) -> Iterator[RawRow]:
         kind, stream, between = self.look(raw)
         if stream is None:
-            binary = (
-                rows_of_torch(self.path, choice)
-                if kind == "torch"
-                else rows_of_parquet(self.path, self.max_row_bytes, self.only, choice)
-            )
-            for row, share in binary:
+            for row, share in self._rows_of_binary(kind, choice):
                 self.position = int(self.size * share)
                 yield row
             return
@@ -134,6 +185,12 @@ class Log:
         finally:
             stream.close()
         self.tail = between.rest() if self.keep_text else b""
+
+    def _rows_of_binary(self, kind: Kind, choice: Choice | None) -> Iterator[tuple[RawRow, float]]:
+        if kind == "torch":
+            return rows_of_torch(self.path, choice)
+        rows_of = rows_of_arrow if kind == "arrow" else rows_of_parquet
+        return rows_of(self.path, self.max_row_bytes, self.only, choice)
 
     def _rows_of_text(
         self, kind: Kind, stream: ByteStream, between: Between, choice: Choice | None
@@ -155,6 +212,9 @@ class Log:
         if head == PARQUET_MAGIC:
             self._kind = "parquet"
             return self._kind, None, Between()
+        if is_arrow(raw.peek(_MAGIC)[:_MAGIC]):  # type: ignore[attr-defined]
+            self._kind = "arrow"
+            return self._kind, None, Between()
         if is_torch(raw.peek(TORCH_HEAD)[:TORCH_HEAD]):  # type: ignore[attr-defined]
             self._kind = "torch"
             return self._kind, None, Between()
@@ -163,23 +223,11 @@ class Log:
         before = _BOM if stream.peek(len(_BOM)) == _BOM else b""
         stream.skip(len(before))
         try:
-            self._kind = self._json_kind(stream)
+            self._kind = json_kind(self.path, stream, self.max_row_bytes)
         except StorageError:
             stream.close()
             raise
         return self._kind, stream, Between(before)
-
-    def _json_kind(self, stream: ByteStream) -> Kind:
-        head = stream.peek(_HEAD)
-        refuse_binary(self.path, head)
-        first = head.lstrip()[:1]
-        if first == b"[" and not _lines_of_lists(stream, self.max_row_bytes):
-            return "array"
-        if first == b"{" and _is_document(self.path, stream, self.max_row_bytes):
-            return "values"
-        if not head or first in b"[{" or _has_object_lines(head):
-            return "lines"
-        raise refuse_text(self.path, head)
 
 
 def open_log(
@@ -189,21 +237,26 @@ def open_log(
     keep_text: bool = False,
     arrays: Mapping[str, str] | None = None,
     share: float | None = None,
+    rows_at: str | None = None,
 ) -> Log:
-    """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, Parquet, or a Torch file.
+    """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, Parquet, Arrow IPC, a Torch file.
 
     What the file is, its content says; StorageError when it is missing, cannot be opened, or is of a
     kind that is not read. A longer row than `max_row_bytes` becomes an error row and is never held.
     With `keep_text` rows of JSON hold their bytes, so that all leads and texts and the tail are the file. In the
     columns `arrays` (see Splicer) long lists of numbers in lines of JSON are numpy arrays, as all are in
-    Parquet: quicker to read, but nothing to write again. With a `share` only about that much of the rows is
-    given (see Choice), without text; the others are not parsed.
+    tables: quicker to read, but nothing to write again. With a `share` only about that much of the rows is
+    given (see Choice), without text; the others are not parsed. With `rows_at` the rows are what lies at that path
+    in those of the file (see Inside), numbered as they are found.
     """
     if path.is_dir():
         raise StorageError(f"{path}: this is a folder. Name a file in it, or let find_logs list its logs.")
     try:
+        inside = inside_of(rows_at) if rows_at is not None else None
+        if inside is not None and arrays:
+            arrays = inside.columns(arrays)
         parse = Splicer(arrays).parse_row if arrays and not keep_text else parse_row
-        log = Log(path, max_row_bytes, keep_text, parse, share)
+        log = Log(path, max_row_bytes, keep_text, parse, share, inside)
         if path.is_file():
             path.open("rb").close()
     except OSError as error:
@@ -235,70 +288,3 @@ def lost_row(path: Path, last: int, damage: str) -> RawRow:
 def unreadable(path: Path, error: OSError) -> StorageError:
     """The error for a file that the system does not let us read."""
     return StorageError(f"{path}: the file cannot be read ({error.strerror or error}).")
-
-
-def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
-    """The first `count` lines that are not blank, whole; fewer if the file or the limit ends before."""
-    size = min(_HEAD, limit)
-    while True:
-        head = stream.peek(size)
-        at_end = len(head) < size
-        lines = [line for line in (head if at_end else head[: head.rfind(b"\n") + 1]).split(b"\n") if line.strip()]
-        if len(lines) >= count or at_end or size >= limit:
-            return lines[:count]
-        size = min(2 * size, limit)
-
-
-def _lines_of_lists(stream: ByteStream, limit: int) -> bool:
-    """True for JSONL whose first line is a list by itself; one array of rows has nothing after it."""
-    lines = _first_lines(stream, 2, min(limit, 16 * _HEAD))
-    return len(lines) == 2 and parses(lines[0])
-
-
-def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
-    """True when the file's first object spans several lines.
-
-    A first line that parses decides for JSONL. One that does not may also be a line that broke, so the
-    first whole object is cut out and tried, and at last the second line.
-    """
-    first = _first_lines(stream, 1, limit)
-    if not first or parses(first[0]):
-        return False
-    piece = _first_object(stream, limit)
-    if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and parses(piece.data):
-        return True
-    lines = _first_lines(stream, 2, limit)
-    if len(lines) == 2 and lines[1].lstrip().startswith(b"{") and parses(lines[1]):
-        return False
-    if piece is not None and piece.data is None:
-        raise StorageError(
-            f"{path}: this is one JSON document of more than {limit:,} bytes, which has to be held in "
-            "memory while it is read.\nWrite its rollouts as JSONL, one a line, or raise --max-row-bytes."
-        )
-    return True
-
-
-def _first_object(stream: ByteStream, limit: int) -> Piece | None:
-    """The first object of the stream as text, which stays unread; its data is None past the limit."""
-    seen: list[bytes] = []
-
-    def watched() -> Iterator[bytes]:
-        size = 0
-        for block in stream:
-            seen.append(block)
-            yield block
-            size += len(block)
-            if size > limit:
-                return
-
-    try:
-        return next(cut_values(watched(), array=False, limit=limit), None)
-    except Damaged:
-        return None
-    finally:
-        stream.unread(seen)
-
-
-def _has_object_lines(head: bytes) -> bool:
-    """True when a text that starts otherwise still has lines that look like rows."""
-    return any(line.lstrip().startswith(b"{") for line in head.split(b"\n"))

@@ -1,4 +1,4 @@
-"""NewLog: rows that no log held before, written as JSONL, JSON or Parquet."""
+"""NewLog: rows that no log held before, written as JSONL, JSON or a table."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ __all__ = ["NewLog", "Shapes", "dump_row", "kind_of_name", "new_log"]
 
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 _LINES = {".jsonl", ".ndjson"}
+_TABLES = {".parquet", ".arrow", ".arrows", ".feather"}
 _BATCH_ROWS = 1024
 _BATCH_ENTRIES = 4 << 20
 """Numbers and characters that wait to be written, about."""
@@ -50,11 +51,12 @@ def kind_of_name(target: Path) -> tuple[str, Compression]:
         return "lines", packed
     if last == ".json":
         return "array", packed
-    if last == ".parquet" and packed is None:
+    if last in _TABLES and packed is None:
         return "table", None
     raise SetupError(
         f"{target}: what to write follows from the suffix, and this is none of those that can be written.\n"
-        "Name it .jsonl, .ndjson or .json, with .gz or .zst behind it to compress it, or .parquet."
+        "Name it .jsonl, .ndjson or .json, with .gz or .zst behind it to compress it, .parquet, .arrow, "
+        "or .feather."
     )
 
 
@@ -67,7 +69,7 @@ def new_log(target: Path, *, overwrite: bool, source: Path, shapes: Shapes | Non
     kind, compression = kind_of_name(target)
     with new_file(target, overwrite=overwrite, source=source) as out, contextlib.ExitStack() as stack:
         if kind == "table":
-            yield _Table(out, shapes or Shapes())
+            yield _Table(out, shapes or Shapes(), target.suffix.lower())
             return
         text = _Text(out, compression, array=kind == "array")
         stack.callback(text.abandon)
@@ -200,23 +202,33 @@ class Shapes:
         self.schema = self.schema.set(at, both.field(0))
 
 
+def _writer_of(out: BinaryIO, schema: Any, suffix: str) -> Any:
+    """What writes tables of a schema, in the format of the suffix; .arrow is a stream, as for `datasets`."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if suffix != ".parquet":
+        return (pa.ipc.new_file if suffix == ".feather" else pa.ipc.new_stream)(out, schema)
+
+    class Writer(parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
+        """A writer that, given up halfway, does not try to end a file that may be closed by then."""
+
+        def __del__(self) -> None:
+            pass
+
+    return Writer(out, schema)
+
+
 class _Table:
-    """A Parquet file; objects and lists of objects are JSON in a string, as tables of rollouts hold them."""
+    """A table of which objects and lists of objects are JSON in a string, as tables of rollouts hold them."""
 
-    def __init__(self, out: BinaryIO, shapes: Shapes) -> None:
+    def __init__(self, out: BinaryIO, shapes: Shapes, suffix: str) -> None:
         import pyarrow as pa
-        from pyarrow import parquet
-
-        class Writer(parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
-            """A writer that, given up halfway, does not try to end a file that may be closed by then."""
-
-            def __del__(self) -> None:
-                pass
 
         shapes.settle()
         self._file = out
         self._schema = shapes.schema if shapes.schema is not None else pa.schema([])
-        self._writer = Writer(out, self._schema)
+        self._writer = _writer_of(out, self._schema, suffix)
         self._rows: list[dict[str, Any]] = []
         self._size = 0
 
@@ -228,7 +240,7 @@ class _Table:
             self._write()
 
     def finish(self) -> Path:
-        """Write what waits and the footer."""
+        """Write what waits and the end."""
         self._write()
         self._writer.close()
         return draft_of(self._file)

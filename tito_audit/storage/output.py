@@ -13,8 +13,9 @@ from typing import BinaryIO, Protocol
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.record.edits import edits_between
+from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import new_file
-from tito_audit.storage.log import BINARY, Log
+from tito_audit.storage.log import BINARY, TABLES, Log
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.text_output import TextOutput
@@ -22,7 +23,7 @@ from tito_audit.storage.text_output import TextOutput
 __all__ = ["Output", "open_output"]
 
 _TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
-_OWN = {".parquet", ".pt"}
+_OWN = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -69,6 +70,10 @@ def open_output(
             from tito_audit.storage.parquet_output import ParquetOutput  # heavy: only those who need it pay
 
             inner = ParquetOutput(log.path, out, added)
+        elif log.kind == "arrow":
+            from tito_audit.storage.arrow_output import ArrowOutput
+
+            inner = ArrowOutput(log.path, out, added)
         elif log.kind == "torch":
             from tito_audit.storage.torch_output import TorchOutput
 
@@ -76,10 +81,16 @@ def open_output(
         else:
             inner = text = TextOutput(out, log.kind, compression)
             stack.callback(text.abandon)
-        output = _Whole(log, out, inner, may_copy=log.kind not in BINARY and compression == log.compression)
-        yield output
-        if not output.finished:
+        whole = _Whole(log, out, inner, may_copy=log.kind not in BINARY and compression == log.compression)
+        yield whole if log.inside is None else _inside(whole, added if log.kind in TABLES else ())
+        if not whole.finished:
             raise RuntimeError("an output has to be finished before its block ends")
+
+
+def _inside(whole: Output, moved: tuple[str, ...]) -> Output:
+    from tito_audit.storage.inside_output import InsideOutput
+
+    return InsideOutput(whole, moved)
 
 
 class _Whole:
@@ -153,10 +164,11 @@ def _compression_for(log: Log, target: Path) -> Compression:
     suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
     last = suffixes[-1] if suffixes else ""
     if log.kind in BINARY:
-        name, own = ("Parquet", ".parquet") if log.kind == "parquet" else ("a Torch file", ".pt")
-        if last in {*_PACKED, *_TEXT_SUFFIXES, *_OWN} - {own}:
+        name, own = _own_suffixes(log)
+        if last in {*_PACKED, *_TEXT_SUFFIXES, *_OWN} - {*own}:
             raise SetupError(
-                f"{target}: {log.path} is {name} and stays {name}, which this suffix is not; name it {own}."
+                f"{target}: {log.path} is {name} and stays {name}, which this suffix is not; "
+                f"name it {' or '.join(own)}."
             )
         return None
     if last in _OWN:
@@ -166,3 +178,13 @@ def _compression_for(log: Log, target: Path) -> Compression:
     if last in _PACKED:
         return _PACKED[last]
     return None if last in _TEXT_SUFFIXES else log.compression
+
+
+def _own_suffixes(log: Log) -> tuple[str, tuple[str, ...]]:
+    """What a binary log is, for people, and how the names of such files end."""
+    if log.kind != "arrow":
+        return ("Parquet", (".parquet",)) if log.kind == "parquet" else ("a Torch file", (".pt",))
+    with open_arrow(log.path) as file:
+        if file.has_footer:
+            return "an Arrow file", (".arrow", ".feather")
+    return "an Arrow stream", (".arrow", ".arrows")

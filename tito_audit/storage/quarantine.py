@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,9 @@ class Quarantine:
             # A row of a document may span lines, and a line is what a row is here.
             text = " ".join(raw.text.decode("utf-8").split("\n")).strip()
             line = rewrite_json(text, [Edit((column,), about)]).encode("utf-8")
+        elif raw.of_text:
+            # As Python writes it, NaN and halves of surrogate pairs as well.
+            line = json.dumps({**raw.value, column: about}).encode("ascii")
         else:
             options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
             line = orjson.dumps({**raw.value, column: about}, option=options, default=_plain)

@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 
 from tito_audit.format import Row
+from tito_audit.record.edits import Path
 
-__all__ = ["RawRow", "parse_json", "parse_row", "parses", "too_long"]
+__all__ = ["RawRow", "Within", "parse_json", "parse_row", "parses", "too_long"]
 
 _PYTHON_WORDS = (b"NaN", b"Infinity", b"\\u")
 """Without one of these in it, what the fast parser refuses is not JSON for Python either."""
@@ -33,6 +34,24 @@ class RawRow:
     """Everything between the end of the row before and the start of this one, if the log keeps text."""
     lost: bool = False
     """True for the error row of a place past which the file cannot be read."""
+    within: Within | None = None
+    """Where in a row of the file it lies; None where it is one."""
+
+    @property
+    def of_text(self) -> bool:
+        """Whether it was read from text that is kept, its own or that of a row of the file around it."""
+        return self.text is not None or (self.within is not None and self.within.outer.text is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Where in a row of the file a row lies."""
+
+    outer: RawRow
+    path: Path
+    """The keys and positions that lead to it, or as far as they lead where it is not there."""
+    before: tuple[RawRow, ...] = ()
+    """Rows of the file in which there are none, between the last one that was found and this one."""
 
 
 def parse_row(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:

@@ -31,14 +31,18 @@ _MSGPACK = (
     '    import json, msgpack; u = msgpack.Unpacker(open("{name}", "rb")); '
     'open("log.jsonl", "w").writelines(json.dumps(r) + "\\n" for r in u)'
 )
-_ARROW = 'Export it once:\n    from datasets import Dataset; Dataset.from_file("{name}").to_json("log.jsonl")'
+_FEATHER = (
+    "Write it once as version 2:\n"
+    '    from pyarrow import feather; feather.write_feather(feather.read_table("{name}"), "log.feather")'
+)
 _UNPACK = "Unpack it first, and pass the files in it."
 
 _BINARY: tuple[tuple[bytes, str, str], ...] = (
     *((bytes([0x80, version]), f"a Python pickle; {_RUNS_CODE}", _EXPORT) for version in range(2, 6)),
     (b"SQLite format 3\0", "an SQLite database, whose tables could hold anything", _SQLITE),
-    (b"ARROW1", "an Arrow IPC file, not a Parquet file", _ARROW),
-    (b"\xff\xff\xff\xff", "an Arrow IPC stream, not a Parquet file", _ARROW),
+    (b"FEA1", "a Feather file of version 1", _FEATHER),
+    (b"ARROW1", "a compressed Arrow file", "Decompress it first; Arrow can be compressed inside."),
+    (b"\xff\xff\xff\xff", "a compressed Arrow stream", "Decompress it first; Arrow can be compressed inside."),
     (b"\xff\xfe", "UTF-16 text", "Write it as UTF-8: iconv -f UTF-16 -t UTF-8 LOG > LOG.jsonl"),
     (b"\xfe\xff", "UTF-16 text", "Write it as UTF-8: iconv -f UTF-16 -t UTF-8 LOG > LOG.jsonl"),
     (b"BZh", "compressed with bzip2, which is not read", "Decompress it first: bunzip2 -k LOG"),
@@ -73,9 +77,9 @@ def refuse_text(path: Path, head: bytes) -> StorageError:
     if path.suffix in {".msgpack", ".mpk", ".bin"} or (head and head[0] >= 0x80):
         return _refusal(path, "binary data, perhaps msgpack, whose fields may have no names", _MSGPACK)
     return StorageError(
-        f"{path}: neither JSON nor Parquet; it begins with {head[:32]!r}.\n"
+        f"{path}: neither JSON nor a table; it begins with {head[:32]!r}.\n"
         "A log is one JSON object a line (plain, .gz, .zst), one JSON document, an array of objects, "
-        "or a Parquet file.\nConvert it, or pass the file that holds the rollouts."
+        "a Parquet file, or an Arrow file.\nConvert it, or pass the file that holds the rollouts."
     )
 
 

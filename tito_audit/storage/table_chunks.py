@@ -1,4 +1,4 @@
-"""A Parquet file in chunks: row groups, or batches of those that are large."""
+"""A table in chunks: row groups of Parquet, or batches of those that are large; record batches of Arrow."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
 from tito_audit.storage.choice import Choice
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.log import Log
-from tito_audit.storage.parquet import (
-    batches_of,
-    chosen_of_group,
-    open_parquet,
-    rows_of_batch,
-    seed_of_group,
-    thinned,
-)
+from tito_audit.storage.parquet import batches_of, chosen_of_group, open_parquet, seed_of_group
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Damaged
+from tito_audit.storage.table_rows import rows_of_batch, thinned
 
-__all__ = ["chunks_of_parquet"]
+__all__ = ["chunks_of_arrow", "chunks_of_parquet"]
 
 _GROUPS = 8
 """A row group of up to so many chunks is read where it is audited; of a larger one the batches are handed out."""
@@ -54,6 +49,73 @@ def chunks_of_parquet(log: Log, size: int) -> Iterator[Chunk]:
                 return
 
 
+def chunks_of_arrow(log: Log, size: int) -> Iterator[Chunk]:
+    """The file in chunks of about `size` bytes: record batches, small ones together, slices of large ones."""
+    read = 0
+    held = _Held(log)
+    with open_arrow(log.path) as file:
+        try:
+            for batch, _, share in file.batches():
+                done = int(log.size * share)
+                taken = None
+                if log.share is not None:
+                    taken = Choice(log.share).among(seed_of_batch(batch), read, batch.num_rows)
+                read += batch.num_rows
+                if batch.nbytes <= min(size // 2, log.max_row_bytes):
+                    held.add(batch, taken, done)
+                    if held.bytes >= size:
+                        yield from held.chunk()
+                    continue
+                yield from held.chunk()
+                yield from _of_large(log, batch, taken, size, done)
+        except Damaged as damage:
+            yield from held.chunk()
+            yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
+            return
+        yield from held.chunk()
+
+
+class _Held:
+    """Small record batches that become one chunk."""
+
+    def __init__(self, log: Log) -> None:
+        self.bytes = 0
+        self._log = log
+        self._batches: list[Any] = []
+        self._numbers: list[int] | None = None if log.share is None else []
+        self._rows = self._done = 0
+
+    def add(self, batch: Any, taken: Any, done: int) -> None:
+        """One more, of which these rows are taken; None: all."""
+        if self._numbers is not None:
+            self._numbers += (self._rows + taken).tolist()
+        self._batches.append(batch if taken is None else thinned(batch, taken))
+        self._rows += batch.num_rows
+        self._done = done
+        self.bytes += batch.nbytes
+
+    def chunk(self) -> Iterator[Chunk]:
+        """All of them as a chunk, if there is a row, and an empty start for the next."""
+        log = self._log
+        if self._rows:
+            data = _streamed(*self._batches)
+            yield _Batch(log.path, log.max_row_bytes, self._done, data, self._rows, self._numbers, share=log.share)
+        self.bytes = self._rows = 0
+        self._batches = []
+        self._numbers = None if log.share is None else []
+
+
+def _of_large(log: Log, batch: Any, taken: Any, size: int, done: int) -> Iterator[Chunk]:
+    start = 0
+    for part in parts_of_batch(batch):
+        if taken is None:
+            yield from _of_batch(log, part, size, 0, lambda _: done)
+        else:
+            here = taken[(taken >= start) & (taken < start + part.num_rows)] - start
+            yield from _of_thinned(log, part, here, size, done)
+        start += part.num_rows
+
+
 @dataclass(slots=True)
 class _Group(Chunk):
     """A row group of a Parquet file."""
@@ -78,7 +140,7 @@ class _Group(Chunk):
 
 @dataclass(slots=True)
 class _Batch(Chunk):
-    """Rows of a Parquet file as an Arrow stream, none of them too long."""
+    """Rows of a table as an Arrow stream, none of them too long."""
 
     data: bytes
     size: int
@@ -116,13 +178,14 @@ def _of_batch(log: Log, batch: Any, size: int, read: int, done: Callable[[int], 
         yield _Batch(log.path, log.max_row_bytes, at, _streamed(part), part.num_rows)
 
 
-def _streamed(batch: Any) -> bytes:
-    """The batch as an Arrow stream."""
+def _streamed(*batches: Any) -> bytes:
+    """Batches of one schema as an Arrow stream."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
+    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
     data: bytes = sink.getvalue().to_pybytes()
     return data
 

@@ -1,0 +1,213 @@
+"""Arrow IPC written again: what no change touches survives, in format, batches and compression."""
+
+from __future__ import annotations
+
+import gc
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from test_parquet_output import rich_table, same_values
+
+from tito_audit.errors import SetupError, StorageError
+from tito_audit.record.edits import Edit, with_edits
+from tito_audit.storage import open_log, open_output
+from tito_audit.storage._arrow_form import form_of
+from tito_audit.storage.arrow import open_arrow
+from tito_audit.storage.arrow_output import ArrowOutput
+
+Row = Mapping[str, Any]
+Change = Callable[[int, Row], Sequence[Row]]
+NEW = {"stream": pa.ipc.new_stream, "file": pa.ipc.new_file}
+
+
+def store(path: Path, table: pa.Table, new: str = "stream", rows: int | None = None, **options: Any) -> Path:
+    with NEW[new](path, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+def rewritten(path: Path, change: Change, added: tuple[str, ...] = ("tito_audit",)) -> Path:
+    """The file with `change` made to every row that can be read, written beside it."""
+    target = path.with_name("out.arrow")
+    log = open_log(path)
+    with open_output(log, target, overwrite=True, added=added) as output:
+        for raw in log:
+            rows = change(raw.index, raw.value) if raw.value is not None else None
+            if rows is None or (len(rows) == 1 and rows[0] is raw.value):
+                output.keep(raw)
+            else:
+                output.replace(raw, rows)
+        output.finish(log)
+    return target
+
+
+def put(row: int, *path: str | int, value: Any) -> Change:
+    """One value put into one row."""
+    return lambda index, old: [with_edits(old, [Edit(path, value)])] if index == row else [old]
+
+
+def batches_of(path: Path) -> list[tuple[pa.RecordBatch, Any]]:
+    with open_arrow(path) as file:
+        return [(batch, metadata) for batch, metadata, _ in file.batches()]
+
+
+def table_of(path: Path) -> pa.Table:
+    return pa.Table.from_batches([batch for batch, _ in batches_of(path)])
+
+
+def values_of(path: Path) -> list[Row | None]:
+    return [raw.value for raw in open_log(path)]
+
+
+@pytest.mark.parametrize("new", NEW)
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_a_rich_table_survives_a_change_of_one_value_in_the_form_it_had(tmp_path, new, compression):
+    table = rich_table(3)
+    path = store(tmp_path / "log.arrow", table, new, 5, compression=compression)
+    before = path.read_bytes()
+    out = rewritten(path, put(6, "ids", value=np.array([9, 8])), added=())
+    assert path.read_bytes() == before
+    with open_arrow(path) as old, open_arrow(out) as again:
+        assert (again.has_footer, again.form, again.lengths()) == (old.has_footer, old.form, old.lengths())
+        assert again.schema.equals(old.schema, check_metadata=True)
+        assert again.form.compression == compression
+    assert out.read_bytes()[:4] == before[:4]
+    held = table_of(out)
+    assert held["ids"][6].as_py() == [9, 8]
+    for name in table.column_names:
+        if name == "ids":
+            continue
+        assert same_values(held[name], table[name]) or held[name].to_pylist() == table[name].to_pylist(), name
+    assert [v for i, v in enumerate(held["ids"].to_pylist()) if i != 6] == [
+        v for i, v in enumerate(table["ids"].to_pylist()) if i != 6
+    ]
+
+
+@pytest.mark.parametrize("new", NEW)
+def test_an_arrow_file_in_which_nothing_changes_stays_its_bytes(tmp_path, new):
+    path = store(tmp_path / "log.arrow", rich_table(), new, 2, compression="zstd")
+    assert rewritten(path, lambda _, row: [dict(row)]).read_bytes() == path.read_bytes()
+    empty = store(tmp_path / "empty.arrow", rich_table().slice(0, 0), new)
+    assert rewritten(empty, lambda _, row: [row]).read_bytes() == empty.read_bytes()
+
+
+@pytest.mark.parametrize("new", NEW)
+def test_record_batches_keep_their_bounds_where_rows_do_not_fork(tmp_path, new):
+    table = pa.table({"n": list(range(10)), "ids": [[i] * i for i in range(10)]})
+    path = store(tmp_path / "log.arrow", table, new, 3)
+    doubled = lambda index, row: [row, {**row, "n": 100}] if index == 4 else [] if index == 9 else [row]  # noqa: E731
+    with open_arrow(rewritten(path, put(7, "n", value=70))) as file:
+        assert file.lengths() == [3, 3, 3, 1]
+    out = rewritten(path, doubled)
+    with open_arrow(out) as file:
+        assert file.lengths() == [3, 4, 3]
+    assert [row["n"] for row in values_of(out)] == [0, 1, 2, 3, 4, 100, 5, 6, 7, 8]
+    nothing = rewritten(path, lambda _, row: [])
+    assert values_of(nothing) == []
+
+
+def test_what_belongs_to_record_batches_and_to_the_footer_is_kept(tmp_path):
+    table = pa.table({"n": [1, 2, 3]}).replace_schema_metadata({"huggingface": "{}"})
+    stream, file = tmp_path / "stream.arrow", tmp_path / "file.arrow"
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        for number, batch in enumerate(table.to_batches(max_chunksize=1)):
+            writer.write_batch(batch, {"batch": str(number)})
+    out = rewritten(stream, put(1, "n", value=5))
+    assert [metadata for _, metadata in batches_of(out)] == [{b"batch": b"%d" % i} for i in range(3)]
+    with open_arrow(out) as again:
+        assert again.schema.metadata == {b"huggingface": b"{}"}
+    if "metadata" not in (pa.ipc.new_file.__doc__ or ""):
+        pytest.skip("this pyarrow writes no metadata into footers")
+    with pa.ipc.new_file(file, table.schema, metadata={"by": "us"}) as writer:
+        writer.write_table(table)
+    with open_arrow(rewritten(file, put(1, "n", value=5))) as again:
+        assert again.metadata == {b"by": b"us"}
+
+
+@pytest.mark.parametrize("new", NEW)
+@pytest.mark.parametrize("nested", [False, True])
+def test_new_words_of_a_dictionary_are_written_in_either_format(tmp_path, new, nested):
+    words = pa.array(["a", "b", "a", None, "b", "a"]).dictionary_encode()
+    column = pa.StructArray.from_arrays([words], ["word"]) if nested else words
+    path = store(tmp_path / "log.arrow", pa.table({"w": column, "n": [0] * 6}), new, 2)
+    path_in = ("w", "word") if nested else ("w",)
+
+    def change(index: int, row: Row) -> Sequence[Row]:
+        return [with_edits(row, [Edit(path_in, f"new {index}")])] if index in (1, 4) else [row]
+
+    out = rewritten(path, change)
+    with open_arrow(out) as file:
+        assert file.schema.field("w").type == column.type
+    said = [row["w"].get("word") if nested else row["w"] for row in values_of(out)]
+    assert said == ["a", "new 1", "a", None, "new 4", "a"]
+
+
+@pytest.mark.parametrize("new", NEW)
+def test_an_added_column_is_null_where_no_row_has_it(tmp_path, new):
+    path = store(tmp_path / "log.arrow", pa.table({"n": [1, 2, 3]}), new, 1)
+    out = rewritten(path, lambda index, row: [{**row, "tito_audit": {"version": "1"}}] if index == 2 else [row])
+    assert table_of(out)["tito_audit"].to_pylist() == [None, None, '{"version":"1"}']
+
+
+def test_a_value_that_an_arrow_column_cannot_hold_is_an_error_that_leaves_no_file(tmp_path):
+    path = store(tmp_path / "log.arrow", pa.table({"n": pa.array([1, 2], pa.int8())}))
+    with pytest.raises(StorageError, match=r"row 1, column 'n'.*\n.*an Arrow file"):
+        rewritten(path, put(1, "n", value=1000))
+    with pytest.raises(StorageError, match="columns of an Arrow file"):
+        rewritten(path, put(1, "m", value=1))
+    assert [one.name for one in tmp_path.iterdir()] == ["log.arrow"]
+
+
+@pytest.mark.parametrize("new", NEW)
+def test_a_stream_that_breaks_is_not_written_again(tmp_path, new):
+    path = store(tmp_path / "log.arrow", pa.table({"n": list(range(1000))}), new, 100)
+    path.write_bytes(path.read_bytes()[:-3000])
+    rows = list(open_log(path))
+    assert rows[-1].lost
+    assert "record batch" in (rows[-1].error or "") or "footer" in (rows[-1].error or "")
+    with pytest.raises(StorageError, match="nothing was written"):
+        rewritten(path, put(1, "n", value=7))
+    assert [one.name for one in tmp_path.iterdir()] == ["log.arrow"]
+
+
+@pytest.mark.parametrize("new", NEW)
+def test_an_arrow_output_given_up_halfway_touches_its_file_no_more(tmp_path, new):
+    path = store(tmp_path / "log.arrow", pa.table({"n": list(range(9))}), new, 3)
+    out = io.BytesIO()
+    output = ArrowOutput(path, out, ())
+    for raw in open_log(path):
+        output.replace(raw, [{"n": 1}])
+    size = len(out.getvalue())
+    del output
+    gc.collect()
+    assert not out.closed
+    assert len(out.getvalue()) == size
+
+
+def test_the_name_of_the_output_must_fit_the_format(tmp_path):
+    stream = store(tmp_path / "s.arrow", pa.table({"n": [1]}))
+    file = store(tmp_path / "f.arrow", pa.table({"n": [1]}), "file")
+    for log, name, says in (
+        (stream, "o.feather", r"an Arrow stream and stays an Arrow stream.*name it \.arrow or \.arrows"),
+        (stream, "o.parquet", "which this suffix is not"),
+        (file, "o.arrows", r"name it \.arrow or \.feather"),
+        (file, "o.jsonl", "which this suffix is not"),
+    ):
+        with pytest.raises(SetupError, match=says), open_output(open_log(log), tmp_path / name, overwrite=False):
+            pass
+
+
+def test_the_form_is_read_off_the_first_record_batch(tmp_path):
+    for compression in (None, "lz4", "zstd"):
+        for version in (pa.ipc.MetadataVersion.V4, pa.ipc.MetadataVersion.V5):
+            table = pa.table({"n": [1.5, math.nan] * 50})
+            path = store(tmp_path / "a", table, compression=compression, metadata_version=version)
+            with pa.memory_map(str(path)) as source:
+                form = form_of(source)
+            assert (form.compression, form.version) == (compression, int(version))

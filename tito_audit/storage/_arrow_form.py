@@ -1,0 +1,95 @@
+"""How an Arrow IPC file was written, read off the headers of its messages.
+
+A header is a flatbuffer (apache/arrow `format/Message.fbs`): tables whose first word says how far back the list
+of the offsets of their fields lies. pyarrow reads it and does not say what it holds.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ArrowForm", "form_of", "lengths_of"]
+
+_HEADER, _LENGTH, _COMPRESSION, _CODEC = 2, 0, 3, 0
+"""Numbers of fields: the header of a message; rows and compression of a record batch; codec of a compression."""
+_CODECS = ("lz4", "zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowForm:
+    """What a writer has to be told to write alike."""
+
+    compression: str | None = None
+    """How the buffers of record batches are compressed."""
+    version: int = 4
+    """The version of the metadata, as pyarrow counts."""
+
+    def options(self, *, deltas: bool) -> Any:
+        """Arguments of a writer; with `deltas` dictionaries that grow are written as what was added to them."""
+        import pyarrow as pa
+
+        return pa.ipc.IpcWriteOptions(
+            metadata_version=pa.ipc.MetadataVersion(self.version),
+            compression=self.compression,
+            emit_dictionary_deltas=deltas,
+        )
+
+
+def form_of(source: Any) -> ArrowForm:
+    """How the messages from here on are written, told by the first record batch."""
+    for message in _record_batches(source):
+        header = bytes(message.metadata)
+        return ArrowForm(_codec(header), int(message.metadata_version))
+    return ArrowForm()
+
+
+def lengths_of(source: Any) -> list[int]:
+    """How many rows each of the record batches from here on has."""
+    return [_rows(bytes(message.metadata)) for message in _record_batches(source)]
+
+
+def _record_batches(source: Any) -> Iterator[Any]:
+    import pyarrow as pa
+
+    for message in pa.ipc.MessageReader.open_stream(source):
+        if message.type == "record batch":
+            yield message
+
+
+def _codec(header: bytes) -> str | None:
+    try:
+        found = _table(header, _table(header, _table(header, 0), _HEADER), _COMPRESSION)
+        if not found:
+            return None
+        at = _field(header, found, _CODEC)
+        return _CODECS[header[at] if at else 0]
+    except (struct.error, IndexError):
+        return None
+
+
+def _rows(header: bytes) -> int:
+    try:
+        at = _field(header, _table(header, _table(header, 0), _HEADER), _LENGTH)
+        return int(struct.unpack_from("<q", header, at)[0]) if at else 0
+    except struct.error:
+        return 0
+
+
+def _table(data: bytes, table: int, field: int | None = None) -> int:
+    """Where the table in a field lies, without one that to which the word at `table` leads; 0: none."""
+    at = table if field is None else _field(data, table, field)
+    if field is not None and not at:
+        return 0
+    return at + int(struct.unpack_from("<I", data, at)[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a table lies; 0 where it has its default."""
+    offsets = table - int(struct.unpack_from("<i", data, table)[0])
+    size = int(struct.unpack_from("<H", data, offsets)[0])
+    entry = 4 + 2 * number
+    inside = int(struct.unpack_from("<H", data, offsets + entry)[0]) if entry < size else 0
+    return table + inside if inside else 0

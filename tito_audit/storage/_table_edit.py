@@ -1,0 +1,111 @@
+"""TableEdit: tables in which some rows are others, the rest of each column as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tito_audit.errors import StorageError
+from tito_audit.storage._arrow_edit import Change, edited, is_text, misfits
+
+__all__ = ["Copies", "TableEdit"]
+
+Copies = list[list[Change]]
+"""What becomes of one row: the changes of each row that is written for it."""
+
+
+class TableEdit:
+    """How rows of one file are changed: all that no change touches goes through as Arrow data."""
+
+    def __init__(self, source: Path, what: str, added: tuple[str, ...]) -> None:
+        self.added = added
+        """Text columns that a row may have though the source has not."""
+        self._source = source
+        self._what = what
+        """The kind of file, for people."""
+
+    def schema(self, schema: Any) -> Any:
+        """The schema of a table with the columns that are added."""
+        import pyarrow as pa
+
+        for name in self.added:
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, pa.string()))
+        return schema
+
+    def table(self, table: Any, first: int, changed: Mapping[int, Copies]) -> Any:
+        """The table, whose first row is row `first` of the file, with rows changed, forked and left out."""
+        import pyarrow as pa
+
+        self._check_names(table.column_names, changed)
+        for name in self.added:
+            if name not in table.column_names:
+                table = table.append_column(pa.field(name, pa.string()), pa.nulls(len(table), pa.string()))
+        columns = [self._column(table, place, first, changed) for place in range(table.num_columns)]
+        return pa.table(columns, schema=table.schema)
+
+    def _column(self, table: Any, place: int, first: int, changed: Mapping[int, Copies]) -> Any:
+        """One column of a row group: what it was, with the values of changed rows put between."""
+        import pyarrow as pa
+
+        field, column = table.schema.field(place), table.column(place)
+        # Of several columns with one name a row shows the last.
+        shown = place == table.schema.get_all_field_indices(field.name)[-1]
+        rows = {row: [_below(field.name, copy) if shown else [] for copy in changed[row]] for row in changed}
+        if all(copies == [[]] for copies in rows.values()):
+            return column
+        pieces, start = [], 0
+        for row, copies in rows.items():
+            pieces += column.slice(start, row - first - start).chunks
+            start = row - first + 1
+            for changes in copies:
+                same = column.slice(start - 1, 1).chunks
+                pieces += [self._value(field, column, row, start - 1, changes)] if changes else same
+        pieces += column.slice(start).chunks
+        joined = pa.chunked_array(pieces, column.type)
+        # The writer gives up on dictionaries where they differ from piece to piece.
+        return joined.unify_dictionaries() if pa.types.is_dictionary(column.type) else joined
+
+    def _value(self, field: Any, column: Any, row: int, place: int, changes: list[Change]) -> Any:
+        """The new value of one row in one column, as an Arrow array of length 1."""
+        if field.name in self.added and is_text(field.type):
+            changes = [Change(change.path, change.old, _as_text(change.new)) for change in changes]
+        try:
+            return edited(field, column, place, changes)
+        except misfits() as error:
+            raise StorageError(
+                f"{self._source}: row {row}, column {field.name!r}: what the repair puts there does not fit the "
+                f"column's type {_shortened(field.type)} ({error}).\n"
+                f"The types of {self._what} are kept, so the repaired file cannot be written. Write the log "
+                "with a type that can hold the value, or as JSONL, or leave the repair out."
+            ) from error
+
+    def _check_names(self, names: Sequence[str], changed: Mapping[int, Copies]) -> None:
+        known = {*names, *self.added}
+        for row, copies in changed.items():
+            unknown = [change.path[0] for copy in copies for change in copy if change.path[0] not in known]
+            if unknown:
+                raise StorageError(
+                    f"{self._source}: row {row}: the repair puts a column {unknown[0]!r} into the row, which the "
+                    f"file has not.\nThe columns of {self._what} are kept, so it cannot be written repaired. "
+                    "Write the log with that column, or as JSONL, or leave the repair out."
+                )
+
+
+def _below(name: str, changes: Sequence[Change]) -> list[Change]:
+    """The changes of one column, with paths that start inside its value."""
+    return [Change(change.path[1:], change.old, change.new) for change in changes if change.path[0] == name]
+
+
+def _as_text(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode("utf-8")
+
+
+def _shortened(kind: Any) -> str:
+    text = str(kind)
+    return text if len(text) <= 80 else f"{text[:77]}..."

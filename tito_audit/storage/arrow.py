@@ -1,0 +1,199 @@
+"""Rows of an Arrow IPC file: a stream of record batches, as `datasets` writes it, or the format with a footer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tito_audit.errors import StorageError
+from tito_audit.storage._arrow_checks import is_sound
+from tito_audit.storage._arrow_form import ArrowForm, form_of, lengths_of
+from tito_audit.storage.choice import Choice, seed_of
+from tito_audit.storage.row import RawRow
+from tito_audit.storage.streams import Damaged
+from tito_audit.storage.table_rows import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    chosen_of_batch,
+    first_line,
+    rows_of_batch,
+)
+
+__all__ = ["ArrowFile", "is_arrow", "open_arrow", "parts_of_batch", "rows_of_arrow", "seed_of_batch"]
+
+_STREAM = b"\xff\xff\xff\xff"
+_FILE = b"ARROW1"
+_BODY = 8
+"""Where the messages of the format with a footer begin: behind its magic, padded."""
+
+
+def is_arrow(head: bytes) -> bool:
+    """Whether a file that begins so is Arrow IPC, of either format."""
+    return head.startswith((_STREAM, _FILE))
+
+
+class ArrowFile:
+    """An Arrow IPC file mapped into memory, of which one record batch after the other is read."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self.path = path
+        self._source = pa.memory_map(str(path), "r")
+        self.has_footer = self._source.read(len(_FILE)) == _FILE
+        """Whether it is the format with a footer, else the stream format."""
+        self._size = self._source.size()
+        self._reader: Any = None
+        """For the format with a footer; None for a stream and where the footer cannot be read."""
+        self._broken: str | None = None
+        """Why the footer cannot be read."""
+        if self.has_footer:
+            try:
+                self._reader = pa.ipc.open_file(self._source)
+            except (pa.ArrowException, OSError, ValueError) as error:
+                self._broken = f"the footer of the Arrow file cannot be read ({first_line(error)})"
+        self.schema = self._reader.schema if self._reader is not None else self._stream().schema
+        """Its schema, with all metadata."""
+
+    @property
+    def metadata(self) -> Any:
+        """What the footer says beside the schema; None where there is nothing."""
+        return getattr(self._reader, "metadata", None)
+
+    @property
+    def form(self) -> ArrowForm:
+        """How its record batches are written."""
+        return form_of(self._at_start())
+
+    def lengths(self) -> list[int]:
+        """How many rows each record batch has, without looking into any; an Arrow error where it breaks."""
+        return lengths_of(self._at_start())
+
+    def batches(self) -> Iterator[tuple[Any, Any, float]]:
+        """Each record batch, its metadata and the share of the file read with it; Damaged where it breaks."""
+        number, read = 0, self._from_reader() if self._reader is not None else self._from_stream()
+        while True:
+            try:
+                found = next(read, None)
+            except Exception as error:
+                if not _is_of_arrow(error):
+                    raise
+                raise Damaged(
+                    f"record batch {number} of the Arrow file cannot be read ({first_line(error)})"
+                ) from None
+            if found is None:
+                break
+            if not is_sound(found[0]):
+                raise Damaged(
+                    f"record batch {number} of the Arrow file cannot be read (it points outside of its data)"
+                )
+            yield found
+            number += 1
+        if self._broken is not None:
+            raise Damaged(self._broken)
+
+    def close(self) -> None:
+        """Let go of the file; what was read of it stays."""
+        self._source.close()
+
+    def __enter__(self) -> ArrowFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _from_reader(self) -> Iterator[tuple[Any, Any, float]]:
+        total = self._reader.num_record_batches
+        for number in range(total):
+            batch, metadata = self._reader.get_batch_with_custom_metadata(number)
+            yield batch, metadata, (number + 1) / total
+
+    def _from_stream(self) -> Iterator[tuple[Any, Any, float]]:
+        stream = self._stream()
+        while True:
+            try:
+                batch, metadata = stream.read_next_batch_with_custom_metadata()
+            except StopIteration:
+                break
+            yield batch, metadata, self._source.tell() / self._size
+        if self._broken is None and (end := self._source.tell()) < self._size:
+            raise Damaged(
+                f"the Arrow stream ends at byte {end:,}, and something that is not read follows it up to byte "
+                f"{self._size:,}"
+            )
+
+    def _stream(self) -> Any:
+        import pyarrow as pa
+
+        return pa.ipc.open_stream(self._at_start())
+
+    def _at_start(self) -> Any:
+        """The file where its first message begins."""
+        self._source.seek(_BODY if self.has_footer else 0)
+        return self._source
+
+
+def open_arrow(path: Path) -> ArrowFile:
+    """The file as pyarrow reads it; StorageError when it cannot be opened."""
+    if not path.is_file():
+        raise StorageError(f"{path}: an Arrow file cannot be read out of a pipe; save it to a file first.")
+    try:
+        return ArrowFile(path)
+    except Exception as error:
+        if not _is_of_arrow(error):
+            raise
+        raise StorageError(
+            f"{path}: an Arrow file whose schema cannot be read ({first_line(error)}).\n"
+            "The copy is incomplete, or the writer was stopped as soon as it began; write it again."
+        ) from None
+
+
+def rows_of_arrow(
+    path: Path, limit: int, only: int | None = None, choice: Choice | None = None
+) -> Iterator[tuple[RawRow, float]]:
+    """Each row with the share of the file that was read up to it, from 0 to 1.
+
+    With `only`, that row alone, with `choice` those that it takes.
+    """
+    index = 0
+    with open_arrow(path) as file:
+        for whole, _, share in file.batches():
+            if only is not None and not index <= only < index + whole.num_rows:
+                index += whole.num_rows
+                continue
+            if only is not None:
+                yield from ((row, 1.0) for row in rows_of_batch(whole.slice(only - index, 1), [only], limit))
+                return
+            taken = choice.among(seed_of_batch(whole), index, whole.num_rows) if choice is not None else None
+            start = 0
+            for batch in parts_of_batch(whole):
+                if choice is not None and taken is not None:
+                    here = taken[(taken >= start) & (taken < start + batch.num_rows)] - start
+                    rows = chosen_of_batch(batch, here, index + start, limit, choice)
+                else:
+                    rows = rows_of_batch(batch, range(index + start, index + start + batch.num_rows), limit)
+                yield from ((row, share) for row in rows)
+                start += batch.num_rows
+            index += whole.num_rows
+
+
+def parts_of_batch(batch: Any) -> Iterator[Any]:
+    """A record batch in slices of about 32 MiB."""
+    each = batch.nbytes // max(batch.num_rows, 1) + 1
+    rows = min(max(BATCH_BYTES // each, 1), BATCH_ROWS)
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+def seed_of_batch(batch: Any) -> int:
+    """What tells a record batch from others, of any file: how large its columns are."""
+    return seed_of(batch.num_rows, *(column.nbytes for column in batch.columns))
+
+
+def _is_of_arrow(error: Exception) -> bool:
+    """Whether an exception is pyarrow's way of saying that a file is not what it should be."""
+    import pyarrow as pa
+
+    return isinstance(error, pa.ArrowException | OSError | ValueError | NotImplementedError | MemoryError)

@@ -1,0 +1,196 @@
+"""Folders that `datasets` saves: which files hold their rows, and what stands beside them once rows change.
+
+`Dataset.save_to_disk` writes `state.json`, which names the shards in their order, `dataset_info.json` and the
+shards; `DatasetDict.save_to_disk` a folder of that kind for each split, and `dataset_dict.json`, which names them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from tito_audit.errors import StorageError
+from tito_audit.storage.arrow import open_arrow
+from tito_audit.storage.atomic import new_file
+
+__all__ = ["files_beside", "is_dataset", "shards_under", "write_beside"]
+
+_STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether `datasets` saved this folder, with a data set or with several splits in it."""
+    return (folder / _DICT).is_file() or _is_one(folder)
+
+
+def shards_under(folder: Path) -> list[Path]:
+    """The files that hold the rows of a folder that `datasets` saved, split after split, in the order of the rows.
+
+    StorageError when the folder lacks a file that it names, or names one in another place.
+    """
+    if not (folder / _DICT).is_file():
+        return _shards(folder)
+    splits = _object(folder / _DICT).get("splits")
+    if not isinstance(splits, list) or not all(_is_name(split) for split in splits):
+        raise _not_saved(folder / _DICT, "its list 'splits' does not name folders beside it")
+    shards = []
+    for split in splits:
+        if not (folder / split / _STATE).is_file():
+            raise _not_saved(folder / _DICT, f"it names the split {split!r}, and {split}/{_STATE} is not there")
+        shards += _shards(folder / split)
+    return shards
+
+
+def files_beside(logs: Sequence[str], targets: Mapping[Path, Path]) -> dict[Path, Path]:
+    """What stands beside the shards of data sets that are written again, with the place that it has there.
+
+    Of folders that `logs` name, or that lie below one of those.
+    """
+    named = [Path(log) for log in logs if Path(log).is_dir()]
+    found: dict[Path, Path] = {}
+    for folder in dict.fromkeys(file.parent for file in targets):
+        places = _places(folder, targets) if any(map(folder.is_relative_to, named)) else None
+        if places is None:
+            continue
+        found |= {folder / name: places / name for name in (_STATE, _INFO) if (folder / name).is_file()}
+        above = folder.parent / _DICT
+        if above.is_file() and any(map(folder.parent.is_relative_to, named)):
+            found[above] = places.parent / _DICT
+    return found
+
+
+def write_beside(logs: Sequence[str], targets: Mapping[Path, Path], *, overwrite: bool) -> None:
+    """Write what `files_beside` names, true of the shards as they are written.
+
+    Counts of rows and bytes follow them, a column that was added is a feature, and a data set in which anything
+    changed has another fingerprint, or `datasets` would take what it has cached of the old one.
+    """
+    for file, place in files_beside(logs, targets).items():
+        data = file.read_bytes()
+        pairs = [(shard, targets[shard]) for shard in _shards(file.parent)] if file.name != _DICT else []
+        if any(_differ(*pair) for pair in pairs):
+            about = _object(file)
+            changed = _new_state(about, pairs) if file.name == _STATE else _new_info(about, file.parent, pairs)
+            data = json.dumps(changed, indent=2).encode("utf-8")
+        with new_file(place, overwrite=overwrite, source=file) as out:
+            out.write(data)
+
+
+def _is_one(folder: Path) -> bool:
+    return (folder / _STATE).is_file() and isinstance(_object(folder / _STATE).get("_data_files"), list)
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The shards of one data set, in their order."""
+    state = _object(folder / _STATE)
+    if state.get("_indices_data_files"):
+        raise _not_saved(
+            folder / _STATE,
+            "a selection of its rows is in a file of its own, which is not read",
+            "Save it once with its rows in order: load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)",
+        )
+    entries = state.get("_data_files")
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries or ()]
+    if not isinstance(entries, list) or not all(map(_is_name, names)):
+        raise _not_saved(folder / _STATE, "its list '_data_files' does not name files beside it")
+    shards = [folder / str(name) for name in names]
+    missing = next((shard for shard in shards if not shard.is_file()), None)
+    if missing is not None:
+        raise _not_saved(folder / _STATE, f"it names {missing.name}, which is not there")
+    return shards
+
+
+def _is_name(name: object) -> bool:
+    """Whether a name stays in its folder."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & {*name}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The object in a file; {} where there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _not_saved(path: Path, why: str, way_out: str = "") -> StorageError:
+    way_out = way_out or "The copy is incomplete; copy the folder again, or name the files with rows themselves."
+    return StorageError(f"{path}: {why}.\n{way_out}")
+
+
+def _places(folder: Path, targets: Mapping[Path, Path]) -> Path | None:
+    """The folder to which the shards of a data set go, all of them under their names; None else."""
+    if not _is_one(folder):
+        return None
+    shards = _shards(folder)
+    places = {targets[shard].parent if shard in targets else None for shard in shards}
+    kept = all(shard in targets and targets[shard].name == shard.name for shard in shards)
+    return places.pop() if kept and len(places) == 1 else None
+
+
+_Pairs = Sequence[tuple[Path, Path]]
+"""Shards, each with what was written in its place."""
+
+
+def _differ(one: Path, other: Path) -> bool:
+    if one.stat().st_size != other.stat().st_size:
+        return True
+    with one.open("rb") as first, other.open("rb") as second:
+        blocks = zip(_blocks(first), _blocks(second), strict=True)
+        return any(a != b for a, b in blocks)
+
+
+def _blocks(file: Any) -> Iterator[bytes]:
+    return iter(lambda: file.read(1 << 20), b"")
+
+
+def _new_state(state: Mapping[str, Any], pairs: _Pairs) -> dict[str, Any]:
+    seen = blake2b(str(state.get("_fingerprint")).encode(), digest_size=8)
+    for _, written in pairs:
+        with written.open("rb") as file:
+            for block in _blocks(file):
+                seen.update(block)
+    return {**state, "_fingerprint": seen.hexdigest()}
+
+
+def _new_info(info: Mapping[str, Any], folder: Path, pairs: _Pairs) -> dict[str, Any]:
+    """What is said of a data set, where it said how much is in these shards."""
+    more = sum(new.stat().st_size - old.stat().st_size for old, new in pairs)
+    before, after = ([_rows(pair[side]) for pair in pairs] for side in (0, 1))
+    new = dict(info)
+    splits, name = info.get("splits"), _object(folder / _STATE).get("_split")
+    split = splits.get(name) if isinstance(splits, dict) else None
+    # A data set of which rows were taken before it was saved still says how many its source had.
+    if isinstance(splits, dict) and isinstance(split, dict) and split.get("num_examples") == sum(before):
+        said = {**split, "num_examples": sum(after)}
+        if split.get("shard_lengths") == before:
+            said["shard_lengths"] = after
+        if isinstance(split.get("num_bytes"), int):
+            said["num_bytes"] = split["num_bytes"] + more
+        new["splits"] = {**splits, name: said}
+        for total in ("dataset_size", "size_in_bytes"):
+            if isinstance(info.get(total), int):
+                new[total] = info[total] + more
+    features = info.get("features")
+    if isinstance(features, dict):
+        added = {name: {"dtype": "string", "_type": "Value"} for name in _added(pairs) if name not in features}
+        new["features"] = {**features, **added}
+    return new
+
+
+def _rows(shard: Path) -> int:
+    with open_arrow(shard) as file:
+        return sum(file.lengths())
+
+
+def _added(pairs: _Pairs) -> list[str]:
+    """The columns that were added to any shard."""
+    added: dict[str, None] = {}
+    for old, new in pairs:
+        with open_arrow(old) as before, open_arrow(new) as after:
+            added |= dict.fromkeys(name for name in after.schema.names if name not in before.schema.names)
+    return list(added)

@@ -1,0 +1,203 @@
+"""Rows inside a wrapper: found at a path in each document or line, and written back with the rest as it was."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tito_audit.errors import SetupError
+from tito_audit.record.edits import Path
+from tito_audit.storage.choice import Choice
+from tito_audit.storage.row import RawRow, Within
+
+__all__ = ["Inside", "Unwrapped", "beside", "inside_of"]
+
+_ANY = "*"
+"""The step that goes through the entries of a list."""
+_LIST = re.compile(r"\[\*?\]")
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A place where a row is or should be."""
+
+    path: Path
+    value: Any = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Where in each document or line of a log its rows lie."""
+
+    path: str
+    """As the user wrote it."""
+    steps: tuple[str, ...]
+
+    def found(self, row: Mapping[str, Any]) -> Iterator[_Found]:
+        """The rows in a row of the file, and why there is none where one should be."""
+        return _walk(row, self.steps, ())
+
+    def columns(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Columns of rows, as `Splicer` takes them, by where they stand in a line, lists on the way or not."""
+        places = [""]
+        for step in self.steps:
+            if step != _ANY:
+                joined = [f"{place}.{step}" if place else step for place in places]
+                places = [*joined, *(f"{place}[]" for place in joined)]
+        return {f"{place}.{name}": kinds for place in places for name, kinds in names.items()}
+
+    def schema(self, schema: Any) -> Any:
+        """The Arrow schema of the rows, by that of the file; without columns where there are no rows."""
+        import pyarrow as pa
+
+        kind = pa.struct(list(schema))
+        for step in (*self.steps, _ANY):
+            while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+                kind = kind.value_type
+            at = kind.get_field_index(step) if pa.types.is_struct(kind) and step != _ANY else -1
+            kind = kind.field(at).type if at >= 0 else kind if step == _ANY else pa.null()
+        return pa.schema(list(kind) if pa.types.is_struct(kind) else [])
+
+    def refuse_nowhere(self, raws: Iterable[RawRow], file: object) -> None:
+        """Nothing, if a row of the file has the path, or none can be read; SetupError, with its keys, else."""
+        first: Mapping[str, Any] | None = None
+        for raw in raws:
+            if raw.value is None:
+                continue
+            found = list(self.found(raw.value))
+            if not found or any(one.error is None for one in found):
+                return
+            first = raw.value if first is None else first
+        if first is not None:
+            raise self.nowhere(first, file)
+
+    def nowhere(self, row: Mapping[str, Any], file: object) -> SetupError:
+        """The error for a log of which this is the first row, and none has the path."""
+        why = next((found.error for found in self.found(row) if found.error is not None), "")
+        why = why.removeprefix(f"--rows-at {self.path}: ")
+        return SetupError(f"{file}: --rows-at {self.path}: no row has it; in the first, {why}.")
+
+
+class Unwrapped:
+    """The rows in the rows of a file, numbered as they are found."""
+
+    def __init__(self, inside: Inside, choice: Choice | None = None, *, keep: bool = False) -> None:
+        self.count = 0
+        """How many were found, given or not."""
+        self.passed: list[RawRow] = []
+        """Rows of the file that hold none and came behind the last that was found, where such are kept."""
+        self.astray: Mapping[str, Any] | None = None
+        """The first row of the file, while none has had the path."""
+        self._met = False
+        self._keep = keep
+        self._inside = inside
+        self._choice = choice
+
+    def rows(self, raws: Iterable[RawRow]) -> Iterator[RawRow]:
+        """Each row with where it is; what cannot be read, and what should be a row and is none, as an error."""
+        for raw in raws:
+            found = [_Found((), error=raw.error)] if raw.value is None else self._inside.found(raw.value)
+            start = self.count
+            for number, one in enumerate(found):
+                self._note(raw, one.error)
+                index, self.count = self.count, self.count + 1
+                if self._choice is not None and not raw.lost and not _taken(self._choice, index, number, one):
+                    continue
+                within = Within(raw, one.path, tuple(self.passed))
+                self.passed.clear()
+                error = None if one.error is None else self._said(one.error, raw)
+                yield RawRow(index, one.value if error is None else None, error, lost=raw.lost, within=within)
+            if self.count == start:
+                self._note(raw, None)
+                self.passed += [raw] if self._keep else []
+
+    def _note(self, raw: RawRow, error: str | None) -> None:
+        self._met |= error is None
+        self.astray = None if self._met else self.astray or raw.value
+
+    def _said(self, error: str, raw: RawRow) -> str:
+        return error if raw.value is None else f"--rows-at {self._inside.path}: {error}"
+
+
+def inside_of(path: str) -> Inside:
+    """The place that a path names: keys joined by dots, `*` or `[]` for the entries of a list, which go without
+    saying; SetupError for one that names nothing."""
+    steps = tuple(_LIST.sub(f".{_ANY}", path.strip()).removeprefix(".").split("."))
+    if not all(steps) or all(step == _ANY for step in steps):
+        raise SetupError(
+            f"--rows-at {path}: a path is keys joined by dots, as data.rollouts, with * for the entries of a list."
+        )
+    return Inside(path, steps)
+
+
+def beside(raw: RawRow) -> Iterator[str]:
+    """What stands in the wrapper of a row and not in the row: the paths of keys, without those of lists."""
+    if raw.within is None or raw.within.outer.value is None:
+        return
+    value: Any = raw.within.outer.value
+    keys: list[str] = []
+    for step in raw.within.path:
+        if isinstance(value, Mapping):
+            yield from (".".join([*keys, str(name)]) for name in value if name != step)
+            keys.append(str(step))
+        value = value[step]
+
+
+def _walk(value: Any, steps: tuple[str, ...], path: Path) -> Iterator[_Found]:
+    if isinstance(value, list | tuple):
+        rest = steps[1:] if steps[:1] == (_ANY,) else steps
+        for index, entry in enumerate(value):
+            yield from _walk(entry, rest, (*path, index))
+    elif not steps and isinstance(value, Mapping):
+        yield _Found(path, value)
+    elif not steps:
+        yield _Found(path, error=f"{_named(path)} is {_kind(value)}, not an object with named columns")
+    elif isinstance(value, Mapping) and (key := _key(value, steps)) is not None:
+        yield from _walk(value[key], steps[key.count(".") + 1 :], (*path, key))
+    elif isinstance(value, Mapping) and steps[0] == _ANY:
+        yield _Found(path, error=f"{_named(path)} is an object, not a list; {_keys(value, path)}")
+    elif isinstance(value, Mapping):
+        close = difflib.get_close_matches(steps[0], [str(name) for name in value], n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        yield _Found(path, error=f"there is no {steps[0]!r}{hint}; {_keys(value, path)}")
+    else:
+        yield _Found(path, error=f"{_named(path)} is {_kind(value)}, and has no {steps[0]!r}")
+
+
+def _key(value: Mapping[str, Any], steps: tuple[str, ...]) -> str | None:
+    """The key that the next steps name: one that is called so with its dots, or the first step."""
+    joined = (".".join(steps[:count]) for count in range(len(steps), 0, -1) if _ANY not in steps[:count])
+    return next((key for key in joined if key in value), None)
+
+
+def _named(path: Path) -> str:
+    if not path:
+        return "the row"
+    return repr("".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix("."))
+
+
+def _keys(value: Mapping[str, Any], path: Path) -> str:
+    names = [str(name) for name in value]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{_named(path)} has {', '.join(names[:_SHOWN])}{more}" if names else f"{_named(path)} has no keys"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return "a text"
+    return "a list of numbers" if hasattr(value, "dtype") and getattr(value, "ndim", None) else "a single value"
+
+
+def _taken(choice: Choice, index: int, number: int, found: _Found) -> bool:
+    """Whether a sample takes a row, told by what it says and by its place in its wrapper."""
+    from tito_audit.storage.new_log import dump_row
+
+    data = dump_row(found.value) if found.error is None else found.error.encode("utf-8", "replace")
+    return choice.takes(index, number, data, len(data))
