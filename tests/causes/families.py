@@ -43,7 +43,7 @@ MARKS = {
     "llama-3.1": Marks(
         "<|eot_id|>",
         "<|end_of_text|>",
-        "<|finetune_right_pad_id|>",
+        "<|end_of_text|>",
         "<|begin_of_text|>",
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
         trims=True,

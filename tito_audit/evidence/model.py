@@ -14,7 +14,7 @@ from tito_audit.record.finding import Severity, Side, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["Against", "Break", "Difference", "Evidence", "Explained", "Link", "RowView", "TextSide"]
+__all__ = ["Against", "Break", "Built", "Difference", "Evidence", "Explained", "Link", "RowView", "TextSide"]
 
 
 T = TypeVar("T")
@@ -44,6 +44,17 @@ class TextSide:
 
 
 @dataclass(frozen=True, slots=True)
+class Built:
+    """What explains a difference because writing the messages so gives the recorded tokens there."""
+
+    code: str
+    """The rule that owns it."""
+    cause: str
+    what: str
+    """The cause as a clause of its message."""
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """One stretch where recorded and canonical disagree, and what that did to training."""
 
@@ -66,6 +77,8 @@ class Difference:
     """The message it lies in, when known."""
     later_turn: int | None = None
     """The turn whose prompt holds the other tokens, when against the next prompt."""
+    built: Built | None = None
+    """What was constructed and gave the recorded tokens; None: nothing did, and the bytes have to tell."""
 
 
 @dataclass(frozen=True, slots=True)

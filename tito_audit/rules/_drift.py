@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
-from tito_audit.record.finding import Where
-from tito_audit.rules._words import counted
+from tito_audit.record.finding import Hit, Where
+from tito_audit.rule import Reason
+from tito_audit.rules._words import counted, shown
 
 __all__ = [
     "answer_texts",
     "at_prompt_end",
     "at_start",
     "bare",
+    "built_hits",
+    "built_reason",
     "control_ids",
     "deviating",
     "end_only",
@@ -54,6 +58,30 @@ def sentence(difference: Difference, evidence: Evidence, what: str) -> str:
         Against.TEMPLATE: "the template writes",
     }[difference.against]
     return f"{what}: recorded {recorded}, {other} {canonical}; {difference.effect}"
+
+
+def built_reason(difference: Difference, evidence: Evidence) -> Reason | None:
+    """The reason of a difference that was explained by writing the messages in another way."""
+    built = difference.built
+    return None if built is None else Reason(built.cause, sentence(difference, evidence, built.what))
+
+
+def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
+    """A hit for every difference that is explained so and belongs to a rule that looks for itself."""
+    for one in evidence.explained:
+        difference = one.difference
+        if one.code == code and difference.built is not None:
+            yield Hit(
+                difference.where,
+                difference.start,
+                difference.end,
+                sentence(difference, evidence, difference.built.what),
+                turn=difference.turn,
+                cause=one.cause,
+                severity=difference.severity,
+                recorded=shown(evidence, difference.recorded.ids),
+                canonical=shown(evidence, difference.canonical.ids),
+            )
 
 
 def deviating(difference: Difference) -> tuple[TextSide, TextSide]:
