@@ -38,6 +38,8 @@ class Fault:
 
 FAULTS: list[Fault] = []
 _PREFIX = frozenset(("SEQ301", "SEQ302"))
+_SEAM = _PREFIX | {"TOK104"}
+"""Where what an answer begins with would be encoded together with the end of its prompt."""
 _TEXT = _PREFIX | {"REC006"}
 """Where the log holds another text than was sampled, which a rule of the record says too."""
 
@@ -222,7 +224,7 @@ def _dropped(family: Family, talk: Talk) -> Recorded | None:
     return found
 
 
-@fault("broken character", "TOK106", "broken", also=_PREFIX | {"REC006"})
+@fault("broken character", "TOK106", "broken", also=_TEXT | {"MSK404"})
 def _broken(family: Family, talk: Talk) -> Recorded | None:
     """The answer ends inside a character; everything later holds what decoding made of it."""
     found = record(family, talk)
@@ -324,12 +326,12 @@ def _leading(family: Family, talk: Talk, *, raw: bool) -> Recorded | None:
     return found
 
 
-@fault("white space before an answer, trimmed by the template", "TPL202", "in an answer")
+@fault("white space before an answer, trimmed by the template", "TPL202", "in an answer", also=_SEAM)
 def _leading_raw(family: Family, talk: Talk) -> Recorded | None:
     return _leading(family, talk, raw=True)
 
 
-@fault("white space before an answer, trimmed in the log", "TPL202", "in an answer")
+@fault("white space before an answer, trimmed in the log", "TPL202", "in an answer", also=_SEAM)
 def _leading_stripped(family: Family, talk: Talk) -> Recorded | None:
     return _leading(family, talk, raw=False)
 
@@ -422,7 +424,7 @@ def _unfolded(family: Family, talk: Talk) -> Recorded | None:
     return found
 
 
-@fault("generation prompt missing", "TPL207", "generation prompt missing", also=frozenset(("SEQ302",)))
+@fault("generation prompt missing", "TPL207", "generation prompt missing", also=frozenset(("SEQ302", "TOK104")))
 def _unopened(family: Family, talk: Talk) -> Recorded | None:
     found = record(family, talk)
     opener = family.marks.opener
@@ -597,7 +599,10 @@ def _dump(value: object, **kwargs: Any) -> str:
 
 SPELLINGS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], str]]] = {
     "spacing": (_CALL, lambda c: _dump(c, separators=(",", ":"))),
-    "key order": (_CALL, lambda c: _dump({"name": c["name"], "arguments": dict(reversed(c["arguments"].items()))})),
+    "key order": (
+        _CALL,
+        lambda c: _dump({"name": c["name"], "arguments": dict(reversed(c["arguments"].items()))}),
+    ),
     "escapes": (_CALL, lambda c: _dump(c, ensure_ascii=True)),
     "booleans": (_CALL, lambda c: _dump(c).replace("true", '"true"')),
     "string": (_CALL, lambda c: _dump({**c, "arguments": _dump(c["arguments"])})),

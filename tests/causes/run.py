@@ -71,7 +71,7 @@ def named(fault: Fault, findings: Sequence[dict[str, Any]]) -> bool:
 def _is(fault: Fault, finding: dict[str, Any]) -> bool:
     cause = (finding["cause"] or "").lower()
     if "PADDING" in fault.also:
-        return cause == "padding in the prompt ids"
+        return finding["code"] == "REC004" and cause in ("padding in the prompt ids", "padding in the row")
     return finding["code"] == fault.code and any(word in cause for word in fault.cause.split("|"))
 
 

@@ -92,7 +92,11 @@ def _found(scene: Scene, rest: tuple[Message, ...], cause: str, what: str) -> It
     end = scene.text.find(after[:_ANCHOR], len(before))
     if not scene.text.startswith(before) or end <= len(before):
         return
-    text = scene.write((_system(scene.text[len(before) : end]), *rest), scene.rollout.tools)
+    held = scene.text[len(before) : end]
+    assert scene.reference.renderer is not None
+    if any(one in held for one in scene.reference.renderer.control_texts if one):
+        return  # no text of a message
+    text = scene.write((_system(held), *rest), scene.rollout.tools)
     if text is not None:
         yield _building(text, cause, f"the system prompt {what}")
 
@@ -104,7 +108,8 @@ def _without_default(scene: Scene, text: str) -> str | None:
     start, _ = _user_header(scene, text)
     if start is None or not holds_system(text[:start]):
         return None
-    return scene.bos + text[start:]
+    kept = text[start:]
+    return kept if scene.bos and kept.startswith(scene.bos) else scene.bos + kept
 
 
 def _user_header(scene: Scene, text: str) -> tuple[int | None, int]:

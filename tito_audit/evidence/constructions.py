@@ -70,21 +70,24 @@ def _padding(scene: Scene, out: list[Difference], numbers: Sequence[int]) -> Non
 
 
 def _explain(scene: Scene, out: list[Difference], numbers: Sequence[int]) -> None:
-    """Give the differences of one sequence what explains them, the best first that is found for each."""
-    left = list(numbers)
-    if not left:
-        return
-    for building in _buildings(scene):
+    """Give the differences of one sequence what explains them: the way to write it that explains most, then more."""
+    found: list[tuple[Building, list[int]]] = []
+    for building in _buildings(scene) if numbers and scene.marked else ():
         rest = scene.differing(building.text)
-        explained = [number for number in left if not any(_touch(out[number], one) for one in rest)]
-        new = [one for one in rest if not any(_touch(out[number], one) for number in numbers)]
-        if not explained or new:
-            continue
+        explained = [number for number in numbers if not any(_touch(out[number], one) for one in rest)]
+        if explained and not any(_new(one, out, numbers) for one in rest):
+            found.append((building, explained))
+        if len(explained) == len(numbers):
+            break
+    for building, explained in sorted(found, key=lambda one: -len(one[1])):
         for number in explained:
-            out[number] = replace(out[number], built=building.built)
-        left = [number for number in left if number not in explained]
-        if not left:
-            return
+            if out[number].built is None:
+                out[number] = replace(out[number], built=building.built)
+
+
+def _new(stretch: tuple[int, int], out: Sequence[Difference], numbers: Sequence[int]) -> bool:
+    """Whether a stretch differs where the logged messages gave the recorded tokens."""
+    return not any(_touch(out[number], stretch) for number in numbers)
 
 
 def _buildings(scene: Scene) -> Iterator[Building]:

@@ -12,6 +12,7 @@ from tito_audit.align.blocks import Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.differences import Region, difference, region_of, stretches
+from tito_audit.evidence.answers import answers_begun, inside_answer, logprobs_prove, marked
 from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference, RowView
 from tito_audit.evidence.reference import Reference, pieces_of
@@ -164,29 +165,40 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
         view = _view_by_roles(held, reference)
     else:
         view = _view(*written.owners.of_tokens(_canonical_bytes(held, canonical, blocks)))
+    if not marked(held, canonical):
+        view = None  # encoded without the template, it has no place that a message could be found by
     if view is not None:
+        view = answers_begun(view, rollout, held, blocks)
         for _, start, end, _, _ in blocks.differing():
             view.drifted[start:end] = True
     out = []
     for stretch in stretches(held, canonical, blocks):
         if stretch.start >= len(held):
             continue  # the row ends before the template does
-        mine = view is not None and bool(view.sampled[stretch.start : stretch.end].any())
+        mine = view is not None and inside_answer(view, stretch.start, stretch.end)
         same_bytes = stretch.recorded.data == stretch.canonical.data
+        proven = mine and logprobs_prove(row, stretch.start, stretch.end)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         found = difference(
             stretch,
             Against.TEMPLATE,
-            Severity.NOTE if mine and (same_bytes or not trained) else Severity.WARNING,
-            "it may be what was sampled; only a log with the calls could prove it"
-            if mine
-            else "the row holds tokens that the template does not write for these messages",
+            Severity.NOTE if mine and (same_bytes or not trained or proven) else Severity.WARNING,
+            _effect(mine, proven),
             regions=(),
             turn=None,
             where=Where.ROW,
         )
         out.append(replace(found, sampled=mine))
     return view, out
+
+
+def _effect(mine: bool, proven: bool) -> str:
+    """What a difference against the template did, as a clause."""
+    if proven:
+        return "its logprobs say that it was sampled so: it would drift if the messages were rendered again"
+    if mine:
+        return "it may be what was sampled; only a log with the calls could prove it"
+    return "the row holds tokens that the template does not write for these messages"
 
 
 def row_against_itself(rollout: Rollout, reference: Reference) -> Found:

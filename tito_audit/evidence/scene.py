@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,11 +19,19 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["Building", "Scene"]
+__all__ = ["SAME_BYTES", "Building", "Scene", "holds_marker"]
 
 SAME_BYTES = frozenset((BlockKind.SAME, BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 _RENDERS = 16
 """Ways to write one sequence that are tried at most."""
+
+
+_MARKER = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]>|<start_of_turn>|\[INST\]|<\|?turn\|?>")
+
+
+def holds_marker(text: str) -> bool:
+    """Whether a text holds what published templates open and close messages with."""
+    return _MARKER.search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,11 @@ class Scene:
         return self.write(self.messages, self.rollout.tools)
 
     @property
+    def marked(self) -> bool:
+        """Whether the recorded tokens have any role marker: without one they were never written by a template."""
+        return holds_marker(self.text.removeprefix(self.bos))
+
+    @property
     def question(self) -> str:
         """The text of the first message that is none of the system's."""
         given = (message.text.strip() for message in self.messages if message.role not in ("system", "developer"))
@@ -79,9 +93,7 @@ class Scene:
             return None
         self.left -= 1
         try:
-            return self.reference.render(
-                messages, tools, self.rollout.template_kwargs, opens_answer=self.opens
-            )
+            return self.reference.render(messages, tools, self.rollout.template_kwargs, opens_answer=self.opens)
         except RenderError:
             return None
 

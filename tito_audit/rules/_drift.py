@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
+from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Where
 from tito_audit.rule import Reason
 from tito_audit.rules._words import counted, shown
@@ -18,17 +21,22 @@ __all__ = [
     "bare",
     "built_hits",
     "built_reason",
+    "changed_thought",
     "control_ids",
     "deviating",
     "end_only",
     "in_answer",
     "mutually",
     "pieces",
+    "recorded_ids",
+    "repeats",
     "same_bytes",
     "sentence",
 ]
 
 _SHOWN = 8
+_THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
+_BEHIND = re.compile(rb"\s*")
 
 
 def same_bytes(difference: Difference) -> bool:
@@ -84,6 +92,27 @@ def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
             )
 
 
+def recorded_ids(difference: Difference, evidence: Evidence) -> Ids | None:
+    """The whole sequence in which a difference counts its tokens."""
+    if difference.where is Where.ROW:
+        row = evidence.rollout.training_row
+        return None if row is None else row.token_ids
+    if difference.turn is None:
+        return None
+    turn = evidence.rollout.turns[difference.turn]
+    return turn.prompt_ids if difference.where is Where.PROMPT else turn.completion_ids
+
+
+def repeats(difference: Difference, evidence: Evidence) -> bool:
+    """Whether the recorded tokens of a difference stand right beside it once more."""
+    ids = recorded_ids(difference, evidence)
+    start, end = difference.start, difference.end
+    if ids is None or start == end:
+        return False
+    before, after = ids[max(2 * start - end, 0) : start], ids[end : 2 * end - start]
+    return np.array_equal(before, ids[start:end]) or np.array_equal(after, ids[start:end])
+
+
 def deviating(difference: Difference) -> tuple[TextSide, TextSide]:
     """The side that is in question and the one it should be: of what came later, that; else the recorded."""
     if difference.against in (Against.ROW, Against.NEXT_PROMPT):
@@ -133,6 +162,26 @@ def at_prompt_end(difference: Difference) -> bool:
     """Whether it is the last thing of a prompt on one side or on both."""
     ends = not difference.recorded.after or not difference.canonical.after
     return difference.where is Where.PROMPT and ends
+
+
+def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:
+    """What stands in the reasoning block that a difference lies in, on both sides; None when it lies in none."""
+    inner = []
+    for side in (difference.recorded, difference.canonical):
+        start, text = len(side.before), side.before + side.data + side.after
+        found = _block_at(text, start, start + len(side.data))
+        if found is None:
+            return None
+        inner.append(found)
+    return (inner[0], inner[1]) if inner[0] != inner[1] else None
+
+
+def _block_at(text: bytes, start: int, end: int) -> bytes | None:
+    """The reasoning of the block that holds a range of bytes whole, its markers included."""
+    for found in _THOUGHT.finditer(text):
+        if found.start() <= start and end <= found.end() + len(_BEHIND.match(text, found.end())[0]):  # type: ignore[index]
+            return found[1].strip()
+    return None
 
 
 def mutually(difference: Difference, mark: bytes) -> tuple[bool, bool]:

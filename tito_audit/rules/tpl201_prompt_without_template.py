@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.scene import holds_marker
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import sentence
+from tito_audit.rules._drift import end_only, recorded_ids, sentence
 
 __all__ = ["prompt_without_template"]
 
@@ -16,7 +17,7 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
     """Prompt encoded without its template.
 
     ## What it finds
-    A prompt with no control token at all where the template writes role markers around the same text.
+    A prompt or row with no control token at all where the template writes role markers around the same text.
 
     ## Why it matters
     The sampler was asked to continue bare text. What it said is off-policy for a chat model, its logprobs are
@@ -28,13 +29,20 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
     ## Repair
     None: render the messages before sampling. `drop` takes the rollout out.
     """
-    if difference.where is not Where.PROMPT or difference.turn is None or evidence.vocabulary is None:
+    ids, vocabulary = recorded_ids(difference, evidence), evidence.vocabulary
+    if ids is None or vocabulary is None or difference.where is Where.COMPLETION:
         return None
-    prompt = evidence.rollout.turns[difference.turn].prompt_ids
-    special = evidence.vocabulary.special_ids
-    if prompt is None or any(int(i) in special for i in prompt if int(i) != evidence.bos_id):
+    special = vocabulary.special_ids - evidence.end_ids
+    if difference.where is Where.PROMPT:
+        special = vocabulary.special_ids
+    if any(int(i) in special for i in ids if int(i) != evidence.bos_id) or end_only(
+        difference.canonical, evidence
+    ):
         return None
-    if not any(int(i) in special for i in difference.canonical.ids):
+    if not any(int(i) in vocabulary.special_ids for i in difference.canonical.ids):
         return None
-    what = "the prompt holds no role markers: it was encoded without the chat template"
+    if holds_marker(vocabulary.text(ids[~vocabulary.control(ids)])):
+        return None
+    word = "prompt" if difference.where is Where.PROMPT else "row"
+    what = f"the {word} holds no role markers: it was encoded without the chat template"
     return Reason("no template", sentence(difference, evidence, what))
