@@ -85,7 +85,7 @@ def _fill(row: TrainingRow) -> float | None:
 def _begins(view: RowView, start: int, end: int) -> bool:
     """Whether a stretch stands between a generation prompt and an answer."""
     after = end == len(view.sampled) or bool(view.sampled[end])
-    return 0 < start and view.roles[start - 1] == GENERATION_PROMPT and after
+    return start > 0 and view.roles[start - 1] == GENERATION_PROMPT and after
 
 
 def _sampled(view: RowView, rollout: Rollout, held: Pieces, start: int, end: int) -> bool:

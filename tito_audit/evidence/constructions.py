@@ -70,13 +70,14 @@ def _padding(scene: Scene, out: list[Difference], numbers: Sequence[int]) -> Non
 
 
 def _explain(scene: Scene, out: list[Difference], numbers: Sequence[int]) -> None:
-    """Give the differences of one sequence what explains them: the way to write it that explains most, then more."""
+    """Give the differences of one sequence what explains them, first what explains most of them."""
     found: list[tuple[Building, list[int]]] = []
     for building in _buildings(scene) if numbers and scene.marked else ():
         rest = scene.differing(building.text)
         explained = [number for number in numbers if not any(_touch(out[number], one) for one in rest)]
-        if explained and not any(_new(one, out, numbers) for one in rest):
-            found.append((building, explained))
+        if not explained or any(_new(one, out, numbers) for one in rest):
+            continue
+        found.append((building, explained))
         if len(explained) == len(numbers):
             break
     for building, explained in sorted(found, key=lambda one: -len(one[1])):

@@ -161,7 +161,7 @@ def _other_text(
     end_ids = reference.end_ids()
     changed = _messages_changed(turns[parent], turns[k])
     found = before_end(seen, prompt, regions[-1].start if regions else 0, end_ids)
-    if changed is False and _lost_turns(found, regions):
+    if changed is False and (_lost_turns(found, regions) or _cut_out(prompt.ids, seen.ids, at, regions)):
         return Link(k, parent, Break.REWRITTEN, at, at, "older turns dropped"), []
     first = _first_message(seen, regions, end_ids)
     if at < first and not _other_tools(found, first, len(seen)):
@@ -225,6 +225,17 @@ def _lost_turns(found: Sequence[Stretch], regions: Sequence[Region]) -> bool:
         lost = [one for one in regions if stretch.start - 1 <= one.start and one.end <= stretch.end + 1]
         more = sum(one.end - one.start for one in lost) + _OPENER < stretch.end - stretch.start
         if lost and more and stretch.canonical_start == stretch.canonical_end and lost[-1] is not regions[-1]:
+            return True
+    return False
+
+
+def _cut_out(prompt: Ids, seen: Ids, at: int, regions: Sequence[Region]) -> bool:
+    """Whether a prompt goes on with the end of what was seen where it leaves it, an older answer skipped."""
+    if at >= len(prompt) or not regions:
+        return False
+    for skipped in (np.flatnonzero(seen[at:] == prompt[at]) + at).tolist():
+        lost = any(at <= one.start + 1 and one.end <= skipped + 1 for one in regions[:-1])
+        if lost and skipped <= regions[-1].start and _starts(prompt[at:], seen[skipped:]):
             return True
     return False
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tito_audit.align.blocks import Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.differences import Region, difference, region_of, stretches
 from tito_audit.evidence.answers import answers_begun, inside_answer, logprobs_prove, marked
+from tito_audit.evidence.differences import Region, difference, region_of, stretches
 from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference, RowView
 from tito_audit.evidence.reference import Reference, pieces_of

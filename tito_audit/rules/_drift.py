@@ -106,11 +106,13 @@ def recorded_ids(difference: Difference, evidence: Evidence) -> Ids | None:
 def repeats(difference: Difference, evidence: Evidence) -> bool:
     """Whether the recorded tokens of a difference stand right beside it once more."""
     ids = recorded_ids(difference, evidence)
-    start, end = difference.start, difference.end
-    if ids is None or start == end:
+    size = difference.end - difference.start
+    if ids is None or not size:
         return False
-    before, after = ids[max(2 * start - end, 0) : start], ids[end : 2 * end - start]
-    return np.array_equal(before, ids[start:end]) or np.array_equal(after, ids[start:end])
+    # What is inserted twice can be cut at any of its tokens.
+    places = range(max(difference.start - size, 0), difference.start + 1)
+    pairs = ((ids[at : at + size], ids[at + size : at + 2 * size]) for at in places)
+    return any(np.array_equal(one, other) for one, other in pairs)
 
 
 def deviating(difference: Difference) -> tuple[TextSide, TextSide]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.scene import holds_marker
@@ -12,7 +14,7 @@ from tito_audit.rules._drift import end_only, recorded_ids, sentence
 __all__ = ["prompt_without_template"]
 
 
-@cause("TPL201", Severity.ERROR, precedence=61, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause("TPL201", Severity.ERROR, precedence=57, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def prompt_without_template(difference: Difference, evidence: Evidence) -> Reason | None:
     """Prompt encoded without its template.
 
@@ -29,20 +31,26 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
     ## Repair
     None: render the messages before sampling. `drop` takes the rollout out.
     """
-    ids, vocabulary = recorded_ids(difference, evidence), evidence.vocabulary
-    if ids is None or vocabulary is None or difference.where is Where.COMPLETION:
+    if difference.where is Where.COMPLETION or not _unmarked(difference, evidence):
         return None
-    special = vocabulary.special_ids - evidence.end_ids
-    if difference.where is Where.PROMPT:
-        special = vocabulary.special_ids
-    if any(int(i) in special for i in ids if int(i) != evidence.bos_id) or end_only(
-        difference.canonical, evidence
-    ):
+    if end_only(difference.canonical, evidence):
         return None
-    if not any(int(i) in vocabulary.special_ids for i in difference.canonical.ids):
-        return None
-    if holds_marker(vocabulary.text(ids[~vocabulary.control(ids)])):
+    side = difference.canonical
+    if _begins(side, evidence) and difference.start == 0:
+        return _reason(difference, evidence)
+    if not holds_marker((side.before + side.data + side.after).decode("utf-8", "replace")):
         return None
     word = "prompt" if difference.where is Where.PROMPT else "row"
     what = f"the {word} holds no role markers: it was encoded without the chat template"
     return Reason("no template", sentence(difference, evidence, what))
+
+
+def _unmarked(difference: Difference, evidence: Evidence) -> bool:
+    """Whether the sequence of a difference has no role marker, but for BOS at its start and ends in a row."""
+    ids, vocabulary = recorded_ids(difference, evidence), evidence.vocabulary
+    if ids is None or vocabulary is None or not len(ids):
+        return False
+    inner = ids[1:] if ids[0] == evidence.bos_id else ids
+    if difference.where is Where.ROW:
+        inner = inner[~np.isin(inner, list(evidence.end_ids))]
+    return not vocabulary.control(inner).any() and not holds_marker(vocabulary.text(inner))

@@ -12,12 +12,10 @@ from tito_audit.rules._drift import at_prompt_end, repeats, sentence
 
 __all__ = ["generation_prompt_misplaced"]
 
-_MARK = rb"(?:<[^<>\s]{1,40}>|\s)*"
 _ONLY_HEADER = re.compile(
-    _MARK
-    + rb"(?:<[^<>\s]{1,40}>\s*(?:assistant|model)|(?:assistant|model)\s*<[^<>\s]{1,40}>)"
-    + _MARK
-    + "|\\s*<[|｜]Assistant[|｜]>\\s*".encode()
+    r"(?:<[^<>\s]{1,40}>|\s)*"
+    r"(?:<[^<>\s]{1,40}>\s*(?:assistant|model)|(?:assistant|model)\s*<[^<>\s]{1,40}>|<[|｜]Assistant[|｜]>)"
+    r"(?:<[^<>\s]{1,40}>|\s)*"
 )
 """An opener in whatever place it is cut: `<|im_start|>assistant`, `assistant\n<|im_start|>`."""
 _HEADER = re.compile(rb"assistant|<start_of_turn>model|Assistant")
@@ -67,7 +65,7 @@ def _in_row(difference: Difference, evidence: Evidence) -> Reason | None:
     """The opener of an answer that a row lacks or holds once more, and nothing beside it."""
     recorded, canonical = difference.recorded.data, difference.canonical.data
     own = recorded or canonical
-    if (recorded and canonical) or not _ONLY_HEADER.fullmatch(own):
+    if (recorded and canonical) or not _ONLY_HEADER.fullmatch(own.decode("utf-8", "replace")):
         return None
     word = "missing" if canonical else "doubled" if repeats(difference, evidence) else "misplaced"
     return Reason(

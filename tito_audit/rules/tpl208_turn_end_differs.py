@@ -50,7 +50,8 @@ def _merged(difference: Difference, evidence: Evidence) -> str | None:
     recorded, canonical = (_without_ends(side, evidence) for side in (difference.recorded, difference.canonical))
     if recorded is not None and canonical is not None and recorded[0] == canonical[0]:
         held, wanted = recorded[1], canonical[1]
-        return None if held == wanted else "missing" if held < wanted else "added"
+        if held != wanted:
+            return "missing" if held < wanted else "added"
     # An answer that was cut, and a prompt that goes on behind it with white space in place of its end.
     more = difference.canonical.data.removeprefix(difference.recorded.data)
     closes = difference.against is Against.NEXT_PROMPT and not difference.recorded.after
