@@ -8,22 +8,28 @@ import numpy as np
 
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.differences import Stretch
 from tito_audit.evidence.model import RowView
+from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, Roles
 from tito_audit.evidence.scene import holds_marker
-from tito_audit.record.arrays import Mask
+from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.rollout import Rollout, TrainingRow
 
-__all__ = ["answers_begun", "inside_answer", "logprobs_prove", "marked"]
+__all__ = ["answered", "answers_begun", "logprobs_prove", "marked"]
 
 
-def marked(held: Pieces, canonical: Pieces) -> bool:
-    """Whether a row has any of the control tokens or markers that the template writes inside its text."""
-    wanted = canonical.control[1:-1].any() or holds_marker(canonical.data.decode("utf-8", "replace"))
-    if not wanted or not len(held):
+def marked(held: Pieces, canonical: Pieces, reference: Reference) -> bool:
+    """Whether a row has any of the markers that the template writes, beside BOS and the ends of turns."""
+    return not _marks(canonical, reference) or _marks(held, reference)
+
+
+def _marks(pieces: Pieces, reference: Reference) -> bool:
+    first = 1 if len(pieces) and int(pieces.ids[0]) == reference.tokenizer.bos_id else 0
+    rest = pieces.part(first, len(pieces))
+    if (rest.control & ~np.isin(rest.ids, list(reference.end_ids()))).any():
         return True
-    inner = held.part(1, len(held))
-    return bool(inner.control[:-1].any()) or holds_marker(inner.data.decode("utf-8", "replace"))
+    return holds_marker(reference.text(rest.ids[~rest.control]))
 
 
 def answers_begun(view: RowView, rollout: Rollout, held: Pieces, blocks: Blocks) -> RowView:
@@ -47,23 +53,37 @@ def answers_begun(view: RowView, rollout: Rollout, held: Pieces, blocks: Blocks)
     return replace(view, sampled=sampled, roles=roles.given(ASSISTANT, mine).given(TEMPLATE, lone))
 
 
-def inside_answer(view: RowView, start: int, end: int) -> bool:
-    """Whether recorded tokens are of an answer; of a place between two, whether both sides of it are."""
-    if start == end:
-        return 0 < start < len(view.sampled) and bool(view.sampled[start - 1 : start + 1].all())
-    return bool(view.sampled[start:end].any())
+def answered(view: RowView | None, written: Mask | None, stretch: Stretch) -> slice | None:
+    """Where a stretch's sampled tokens stand, or those beside a place where the template writes more of an answer.
+
+    `written`, `[N]`, is which canonical tokens a model would have generated. None when no answer is touched.
+    """
+    if view is None:
+        return None
+    start, end = stretch.start, stretch.end
+    if start < end:
+        return slice(start, end) if view.sampled[start:end].any() else None
+    around = slice(max(start - 1, 0), start + 1)
+    if written is not None:
+        inside = bool(written[stretch.canonical_start : stretch.canonical_end].all())
+    else:
+        inside = start > 0 and bool(view.sampled[around].all())
+    return around if inside and view.sampled[around].any() else None
 
 
-def logprobs_prove(row: TrainingRow, start: int, end: int) -> bool:
-    """Whether logprobs say that tokens were sampled: all are there, and not only the row's fill.
+def logprobs_prove(row: TrainingRow, view: RowView, where: slice) -> bool:
+    """Whether logprobs say that the answer's tokens there were sampled: all there, and not only fill.
 
-    The fill is the commonest value outside the loss, else what the format writes. Of a place between two
-    tokens, its neighbours tell.
+    The fill is the commonest value outside the loss, else what the format writes.
     """
     if row.logprobs is None:
         return False
-    around = slice(max(start - 1, 0), end + 1) if start == end else slice(start, end)
-    values = row.logprobs[around]
+    values = row.logprobs[where][view.sampled[where]]
+    return _real(row, values)
+
+
+def _real(row: TrainingRow, values: Logprobs) -> bool:
+    """Whether these are logprobs that a sampler gave."""
     if not len(values) or not np.isfinite(values).all() or (values > 0).any():
         return False
     real = values < 0
@@ -97,7 +117,7 @@ def _sampled(view: RowView, rollout: Rollout, held: Pieces, start: int, end: int
     assert row is not None
     if row.loss_mask is not None and row.loss_mask[start:end].all():
         return True
-    if logprobs_prove(row, start, end):
+    if row.logprobs is not None and _real(row, row.logprobs[start:end]):
         return True
     begun = data.decode("utf-8", "replace") + held.bytes_of(end, min(end + 4, len(held))).decode("utf-8", "ignore")
     return any(one.role == ASSISTANT and one.text.startswith(begun) for one in rollout.messages)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tito_audit.align.blocks import Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.answers import answers_begun, inside_answer, logprobs_prove, marked
+from tito_audit.evidence.answers import answered, answers_begun, logprobs_prove, marked
 from tito_audit.evidence.differences import Region, difference, region_of, stretches
 from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference, RowView
@@ -165,7 +165,8 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
         view = _view_by_roles(held, reference)
     else:
         view = _view(*written.owners.of_tokens(_canonical_bytes(held, canonical, blocks)))
-    if not marked(held, canonical):
+    generated = None if written.owners is None else written.owners.of_tokens(written.starts)[1]
+    if not marked(held, canonical, reference):
         view = None  # encoded without the template, it has no place that a message could be found by
     if view is not None:
         view = answers_begun(view, rollout, held, blocks)
@@ -175,9 +176,10 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
     for stretch in stretches(held, canonical, blocks):
         if stretch.start >= len(held):
             continue  # the row ends before the template does
-        mine = view is not None and inside_answer(view, stretch.start, stretch.end)
+        own = answered(view, generated, stretch)
+        mine = own is not None
         same_bytes = stretch.recorded.data == stretch.canonical.data
-        proven = mine and logprobs_prove(row, stretch.start, stretch.end)
+        proven = own is not None and view is not None and logprobs_prove(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         found = difference(
             stretch,
