@@ -18,12 +18,13 @@ from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
 from tito_audit.evidence import row as rows
+from tito_audit.evidence.answers import answered, answers_begun, logprobs_prove, marked
 from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import refined
 from tito_audit.evidence.model import Against, Difference, RowView
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, TURN_END, token_roles
+from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.evidence.written import _owners, _role_name
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Severity, Where
@@ -82,6 +83,7 @@ def slow_row(
     held, canonical = reference.pieces(row.token_ids), reference.pieces(tokenizer.encode(rendering.text))
     blocks = align(held, canonical, open_end=True)
     owned = byte_by_byte(rollout, rendering)
+    written = None
     if canonical.data != rendering.text.encode("utf-8", "surrogatepass") or owned is None:
         roles = token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
         view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
@@ -90,21 +92,24 @@ def slow_row(
     else:
         at = canonical_bytes(held, canonical, blocks.recorded_end.tolist(), blocks.canonical_end.tolist())
         view = slow_view([owned[0][byte] for byte in at], [owned[1][byte] for byte in at])
+        starts = [0, *canonical.end.tolist()][: len(canonical)]
+        written = np.array([owned[1][min(byte, len(owned[1]) - 1)] for byte in starts], np.bool_)
+    if not marked(held, canonical, reference):
+        view = None  # type: ignore[assignment]
     if view is not None:
+        view = answers_begun(view, rollout, held, blocks)
         for _, start, end, _, _ in blocks.differing():
             view.drifted[start:end] = True
     out = []
     for stretch in stretches(held, canonical, blocks):
         if stretch.start >= len(held):
             continue
-        mine = view is not None and bool(view.sampled[stretch.start : stretch.end].any())
+        own = answered(view, written, stretch)
+        mine = own is not None
+        proven = own is not None and view is not None and logprobs_prove(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
-        harmless = mine and (stretch.recorded.data == stretch.canonical.data or not trained)
-        effect = (
-            "it may be what was sampled; only a log with the calls could prove it"
-            if mine
-            else "the row holds tokens that the template does not write for these messages"
-        )
+        harmless = mine and (stretch.recorded.data == stretch.canonical.data or not trained or proven)
+        effect = rows._effect(mine, proven)
         severity = Severity.NOTE if harmless else Severity.WARNING
         found = difference(stretch, Against.TEMPLATE, severity, effect, regions=(), turn=None, where=Where.ROW)
         out.append(replace(found, sampled=mine))
@@ -113,7 +118,9 @@ def slow_row(
 
 def slow_view(roles: list[str], sampled: list[bool]) -> RowView:
     nobody = np.full(len(roles), -1, np.int32)
-    return RowView(np.array(sampled, np.bool_), False, roles, nobody, nobody, None, np.zeros(len(roles), np.bool_))
+    names = tuple(dict.fromkeys(roles)) or (UNKNOWN,)
+    told = Roles(names, np.array([names.index(role) for role in roles], np.int16))
+    return RowView(np.array(sampled, np.bool_), False, told, nobody, nobody, None, np.zeros(len(roles), np.bool_))
 
 
 def canonical_bytes(held: Pieces, canonical: Pieces, ends: list[int], canonical_ends: list[int]) -> list[int]:
@@ -244,7 +251,8 @@ def unique(differences: list[Difference]) -> list[Difference]:
 
 def shown(one: Difference) -> str:
     sides = [(side.ids.tolist(), side.data, side.before, side.after) for side in (one.recorded, one.canonical)]
-    return repr([sides, *(getattr(one, f.name) for f in fields(one) if f.name not in ("recorded", "canonical"))])
+    names = [f.name for f in fields(one) if f.name not in ("recorded", "canonical", "built")]
+    return repr([sides, *(getattr(one, name) for name in names)])
 
 
 def same_views(one: RowView | None, other: RowView | None) -> bool:

@@ -30,7 +30,14 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
         return evidence  # nothing to explain, so nothing that was worked out of it changes either
     explained = []
     for difference in evidence.differences:
+        built = difference.built
+        if built is not None and built.code in _checking(tuple(rules)):
+            explained.append(Explained(difference, built.code, built.cause, built.what))
+            continue
         for rule, reason_for in _owners(tuple(rules)):
+            # That it gives the recorded tokens is a proof, which no reading of the bytes beats.
+            if built is not None and rule.code != built.code:
+                continue
             reason = reason_for(difference, evidence)
             if reason is not None:
                 explained.append(Explained(difference, rule.code, reason.cause, reason.message))
@@ -88,6 +95,12 @@ def _owners(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, Explain], ...]:
     """The rules that name causes of differences, by precedence, each with how it does."""
     owners = [(rule, rule.explain) for rule in rules if rule.explain is not None]
     return tuple(sorted(owners, key=lambda owner: owner[0].precedence))
+
+
+@lru_cache(maxsize=64)
+def _checking(rules: tuple[Rule, ...]) -> frozenset[str]:
+    """The codes of rules that look for themselves at what is explained."""
+    return frozenset(rule.code for rule in rules if rule.check is not None)
 
 
 @lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tito_audit.evidence.completions import reencoded_differences, tail_and_completion
+from tito_audit.evidence.constructions import constructed
 from tito_audit.evidence.judgement import refined
 from tito_audit.evidence.links import Chains, chain_turns
 from tito_audit.evidence.model import Difference, Evidence, RowView
@@ -60,6 +61,7 @@ def gather(
         for turn in range(len(rollout.turns)):
             differences += _uncovered(reencoded_differences(rollout, turn, reference), differences)
         differences += _uncovered(rendered_differences(rollout, chains, texts, reference), differences)
+        differences = constructed(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
     if rendered and not texts and renderer is not None and row_error is None:

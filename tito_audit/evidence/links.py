@@ -12,9 +12,10 @@ import numpy as np
 
 from tito_audit.align.drift import align, common_prefix
 from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.built_tools import tools_in
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
 from tito_audit.evidence.growth import GrownPieces, common_start
-from tito_audit.evidence.model import Against, Break, Difference, Link
+from tito_audit.evidence.model import Against, Break, Difference, Link, TextSide
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.record.arrays import Ids
@@ -24,6 +25,8 @@ from tito_audit.record.rollout import Rollout, Turn
 
 __all__ = ["Chains", "before_end", "chain_turns"]
 
+_OPENER = 8
+"""Tokens that a template has around an answer; a stretch with more holds another message as well."""
 _ANSWER_ROLES = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END))
 
 
@@ -156,12 +159,15 @@ def _other_text(
     """The texts differ: written otherwise by the template, rewritten on purpose, or of no chain."""
     at = common_start(prompt.ids, seen.ids)
     end_ids = reference.end_ids()
-    if at < _first_message(seen, end_ids):
-        return Link(k, None, Break.ORPHAN, at, at, "it shares no first message with any earlier call"), []
-    found = before_end(seen, prompt, regions[-1].start if regions else 0, end_ids)
-    roles = token_roles(seen, end_ids)
     changed = _messages_changed(turns[parent], turns[k])
-    given = [s for s in found if _is_given(s, roles, regions)]
+    found = before_end(seen, prompt, regions[-1].start if regions else 0, end_ids)
+    if changed is False and (_lost_turns(found, regions) or _cut_out(prompt.ids, seen.ids, at, regions)):
+        return Link(k, parent, Break.REWRITTEN, at, at, "older turns dropped"), []
+    first = _first_message(seen, regions, end_ids)
+    if at < first and not _other_tools(found, first, len(seen)):
+        return Link(k, None, Break.ORPHAN, at, at, "it shares no first message with any earlier call"), []
+    roles = token_roles(seen, end_ids)
+    given = [s for s in found if _is_given(s, roles, regions)] if at >= first else []
     if changed or (changed is None and given):
         what = given[0] if given else None
         detail = f"{roles[what.start]} text changed" if what and what.end > what.start else "messages changed"
@@ -213,10 +219,43 @@ def _said(message: Message) -> tuple[object, ...]:
     return message.role, message.text, message.tool_calls
 
 
-def _first_message(pieces: Pieces, end_ids: frozenset[int]) -> int:
-    """Tokens up to the first turn end: less than that in common is no common history."""
+def _lost_turns(found: Sequence[Stretch], regions: Sequence[Region]) -> bool:
+    """Whether a prompt leaves out an older answer with the messages around it, and goes on with the last one."""
+    for stretch in found:
+        lost = [one for one in regions if stretch.start - 1 <= one.start and one.end <= stretch.end + 1]
+        more = sum(one.end - one.start for one in lost) + _OPENER < stretch.end - stretch.start
+        if lost and more and stretch.canonical_start == stretch.canonical_end and lost[-1] is not regions[-1]:
+            return True
+    return False
+
+
+def _cut_out(prompt: Ids, seen: Ids, at: int, regions: Sequence[Region]) -> bool:
+    """Whether a prompt goes on with the end of what was seen where it leaves it, an older answer skipped."""
+    if at >= len(prompt) or not regions:
+        return False
+    for skipped in (np.flatnonzero(seen[at:] == prompt[at]) + at).tolist():
+        lost = any(at <= one.start + 1 and one.end <= skipped + 1 for one in regions[:-1])
+        if lost and skipped <= regions[-1].start and _starts(prompt[at:], seen[skipped:]):
+            return True
+    return False
+
+
+def _other_tools(found: Sequence[Stretch], first: int, size: int) -> bool:
+    """Whether nothing differs but tool definitions in the first message, and a history follows it."""
+    if not found or first >= size or found[-1].start > first:
+        return False
+    return all(tools_in(_around(stretch.recorded)) != tools_in(_around(stretch.canonical)) for stretch in found)
+
+
+def _around(side: TextSide) -> str:
+    return (side.before + side.data + side.after).decode("utf-8", "replace")
+
+
+def _first_message(pieces: Pieces, regions: Sequence[Region], end_ids: frozenset[int]) -> int:
+    """Tokens up to the first turn end or answer: less than that in common is no common history."""
     ends = np.flatnonzero(np.isin(pieces.ids, np.fromiter(end_ids, np.int64)))
-    return int(ends[0]) if len(ends) else len(pieces) // 4
+    first = int(ends[0]) if len(ends) else len(pieces) // 4
+    return min(first, regions[0].start) if regions else first
 
 
 def _sibling_or_closest(prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[int, Ids]:

@@ -16,7 +16,18 @@ from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.record.testimony import Reading
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["Against", "Break", "Difference", "Evidence", "Explained", "Link", "RowView", "SampledSpan", "TextSide"]
+__all__ = [
+    "Against",
+    "Break",
+    "Built",
+    "Difference",
+    "Evidence",
+    "Explained",
+    "Link",
+    "RowView",
+    "SampledSpan",
+    "TextSide",
+]
 
 
 T = TypeVar("T")
@@ -46,6 +57,17 @@ class TextSide:
 
 
 @dataclass(frozen=True, slots=True)
+class Built:
+    """What explains a difference because writing the messages so gives the recorded tokens there."""
+
+    code: str
+    """The rule that owns it."""
+    cause: str
+    what: str
+    """The cause as a clause of its message."""
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """One stretch where recorded and canonical disagree, and what that did to training."""
 
@@ -68,6 +90,8 @@ class Difference:
     """The message it lies in, when known."""
     later_turn: int | None = None
     """The turn whose prompt holds the other tokens, when against the next prompt."""
+    built: Built | None = None
+    """What was constructed and gave the recorded tokens; None: nothing did, and the bytes have to tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Forms
 
-__all__ = ["RenderedText", "RenderedTexts", "render_texts", "rendered_differences"]
+__all__ = ["RenderedText", "RenderedTexts", "prompt_messages", "render_texts", "rendered_differences"]
 
 KEPT = "harmless as logged: the prompt keeps the tokens that were seen before; the template would write this"
 OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tito_audit.align.blocks import Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.answers import answered, answers_begun, logprobs_prove, marked
 from tito_audit.evidence.differences import Region, difference, region_of, stretches
 from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference, RowView
@@ -168,29 +169,42 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
         view = headed  # the row's own headers are nearer to it than those of a text that it is not
     else:
         view = _view(*written.owners.of_tokens(_canonical_bytes(held, canonical, blocks)))
+    generated = None if written.owners is None else written.owners.of_tokens(written.starts)[1]
+    if not marked(held, canonical, reference):
+        view = None  # encoded without the template, it has no place that a message could be found by
     if view is not None:
+        view = answers_begun(view, rollout, held, blocks)
         for _, start, end, _, _ in blocks.differing():
             view.drifted[start:end] = True
     out = []
     for stretch in stretches(held, canonical, blocks):
         if stretch.start >= len(held):
             continue  # the row ends before the template does
-        mine = view is not None and bool(view.sampled[stretch.start : stretch.end].any())
+        own = answered(view, generated, stretch)
+        mine = own is not None
         same_bytes = stretch.recorded.data == stretch.canonical.data
+        proven = own is not None and view is not None and logprobs_prove(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         found = difference(
             stretch,
             Against.TEMPLATE,
-            Severity.NOTE if mine and (same_bytes or not trained) else Severity.WARNING,
-            "it may be what was sampled; only a log with the calls could prove it"
-            if mine
-            else "the row holds tokens that the template does not write for these messages",
+            Severity.NOTE if mine and (same_bytes or not trained or proven) else Severity.WARNING,
+            _effect(mine, proven),
             regions=(),
             turn=None,
             where=Where.ROW,
         )
         out.append(replace(found, sampled=mine))
     return view, out
+
+
+def _effect(mine: bool, proven: bool) -> str:
+    """What a difference against the template did, as a clause."""
+    if proven:
+        return "its logprobs say that it was sampled so: it would drift if the messages were rendered again"
+    if mine:
+        return "it may be what was sampled; only a log with the calls could prove it"
+    return "the row holds tokens that the template does not write for these messages"
 
 
 def row_against_itself(rollout: Rollout, reference: Reference) -> Found:

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+import numpy as np
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
-from tito_audit.record.finding import Where
-from tito_audit.rules._words import counted
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Hit, Where
+from tito_audit.rule import Reason
+from tito_audit.rules._words import counted, shown
 
 __all__ = [
     "answer_texts",
     "at_prompt_end",
     "at_start",
     "bare",
+    "built_hits",
+    "built_reason",
+    "changed_thought",
     "control_ids",
     "deviating",
     "end_only",
     "in_answer",
     "mutually",
     "pieces",
+    "recorded_ids",
+    "repeats",
     "same_bytes",
     "sentence",
 ]
 
 _SHOWN = 8
+_THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
+_BEHIND = re.compile(rb"\s*")
 
 
 def same_bytes(difference: Difference) -> bool:
@@ -54,6 +66,53 @@ def sentence(difference: Difference, evidence: Evidence, what: str) -> str:
         Against.TEMPLATE: "the template writes",
     }[difference.against]
     return f"{what}: recorded {recorded}, {other} {canonical}; {difference.effect}"
+
+
+def built_reason(difference: Difference, evidence: Evidence) -> Reason | None:
+    """The reason of a difference that was explained by writing the messages in another way."""
+    built = difference.built
+    return None if built is None else Reason(built.cause, sentence(difference, evidence, built.what))
+
+
+def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
+    """A hit for every difference that is explained so and belongs to a rule that looks for itself."""
+    for one in evidence.explained:
+        difference = one.difference
+        if one.code == code and difference.built is not None:
+            yield Hit(
+                difference.where,
+                difference.start,
+                difference.end,
+                sentence(difference, evidence, difference.built.what),
+                turn=difference.turn,
+                cause=one.cause,
+                severity=difference.severity,
+                recorded=shown(evidence, difference.recorded.ids),
+                canonical=shown(evidence, difference.canonical.ids),
+            )
+
+
+def recorded_ids(difference: Difference, evidence: Evidence) -> Ids | None:
+    """The whole sequence in which a difference counts its tokens."""
+    if difference.where is Where.ROW:
+        row = evidence.rollout.training_row
+        return None if row is None else row.token_ids
+    if difference.turn is None:
+        return None
+    turn = evidence.rollout.turns[difference.turn]
+    return turn.prompt_ids if difference.where is Where.PROMPT else turn.completion_ids
+
+
+def repeats(difference: Difference, evidence: Evidence) -> bool:
+    """Whether the recorded tokens of a difference stand right beside it once more."""
+    ids = recorded_ids(difference, evidence)
+    size = difference.end - difference.start
+    if ids is None or not size:
+        return False
+    # What is inserted twice can be cut at any of its tokens.
+    places = range(max(difference.start - size, 0), difference.start + 1)
+    pairs = ((ids[at : at + size], ids[at + size : at + 2 * size]) for at in places)
+    return any(np.array_equal(one, other) for one, other in pairs)
 
 
 def deviating(difference: Difference) -> tuple[TextSide, TextSide]:
@@ -105,6 +164,26 @@ def at_prompt_end(difference: Difference) -> bool:
     """Whether it is the last thing of a prompt on one side or on both."""
     ends = not difference.recorded.after or not difference.canonical.after
     return difference.where is Where.PROMPT and ends
+
+
+def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:
+    """What stands in the reasoning block that a difference lies in, on both sides; None when it lies in none."""
+    inner = []
+    for side in (difference.recorded, difference.canonical):
+        start, text = len(side.before), side.before + side.data + side.after
+        found = _block_at(text, start, start + len(side.data))
+        if found is None:
+            return None
+        inner.append(found)
+    return (inner[0], inner[1]) if inner[0] != inner[1] else None
+
+
+def _block_at(text: bytes, start: int, end: int) -> bytes | None:
+    """The reasoning of the block that holds a range of bytes whole, its markers included."""
+    for found in _THOUGHT.finditer(text):
+        if found.start() <= start and end <= found.end() + len(_BEHIND.match(text, found.end())[0]):  # type: ignore[index]
+            return found[1].strip()
+    return None
 
 
 def mutually(difference: Difference, mark: bytes) -> tuple[bool, bool]:

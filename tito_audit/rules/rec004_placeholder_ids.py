@@ -12,6 +12,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
+from tito_audit.rules._drift import built_hits
 from tito_audit.rules._texts import Agreement, agreement, answer_of, contained
 from tito_audit.rules._words import shown
 
@@ -27,7 +28,8 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     Ids that the log itself calls dummies, a prompt and a completion of nothing but `[0]`, completions and
     rows that count 0, 1, 2, … or 1, 2, 3, …, and prompts, completions or rows that repeat one id at least
     four times and hold nothing else. A completion is real, however dull, when its logprobs differ or when
-    its ids decode to the recorded text.
+    its ids decode to the recorded text. With a template, padding in front of a prompt or at an end of a row:
+    the sampler's attention mask hid it, and nothing in the log does.
 
     ## Why it matters
     Servers without token ids, and tests, fill them in so that shapes fit. Trained on, they are the policy's
@@ -43,6 +45,7 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     `drop`: nothing in the log says what was sampled.
     """
+    yield from built_hits(evidence, "REC004")
     rollout = evidence.rollout
     stated = bool(rollout.stated.get("dummy_tokens"))
     for number, turn in enumerate(rollout.turns):

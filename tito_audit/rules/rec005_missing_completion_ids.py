@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +14,9 @@ from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
 from tito_audit.rules._texts import Agreement, agreement, answer_of, contained, missing_part
 from tito_audit.rules._words import counted, quoted, shown
+
+_EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
+"""What templates put in front of an answer; nobody sampled it, so its ids were not lost."""
 
 
 @rule("REC005", Severity.ERROR)
@@ -92,7 +96,7 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
     elif answer is not None and not contained(evidence, number, answer.text):
         missed = missing_part(evidence, number, answer.text)
     told, cause = "", "part of the text"
-    if missed is not None:
+    if missed is not None and not _EMPTY_THOUGHT.fullmatch(missed):
         told = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
     elif answer is not None:
         names = [

@@ -8,6 +8,7 @@ from tito_audit.evidence.model import Break, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
+from tito_audit.rules._drift import built_hits
 from tito_audit.rules._links import link_hit
 
 __all__ = ["history_rewritten"]
@@ -19,7 +20,8 @@ def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     A prompt whose messages are not those of the call before it: a summary in place of turns, a window that
-    dropped the oldest, an edited message.
+    dropped the oldest, an edited message. A prompt or row that is what the template writes without the older
+    messages is named so as well.
 
     ## Why it matters
     On purpose or not, the rollout is several training rows from here on. Trained as one it would put a
@@ -31,6 +33,9 @@ def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     `fork` gives one row per unbroken run of calls.
     """
+    told = set()
     for link in evidence.links:
         if link.kind is Break.REWRITTEN:
+            told.add(link.turn)
             yield link_hit(link, evidence, f"the history itself was changed ({link.detail})", link.detail)
+    yield from (hit for hit in built_hits(evidence, "SEQ303") if hit.turn not in told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.roles import GENERATION_PROMPT
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes, sentence
@@ -30,9 +31,18 @@ def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | No
     `splice` puts the sampled ids back where the log proves that the sampler saw them; `fork` is the safe way
     where a later prompt was sampled after the other tokens; `mask` takes the stretch out of the loss.
     """
-    length = difference.end - difference.start
-    crosses = difference.where is Where.COMPLETION and difference.start == 0
-    if not (crosses and same_bytes(difference) and len(difference.recorded.ids) > length):
+    if not same_bytes(difference) or not _crosses(difference, evidence):
         return None
     what = "text on both sides of the seam of prompt and completion is encoded together"
     return Reason("merge across the seam", sentence(difference, evidence, what))
+
+
+def _crosses(difference: Difference, evidence: Evidence) -> bool:
+    """Whether a difference begins in a prompt, or a generation prompt of a row, and ends in the answer."""
+    if difference.where is Where.COMPLETION:
+        return difference.start == 0 and len(difference.recorded.ids) > difference.end
+    if difference.where is not Where.ROW or evidence.row is None or difference.end - difference.start < 2:
+        return False
+    first, last = difference.start, difference.end - 1
+    opens = evidence.row.roles[first] == GENERATION_PROMPT and not evidence.row.sampled[first]
+    return opens and bool(evidence.row.sampled[last])

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.scene import holds_marker
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import sentence
+from tito_audit.rules._drift import end_only, recorded_ids, sentence
 
 __all__ = ["prompt_without_template"]
 
 
-@cause("TPL201", Severity.ERROR, precedence=61, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+@cause("TPL201", Severity.ERROR, precedence=57, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def prompt_without_template(difference: Difference, evidence: Evidence) -> Reason | None:
     """Prompt encoded without its template.
 
     ## What it finds
-    A prompt with no control token at all where the template writes role markers around the same text.
+    A prompt or row with no control token at all where the template writes role markers around the same text.
 
     ## Why it matters
     The sampler was asked to continue bare text. What it said is off-policy for a chat model, its logprobs are
@@ -28,13 +31,34 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
     ## Repair
     None: render the messages before sampling. `drop` takes the rollout out.
     """
-    if difference.where is not Where.PROMPT or difference.turn is None or evidence.vocabulary is None:
+    if difference.where is Where.COMPLETION or not _unmarked(difference, evidence):
         return None
-    prompt = evidence.rollout.turns[difference.turn].prompt_ids
-    special = evidence.vocabulary.special_ids
-    if prompt is None or any(int(i) in special for i in prompt if int(i) != evidence.bos_id):
+    if end_only(difference.canonical, evidence):
         return None
-    if not any(int(i) in special for i in difference.canonical.ids):
+    if not _marks(difference, evidence):
         return None
-    what = "the prompt holds no role markers: it was encoded without the chat template"
+    word = "prompt" if difference.where is Where.PROMPT else "row"
+    what = f"the {word} holds no role markers: it was encoded without the chat template"
     return Reason("no template", sentence(difference, evidence, what))
+
+
+def _marks(difference: Difference, evidence: Evidence) -> bool:
+    """Whether the template writes role markers there, or BOS in front of a sequence that differs as a whole."""
+    side, ids = difference.canonical, recorded_ids(difference, evidence)
+    if holds_marker((side.before + side.data + side.after).decode("utf-8", "replace")):
+        return True
+    if evidence.vocabulary is None or evidence.bos_id is None or ids is None:
+        return False
+    whole = difference.start == 0 and difference.end == len(ids)
+    return whole and side.after.startswith(evidence.vocabulary.token_bytes(evidence.bos_id))
+
+
+def _unmarked(difference: Difference, evidence: Evidence) -> bool:
+    """Whether the sequence of a difference has no role marker, but for BOS at its start and ends in a row."""
+    ids, vocabulary = recorded_ids(difference, evidence), evidence.vocabulary
+    if ids is None or vocabulary is None or not len(ids):
+        return False
+    inner = ids[1:] if ids[0] == evidence.bos_id else ids
+    if difference.where is Where.ROW:
+        inner = inner[~np.isin(inner, list(evidence.end_ids))]
+    return not vocabulary.control(inner).any() and not holds_marker(vocabulary.text(inner))

@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import mutually, sentence
+from tito_audit.rules._drift import changed_thought, mutually, sentence
 
 __all__ = ["reasoning_stripped"]
 
@@ -18,7 +18,8 @@ def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | N
     """Reasoning stripped from the history.
 
     ## What it finds
-    A reasoning block that was sampled and that the later prompt, the row or the template does not have.
+    A reasoning block that was sampled and that the later prompt, the row or the template does not have, or of
+    which they have nothing but the empty `<think></think>`.
 
     ## Why it matters
     Templates of reasoning models drop old reasoning. The prompt then no longer starts with what was said, the
@@ -30,6 +31,10 @@ def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | N
     ## Repair
     `fork` gives one row per unbroken run of calls; a template argument that keeps reasoning avoids the break.
     """
+    change = changed_thought(difference)
+    if change is not None and change[0] and not change[1]:
+        what = "reasoning is emptied, and its markers stay"
+        return Reason("reasoning emptied", sentence(difference, evidence, what))
     recorded, canonical = mutually(difference, b"think>")
     analysis = b"<|channel|>analysis" in difference.recorded.data
     if canonical or not (recorded or analysis):

@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import mutually, sentence
+from tito_audit.rules._drift import changed_thought, mutually, sentence
 
 __all__ = ["reasoning_inserted"]
 
@@ -32,6 +32,10 @@ def reasoning_inserted(difference: Difference, evidence: Evidence) -> Reason | N
     `splice` puts the sampled ids back where the log proves that the sampler saw them, `fork` gives one row per
     unbroken run of calls, `mask` takes the stretch out of the loss.
     """
+    change = changed_thought(difference)
+    if change is not None and change[1] and not change[0]:
+        what = "reasoning is inserted where the block was empty"
+        return Reason("reasoning inserted into an empty block", sentence(difference, evidence, what))
     recorded, canonical = mutually(difference, b"think>")
     if recorded or not canonical:
         return None

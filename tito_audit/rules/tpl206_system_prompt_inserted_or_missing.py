@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import sentence
+from tito_audit.rules._drift import built_reason, sentence
 
 __all__ = ["system_prompt_inserted_or_missing"]
 
@@ -19,7 +19,9 @@ def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence
 
     ## What it finds
     A system message that only one side has: a default that the template inserts and the prompt lacks, or one
-    in the prompt that the messages do not hold.
+    in the prompt that the messages do not hold. Also another system prompt than the messages', the template's
+    default in its place, and one folded into the first user message or put into a turn of its own: the messages
+    written that way give the recorded tokens.
 
     ## Why it matters
     Sampler and trainer then condition on different instructions; every logprob after it belongs to another
@@ -32,6 +34,8 @@ def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence
     ## Repair
     Put the system prompt that was used into the messages, or pass the template that was used.
     """
+    if difference.built is not None:
+        return built_reason(difference, evidence)
     recorded, canonical = (_holds_system(side) for side in (difference.recorded.data, difference.canonical.data))
     near_start = difference.where is not Where.COMPLETION and difference.start <= 4
     if recorded == canonical or not near_start:

@@ -6,12 +6,18 @@ import re
 
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.finding import Severity
+from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import at_prompt_end, sentence
+from tito_audit.rules._drift import at_prompt_end, repeats, sentence
 
 __all__ = ["generation_prompt_misplaced"]
 
+_ONLY_HEADER = re.compile(
+    r"(?:<[^<>\s]{1,40}>|\s)*"
+    r"(?:<[^<>\s]{1,40}>\s*(?:assistant|model)|(?:assistant|model)\s*<[^<>\s]{1,40}>|<[|｜]Assistant[|｜]>)"
+    r"(?:<[^<>\s]{1,40}>|\s)*"
+)
+"""An opener in whatever place it is cut: `<|im_start|>assistant`, `assistant\n<|im_start|>`."""
 _HEADER = re.compile(rb"assistant|<start_of_turn>model|Assistant")
 
 
@@ -20,8 +26,8 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     """Generation prompt or prefill missing, doubled or misplaced.
 
     ## What it finds
-    The opener of the answer (`<|im_start|>assistant`, a `<think>` prefill) at the end of a prompt that only one
-    side has.
+    The opener of the answer (`<|im_start|>assistant`, a `<think>` prefill) at the end of a prompt, or in front of
+    an answer of a row, that only one side has.
 
     ## Why it matters
     Without the opener the model first has to sample the header itself; with two it answers after an empty
@@ -33,6 +39,8 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     ## Repair
     Render with `add_generation_prompt=True` exactly once, and state a prefill as a template argument.
     """
+    if difference.where is Where.ROW:
+        return _in_row(difference, evidence)
     if not at_prompt_end(difference) or difference.sampled:
         return None
     recorded, canonical = (_opens(side) for side in (difference.recorded.data, difference.canonical.data))
@@ -44,8 +52,22 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
         return Reason(
             f"reasoning prefill {word}", sentence(difference, evidence, f"a prefill of the answer is {word}")
         )
-    doubled = recorded and _HEADER.search(difference.recorded.before)
+    doubled = recorded and (
+        _HEADER.search(difference.recorded.before) is not None or repeats(difference, evidence)
+    )
     word = "missing" if canonical else "doubled" if doubled else "misplaced"
+    return Reason(
+        f"generation prompt {word}", sentence(difference, evidence, f"the opener of the answer is {word}")
+    )
+
+
+def _in_row(difference: Difference, evidence: Evidence) -> Reason | None:
+    """The opener of an answer that a row lacks or holds once more, and nothing beside it."""
+    recorded, canonical = difference.recorded.data, difference.canonical.data
+    own = recorded or canonical
+    if (recorded and canonical) or not _ONLY_HEADER.fullmatch(own.decode("utf-8", "replace")):
+        return None
+    word = "missing" if canonical else "doubled" if repeats(difference, evidence) else "misplaced"
     return Reason(
         f"generation prompt {word}", sentence(difference, evidence, f"the opener of the answer is {word}")
     )

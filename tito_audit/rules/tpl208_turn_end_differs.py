@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import end_only, sentence
+from tito_audit.rules._drift import bare, end_only, sentence
 
 __all__ = ["turn_end_differs"]
 
@@ -16,7 +16,8 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
     """Turn end missing, doubled or another stop token.
 
     ## What it finds
-    A difference that consists of nothing but end tokens and white space around them.
+    A difference that consists of nothing but end tokens and white space around them, or of an end whose
+    neighbours became one token when it was left out.
 
     ## Why it matters
     Where a turn ends is the first thing a policy learns. A sampled `<|endoftext|>` that comes back as
@@ -37,7 +38,35 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
         return Reason(cause, sentence(difference, evidence, what))
     if canonical and not difference.recorded.data.strip():
         return Reason("turn end missing", sentence(difference, evidence, "the end of the turn is missing"))
-    return None
+    word = _merged(difference, evidence)
+    if word is None:
+        return None
+    what = f"the end of the turn is {word}, and what stood beside it is encoded together"
+    return Reason(f"turn end {word}, its neighbours merged", sentence(difference, evidence, what))
+
+
+def _merged(difference: Difference, evidence: Evidence) -> str | None:
+    """What became of an end whose neighbours are one token without it; None when that is not what differs."""
+    recorded, canonical = (_without_ends(side, evidence) for side in (difference.recorded, difference.canonical))
+    if recorded is not None and canonical is not None and recorded[0] == canonical[0]:
+        held, wanted = recorded[1], canonical[1]
+        if held != wanted:
+            return "missing" if held < wanted else "added"
+    # An answer that was cut, and a prompt that goes on behind it with white space in place of its end.
+    more = difference.canonical.data.removeprefix(difference.recorded.data)
+    closes = difference.against is Against.NEXT_PROMPT and not difference.recorded.after
+    if not (closes and difference.sampled and len(difference.recorded.ids) and more and not more.strip()):
+        return None
+    return None if len(more) == len(difference.canonical.data) else "missing"
+
+
+def _without_ends(side: TextSide, evidence: Evidence) -> tuple[bytes, int] | None:
+    """The bytes of a side without its end tokens and white space, and how many ends there were; None if empty."""
+    if evidence.vocabulary is None or not len(side.ids):
+        return None
+    kept = [int(i) for i in side.ids if int(i) not in evidence.end_ids]
+    data = b"".join(evidence.vocabulary.token_bytes(i) for i in kept)
+    return (bare(data), len(side.ids) - len(kept)) if data.strip() else None
 
 
 def _left_over(difference: Difference, evidence: Evidence) -> tuple[str, str]:

@@ -1,0 +1,127 @@
+"""Every fault in every family, as calls and as rows, through the command line; what was named and what not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.causes.families import MARKS, family
+from tests.causes.faults import FAULTS, Fault, made
+from tests.causes.talks import Talk, by_hand, sampled, with_tools
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMS = ("calls", "row")
+
+
+@dataclass
+class Tally:
+    """What came of one family."""
+
+    right: Counter[tuple[str, str]] = field(default_factory=Counter)
+    total: Counter[tuple[str, str]] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+def written(name: str, form: str, talks: Sequence[Talk]) -> list[tuple[Fault, Talk, dict[str, Any]]]:
+    """All rows of one family and form."""
+    out = []
+    own = family(name)
+    for one in FAULTS:
+        for seed, talk in enumerate(talks):
+            fits = one.any_talk or one.tool_talks == talk.takes_tools
+            if form not in one.forms or not fits or (talk.takes_tools and not own.marks.tools):
+                continue
+            found = made(one, own, talk)
+            if found is not None:
+                out.append((one, talk, found.calls(seed) if form == "calls" else found.row(seed)))
+    return out
+
+
+def audited(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> list[list[dict[str, Any]]]:
+    """The findings of each row, by the command line."""
+    log, report = folder / "log.jsonl", folder / "report.json"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    command = [sys.executable, "-m", "tito_audit", "scan", str(log), "-t", str(family(name).folder)]
+    command += ["--report", f"json={report}", "-q", "--no-config", "--fail-on", "never", "-j", "1"]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    out: list[list[dict[str, Any]]] = [[] for _ in rows]
+    for finding in json.loads(report.read_text())["findings"]:
+        if finding.get("row") is not None:
+            out[finding["row"]].append(finding)
+    return out
+
+
+def named(fault: Fault, findings: Sequence[dict[str, Any]]) -> bool:
+    """Whether the findings of a row name its fault and nothing else."""
+    if fault.code is None and not fault.cause and "PADDING" not in fault.also:
+        return not findings
+    mine = [one for one in findings if _is(fault, one)]
+    rest = [one for one in findings if not _is(fault, one)]
+    return bool(mine) and all(one["code"] in fault.also for one in rest)
+
+
+def _is(fault: Fault, finding: dict[str, Any]) -> bool:
+    cause = (finding["cause"] or "").lower()
+    if "PADDING" in fault.also:
+        return finding["code"] == "REC004" and cause in ("padding in the prompt ids", "padding in the row")
+    return finding["code"] == fault.code and any(word in cause for word in fault.cause.split("|"))
+
+
+def run(names: Sequence[str], count: int, only: str = "", forms: Sequence[str] = FORMS) -> Tally:
+    """Everything, counted."""
+    tally = Tally()
+    for name in names:
+        talks = [*by_hand(), *sampled(count), *with_tools()]
+        for form in forms:
+            rows = [row for row in written(name, form, talks) if only in row[0].name]
+            with tempfile.TemporaryDirectory() as folder:
+                found = audited(name, [row for _, _, row in rows], Path(folder))
+            for (fault, talk, _), findings in zip(rows, found, strict=True):
+                key = (name, f"{fault.name} [{form}]")
+                tally.total[key] += 1
+                if named(fault, findings):
+                    tally.right[key] += 1
+                else:
+                    said = [
+                        f"{f['code']}/{f['severity'][0]}/{f['cause']}/{f['where']}{f['turn']}:{f['start']}-{f['end']}"
+                        for f in findings
+                    ]
+                    tally.wrong.append(f"{name} [{form}] {fault.name} ({talk.name}): {said[:6]}")
+    return tally
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--family", action="append")
+    parser.add_argument("--count", type=int, default=3)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--wrong", type=int, default=60)
+    args = parser.parse_args()
+    tally = run(args.family or list(MARKS), args.count, args.only)
+    names = list(dict.fromkeys(name for name, _ in tally.total))
+    table: dict[str, dict[str, str]] = defaultdict(dict)
+    for (name, fault), total in tally.total.items():
+        table[fault][name] = f"{tally.right[name, fault]}/{total}"
+    print(f"{'':58}" + " ".join(f"{name:>14}" for name in names))
+    for fault, cells in table.items():
+        print(f"{fault:58}" + " ".join(f"{cells.get(name, '-'):>14}" for name in names))
+    print(f"{sum(tally.right.values())} of {sum(tally.total.values())}")
+    kinds: Counter[str] = Counter()
+    for line in tally.wrong:
+        kind = line.split(" (")[0]
+        kinds[kind] += 1
+        if kinds[kind] <= 2 and sum(1 for n in kinds.values()) <= args.wrong:
+            print(line)
+
+
+if __name__ == "__main__":
+    main()

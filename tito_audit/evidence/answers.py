@@ -1,0 +1,143 @@
+"""Where the answers of a training row begin, and what proves that they were sampled so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tito_audit.align.blocks import BlockKind, Blocks
+from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.differences import Stretch
+from tito_audit.evidence.model import RowView
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, Roles
+from tito_audit.evidence.scene import holds_marker
+from tito_audit.record.arrays import Logprobs, Mask
+from tito_audit.record.rollout import Rollout, TrainingRow
+
+__all__ = ["answered", "answers_begun", "logprobs_prove", "marked"]
+
+
+def marked(held: Pieces, canonical: Pieces, reference: Reference) -> bool:
+    """Whether a row has any of the markers that the template writes, beside BOS and the ends of turns."""
+    return not _marks(canonical, reference) or _marks(held, reference)
+
+
+def _marks(pieces: Pieces, reference: Reference) -> bool:
+    first = 1 if len(pieces) and int(pieces.ids[0]) == reference.tokenizer.bos_id else 0
+    rest = pieces.part(first, len(pieces))
+    if (rest.control & ~np.isin(rest.ids, list(reference.end_ids()))).any():
+        return True
+    return holds_marker(reference.text(rest.ids[~rest.control]))
+
+
+def answers_begun(view: RowView, rollout: Rollout, held: Pieces, blocks: Blocks) -> RowView:
+    """The view with what stands between a whole generation prompt and the template's first token of an answer.
+
+    The template writes nothing there, so its header ends in front of it: it is the answer's, unless it is the
+    header once more, or white space of which nothing says that it was sampled.
+    """
+    mine = np.zeros(len(held), np.bool_)
+    lone = np.zeros(len(held), np.bool_)
+    for kind, start, end, _, _ in blocks.differing():
+        if kind is BlockKind.EXTRA and _begins(view, start, end) and _sampled(view, rollout, held, start, end):
+            mine[start:end] = True
+        if kind is BlockKind.MISSING:
+            lone |= _lone_end(view, start)
+    if not mine.any() and not lone.any():
+        return view
+    sampled = (view.sampled | mine) & ~lone
+    roles = view.roles
+    assert isinstance(roles, Roles)
+    return replace(view, sampled=sampled, roles=roles.given(ASSISTANT, mine).given(TEMPLATE, lone))
+
+
+def answered(view: RowView | None, written: Mask | None, stretch: Stretch) -> slice | None:
+    """Where a stretch's sampled tokens stand, or those beside a place where the template writes more of an answer.
+
+    `written`, `[N]`, is which canonical tokens a model would have generated. None when no answer is touched.
+    """
+    if view is None:
+        return None
+    start, end = stretch.start, stretch.end
+    if start < end:
+        return slice(start, end) if view.sampled[start:end].any() else None
+    around = slice(max(start - 1, 0), start + 1)
+    if written is not None:
+        inside = bool(written[stretch.canonical_start : stretch.canonical_end].all())
+    else:
+        inside = start > 0 and bool(view.sampled[around].all())
+    return around if inside and view.sampled[around].any() else None
+
+
+def logprobs_prove(row: TrainingRow, view: RowView, where: slice) -> bool:
+    """Whether logprobs say that the answer's tokens there were sampled: all there, and not only fill.
+
+    The fill is the commonest value outside the loss, else what the format writes.
+    """
+    if row.logprobs is None:
+        return False
+    values = row.logprobs[where][view.sampled[where]]
+    return _real(row, values)
+
+
+def _real(row: TrainingRow, values: Logprobs) -> bool:
+    """Whether these are logprobs that a sampler gave."""
+    if not len(values) or not np.isfinite(values).all() or (values > 0).any():
+        return False
+    real = values < 0
+    for fill in (_fill(row), row.sentinel):
+        if fill is not None:
+            real &= values != fill
+    return bool(real.any())
+
+
+def _fill(row: TrainingRow) -> float | None:
+    """The commonest logprob outside the loss; None without a mask, or where none is a number."""
+    if row.loss_mask is None or row.logprobs is None:
+        return None
+    outside = row.logprobs[~row.loss_mask]
+    values, counts = np.unique(outside[np.isfinite(outside)], return_counts=True)
+    return float(values[counts.argmax()]) if len(values) else None
+
+
+def _begins(view: RowView, start: int, end: int) -> bool:
+    """Whether a stretch stands between a generation prompt and an answer."""
+    after = end == len(view.sampled) or bool(view.sampled[end])
+    return start > 0 and view.roles[start - 1] == GENERATION_PROMPT and after
+
+
+def _sampled(view: RowView, rollout: Rollout, held: Pieces, start: int, end: int) -> bool:
+    """Whether what stands behind a generation prompt was sampled, as far as the row and its messages say."""
+    data = held.bytes_of(start, end)
+    if data.strip():
+        return not held.control[start:end].any() and not _header(view, held, start).endswith(data.strip())
+    row = rollout.training_row
+    assert row is not None
+    if row.loss_mask is not None and row.loss_mask[start:end].all():
+        return True
+    if row.logprobs is not None and _real(row, row.logprobs[start:end]):
+        return True
+    begun = data.decode("utf-8", "replace") + held.bytes_of(end, min(end + 4, len(held))).decode("utf-8", "ignore")
+    return any(one.role == ASSISTANT and one.text.startswith(begun) for one in rollout.messages)
+
+
+def _header(view: RowView, held: Pieces, start: int) -> bytes:
+    """The generation prompt in front of a token, without white space around it."""
+    first = start
+    while first and view.roles[first - 1] == GENERATION_PROMPT:
+        first -= 1
+    return held.bytes_of(first, start).strip()
+
+
+def _lone_end(view: RowView, place: int) -> Mask:
+    """`[T]` True for the end of a turn beside tokens that the row lacks, of whose answer nothing else is there."""
+    out = np.zeros(len(view.sampled), np.bool_)
+    for at in (place - 1, place):
+        if 0 <= at < len(out) and view.sampled[at] and view.roles[at] == TURN_END:
+            before = at > 0 and view.sampled[at - 1]
+            after = at + 1 < len(out) and view.sampled[at + 1]
+            opened = at > 0 and view.roles[at - 1] == GENERATION_PROMPT
+            out[at] = not before and not after and not opened
+    return out

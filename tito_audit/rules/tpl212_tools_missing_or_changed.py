@@ -1,0 +1,43 @@
+"""TPL212: tools missing or changed between calls."""
+
+from __future__ import annotations
+
+from tito_audit.evidence.built_tools import tools_in
+from tito_audit.evidence.model import Against, Difference, Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Severity, Where
+from tito_audit.rule import Reason, cause
+from tito_audit.rules._drift import answer_texts, built_reason, in_answer, same_bytes, sentence
+
+__all__ = ["tools_missing_or_changed"]
+
+
+@cause("TPL212", Severity.ERROR, precedence=58, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reason | None:
+    """Tools missing or changed between calls.
+
+    ## What it finds
+    Tool definitions in a prompt or row that are not those of the log: none, one too few or too many, a key such as
+    `strict` dropped from them, another order; and a prompt whose tools are not those of the call before it.
+
+    ## Why it matters
+    The sampler chose among the tools that it saw. Rendered with others, the answer stands behind a choice that it
+    never had, and every logprob after the tools belongs to another context.
+
+    ## Example
+    The log's tools say `"strict": true`; the server took that out before it rendered the prompt.
+
+    ## Repair
+    Log the tools that were sent, as they were sent. `fork` gives one row per unbroken run of calls.
+    """
+    if difference.built is not None:
+        return built_reason(difference, evidence)
+    if difference.against is not Against.NEXT_PROMPT or difference.where is not Where.PROMPT:
+        return None
+    if same_bytes(difference) or in_answer(difference):
+        return None
+    before, after = (tools_in(text) for text in answer_texts(difference))
+    if before == after:
+        return None
+    word = "added" if not before else "dropped" if not after else "changed"
+    return Reason(f"tools {word} between calls", sentence(difference, evidence, f"the tools were {word}"))
