@@ -92,7 +92,7 @@ def _turn(chat: Chat, shown: _Shown, exact: bool, *, reasons: bool) -> frozenset
 
 
 def _left_out(chat: Chat, shown: _Shown, *, reasons: bool) -> bool:
-    """Whether the turn may be right but for sampled tokens that are not trained, with their logprobs or without."""
+    """Whether the turn may be right but for sampled tokens left out, with their logprobs or without."""
     trained, filled = shown.trained, shown.filled
     spans = [_span(shown, end, 0) for end in _ends(chat, shown.turn, reasons=reasons)]
     return any(trained <= span == filled or trained == filled <= span for span in spans)

@@ -115,7 +115,8 @@ def judge_file(file: File, said: Said, written: dict[str, Written], again: Said 
         broken += _missing(written, now) + _between(case, now)
         broken += _silenced(case, findings, now, again, place)
         told = said_undecided(findings) or any(one.cause == "undecided" for one in said.files[file.name])
-        if case.stated_verdict == "open" and file.same is None and not (told or loud(findings)):
+        quiet = case.fault.kind != "clean" and not (told or loud(findings))
+        if quiet and case.stated_verdict == "open" and file.same is None:
             broken.append("an undecided row is not said to be so")
         _count(outcome, case, findings, now, broken, told=told)
         for what in broken:
