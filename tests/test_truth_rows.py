@@ -77,6 +77,9 @@ MASK_EARLY = Fault("mask", mask=-1)
         ("open fault", case(LATE, "length")),
         ("open", case(LATE, "length", form="zero")),
         ("fault", case(MASK_EARLY, "length")),
+        # A mask that lost an end may as well leave tokens out.
+        ("open fault", case(Fault("mask", mask=2), "length")),
+        ("open fault", case(MASK_EARLY, "stop", form="slime")),
         ("fault", case(MASK_EARLY, "length", "stop", form="slime")),
         # The column begins where the turn does: a place early is a turn whose end was not sampled.
         ("open", case(Fault("both", -1, -1), "stop", form="slime")),

@@ -3,6 +3,9 @@
 A slide (km, kl) explains a row when for every turn some end of what was sampled, the turn's last end token in or
 out, makes the trained tokens those from start + km to end + km, and puts every logprob between start + kl and
 end + kl. A fill that no logprob can be leaves no gap there; among 0.0 a gap is a token that was certain.
+
+Beside slides, gaps explain: sampled tokens left out of the loss, logprobs that were not recorded. A row that lost
+at its end what a slide moves out of it shows the same. Where gaps explain a row, its slide is not demanded.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ class Explained:
     """All that explains a row."""
 
     slides: frozenset[Pair]
-    missing: bool
-    """Whether logprobs that lie right, some of them missing, explain it as well."""
+    gaps: bool
+    """Whether columns that lie right explain it as well, with tokens left out or logprobs missing."""
 
     def verdict(self, fault: Fault) -> str:
         """`clean` or `fault`; `open`: clean explains it and more do; `open fault`: several do, clean not."""
@@ -33,7 +36,7 @@ class Explained:
             return "clean" if len(self.slides) == 1 else "open"
         if fault.slid:
             assert (fault.mask, fault.logprobs) in self.slides, "the truth explains every row"
-            return "open fault" if len(self.slides) > 1 or self.missing else "fault"
+            return "open fault" if len(self.slides) > 1 or self.gaps else "fault"
         return "open fault" if self.slides else "fault"
 
 
@@ -56,12 +59,12 @@ def explained(chat: Chat, seen: Observed, fill: float | None, low: int, *, reaso
     shown = list(_windows(chat, trained, filled, low))
     inside = {at for one in shown for at in range(one.low, one.high)}
     if not (trained <= inside and filled <= inside):
-        return Explained(frozenset(), missing=False)
+        return Explained(frozenset(), gaps=False)
     exact = [_turn(chat, one, fill != 0.0, reasons=reasons) for one in shown]
     loose = [_turn(chat, one, False, reasons=reasons) for one in shown]
     slides = frozenset.intersection(*exact)
-    gaps = any(kl == 0 for _, kl in frozenset.intersection(*loose) - slides)
-    return Explained(slides, missing=fill != 0.0 and gaps)
+    missing = fill != 0.0 and any(kl == 0 for _, kl in frozenset.intersection(*loose) - slides)
+    return Explained(slides, missing or all(_left_out(chat, one, reasons=reasons) for one in shown))
 
 
 def _windows(chat: Chat, trained: set[int], filled: set[int], low: int) -> Iterator[_Shown]:
@@ -86,6 +89,13 @@ def _turn(chat: Chat, shown: _Shown, exact: bool, *, reasons: bool) -> frozenset
             values = list(ways)
         found |= {(mask, value) for mask in masks for value in values}
     return frozenset(found)
+
+
+def _left_out(chat: Chat, shown: _Shown, *, reasons: bool) -> bool:
+    """Whether the turn may be right but for sampled tokens left out, with their logprobs or without."""
+    trained, filled = shown.trained, shown.filled
+    spans = [_span(shown, end, 0) for end in _ends(chat, shown.turn, reasons=reasons)]
+    return any(trained <= span == filled or trained == filled <= span for span in spans)
 
 
 def _fits(filled: frozenset[int], span: frozenset[int], exact: bool) -> bool:

@@ -114,7 +114,11 @@ def judge_file(file: File, said: Said, written: dict[str, Written], again: Said 
             broken += [f"{what} ({name})" for what in after_repair(case, columns, name)]
         broken += _missing(written, now) + _between(case, now)
         broken += _silenced(case, findings, now, again, place)
-        _count(outcome, case, findings, now, broken)
+        told = said_undecided(findings) or any(one.cause == "undecided" for one in said.files[file.name])
+        quiet = case.fault.kind != "clean" and not (told or loud(findings))
+        if quiet and case.stated_verdict == "open" and file.same is None:
+            broken.append("an undecided row is not said to be so")
+        _count(outcome, case, findings, now, broken, told=told)
         for what in broken:
             outcome.add(what, Violation(what, _place(place), described(case), _words(findings)))
 
@@ -146,7 +150,13 @@ def _silenced(
 
 
 def _count(
-    outcome: Outcome, case: Case, findings: list[Finding], now: dict[str, Columns], broken: list[str]
+    outcome: Outcome,
+    case: Case,
+    findings: list[Finding],
+    now: dict[str, Columns],
+    broken: list[str],
+    *,
+    told: bool,
 ) -> None:
     cell = outcome.cells[case.form.name, case.fault.kind]
     verdict = case.verdict
@@ -154,7 +164,7 @@ def _count(
     cell[verdict] += 1
     cell["wrong before"] += bool(wrong_places(case, before_repair(case)))
     cell["named"] += verdict == "fault" and named(case, findings)
-    cell["said"] += verdict == "open" and said_undecided(findings) and not loud(findings)
+    cell["said"] += verdict == "open" and told and not loud(findings)
     cell["told"] += verdict == "open fault" and loud(findings)
     cell["cured"] += verdict == "fault" and "default" in now and cured(case, now["default"])
     cell["harmed"] += any(what.startswith(("repair harmed", "repair trains", "repair changed")) for what in broken)

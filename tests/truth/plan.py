@@ -94,10 +94,12 @@ def _whole(count: int, forms: list[str], models: list[str], dice: random.Random)
     """Files whose rows all have the same fault."""
     size = 12
     for number in range(count // size):
-        name, model = forms[number % len(forms)], dice.choice(models)
+        form, model = forms[number % len(forms)], dice.choice(models)
         kind = ("logprobs", "mask", "clean", "both")[number // len(forms) % 4]
         fault = _fault(kind, dice)
-        yield _file(f"whole-{number}-{name}-{model}", model, FORMS[name], [fault] * size, dice, same=fault)
+        single = number % 3 == 0
+        name = f"whole-{number}-{form}-{model}"
+        yield _file(name, model, FORMS[form], [fault] * size, dice, same=fault, single=single)
 
 
 def _faults(dice: random.Random, count: int) -> list[Fault]:
@@ -123,22 +125,35 @@ def _fault(kind: str, dice: random.Random) -> Fault:
 
 
 def _file(
-    name: str, model: str, form: Form, faults: list[Fault], dice: random.Random, *, same: Fault | None = None
+    name: str,
+    model: str,
+    form: Form,
+    faults: list[Fault],
+    dice: random.Random,
+    *,
+    same: Fault | None = None,
+    single: bool = False,
 ) -> File:
+    """A file of these faults; `single`: each of its samples has one turn, so that few can be decided."""
     rows, left = [], list(faults)
     while left:
         size = dice.randint(1, form.group) if form.name != "packed" else dice.randint(2, form.group)
         messages = dice.random() < 0.5 and form.name != "packed"
-        rows.append([_case(form, fault, model, dice, messages=messages) for fault in left[:size]])
+        rows.append([_case(form, fault, model, dice, messages=messages, single=single) for fault in left[:size]])
         left = left[size:]
     suffix = ".parquet" if form.name == "nan" and model == "smollm2" else form.suffix
     return File(name + suffix, model, form, rows, same)
 
 
-def _case(form: Form, fault: Fault, model: str, dice: random.Random, *, messages: bool) -> Case:
+TURNS = (1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10)
+
+
+def _case(form: Form, fault: Fault, model: str, dice: random.Random, *, messages: bool, single: bool) -> Case:
     """A sample in which the fault shows."""
+    # Of a response of one turn, the complement is a few tokens of the template.
+    enough = TURNS[3:] if form.response and fault.kind == "inverted" else TURNS
     while True:
-        turns = dice.choice((1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10))
+        turns = 1 if single else dice.choice(enough)
         chat = chat_of(model, turns, dice, closed=dice.random() < 0.3)
         if messages and chat.tools is not None and not form.tools:
             continue
