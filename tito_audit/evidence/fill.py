@@ -51,6 +51,12 @@ class Values:
             least[start : max((span.ends[0] if end is None else end) + far, 0)] = True
         return widest & self.covered, least & self.covered
 
+    def lie_on(self, spans: Sequence[SampledSpan], ends: Sequence[int | None] | None) -> bool:
+        """Whether there is a value on every token of these spans and on no other, so that nothing can have moved."""
+        if ends is None or None in ends:
+            return False
+        return bool(np.array_equal(self.real, self.covering(spans, ends, 0)[0]))
+
     def rarity(self, spans: Sequence[SampledSpan]) -> tuple[int, int]:
         """How many entries well inside the spans are the fill, and of how many: nothing slides in so far."""
         inside = np.zeros_like(self.real)

@@ -167,6 +167,8 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
         alone = next(iter(slides), None) if len(slides) == 1 else None
         ends = irregular if alone is None else slides[alone]
         return Judgement(spans, ends, alone, tuple(Reading(slide or 0, 0) for slide in slides), None)
+    if values.lie_on(spans, slides.get(0)):
+        return Judgement(spans, slides[0], 0, (Reading(),), values, ((),))
     found = _with_values(row, spans, slides or {None: irregular}, values)
     if not found:  # the mask may leave out turn ends that were sampled
         open_ends = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
@@ -223,27 +225,27 @@ def _by_mask(
     known = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
     if mask is None or not mask.any():
         return {}, known
-    bounds = (first, len(mask))
-    found = {far: _slid(mask, spans, far, bounds) for far in sorted(range(-FARTHEST, FARTHEST + 1), key=abs)}
+    bounds, runs = (first, len(mask)), dict(trained_runs(mask))
+    ends = _slid(runs, spans, 0, bounds)
+    if ends is not None:  # a mask that lies where it should is not held to have moved
+        return {0: _together(known, ends)}, _together(known, ends)
+    fars = [far for far in range(-FARTHEST, FARTHEST + 1) if far]
+    found = {far: _slid(runs, spans, far, bounds) for far in fars}
     slides: dict[int | None, _Ends] = {
         far: _together(known, ends) for far, ends in found.items() if ends is not None
     }
-    if 0 in slides:
-        slides = {0: slides[0]}  # a mask that lies where it should is not held to have moved
     turned = ~mask
     turned[:first] = False
-    ends = _slid(turned, spans, 0, bounds)
+    ends = _slid(dict(trained_runs(turned)), spans, 0, bounds)
     if ends is None:
-        runs = dict(trained_runs(mask))
         ends = [next(iter(_fitted(span, runs, 0, bounds) or ()), None) for span in spans]
     return slides, _together(known, ends)
 
 
 def _slid(
-    mask: Mask, spans: tuple[SampledSpan, ...], far: int, bounds: tuple[int, int]
+    runs: dict[int, int], spans: tuple[SampledSpan, ...], far: int, bounds: tuple[int, int]
 ) -> list[int | None] | None:
-    """Where each span ended if the mask lies `far` places off all of them; None where it does not."""
-    runs = dict(trained_runs(mask))
+    """Where each span ended if the trained runs lie `far` places off all of them; None where they do not."""
     fitted = [_fitted(span, runs, far, bounds) for span in spans]
     if sum(bool(ends) for ends in fitted) != len(runs) or any(ends == [] for ends in fitted):
         return None
