@@ -52,7 +52,7 @@ class Values:
         return widest & self.covered, least & self.covered
 
     def lie_on(self, spans: Sequence[SampledSpan], ends: Sequence[int | None] | None) -> bool:
-        """Whether there is a value on every token of these spans and on no other, so that nothing can have moved."""
+        """Whether there is a value on every token of these spans and on no other: nothing has moved."""
         if ends is None or None in ends:
             return False
         return bool(np.array_equal(self.real, self.covering(spans, ends, 0)[0]))
