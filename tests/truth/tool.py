@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -54,7 +55,7 @@ class Said:
 def scan(logs: list[Path], tokenizer: str, out: Path, *flags: str) -> Said:
     """What a scan says of logs."""
     arguments = [*map(str, logs), "-t", str(SHARED / "tokenizers" / tokenizer), "--report", f"json={out}"]
-    code = _run("scan", *arguments, "--no-config", "--quiet", "--jobs", "1", *flags)
+    code = _run(out.parent, "scan", *arguments, "--no-config", "--quiet", "--jobs", "1", *flags)
     report = json.loads(out.read_text(encoding="utf-8"))
     samples: dict[tuple[str, int, int], list[Finding]] = defaultdict(list)
     files: dict[str, list[Finding]] = defaultdict(list)
@@ -73,13 +74,14 @@ def repair(logs: list[Path], tokenizer: str, out: Path, *flags: str) -> None:
     target = out if len(logs) > 1 else out / logs[0].name
     out.mkdir(parents=True, exist_ok=True)
     arguments = [*map(str, logs), "-o", str(target), "-t", str(SHARED / "tokenizers" / tokenizer)]
-    _run("repair", *arguments, "--no-config", "--quiet", "--force", *flags)
+    _run(out.parent, "repair", *arguments, "--no-config", "--quiet", "--force", *flags)
 
 
-def _run(*arguments: str) -> int:
-    """The exit code, 0 or 1."""
+def _run(folder: Path, *arguments: str) -> int:
+    """The exit code, 0 or 1. What the audit keeps between runs stays in the folder."""
     command = [sys.executable, "-m", "tito_audit", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    kept = {**os.environ, "TITO_AUDIT_CACHE": str(folder / "cache")}
+    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1) or "Traceback" in done.stderr:
         raise ToolError(f"{' '.join(command)[:300]}\nexit {done.returncode}\n{done.stderr[-3000:]}")
     return done.returncode
