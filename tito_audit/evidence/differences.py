@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.model import Against, Difference, TextSide
+from tito_audit.evidence.narrowed import narrowed
 from tito_audit.record.finding import Severity, Where
 
 __all__ = ["Region", "Stretch", "difference", "region_of", "stretches"]
@@ -41,10 +42,11 @@ class Region:
 
 
 def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> list[Stretch]:
-    """Every block that is not SAME, in order."""
+    """Every block that is not SAME, in order, as the tokens of it that differ."""
     return [
         Stretch(kind, start, end, c_start, c_end, _side(recorded, start, end), _side(canonical, c_start, c_end))
-        for kind, start, end, c_start, c_end in blocks.differing()
+        for block in blocks.differing()
+        for kind, start, end, c_start, c_end in narrowed(block, recorded, canonical)
     ]
 
 

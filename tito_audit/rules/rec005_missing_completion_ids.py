@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +27,8 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
     ## What it finds
     A call without completion ids although the log holds its text, its tool calls or its logprobs; ids that
     decode to a part of that text only; a message with a tool call that its ids do not spell; token strings
-    of which no id can be found. Formats that never hold ids are left alone.
+    of which no id can be found. Formats that never hold ids are left alone. Calls of one rollout that have none
+    are one finding, which counts them.
 
     ## Why it matters
     What is missing cannot be trained as it was sampled: code either skips the turn without a word or
@@ -47,17 +49,29 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
         message = f"the ids of this completion could not be recovered: {problem}"
         yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause="not recoverable", severity=Severity.WARNING)
     unrecovered = {number for number, _ in evidence.recovery_problems}
+    without: list[Hit] = []
     for number, turn in enumerate(evidence.rollout.turns):
         if number in unrecovered:
             continue
         if turn.completion_ids is None or not len(turn.completion_ids):
-            yield from _without_ids(evidence, number, turn)
+            without += _without_ids(evidence, number, turn)
         elif evidence.vocabulary is not None:
             yield from _incomplete(evidence, number, turn)
+    yield from _together(without, len(evidence.rollout.turns))
     row = evidence.rollout.training_row
     if row is not None and not len(row.token_ids) and any(m.sampled for m in evidence.rollout.messages):
         message = "the training row holds no tokens although the conversation has an answer"
         yield Hit(Where.ROW, 0, 0, message, cause="empty row")
+
+
+def _together(hits: list[Hit], calls: int) -> Iterator[Hit]:
+    """Calls without ids as one hit a cause, at the first of them: what one has to know is said once."""
+    for cause in dict.fromkeys(hit.cause for hit in hits):
+        first, *more = (hit for hit in hits if hit.cause == cause)
+        if more:
+            told = f"{1 + len(more)} of {calls} calls, of which this is the first: {first.message}"
+            first = replace(first, message=told)
+        yield first
 
 
 def _without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:

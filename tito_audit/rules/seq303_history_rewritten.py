@@ -14,7 +14,7 @@ from tito_audit.rules._links import link_hit
 __all__ = ["history_rewritten"]
 
 
-@rule("SEQ303", Severity.WARNING, needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS))
+@rule("SEQ303", Severity.WARNING, needs=(Needs.PROMPTS | Needs.ROW, Needs.SEVERAL_CALLS | Needs.RENDERING))
 def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
     """History rewritten, truncated or compacted.
 

@@ -1,0 +1,68 @@
+"""A block of other bytes as the tokens of it that differ."""
+
+from __future__ import annotations
+
+import re
+from difflib import SequenceMatcher
+
+from tito_audit.align.blocks import BlockKind
+from tito_audit.align.pieces import Pieces
+
+__all__ = ["Block", "narrowed"]
+
+Block = tuple[BlockKind, int, int, int, int]
+"""Kind, recorded start and end, canonical start and end."""
+
+_BROKEN = "\ufffd"
+_LONGEST = 2000
+"""Tokens of a side up to which a block is looked into."""
+
+
+def narrowed(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
+    """The parts of a block that differ; the block itself where it is all one difference.
+
+    Tokens that both sides begin or end with are no part of it. Where nothing differs but control tokens that the
+    canonical side drops, or broken characters that it writes as U+FFFD, each of those is a part.
+    """
+    kind, start, end, c_start, c_end = block
+    if kind is not BlockKind.DRIFT:
+        return [block]
+    a, b = recorded.ids[start:end].tolist(), canonical.ids[c_start:c_end].tolist()
+    head = _common(a, b)
+    tail = _common(a[head:][::-1], b[head:][::-1])
+    whole = _part(start + head, end - tail, c_start + head, c_end - tail)
+    a, b = a[head : len(a) - tail], b[head : len(b) - tail]
+    if not a or not b or max(len(a), len(b)) > _LONGEST:
+        return [whole]
+    parts = [
+        _part(whole[1] + i, whole[1] + i_end, whole[3] + j, whole[3] + j_end)
+        for tag, i, i_end, j, j_end in SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+        if tag != "equal"
+    ]
+    told = len(parts) > 1 and all(_dropped_or_broken(part, recorded, canonical) for part in parts)
+    return parts if told else [whole]
+
+
+def _dropped_or_broken(part: Block, recorded: Pieces, canonical: Pieces) -> bool:
+    """Whether a part is control tokens that were dropped, or bytes that are no text and what decoding writes."""
+    kind, start, end, c_start, c_end = part
+    if kind is BlockKind.EXTRA:
+        return bool(recorded.control[start:end].all())
+    text, written = (_text(side) for side in (recorded.bytes_of(start, end), canonical.bytes_of(c_start, c_end)))
+    return kind is BlockKind.DRIFT and _BROKEN in text and text == written
+
+
+def _text(data: bytes) -> str:
+    """Bytes as text, with each run of broken characters as one: decoders differ in their number."""
+    return re.sub(f"{_BROKEN}+", _BROKEN, data.decode("utf-8", "replace"))
+
+
+def _part(start: int, end: int, c_start: int, c_end: int) -> Block:
+    kind = BlockKind.DRIFT if start < end and c_start < c_end else BlockKind.EXTRA
+    return (BlockKind.MISSING if start == end else kind), start, end, c_start, c_end
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """How many ids two lists begin with in common."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(a), len(b)))
