@@ -28,8 +28,8 @@ class Place:
 
     file: str
     row: int
-    """Counted from 0: the line of a JSONL file, the row of a table, the element of an array; with `--rows-at` the row
-    as it was found in the file."""
+    """Counted from 0: the line of a JSONL file, the row of a table, the element of an array; with `--rows-at` the
+    row as it was found in the file."""
     item: int = 0
     """Index inside a row that holds several rollouts (a group)."""
 
