@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tito_audit import scan_rollouts
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format
 from tito_audit.formats import all_formats, format_named, map_columns, pick_format
@@ -26,7 +28,16 @@ from tito_audit.storage import find_logs, open_log
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 PLACE = Place("log.jsonl", 0)
-MADE_HERE = ("atropos_group", "atropos_item", "atropos_node", "generic", "marin", "tito_call", "tito_sample")
+MADE_HERE = (
+    "atropos_group",
+    "atropos_item",
+    "atropos_node",
+    "generic",
+    "marin",
+    "text_only",
+    "tito_call",
+    "tito_sample",
+)
 ROLES = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4"}
 
 
@@ -182,8 +193,52 @@ def test_a_row_of_no_known_format_is_refused_with_its_columns_named(row):
         ({"task_id": 7, "head_version": -1, "completion": "b", "prompt": "a"}, "AReaL.*output_tokens"),
     ],
 )
-def test_text_logs_are_told_that_they_hold_no_ids_and_what_to_save(row, says):
-    with pytest.raises(RecordError, match=f"no token ids.*{says}"):
+def test_text_logs_hold_nothing_to_audit_and_say_what_to_save(row, says, tmp_path: Path):
+    rollout = read(row)
+    assert rollout.stated["ids_wanted"] is False
+    assert re.fullmatch(f"No token ids.*{says}.*", str(rollout.stated["notice"]))
+    log = tmp_path / "log.jsonl"
+    log.write_text((json.dumps(row) + "\n") * 3)
+    run = scan_rollouts([str(log)])
+    assert [result.findings for result in run] == [()] * 3
+    assert run.summary.without_ids == run.summary.rollouts == 3
+    assert run.summary.notices.count(rollout.stated["notice"]) == 1
+
+
+TEXTS = [
+    {"prompt": "2+2?", "completion": "4"},
+    {"prompt": "2+2?", "response": "4", "scores": [0.5, 0.25]},
+    {"question": "2+2?", "answer": "4"},
+    {"prompt": [ROLES[0]], "completion": [ROLES[1]]},
+    {"prompt": [ROLES[0]], "completion": "4"},
+    {"prompts": ["2+2?", "3+3?"], "completions": ["4", "6"], "rewards": [1.0, 0.0]},
+    {"messages": list(ROLES), "scores": [0.5, 0.25]},
+    {"messages": list(ROLES), "token_ids": []},
+    {"messages": list(ROLES), "token_ids": None, "loss_mask": None},
+]
+
+
+@pytest.mark.parametrize("row", TEXTS)
+def test_rows_of_text_alone_are_nothing_to_audit(row, tmp_path: Path):
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(row) + "\n")
+    run = scan_rollouts([str(log)])
+    assert [result.findings for result in run] == [()]
+    assert (run.summary.without_ids, run.summary.rows_unreadable) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "2+2?", "completion": "4", "toks": [5, 6, 7]},
+        {"prompt": "2+2?", "completion": "4", "extra": {"toks": [5, 6, 7]}},
+        {"messages": list(ROLES), "toks": [5, 6, 7]},
+        {"text": "4"},
+        {"prompt": "2+2?"},
+    ],
+)
+def test_a_row_of_unknown_shape_beside_text_is_refused(row):
+    with pytest.raises(RecordError, match="no known format"):
         pick_format(row)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Result, Severity
+from tito_audit.record.rollout import Rollout
 
 __all__ = ["SCHEMA_VERSION", "Fixed", "Gate", "RateCount", "RuleCount", "Sampled", "Skipped", "Summary", "Taken"]
 
@@ -156,6 +157,7 @@ class Summary:
             self.rows_unreadable += 1
         else:
             self.rollouts += 1
+            self._note(result.rollout)
             self.formats[result.rollout.format] += 1
             self._take(result, result.rollout.format)
         self.turns += result.counts.get("turns", 0)
@@ -175,6 +177,12 @@ class Summary:
             skipped = self.skipped.setdefault(skip.code, Skipped())
             skipped.rollouts += 1
             skipped.because[skip.because] += 1
+
+    def _note(self, rollout: Rollout) -> None:
+        """Keep what a reader should know of a format's rows, once."""
+        notice = rollout.stated.get("notice")
+        if isinstance(notice, str) and notice not in self.notices:
+            self.notices.append(notice)
 
     def _take(self, result: Result, format: str) -> None:
         place = result.place

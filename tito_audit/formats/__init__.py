@@ -44,38 +44,6 @@ __all__ = [
 LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))
 """Names under which logprobs stand in a row or a call."""
 
-_TEXT_ONLY: tuple[tuple[frozenset[str], str], ...] = (
-    (
-        frozenset({"gts", "output"}),
-        "a verl rollout log. It holds decoded text, special tokens removed. Save the agent loop's output "
-        "instead: prompt_ids, response_ids, response_mask and response_logprobs, one object a sample; or the "
-        "batch: prompts, responses, attention_mask, response_mask and rollout_log_probs as lists",
-    ),
-    (
-        frozenset({"step", "completion", "advantage"}),
-        "a TRL completions log. It holds decoded text, special tokens removed. Save what the rollout "
-        "function returns instead: prompt_ids, completion_ids, logprobs and env_mask, one object a sample or a "
-        "batch",
-    ),
-    (
-        frozenset({"input_prompt", "output_response"}),
-        "a SkyRL evaluation log. It holds decoded text. Save the generator's output instead: "
-        "prompt_token_ids, response_ids, loss_masks and rollout_logprobs, one object a batch",
-    ),
-    (
-        frozenset({"head_version", "completion"}),
-        "an AReaL rollout dump. It holds decoded text. Save the model response of each call instead: "
-        "input_tokens, output_tokens, output_logprobs and output_versions; or the tensors of a trajectory as "
-        "lists: input_ids, loss_mask, logprobs, versions and attention_mask",
-    ),
-    (
-        frozenset({"schema_version", "traj_idx"}),
-        "a tinker-cookbook rollout summary. It holds lengths and rewards. Save the datums that are trained on "
-        "instead, one object each: model_input and loss_fn_inputs",
-    ),
-)
-"""Keys of logs known to hold no ids, and what to say of each."""
-
 
 @cache
 def all_formats() -> tuple[Format, ...]:
@@ -89,9 +57,6 @@ def pick_format(row: Row) -> Format:
     for format in all_formats():
         if format.matches(row):
             return format
-    for keys, what in _TEXT_ONLY:
-        if keys <= row.keys():
-            raise RecordError(f"no token ids: this is {what}.")
     if not row:
         raise RecordError("the row is an empty object: nothing was recorded in it")
     columns = f"no known format has these columns: {', '.join(sorted(map(str, row))[:40])}. "

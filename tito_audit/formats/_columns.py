@@ -24,6 +24,7 @@ __all__ = [
     "first_list",
     "first_text",
     "flat_logprobs",
+    "holds_ids",
     "ids_or_none",
     "is_list",
     "is_messages",
@@ -140,6 +141,19 @@ def is_numbers(value: object) -> bool:
     return isinstance(value, list | tuple) and all(
         entry is None or isinstance(entry, int | float) for entry in value[:4]
     )
+
+
+def holds_ids(value: object) -> bool:
+    """True for a list that may hold ids: whole numbers, two or more, or lists or objects with such a list."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 1 or (value.dtype.kind in "iu" and len(value) > 1)
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    if isinstance(value[0], Mapping):
+        return any(holds_ids(inner) for inner in value[0].values() if is_list(inner))
+    if is_list(value[0]):
+        return any(holds_ids(inner) for inner in value[:2])
+    return len(value) > 1 and all(type(entry) is int for entry in value[:4])
 
 
 def first_list(row: Mapping[str, Any], names: Iterable[str]) -> str | None:

@@ -22,7 +22,7 @@ from tito_audit.formats._calls import (
     messages_of_row,
     updated_call,
 )
-from tito_audit.formats._columns import FLAT_IDS, first_filled, is_list, is_numbers, parsed, stated_facts
+from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, parsed, stated_facts
 from tito_audit.formats._copies import with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
@@ -259,17 +259,8 @@ def _calls_name(row: Row) -> str | None:
 
 
 def _numbers_elsewhere(row: Row) -> bool:
-    """True when a row of messages also has lists of numbers that may be ids under an unknown name."""
-    for name, value in row.items():
-        if name in ("messages", "tools") or not is_list(value) or not len(value):
-            continue
-        if is_numbers(value) and len(value) > 1:
-            return True
-        if isinstance(value[0], Mapping) and any(
-            is_numbers(inner) and len(inner) > 1 for inner in value[0].values() if is_list(inner)
-        ):
-            return True
-    return False
+    """True when a row of messages also has lists of whole numbers that may be ids under an unknown name."""
+    return any(holds_ids(value) for name, value in row.items() if name not in ("messages", "tools"))
 
 
 FORMAT = Format(

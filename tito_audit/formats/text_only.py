@@ -1,0 +1,115 @@
+"""Rows of text without ids: there is nothing in them to audit, and what would have to be saved instead is said.
+
+verl, TRL, SkyRL, AReaL and tinker-cookbook write such logs by themselves; others hold a prompt and what was
+written to it. Rows of `messages` alone are read as `generic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._columns import holds_ids, is_messages, parsed, stated_facts
+from tito_audit.formats._update import at_most_one_each
+from tito_audit.record.mended import Mended
+from tito_audit.record.message import Message, as_messages
+from tito_audit.record.rollout import Place, Rollout
+
+__all__ = ["FORMAT"]
+
+_KNOWN: tuple[tuple[frozenset[str], str], ...] = (
+    (
+        frozenset({"gts", "output"}),
+        "a verl rollout log. It holds decoded text, special tokens removed. Save the agent loop's output "
+        "instead: prompt_ids, response_ids, response_mask and response_logprobs, one object a sample; or the "
+        "batch: prompts, responses, attention_mask, response_mask and rollout_log_probs as lists",
+    ),
+    (
+        frozenset({"step", "completion", "advantage"}),
+        "a TRL completions log. It holds decoded text, special tokens removed. Save what the rollout "
+        "function returns instead: prompt_ids, completion_ids, logprobs and env_mask, one object a sample or a "
+        "batch",
+    ),
+    (
+        frozenset({"input_prompt", "output_response"}),
+        "a SkyRL evaluation log. It holds decoded text. Save the generator's output instead: "
+        "prompt_token_ids, response_ids, loss_masks and rollout_logprobs, one object a batch",
+    ),
+    (
+        frozenset({"head_version", "completion"}),
+        "an AReaL rollout dump. It holds decoded text. Save the model response of each call instead: "
+        "input_tokens, output_tokens, output_logprobs and output_versions; or the tensors of a trajectory as "
+        "lists: input_ids, loss_mask, logprobs, versions and attention_mask",
+    ),
+    (
+        frozenset({"schema_version", "traj_idx"}),
+        "a tinker-cookbook rollout summary. It holds lengths and rewards. Save the datums that are trained on "
+        "instead, one object each: model_input and loss_fn_inputs",
+    ),
+)
+"""Keys of logs known to hold no ids, and what to say of each."""
+_ASKED = ("prompt", "prompts", "question", "query", "instruction")
+_WROTE = ("completion", "completions", "response", "responses", "answer", "output")
+
+
+def _matches(row: Row) -> bool:
+    if any(keys <= row.keys() for keys, _ in _KNOWN):
+        return True
+    pair = any(_is_text(row.get(name)) for name in _ASKED) and any(_is_text(row.get(name)) for name in _WROTE)
+    return pair and not any(_may_hold_ids(value) for value in row.values())
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    stated: dict[str, object] = {**stated_facts(row), "ids_wanted": False}
+    known = next((what for keys, what in _KNOWN if keys <= row.keys()), None)
+    if known is not None:
+        stated["notice"] = f"No token ids: this is {known}."
+    return (Rollout(place, FORMAT.name, _messages(row), stated=stated),)
+
+
+def _messages(row: Row) -> tuple[Message, ...]:
+    """What was asked and what was written, where both are messages."""
+    asked = next((value for name in _ASKED if is_messages(value := parsed(row, name))), None)
+    wrote = next((value for name in _WROTE if is_messages(value := parsed(row, name))), None)
+    if asked is None or wrote is None:
+        return ()
+    return as_messages(asked, "prompt") + as_messages(wrote, "completion")
+
+
+def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+    if not mended:
+        return ()
+    at_most_one_each(_read(row, mended[0].rollout.place), mended)
+    return (row,)
+
+
+def _may_hold_ids(value: Any, depth: int = 6) -> bool:
+    """Whether a list of ids may be in a value, at any depth of objects that logs have."""
+    if isinstance(value, Mapping):
+        return depth > 0 and any(_may_hold_ids(inner, depth - 1) for inner in value.values())
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        return depth > 0 and any(_may_hold_ids(inner, depth - 1) for inner in value[:8])
+    return holds_ids(value)
+
+
+def _is_text(value: Any) -> bool:
+    """A text, messages, or a list of one of them."""
+    if isinstance(value, list | tuple) and value and not isinstance(value[0], Mapping):
+        return all(isinstance(one, str) or is_messages(one) for one in value)
+    return isinstance(value, str) or is_messages(value)
+
+
+FORMAT = Format(
+    name="text_only",
+    title="Text without token ids",
+    signature="`prompt` or `question`, and `completion` or `response`, as text or messages, without ids; "
+    "or `gts`, `output`; or `input_prompt`, `output_response`; or `head_version`, `completion`; "
+    "or `schema_version`, `traj_idx`",
+    precedence=280,
+    matches=_matches,
+    read=_read,
+    update=_update,
+    shows="Nothing: no ids were recorded. Of the text logs that verl, TRL, SkyRL, AReaL and tinker-cookbook write "
+    "by themselves it says what to save instead.",
+)
