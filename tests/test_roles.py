@@ -35,6 +35,11 @@ ENDS = (
 )
 
 
+def split(text: str) -> list[str]:
+    """Tokens with dots between them."""
+    return text.split("·")
+
+
 def is_control(token: str) -> bool:
     return len(token) > 3 and ((token[0], token[-1]) == ("<", ">") or (token[0], token[-1]) == ("[", "]"))
 
@@ -185,14 +190,14 @@ CHATML = ["<|im_start|>", "user", "\n", "Hi", "<|im_end|>", "\n", "<|im_start|>"
     ],
 )
 def test_an_answer_begins_right_behind_the_header_of_its_family(text: str, wanted: str) -> None:
-    assert sampled(text.split("·")) == wanted
+    assert sampled(split(text)) == wanted
 
 
 def test_a_model_of_the_harmony_format_writes_all_behind_its_own_name() -> None:
     user = ["<|start|>", "user", "<|message|>", "Hi", "<|end|>"]
     thought = ["<|channel|>", "analysis", "<|message|>", "hm", "<|end|>"]
-    asked = "<|start|>·assistant· to·=functions.f·<|channel|>·commentary·<|message|>·{}·<|call|>".split("·")
-    back = "<|start|>·functions.f· to=assistant·<|channel|>·commentary·<|message|>·4·<|end|>".split("·")
+    asked = split("<|start|>·assistant· to·=functions.f·<|channel|>·commentary·<|message|>·{}·<|call|>")
+    back = split("<|start|>·functions.f· to=assistant·<|channel|>·commentary·<|message|>·4·<|end|>")
     final = ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "4", "<|return|>"]
     tokens = [*user, "<|start|>", "assistant", *thought, *asked, *back, *final]
     laid, ends = pieces(tokens)
@@ -231,7 +236,7 @@ def test_the_generation_prompt_of_a_template_says_what_a_header_is() -> None:
 
 
 def test_stated_roles_are_read_in_headers_and_the_templates_own_word_means_an_assistant() -> None:
-    two = "<|im_start|>·planner·\n·a·<|im_end|>·\n·<|im_start|>·assistant·\n·b·<|im_end|>".split("·")
+    two = split("<|im_start|>·planner·\n·a·<|im_end|>·\n·<|im_start|>·assistant·\n·b·<|im_end|>")
     assert sampled(two, Heads(Speakers(("planner",)))) == "a|<|im_end|>"
     assert sampled(two, Heads(Speakers(("assistant", "planner")))) == "a|<|im_end|>|b|<|im_end|>"
     gemma = ["<start_of_turn>", "model", "\n", "a", "<end_of_turn>"]

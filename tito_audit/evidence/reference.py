@@ -18,7 +18,7 @@ from tito_audit.tokens.spelling import known_to_keep
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["Reference", "pieces_of"]
+__all__ = ["Reference", "heads_in", "pieces_of"]
 
 _TURN_ENDS = frozenset(
     (
@@ -55,7 +55,7 @@ class Reference:
     def heads(self, kwargs: Mapping[str, object]) -> Heads:
         """How the messages of a row are headed, by what the template opens an answer with."""
         opener = self.renderer.opener(kwargs) if self.renderer is not None else ""
-        return _heads(self.vocabulary, opener, self.speakers)
+        return heads_in(self.vocabulary, opener, self.speakers)
 
     def pieces(self, ids: Ids) -> Pieces:
         """Token ids with their bytes; ids outside the vocabulary have none."""
@@ -160,7 +160,7 @@ def pieces_of(ids: Ids, vocabulary: Vocabulary | None) -> Pieces:
 
 
 @lru_cache(maxsize=32)
-def _heads(vocabulary: Vocabulary, opener: str, speakers: Speakers) -> Heads:
+def heads_in(vocabulary: Vocabulary, opener: str, speakers: Speakers) -> Heads:
     """How messages are headed with the tokens of a vocabulary, where an answer is opened with this text."""
     texts = {token: vocabulary.piece(token) for token in vocabulary.added_ids}
     heads = heads_of(opener, tuple(texts.values()), speakers)

@@ -1,0 +1,239 @@
+"""What the command says of training rows whose roles have other names, or names that nobody knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import toy
+from command import run, written
+
+from tito_audit.evidence.agreed import agreed_mask
+from tito_audit.evidence.gather import gather
+from tito_audit.record.build import training_row
+from tito_audit.record.message import as_messages
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.speakers import Speakers
+
+BPE = toy.TOKENIZERS / "toy_bpe"
+TALK = (("user", "Go"), ("assistant", "\n\nHello there"), ("user", "Now what?"), ("assistant", "Done "))
+GIVEN, EVERYTHING = "given", "everything"
+Row = dict[str, Any]
+
+
+class Said(NamedTuple):
+    """What a scan says."""
+
+    code: int
+    loud: list[tuple[int, str, str, str]]
+    """Row, code, severity and cause of each finding above a note."""
+    messages: list[str]
+
+
+def row_of(
+    names: dict[str, str], *, headers: dict[str, str] | None = None, chat: bool = True, faulty: str = ""
+) -> Row:
+    """A row whose roles have these names, `headers` those in the ids; a faulty mask trains a given message too."""
+    ids: list[int] = []
+    mask: list[int] = []
+    encode = toy.toy_tokenizer().encode
+    for number, (role, text) in enumerate(TALK):
+        name = (headers or names).get(role, role)
+        trained = role == "assistant" or (faulty == GIVEN and number == 2) or faulty == EVERYTHING
+        own = encode(text).tolist()
+        for tokens, yes in (
+            (encode(f"<|im_start|>{name}\n").tolist(), False),
+            (own, trained),
+            (encode("<|im_end|>").tolist(), role == "assistant"),
+            (encode("\n").tolist(), False),
+        ):
+            ids += tokens
+            mask += [int(yes)] * len(tokens)
+    messages = [{"role": names.get(role, role), "content": text} for role, text in TALK]
+    return {"token_ids": ids, "loss_mask": mask} | ({"messages": messages} if chat else {})
+
+
+def scanned(path: Path, rows: Sequence[Row], *options: object) -> Said:
+    log = written(path / "log.jsonl", rows)
+    code, out, _ = run("scan", log, "-t", BPE, "--no-config", "--report", "jsonl", *options)
+    found = [one for one in map(json.loads, out.splitlines()) if one.get("severity") in ("error", "warning")]
+    loud = [(one["row"], one["code"], one["severity"], one["cause"]) for one in found if one["code"] == "MSK401"]
+    return Said(code, loud, [one["message"] for one in found if one["code"] == "MSK401"])
+
+
+NAMES = (
+    {},
+    {"assistant": "agent", "user": "environment"},
+    {"assistant": "gpt", "user": "human"},
+    {"assistant": "model", "user": "observation"},
+    {"assistant": "bot"},
+)
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("headers", [None, {}], ids=["headed so", "headed as usual"])
+@pytest.mark.parametrize("chat", [True, False], ids=["messages", "ids alone"])
+def test_the_same_rows_are_at_fault_whatever_the_roles_are_called(
+    tmp_path: Path, names: dict[str, str], headers: dict[str, str] | None, chat: bool
+) -> None:
+    rows = [row_of(names, headers=headers, chat=chat, faulty=GIVEN if at % 2 else "") for at in range(4)]
+    said = scanned(tmp_path, rows)
+    assert [(row, severity) for row, _, severity, _ in said.loud] == [(1, "error"), (3, "error")]
+    assert {cause for *_, cause in said.loud} <= {"user", "tool"}
+    assert said.code == 1
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["messages", "ids alone"])
+def test_repair_leaves_nothing_trained_but_what_was_sampled(tmp_path: Path, chat: bool) -> None:
+    names = {"assistant": "agent", "user": "environment"}
+    faulty, right = (row_of(names, chat=chat, faulty=fault) for fault in (GIVEN, ""))
+    log = written(tmp_path / "log.jsonl", [faulty, right])
+    code, _, _ = run("repair", log, "-o", tmp_path / "out.jsonl", "-t", BPE, "--no-config", "--select", "MSK")
+    assert code == 0
+    for line in (tmp_path / "out.jsonl").read_text().splitlines():
+        assert json.loads(line)["loss_mask"] == right["loss_mask"]
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["messages", "ids alone"])
+def test_a_role_that_nobody_knows_is_one_warning_and_never_clean(tmp_path: Path, chat: bool) -> None:
+    rows = [row_of({"assistant": "planner"}, chat=chat, faulty=fault) for fault in ("", GIVEN)]
+    said = scanned(tmp_path, rows)
+    unknown = (0, "MSK401", "warning", "unknown role")
+    assert [one for one in said.loud if one[3] == "unknown role"] == [unknown, (1, *unknown[1:])]
+    assert said.messages[0] == (
+        "cannot tell which tokens were sampled: role 'planner' is neither sampled nor given by name; "
+        "pass --sampled-role planner if the model wrote it"
+    )
+    _, out, _ = run("scan", tmp_path / "log.jsonl", "-t", BPE, "--no-config")
+    assert "clean" not in out
+    assert run("scan", tmp_path / "log.jsonl", "-t", BPE, "--no-config", "--fail-on", "warning")[0] == 1
+
+
+def test_a_role_that_nobody_knows_keeps_its_tokens_in_every_repair(tmp_path: Path) -> None:
+    row = row_of({"assistant": "planner"})
+    log = written(tmp_path / "log.jsonl", [row])
+    run(
+        "repair",
+        log,
+        "-o",
+        tmp_path / "out.jsonl",
+        "-t",
+        BPE,
+        "--no-config",
+        "--fail-on",
+        "warning",
+        "--with",
+        "mask",
+    )
+    assert json.loads((tmp_path / "out.jsonl").read_text())["loss_mask"] == row["loss_mask"]
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["messages", "ids alone"])
+def test_a_role_that_is_stated_is_judged_like_any_other(tmp_path: Path, chat: bool) -> None:
+    rows = [row_of({"assistant": "planner"}, chat=chat, faulty=fault) for fault in ("", GIVEN)]
+    said = scanned(tmp_path, rows, "--sampled-role", "planner")
+    assert said.loud == [(1, "MSK401", "error", "user")]
+    config = tmp_path / "own.toml"
+    config.write_text('[[overrides]]\npaths = "*.jsonl"\nsampled-roles = ["planner"]\n')
+    _, out, _ = run("scan", tmp_path / "log.jsonl", "-t", BPE, "--config", config, "--report", "jsonl")
+    found = [one for one in map(json.loads, out.splitlines()) if one.get("code") == "MSK401"]
+    assert [(one["row"], one["cause"]) for one in found] == [(1, "user")]
+
+
+def test_roles_that_are_stated_leave_no_other_sampled(tmp_path: Path) -> None:
+    """Of two models that talk to each other one is trained."""
+    clean = row_of({"user": "agent"})
+    assert [one[2:] for one in scanned(tmp_path, [clean], "--sampled-role", "assistant").loud] == []
+    said = scanned(tmp_path, [row_of({"user": "agent"}, faulty=GIVEN)], "--sampled-role", "assistant")
+    assert [one[2:] for one in said.loud] == [("error", "given answer")]
+
+
+def test_what_to_pass_names_the_roles_that_were_sampled_as_well(tmp_path: Path) -> None:
+    row = row_of({})
+    row["messages"][0]["role"] = "plan ner"
+    said = scanned(tmp_path, [row])
+    assert said.messages[-1].endswith(
+        "pass --sampled-role assistant --sampled-role 'plan ner' if the model wrote it"
+    )
+
+
+def test_no_role_at_all_is_a_mistake_of_the_command(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [row_of({})])
+    code, _, err = run("scan", log, "--sampled-role", "", "--no-config")
+    assert code == 2
+    assert "--sampled-role '': no role was found." in err
+
+
+def test_calls_prove_what_was_sampled_whatever_the_roles_are_called(tmp_path: Path) -> None:
+    row = row_of({"assistant": "planner"}, chat=False)
+    start = row["loss_mask"].index(1)
+    end = row["loss_mask"].index(0, start)
+    call = {"prompt_ids": row["token_ids"][:start], "completion_ids": row["token_ids"][start:end]}
+    last = len(row["loss_mask"]) - 1 - row["loss_mask"][::-1].index(1) + 1
+    again = row["loss_mask"].index(1, end)
+    later = {"prompt_ids": row["token_ids"][:again], "completion_ids": row["token_ids"][again:last]}
+    assert scanned(tmp_path, [{**row, "calls": [call, later]}]).loud == []
+
+
+def test_sampled_white_space_that_a_template_trims_is_the_answers(tmp_path: Path) -> None:
+    """The template at hand writes the text without it, and so puts its header elsewhere."""
+    template = tmp_path / "trims.jinja"
+    template.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert scanned(tmp_path, [row_of({})], "--chat-template", template).loud == []
+
+
+# What all witnesses agree on
+
+
+def evidence_of(row: Row, trained: Sequence[int], logprobs: Sequence[float] | None = None) -> Any:
+    columns: dict[str, Any] = {"mask": ("loss_mask", trained)}
+    if logprobs is not None:
+        columns["logprobs"] = ("logprobs", np.array(logprobs))
+    rollout = Rollout(
+        Place("x", 0),
+        "x",
+        messages=as_messages(row.get("messages"), "m"),
+        training_row=training_row(np.array(row["token_ids"], np.int32), **columns),
+    )
+    return gather(rollout, toy.toy_tokenizer(), toy.toy_renderer(), Speakers())
+
+
+def test_messages_headers_and_logprobs_prove_a_mask_together() -> None:
+    row = row_of({"assistant": "agent", "user": "environment"})
+    right = row["loss_mask"]
+    wrong = [int(not one and at > 8) for at, one in enumerate(right)]
+    real = [-0.5 if one else 0.0 for one in right]
+    assert agreed_mask(evidence_of(row, wrong, real)).tolist() == [bool(one) for one in right]
+    nothing = [one if one else float("nan") for one in real]
+    assert agreed_mask(evidence_of(row, wrong, nothing)).tolist() == [bool(one) for one in right]
+
+
+def test_an_end_without_a_logprob_was_not_sampled() -> None:
+    row = row_of({})
+    right = row["loss_mask"]
+    last = len(right) - 1 - right[::-1].index(1)
+    real = [-0.5 if one and at != last else 0.0 for at, one in enumerate(right)]
+    found = agreed_mask(evidence_of(row, right, real))
+    assert found.tolist() == [bool(one) and at != last for at, one in enumerate(right)]
+
+
+def test_witnesses_that_contradict_each_other_prove_nothing() -> None:
+    row = row_of({})
+    right = row["loss_mask"]
+    real = [-0.5 if one else 0.0 for one in right]
+    late = [0.0, *real[:-1]]
+    scored = [-0.1] * len(right)
+    assert agreed_mask(evidence_of(row, right, late)) is None
+    assert agreed_mask(evidence_of(row, right, [*scored[:-1], -0.2])) is None
+    assert agreed_mask(evidence_of(row_of({}, chat=False), right, real)) is None
+    other = row_of({})
+    other["messages"][1]["content"] = "Another answer"
+    assert agreed_mask(evidence_of(other, right, real)) is None
+    assert agreed_mask(evidence_of(row_of({"user": "planner"}), right, real)) is None
