@@ -6,7 +6,8 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,11 +19,12 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from tests.report_results import ODD, TITLES, finding, golden, hostile, merge, result, results, tool_call, written
-from tito_audit.record.finding import Result, Severity, Side
+from tito_audit.record.finding import Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports import all_reports, report_named
 from tito_audit.reports._boxes import boxes
+from tito_audit.reports._verdict import verdict
 from tito_audit.reports._visible import escaped_json, visible
 from tito_audit.reports._worst import PER_CODE, Worst
 from tito_audit.summary import RuleCount, Summary
@@ -40,6 +42,14 @@ EMPTY: dict[str, Callable[[str], bool]] = {
     "text": lambda text: "nothing to audit: no rollouts" in text,
 }
 """What a report of no results has to be."""
+
+
+def summary_of(found: Iterable[Result]) -> Summary:
+    """What the results come to."""
+    summary = Summary()
+    for one in found:
+        summary.add(one)
+    return summary
 
 
 @pytest.mark.parametrize("report", all_reports(), ids=lambda report: report.name)
@@ -210,12 +220,39 @@ def test_the_worst_are_spread_over_rules_and_stay_few_however_long_the_log() -> 
         worst.add((merge(place, severity), tool_call(place)))
         odd = finding("LPR505", Severity.ERROR, place, cause=f"cause {row}")
         worst.add((odd,))
-    picked = worst.pick(10)
+    entries = worst.pick(10)
+    picked = [entry.finding for entry in entries]
     assert [one.code for one in picked[:2]] == ["LPR505", "TOK101"]
     assert [one.severity for one in picked] == sorted((one.severity for one in picked), reverse=True)
     assert max([one.code for one in picked].count(code) for code in TITLES) == PER_CODE
-    assert len({one.place for one in picked if one.code == "TOK101"}) == PER_CODE
-    assert sum(len(kept) for pair in worst._kept.values() for kept in pair) < 60
+    assert len({one.hit.cause for one in picked if one.code == "LPR505"}) == PER_CODE
+    assert sum(map(len, worst._kept.values())) < 60
+
+
+def test_findings_of_one_log_code_and_cause_are_one_entry_that_counts_them() -> None:
+    rows = [
+        result(row, *(merge(Place("a", row), Severity.ERROR, at) for at in (12, 40)), file="a") for row in range(9)
+    ]
+    other = [result(2, merge(Place("b", 2), Severity.ERROR), file="b")]
+    text = written(report_named("text"), iter([*rows, *other]))
+    assert text.count("error TOK101") == 2
+    assert "  18 such findings in 9 rows: 0, 1, 2, 3, 4, …\n" in text
+    assert "The findings\n" in text
+    assert "such findings" in written(report_named("markdown"), iter([*rows, *other]))
+
+
+@pytest.mark.parametrize("name", ["text", "markdown", "github"])
+def test_what_says_that_the_log_does_not_fit_leads(name: str) -> None:
+    place = Place("a", 0)
+    misfit = finding(
+        "REC007", Severity.ERROR, place, where=Where.LOG, message="another one", cause="another tokenizer"
+    )
+    sentinel = finding(
+        "LPR505", Severity.ERROR, place, where=Where.ROW, start=1, end=2, message="a 0.0", cause="0.0"
+    )
+    text = written(report_named(name), iter([result(0, sentinel), Result(place, None, (misfit,), of_log=True)]))
+    assert text.index("another one") < text.index("a 0.0")
+    assert text.index("REC007") < text.index("LPR505")
 
 
 def test_a_log_without_ids_is_never_called_clean() -> None:
@@ -224,6 +261,24 @@ def test_a_log_without_ids_is_never_called_clean() -> None:
     assert "clean" not in text
     some = written(report_named("text"), iter([result(0, tokens=0), result(1)]))
     assert "clean: nothing found in 1 rollout; nothing to audit in 1 without token ids" in some
+
+
+def test_a_log_in_which_nothing_was_compared_is_never_called_clean() -> None:
+    skips = tuple(Skip(f"TOK10{digit}", "no tokenizer") for digit in range(1, 8))
+    alone = [
+        replace(one, counts={**one.counts, "uncompared": 1})
+        for one in (result(0, skips=skips), result(1, skips=skips))
+    ]
+    for report in all_reports():
+        if report.name in ("github", "html", "junit", "sarif", "json", "jsonl"):
+            continue
+        text = written(report, iter(alone))
+        assert "clean" not in text
+        assert "7 rules need a tokenizer: pass -t NAME" in text
+    assert verdict(summary_of(alone)) == "nothing compared"
+    some = written(report_named("text"), iter([alone[0], result(1)]))
+    assert "clean: nothing found in 1 rollout" in some
+    assert "; nothing compared in 1, as 7 rules need a tokenizer: pass -t NAME" in " ".join(some.split())
 
 
 @pytest.mark.parametrize("report", all_reports(), ids=lambda report: report.name)

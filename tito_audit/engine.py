@@ -89,13 +89,24 @@ def audit_rollout(rollout: Rollout, engine: Engine, viewed: Viewed | None = None
     evidence = explain(gather(rollout, engine.tokenizer, engine.renderer, engine.speakers), engine.rules)
     findings, skips = check_explained(evidence, engine.rules, engine.codes, engine.repairs)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
-    if engine.misfit is not None:
-        skips = _held_back(skips, engine.misfit)
-    said = witness(evidence)
-    counts, misfit = counts_of(evidence), engine.misfit
+    said, counts, misfit = witness(evidence), counts_of(evidence), engine.misfit
+    if counts["tokens"] and _uncompared(skips, engine.codes):
+        counts["uncompared"] = 1
+    if misfit is not None:
+        skips = _held_back(skips, misfit)
     return Result(
         rollout.place, evidence.rollout, findings, skips, counts, observed=observed, witness=said, misfit=misfit
     )
+
+
+_COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK404"))
+"""Rules that hold calls against calls or against the training row, which takes no tokenizer."""
+
+
+def _uncompared(skips: Sequence[Skip], codes: frozenset[str]) -> bool:
+    """Whether nothing in a rollout was held against anything, for want of a tokenizer."""
+    skipped = {skip.code for skip in skips}
+    return any(words_for(Needs.TOKENIZER) in skip.because for skip in skips) and not (codes & _COMPARING) - skipped
 
 
 _LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED)))

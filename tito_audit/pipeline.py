@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -11,6 +12,7 @@ from pathlib import Path
 from tito_audit.config import Settings
 from tito_audit.engine import Stock, Viewed, load_renderer, selected_codes
 from tito_audit.errors import RecordError
+from tito_audit.fit import ROWS, names_of_log
 from tito_audit.formats import Told
 from tito_audit.jobs import can_fork
 from tito_audit.log_findings import findings_of_log
@@ -31,6 +33,7 @@ from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Testimony
 from tito_audit.repairs import all_repairs
+from tito_audit.reports._shell import shell_word
 from tito_audit.rules import all_rules
 from tito_audit.spread import Counted, Encoders, Spread, bare, chunk_bytes, spread
 from tito_audit.storage import RawRow, find_logs
@@ -60,6 +63,10 @@ _TRIED_ROWS = 4
 _TRIED_TEXTS = 32
 _TRIED_CHARACTERS = 4_096
 """How much of a log the fast encoder is tried on before it is trusted: as much as takes a tenth of a second."""
+_NAMED = 4
+"""Logs that are asked what they call their model, where no tokenizer was given."""
+_LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
+"""The name of a model on a hub."""
 _ALONE = 1 << 20
 """Bytes of logs that one process is done with before others would have started."""
 
@@ -116,7 +123,7 @@ class Scan:
         for tokenizer in stock.tokenizers:
             tokenizer.save()
         encoders.settle(self.summary)
-        self.summary.notices += join_notices(parts)
+        self.summary.notices += [*_named(files, parts), *join_notices(parts)]
         self.summary.sampled = counted.sampled(share_of(self.settings))
         conclude(self.summary)
 
@@ -271,6 +278,22 @@ def testimony_of(
 def names_of(logs: str | Path | Sequence[str | Path]) -> list[str]:
     """The logs of a call as text, one or several."""
     return [str(logs)] if isinstance(logs, str | Path) else [str(log) for log in logs]
+
+
+def _named(files: Sequence[Path], parts: Parts) -> Iterator[str]:
+    """What logs without a tokenizer call their model and their tokenizer themselves, and what to do with it."""
+    without = [file for file in files if parts[str(file)].engine.tokenizer is None and file.is_file()]
+    said: set[str] = set()
+    for file in without[:_NAMED]:
+        named = names_of_log(head(file, parts[str(file)], ROWS))
+        if named:
+            claim = " and ".join(f"its {key} {name!r}" for key, name in named.items())
+            name = named.get("tokenizer") or named["model"]
+            use = f"-t {shell_word(name)}" if _LOADABLE.fullmatch(name) else "-t with the tokenizer of that model"
+            notice = f"names {claim}, which is its own word: pass {use} to have it compared."
+            if notice not in said:
+                said.add(notice)
+                yield f"{file} {notice}"
 
 
 def _texts(file: Path, part: Part, vocabulary: Vocabulary) -> list[str]:

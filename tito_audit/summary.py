@@ -138,6 +138,8 @@ class Summary:
     """By code: how many findings have each cause."""
     without_ids: int = 0
     """Rollouts that hold no token ids at all: nothing was audited in them, which is not clean."""
+    uncompared: int = 0
+    """Rollouts with ids of which nothing was compared, since no tokenizer was given: they are not clean either."""
     tokenizer: str | None = None
     encoder: str | None = None
     """What encoded: "tokenizers", or "fastokens, proved by tokenizers"; None without a tokenizer."""
@@ -164,6 +166,7 @@ class Summary:
         self.tokens += result.counts.get("tokens", 0)
         self.generated_tokens += result.counts.get("generated_tokens", 0)
         self.without_ids += result.rollout is not None and not result.counts.get("tokens", 0)
+        self.uncompared += result.counts.get("uncompared", 0)
         for code in {finding.code for finding in result.findings}:
             self.findings.setdefault(code, RuleCount()).rollouts += not result.of_log
         for finding in result.findings:
@@ -192,6 +195,11 @@ class Summary:
             taken = formats[format] = Taken(place.row)
         taken.rows += place.item == 0
         taken.told_by = taken.told_by or result.told_by
+
+    @property
+    def compared(self) -> int:
+        """Rollouts in which something was held against something."""
+        return self.rollouts - self.without_ids - self.uncompared
 
     def worst(self) -> Severity | None:
         """The highest severity found; None when nothing was."""

@@ -5,7 +5,7 @@
     summary  {"schema_version", "rollouts", "turns", "tokens", "generated_tokens", "rows_unreadable",
               "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens", "known"}},
               "skipped": {CODE: {"rollouts", "because"}}, "formats": {NAME: rollouts}, "tokenizer", "seconds",
-              "files", "without_ids", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
+              "files", "without_ids", "uncompared", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
               "taken": {FILE: {FORMAT: {"rows", "first_row", "told_by"}}}, "sampled": {"share", "rows", "of"},
               "gate"}
     gate     {"failed", "because": [SENTENCE], "fail_on", "failing", "rates": [RATE], "baseline", "known",
@@ -82,6 +82,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "seconds": round(summary.seconds, 3),
         "files": summary.files,
         "without_ids": summary.without_ids,
+        "uncompared": summary.uncompared,
         "causes": {code: _by_count(causes) for code, causes in sorted(summary.causes.items())},
         "notices": summary.notices,
         "encoder": summary.encoder,

@@ -14,9 +14,11 @@ __all__ = [
     "Seen",
     "baseline_words",
     "known",
+    "nothing_compared",
     "rate_number",
     "rate_words",
     "severities",
+    "uncompared_words",
     "verdict",
     "verdict_words",
 ]
@@ -77,18 +79,33 @@ def known(summary: Summary) -> int:
 
 
 def verdict(summary: Summary) -> str:
-    """One or two words: `failed`, `passed`, `findings`, `clean` or `nothing audited`.
+    """One or two words: `failed`, `passed`, `findings`, `clean`, `nothing compared` or `nothing audited`.
 
-    `passed` and `failed` are said by a gate only, and a log in which nothing could be looked at is neither
-    passed nor clean.
+    `passed` and `failed` are said by a gate only, and a log in which nothing could be looked at, or compared, is
+    neither passed nor clean.
     """
     if summary.gate is not None and summary.gate.failed:
         return "failed"
     if summary.without_ids == summary.rollouts and not summary.findings:
         return "nothing audited"
+    if nothing_compared(summary):
+        return "nothing compared"
     if summary.gate is not None:
         return "passed"
     return "findings" if summary.findings else "clean"
+
+
+def nothing_compared(summary: Summary) -> bool:
+    """Whether nothing was found where nothing was compared, which says nothing of the log."""
+    return not summary.findings and summary.uncompared > 0 and not summary.compared
+
+
+def uncompared_words(summary: Summary) -> str:
+    """`23 rules need a tokenizer: pass -t NAME`."""
+    lacking = sum(
+        any("no tokenizer" in reason for reason in skipped.because) for skipped in summary.skipped.values()
+    )
+    return f"{many(lacking, 'rule')} {'needs' if lacking == 1 else 'need'} a tokenizer: pass -t NAME"
 
 
 def verdict_words(summary: Summary) -> str:
@@ -100,6 +117,8 @@ def verdict_words(summary: Summary) -> str:
     parts = [f"{verdict(summary)}: {what}", f"{many(summary.rollouts - summary.without_ids, 'rollout')} audited"]
     if summary.rows_unreadable:
         parts.append(f"{many(summary.rows_unreadable, 'row')} unreadable")
+    if summary.uncompared:
+        parts.append(f"nothing compared in {summary.uncompared:,}, as {uncompared_words(summary)}")
     if summary.without_ids:
         parts.append(f"nothing to audit in {summary.without_ids:,} without token ids")
     if summary.skipped:

@@ -1,49 +1,123 @@
-"""The findings worth a reader's time: the most severe, spread over rules, causes and rollouts."""
+"""The findings worth a reader's time: the most severe, one for each cause of a log, spread over the rules."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
-from tito_audit.record.finding import Finding, Severity
+from tito_audit.record.finding import Finding, Severity, Where
+from tito_audit.reports._words import many
 
-__all__ = ["PER_CODE", "Worst"]
+__all__ = ["FIRST", "PER_CODE", "Entry", "Worst", "by_weight", "counted", "more_words"]
 
+FIRST = "REC007"
+"""The code that leads: where it is found, hardly anything else means what it says."""
 PER_CODE = 3
 """Shown of one code; more of the same teach nothing new."""
 _KEPT = 8
-"""Causes and rollouts remembered of one code while the log is read: memory does not grow with the log."""
+"""Causes and logs remembered of one code while the logs are read: memory does not grow with them."""
+_COUNTED = 4_096
+"""Causes and logs of which it is counted how often they were found."""
+_PLACES = 5
+"""Rows named of one cause."""
+
+_Key = tuple[str, str, str]
+"""Code, file and cause: what is one entry."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Findings of one code, log, cause and severity."""
+
+    findings: int = 0
+    rows: int = 0
+    places: list[str] = field(default_factory=list)
+    last: int = -1
+
+    def add(self, finding: Finding) -> None:
+        self.findings += 1
+        place = finding.place
+        if place.row == self.last:
+            return
+        self.rows, self.last = self.rows + 1, place.row
+        if len(self.places) < _PLACES:
+            self.places.append(f"{place.row}[{place.item}]" if place.item else f"{place.row}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One finding, which stands for all of its code, log, cause and severity."""
+
+    finding: Finding
+    findings: int = 1
+    """How many these are."""
+    rows: int = 1
+    """In how many rows of the log they are."""
+    places: tuple[str, ...] = ()
+    """The first of those rows."""
 
 
 class Worst:
-    """A bounded choice of findings: of each code, one of every cause first, then of other rollouts."""
+    """A bounded choice of findings: of each code, log and cause one, which is counted for all like it."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[dict[Hashable, Finding], dict[Hashable, Finding]]] = {}
+        self._kept: dict[str, dict[Hashable, Finding]] = {}
+        self._groups: dict[tuple[_Key, Severity], _Group] = {}
 
     def add(self, findings: Iterable[Finding]) -> None:
         """Remember those findings of a rollout that may be among the worst."""
         for finding in findings:
-            by_cause, by_place = self._kept.setdefault(finding.code, ({}, {}))
-            _keep(by_cause, finding.hit.cause, finding)
-            _keep(by_place, finding.place, finding)
+            key = _key(finding)
+            group = self._groups.get((key, finding.severity))
+            if group is None and len(self._groups) < _COUNTED:
+                group = self._groups[key, finding.severity] = _Group()
+            if group is not None:
+                group.add(finding)
+            _keep(self._kept.setdefault(finding.code, {}), key, finding)
 
-    def pick(self, number: int) -> list[Finding]:
+    def pick(self, number: int) -> list[Entry]:
         """At most `number` findings: errors, then warnings, then notes; the codes take turns in each."""
         left = dict.fromkeys(self._kept, PER_CODE)
-        picked: list[Finding] = []
+        picked: list[Entry] = []
         for severity in sorted(Severity, reverse=True):
-            columns = [self._of(code, severity) for code in sorted(self._kept)]
+            columns = [self._of(code, severity) for code in by_weight(self._kept)]
             for finding in chain.from_iterable(zip_longest(*columns)):
                 if finding is not None and left[finding.code] and len(picked) < number:
                     left[finding.code] -= 1
-                    picked.append(finding)
+                    picked.append(self._entry(finding))
         return picked
 
     def _of(self, code: str, severity: Severity) -> list[Finding]:
-        by_cause, by_place = self._kept[code]
-        distinct = dict.fromkeys(chain(by_cause.values(), by_place.values()))
-        return [finding for finding in distinct if finding.severity is severity]
+        return [finding for finding in self._kept[code].values() if finding.severity is severity]
+
+    def _entry(self, finding: Finding) -> Entry:
+        group = self._groups.get((_key(finding), finding.severity))
+        if group is None:
+            return Entry(finding)
+        return Entry(finding, group.findings, group.rows, tuple(group.places))
+
+
+def by_weight(codes: Iterable[str]) -> list[str]:
+    """Codes in order, the one that leads first."""
+    return sorted(codes, key=lambda code: (code != FIRST, code))
+
+
+def more_words(entry: Entry) -> str:
+    """`120 such findings in 118 rows: 0, 3, 4, 7, 9, …`; empty where there is one only."""
+    if entry.findings < 2 or entry.finding.hit.where is Where.LOG:
+        return ""
+    named = ", ".join([*entry.places, *(["…"] if entry.rows > len(entry.places) else [])])
+    return f"{entry.findings:,} such findings in {many(entry.rows, 'row')}: {named}"
+
+
+def counted(entries: Sequence[Entry]) -> int:
+    """How many findings the entries stand for."""
+    return sum(entry.findings for entry in entries)
+
+
+def _key(finding: Finding) -> _Key:
+    return finding.code, finding.place.file, finding.hit.cause
 
 
 def _keep(kept: dict[Hashable, Finding], key: Hashable, finding: Finding) -> None:

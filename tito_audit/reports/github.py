@@ -19,6 +19,7 @@ from tito_audit.reports._place import line_of, place_words
 from tito_audit.reports._verdict import baseline_words
 from tito_audit.reports._visible import visible
 from tito_audit.reports._words import many
+from tito_audit.reports._worst import FIRST
 from tito_audit.summary import Gate, Summary
 
 __all__ = ["GITHUB"]
@@ -39,7 +40,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
         for finding in result.findings:
             if not finding.known:
                 fails = options.fails is not None and options.fails(finding)
-                kept[finding.severity].offer(int(fails), finding.code, finding)
+                kept[finding.severity].offer(2 * (finding.code == FIRST) + fails, finding.code, finding)
     for severity in sorted(_KINDS, reverse=True):
         out.writelines(_annotations(severity, kept[severity], summary, options))
 

@@ -12,14 +12,14 @@ from itertools import chain
 from textwrap import wrap
 from typing import TextIO
 
-from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._fences import code, fenced, folded
 from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import known, rate_number, severities, verdict
+from tito_audit.reports._verdict import known, rate_number, severities, uncompared_words, verdict
 from tito_audit.reports._visible import visible
 from tito_audit.reports._words import many
-from tito_audit.reports._worst import Worst
+from tito_audit.reports._worst import Entry, Worst, by_weight, counted, more_words
 from tito_audit.summary import Gate, Summary
 
 __all__ = ["MARKDOWN"]
@@ -32,13 +32,15 @@ _RULES = 60
 """Rows of the table by rule."""
 _WIDTH = 100
 _FILES = 3
-_SIGNS = {"failed": "❌", "passed": "✅", "clean": "✅", "findings": "🔎", "nothing audited": "⚠️"}
+_SIGNS = {"failed": "❌", "passed": "✅", "clean": "✅", "findings": "🔎"}
+_NOTHING = "⚠️"
 _WORDS = {
     "failed": "failed",
     "passed": "passed",
     "clean": "clean: nothing found",
     "findings": "findings",
     "nothing audited": "nothing was audited",
+    "nothing compared": "nothing found, but nothing was compared",
 }
 
 
@@ -58,7 +60,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
 
 def _head(summary: Summary) -> Iterator[str]:
     said = verdict(summary)
-    yield f"### {_SIGNS[said]} tito-audit: {_WORDS[said]}\n"
+    yield f"### {_SIGNS.get(said, _NOTHING)} tito-audit: {_WORDS[said]}\n"
     found = [f"**{many(number, one.word)}**" for one, number in severities(summary).items() if number]
     if found:
         yield ", ".join(found) + (f" ({known(summary):,} of them known)" if known(summary) else "") + "\n"
@@ -70,6 +72,8 @@ def _head(summary: Summary) -> Iterator[str]:
         parts.append(many(summary.rows_unreadable, "unreadable row"))
     if summary.without_ids:
         parts.append(f"nothing to audit in {summary.without_ids:,} without token ids")
+    if summary.uncompared:
+        parts.append(f"nothing compared in {summary.uncompared:,}, as {uncompared_words(summary)}")
     parts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
     parts += [f"tokenizer {code(summary.tokenizer)}" if summary.tokenizer else "no tokenizer"]
     yield f"Scanned: {' · '.join(parts)}\n"
@@ -107,7 +111,8 @@ def _table(summary: Summary, options: ReportOptions) -> Iterator[str]:
     names = ["errors", "warnings", "notes", *(["known"] if baseline else []), "rollouts", "tokens"]
     yield "| code | what | " + " | ".join(names) + " |"
     yield "| --- | --- |" + " ---: |" * len(names)
-    for code_, count in sorted(summary.findings.items())[:_RULES]:
+    for code_ in by_weight(summary.findings)[:_RULES]:
+        count = summary.findings[code_]
         of_known = [count.known] if baseline else []
         numbers = [count.error, count.warning, count.note, *of_known, count.rollouts, count.tokens]
         cells = [code(code_), _title(options.titles.get(code_, "")), *(f"{number:,}" for number in numbers)]
@@ -117,33 +122,36 @@ def _table(summary: Summary, options: ReportOptions) -> Iterator[str]:
     yield ""
 
 
-def _findings(worst: list[Finding], summary: Summary, room: int) -> str:
+def _findings(worst: list[Entry], summary: Summary, room: int) -> str:
     """The worst findings as the terminal shows them, as many as there is room for."""
     total = sum(severities(summary).values()) - known(summary)
     if not worst:
         return ""
     shown: list[str] = []
-    for finding in worst:
-        block = fenced(_lines(finding))
+    for entry in worst:
+        block = fenced(_lines(entry))
         room -= len(block) + 2
         if room < 0:
             break
         shown.append(block)
-    title = "The findings" if len(shown) == total else f"{len(shown):,} of {many(total, 'finding')}, the worst"
-    first = worst[0]
+    told = counted(worst[: len(shown)])
+    title = "The findings" if told == total else f"{told:,} of {many(total, 'finding')}, the worst"
+    first = worst[0].finding
     more = f"{code(f'tito-audit explain {first.code}')} says what it means and what cures it."
-    if len(shown) < total:
+    if told < total:
         more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
     opened = first.severity is not Severity.NOTE
     return folded(title, "\n\n".join([*shown, more]), open=opened)
 
 
-def _lines(finding: Finding) -> Iterator[str]:
+def _lines(entry: Entry) -> Iterator[str]:
     from tito_audit.reports._page import console_for, finding_lines
 
     console = console_for(StringIO(), ReportOptions(width=_WIDTH))
-    for line in finding_lines(finding, console):
+    for line in finding_lines(entry.finding, console):
         yield line.plain.rstrip()
+    if more := more_words(entry):
+        yield f"  {visible(more)}"
 
 
 def _tail(summary: Summary) -> Iterator[str]:

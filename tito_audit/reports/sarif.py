@@ -211,6 +211,7 @@ def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
         "generatedTokens": summary.generated_tokens,
         "rowsUnreadable": summary.rows_unreadable,
         "withoutIds": summary.without_ids,
+        "uncompared": summary.uncompared,
         "tokenizer": summary.tokenizer,
         "leftOut": left_out,
     }

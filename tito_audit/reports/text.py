@@ -20,10 +20,10 @@ from tito_audit.reports._page import STYLES, console_for, finding_lines, print_c
 from tito_audit.reports._place import show_command, with_tokenizer
 from tito_audit.reports._shell import shell_word
 from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import Seen
+from tito_audit.reports._verdict import Seen, nothing_compared, uncompared_words
 from tito_audit.reports._visible import inert, visible
 from tito_audit.reports._words import many
-from tito_audit.reports._worst import Worst
+from tito_audit.reports._worst import Entry, Worst, by_weight, counted, more_words
 from tito_audit.summary import Summary
 
 __all__ = ["TEXT"]
@@ -154,11 +154,17 @@ def _verdict(summary: Summary, seen: Seen) -> Text:
     elif summary.without_ids == summary.rollouts:
         words = f"nothing to audit: no token ids in {many(rows, 'rollout')}"
         return Text(words, style="bold yellow")
+    elif nothing_compared(summary):
+        line = Text(f"no findings, but {uncompared_words(summary)}", style="bold yellow")
+        return line.append(f"; nothing was compared in {many(summary.uncompared, 'rollout')}", style="not bold")
     else:
-        looked = rows - summary.without_ids
+        looked = rows - summary.without_ids - summary.uncompared
         line = Text(f"clean: nothing found in {many(looked, 'rollout')}", style="bold green")
         if summary.skipped:
             line.append(", as far as the rules could look (below)", style="not bold default")
+    if summary.uncompared:
+        words = f"; nothing compared in {summary.uncompared:,}, as {uncompared_words(summary)}"
+        line.append(words, style="yellow")
     if summary.without_ids:
         line.append(f"; nothing to audit in {summary.without_ids:,} without token ids", style="yellow")
     return line
@@ -174,7 +180,8 @@ def _table(summary: Summary, options: ReportOptions) -> Table:
         columns.pop()
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for code, count in sorted(summary.findings.items()):
+    for code in by_weight(summary.findings):
+        count = summary.findings[code]
         worst = max((one for one in Severity if getattr(count, one.word)), default=Severity.NOTE)
         what = Text(visible(options.titles.get(code, "")))
         causes = _causes(summary.causes.get(code, Counter()))
@@ -201,16 +208,18 @@ def _rare_last(item: tuple[str, int]) -> tuple[int, str]:
     return (-item[1], item[0])
 
 
-def _print_worst(console: Console, worst: list[Finding], total: int) -> None:
+def _print_worst(console: Console, worst: list[Entry], total: int) -> None:
     if not worst:
         return
     console.print()
-    title = "The findings" if len(worst) == total else f"The worst of {total:,} findings"
+    title = "The findings" if counted(worst) == total else f"The worst of {total:,} findings"
     console.print(Text(title, style="bold"))
-    for finding in worst:
+    for entry in worst:
         console.print()
-        for line in finding_lines(finding, console):
+        for line in finding_lines(entry.finding, console):
             console.print(line, soft_wrap=True)
+        if more := more_words(entry):
+            console.print(Text(f"  {visible(more)}", style="dim"), soft_wrap=True)
 
 
 def _notice_lines(summary: Summary) -> list[str]:
@@ -220,12 +229,12 @@ def _notice_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _more_lines(worst: list[Finding], summary: Summary, curable: int) -> list[str]:
+def _more_lines(worst: list[Entry], summary: Summary, curable: int) -> list[str]:
     lines = []
     if worst:
         lines += [
-            f"tito-audit explain {worst[0].code}   what it means and what cures it",
-            _look_command(worst[0], summary),
+            f"tito-audit explain {worst[0].finding.code}   what it means and what cures it",
+            _look_command(worst[0].finding, summary),
         ]
     if curable:
         log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"

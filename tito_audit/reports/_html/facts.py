@@ -44,6 +44,8 @@ def verdict(summary: Summary, seen: Seen) -> Verdict:
     if word == "nothing audited":
         words = ("Nothing failed, since there was nothing to look at.",) if summary.gate is not None else ()
         return Verdict("none", "Nothing to audit", line, words)
+    if word == "nothing compared":
+        return Verdict("none", "Nothing compared", line)
     if word == "passed":
         return Verdict("pass", "Passed", line)
     worst = max((severity for severity, number in seen.findings.items() if number), default=None)
@@ -67,9 +69,13 @@ def _found(summary: Summary, seen: Seen) -> str:
         return "There are no rollouts."
     elif summary.without_ids == summary.rollouts:
         return f"There are no token ids in {many(rows, 'rollout')}."
+    elif _verdict.nothing_compared(summary):
+        line = f"No findings in {many(summary.uncompared, 'rollout')}, where nothing was compared"
     else:
         line = f"Nothing found in {many(rows - summary.without_ids, 'rollout')}"
         line += ", as far as the rules could look" if summary.skipped else ""
+    if summary.uncompared:
+        line += f"; in {summary.uncompared:,} nothing was compared, as {_verdict.uncompared_words(summary)}"
     if summary.without_ids:
         line += f"; nothing to audit in {summary.without_ids:,} without token ids"
     return line + "."
