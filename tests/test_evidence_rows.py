@@ -28,7 +28,7 @@ from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, Roles, token
 from tito_audit.evidence.written import _owners, _role_name
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Severity, Where
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.rollout import Place, Rollout, trained_runs
 from tito_audit.record.speakers import told_name
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.spans import Rendering, spans
@@ -84,11 +84,17 @@ def slow_row(
     blocks = align(held, canonical, open_end=True)
     owned = byte_by_byte(rollout, rendering)
     written = None
+    headed = slow_headed(held, rollout, reference)
     if canonical.data != rendering.text.encode("utf-8", "surrogatepass") or owned is None:
-        roles = token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
-        view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
-        nameless = any(told_name(message.speaker) for message in rollout.messages)
-        view = view if view.sampled.any() or nameless or roles.unclear().any() else None  # type: ignore[assignment]
+        view = headed
+    elif (
+        held.data != canonical.data
+        and headed is not None
+        and len(trained_runs(headed.sampled)) == sum(message.sampled for message in rollout.messages)
+    ):
+        view = headed
+        starts = [0, *canonical.end.tolist()][: len(canonical)]
+        written = np.array([owned[1][min(byte, len(owned[1]) - 1)] for byte in starts], np.bool_)
     else:
         at = canonical_bytes(held, canonical, blocks.recorded_end.tolist(), blocks.canonical_end.tolist())
         view = slow_view([owned[0][byte] for byte in at], [owned[1][byte] for byte in at])
@@ -114,6 +120,14 @@ def slow_row(
         found = difference(stretch, Against.TEMPLATE, severity, effect, regions=(), turn=None, where=Where.ROW)
         out.append(replace(found, sampled=mine))
     return view, out, ""
+
+
+def slow_headed(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
+    """What the row's own role markers tell."""
+    roles = token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
+    view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
+    nameless = any(told_name(message.speaker) for message in rollout.messages)
+    return view if view.sampled.any() or nameless or roles.unclear().any() else None
 
 
 def slow_view(roles: list[str], sampled: list[bool]) -> RowView:

@@ -36,13 +36,14 @@ def answers_begun(view: RowView, rollout: Rollout, held: Pieces, blocks: Blocks)
     """The view with what stands between a whole generation prompt and the template's first token of an answer.
 
     The template writes nothing there, so its header ends in front of it: it is the answer's, unless it is the
-    header once more, or white space of which nothing says that it was sampled.
+    header once more, or white space of which nothing says that it was sampled, which is the template's then.
     """
     mine = np.zeros(len(held), np.bool_)
     lone = np.zeros(len(held), np.bool_)
     for kind, start, end, _, _ in blocks.differing():
-        if kind is BlockKind.EXTRA and _begins(view, start, end) and _sampled(view, rollout, held, start, end):
-            mine[start:end] = True
+        if kind is BlockKind.EXTRA and _begins(view, start, end):
+            own = mine if _sampled(view, rollout, held, start, end) else lone
+            own[start:end] = True
         if kind is BlockKind.MISSING:
             lone |= _lone_end(view, start)
     if not mine.any() and not lone.any():
