@@ -19,8 +19,6 @@ from truth.tokenizers import NAMES, broken, pair
 from truth.tool import Finding, Said
 
 SLOW = bool(os.environ.get("TITO_AUDIT_SLOW"))
-MERGED = [name for name in FORMS if name != "packed"]
-"""The forms that are read."""
 TOY = Model("toy", start=1, end=2, other_end=3, newline=4, pad=0, user=(5,))
 
 shared = pytest.mark.shared
@@ -210,14 +208,14 @@ def held(plan: list[File], folder: Path) -> None:
 @shared
 @no_rollouts
 def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
-    held(files(200, MERGED, seed=11, whole=0.2, models=["qwen2.5-coder", "gemma-3"]), tmp_path)
+    held(files(200, list(FORMS), seed=11, whole=0.2, models=["qwen2.5-coder", "gemma-3"]), tmp_path)
 
 
 @shared
 @no_rollouts
 @slow
 def test_ten_thousand_rows_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
-    held(files(10_000, MERGED, seed=1), tmp_path)
+    held(files(10_000, list(FORMS), seed=1), tmp_path)
 
 
 SOME = (("smollm2", "smollm2"), ("smollm2", "qwen3"), ("llama-3.1", "smollm2"))

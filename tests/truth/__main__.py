@@ -19,7 +19,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.truth", description=__doc__)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--forms", default="all", help=f"all, or some of {','.join(FORMS)}")
-    parser.add_argument("--packed", action="store_true", help="with packed rows, where --forms is all")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--repairs", default=",".join(FLAGS), help="which repairs to run; none for a scan alone")
     parser.add_argument(
@@ -31,8 +30,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if not (SHARED / "rollouts").is_dir():
         sys.exit(f"no {SHARED / 'rollouts'}: the real rollouts are not beside this checkout")
-    forms = [name for name in FORMS if name != "packed" or chosen.packed]
-    forms = forms if chosen.forms == "all" else chosen.forms.split(",")
+    forms = list(FORMS) if chosen.forms == "all" else chosen.forms.split(",")
     plan = files(chosen.rows, forms, chosen.seed, whole=chosen.whole, models=chosen.models.split(","))
     flags = [] if chosen.repairs == "none" else chosen.repairs.split(",")
     with tempfile.TemporaryDirectory() as aside:
