@@ -57,7 +57,21 @@ def test_a_scan_of_a_clean_log_exits_0(tmp_path: Path) -> None:
     assert "clean:" not in out
     code, out, _ = run("scan", tmp_path / "clean.jsonl", "-t", TOKENIZER)
     assert code == 0
-    assert "clean: nothing found in 3 rollouts" in out
+    assert "nothing was compared" not in out
+
+
+def test_a_log_of_single_calls_without_a_tokenizer_says_what_to_pass_by_the_word_of_the_log(
+    tmp_path: Path,
+) -> None:
+    call = {"prompt_ids": [5, 6, 7], "completion_ids": [8, 9], "model": "Org/Model-1B"}
+    code, out, _ = run("scan", written(tmp_path / "calls.jsonl", [call] * 3))
+    assert code == 0
+    assert "clean:" not in out
+    assert "nothing was compared in 3 rollouts" in out
+    said = " ".join(out.split())
+    assert (
+        "names its model 'Org/Model-1B', which is its own word: pass -t Org/Model-1B to have it compared." in said
+    )
 
 
 def test_an_empty_log_exits_0_and_says_that_there_was_nothing(tmp_path: Path) -> None:

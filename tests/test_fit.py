@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import toy
 
+from tests.command import run
 from tito_audit import RepairSettings, Result, Settings, read_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.fit import CODE, TEMPLATE, TOKENIZER, misfit
 from tito_audit.jobs import can_fork
@@ -247,10 +248,17 @@ def test_a_log_of_calls_is_asked_by_its_last_call() -> None:
 def test_nothing_is_repaired_with_a_tokenizer_that_does_not_fit(tmp_path: Path) -> None:
     rows = [row(BPE, number) for number in range(6)]
     log, out = written(tmp_path / "log.jsonl", rows), tmp_path / "out.jsonl"
-    run = repair_rollouts(log, out, Settings(tokenizer=path_of(METASPACE)), RepairSettings(unsafe=True))
-    list(run)
+    repair = repair_rollouts(log, out, Settings(tokenizer=path_of(METASPACE)), RepairSettings(unsafe=True))
+    list(repair)
     assert [json.loads(line) for line in out.read_text().splitlines()] == rows
-    assert run.failing == 1, "the written log is said not to fit, as the log would be"
+    assert repair.failing == 1, "the written log is said not to fit, as the log would be"
+
+
+def test_a_row_of_a_log_that_does_not_fit_is_shown_with_that(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [row(BPE, number) for number in range(6)])
+    code, page, _ = run("show", log, "--row", "3", "-t", path_of(METASPACE))
+    assert code == 0
+    assert "REC007: 0 of 24 logged texts are found" in page
 
 
 # Real logs, where they are at hand

@@ -141,7 +141,10 @@ def show(
         logprobs=logprobs,
     )
     console = console_for(sys.stdout, ReportOptions(color=colors(sys.stdout), width=look.width))
-    page = _page(result, look, console, wanted, spots, _remarks(run, items))
+    remarks = _remarks(run, items)
+    if result.misfit is not None:
+        remarks.append(f"{result.misfit.code}: {result.misfit.hit.message}")
+    page = _page(result, look, console, wanted, spots, remarks)
     show_page(page, sys.stdout, paged=not no_pager)
 
 
