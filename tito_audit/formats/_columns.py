@@ -10,6 +10,7 @@ import orjson
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
+from tito_audit.formats._models import model_facts
 from tito_audit.record.arrays import Ids, as_ids, json_kind
 from tito_audit.record.column import MovePolicy
 
@@ -231,10 +232,10 @@ def policy_of(name: str) -> MovePolicy:
 
 
 def stated_facts(row: Mapping[str, Any]) -> dict[str, object]:
-    """What the row says about itself: `model`, `tokenizer`, `id` if they are texts, and `group`."""
-    stated: dict[str, object] = {
-        name: row[name] for name in ("model", "tokenizer", "id") if isinstance(row.get(name), str)
-    }
+    """What the row says about itself: `model` and `tokenizer` by name, `id` if it is a text, and `group`."""
+    stated = model_facts(row)
+    if isinstance(row.get("id"), str):
+        stated["id"] = row["id"]
     group = next((row[name] for name in _GROUPS if isinstance(row.get(name), int | str)), None)
     if group is not None:
         stated["group"] = group

@@ -10,7 +10,8 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._responses_items import message_wire, text_of
+from tito_audit.formats._models import real_name
+from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import (
     FLOOR,
     Generated,
@@ -75,7 +76,7 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
 def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, object]:
     """What a request and its answer state about the model and its template."""
     stated: dict[str, object] = {}
-    model = text_of(response.get("model"), request.get("model"))
+    model = real_name(response.get("model")) or real_name(request.get("model"))
     if model is not None:
         stated["model"] = model
     if isinstance(request.get("chat_template"), str):

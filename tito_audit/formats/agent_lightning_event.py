@@ -27,6 +27,7 @@ from tito_audit.formats._call_log import (
     updated_parts,
 )
 from tito_audit.formats._calls import call_turn, updated_call
+from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import text_of
 from tito_audit.formats._stream import is_chunks, joined
 from tito_audit.formats._turn_change import Change, recounted
@@ -129,8 +130,9 @@ def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any
     server = data.get("server")
     server = server if isinstance(server, Mapping) else {}
     stated = dict(call.stated)
-    if isinstance(server.get("model"), str):
-        stated["model"] = server["model"]
+    model = real_name(server.get("model"))
+    if model is not None:
+        stated["model"] = model
     if isinstance(event.get("attempt_id"), int | str):
         stated["attempt"] = event["attempt_id"]
     inner = call.edits

@@ -15,6 +15,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, Part, numbered, part_of, updated_parts
 from tito_audit.formats._columns import ids_or_none, is_list
+from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_write import entry_edits
 from tito_audit.formats._spans import as_chat, literal, span_tools, unflattened
 from tito_audit.formats._turn_change import Change, recounted, same_ids
@@ -234,7 +235,7 @@ def _logprob_edits(held: _Held, change: Change) -> Iterator[Edit]:
 
 
 def _model(*names: object) -> dict[str, object]:
-    known = next((name for name in names if isinstance(name, str) and name), None)
+    known = next((found for name in names if (found := real_name(name)) is not None), None)
     return {} if known is None else {"model": known}
 
 

@@ -16,6 +16,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._atif import EXTRA, IDS, Call, Conversation, conversation_of, routing_of, step_turn
 from tito_audit.formats._call_places import CallPlace, lengths_of, object_at, updated_calls
 from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.formats._models import one_model
 from tito_audit.record.edits import ABSENT, Edit, Path
 from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_tools
@@ -90,8 +91,7 @@ def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation)
     """The model, unless the steps of one trajectory name several."""
     usual = agent.get("model_name")
     named = [steps[call.step].get("model_name") for call in found.calls] or [usual]
-    models = {name if isinstance(name, str) else usual if isinstance(usual, str) else None for name in named}
-    (model,) = models if len(models) == 1 else (None,)
+    model = one_model([name if isinstance(name, str) else usual for name in named])
     return {"model": model} if model is not None else {}
 
 

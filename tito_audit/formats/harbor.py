@@ -15,6 +15,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_places import CallPlace, lengths_of, object_at, updated_calls
 from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, is_numbers, policy_of
+from tito_audit.formats._models import real_name
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
@@ -225,8 +226,8 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 
 
 def _stated(row: Row) -> dict[str, object]:
-    model = object_at(row, "agent_info", "model_info").get("name")
-    stated: dict[str, object] = {"model": model} if isinstance(model, str) else {}
+    model = real_name(object_at(row, "agent_info", "model_info"))
+    stated: dict[str, object] = {} if model is None else {"model": model}
     if isinstance(row.get("task_name"), str):
         stated["group"] = row["task_name"]
     return stated

@@ -18,6 +18,7 @@ from tito_audit.formats._calls import written_once
 from tito_audit.formats._gym_calls import Call, cut_by_length, is_chat, layout_of, opens, request_of
 from tito_audit.formats._gym_write import updated_rows
 from tito_audit.formats._make_nemo import NEMO_GYM
+from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import (
     TOKEN_KEYS,
     Item,
@@ -35,8 +36,6 @@ from tito_audit.record.message import Message, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
-
-_NO_MODEL = ("", "model", "policy_model")
 
 
 def _matches(row: Row) -> bool:
@@ -140,8 +139,8 @@ def _is_numbers(value: object) -> bool:
 
 def _stated(row: Row, response: Mapping[str, Any]) -> dict[str, object]:
     stated: dict[str, object] = {}
-    model = response.get("model")
-    if isinstance(model, str) and model not in _NO_MODEL:
+    model = real_name(response.get("model"))
+    if model is not None:
         stated["model"] = model
     for name, key in (("group", "_ng_task_index"), ("mask_sample", "mask_sample")):
         if row.get(key) is not None:

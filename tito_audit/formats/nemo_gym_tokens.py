@@ -17,6 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import updated_call
 from tito_audit.formats._columns import ids_or_none, is_list, other_columns
+from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import TOKEN_KEYS, steps, text_of
 from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.record.arrays import Ids, empty_ids
@@ -49,7 +50,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
             f"schema_version is {version}, and what is known here ends with {_VERSION}: a newer version may mean "
             "something else by these columns"
         )
-    facts = {"model": row.get("model"), "id": row["model_call_id"], "group": row.get("rollout_id")}
+    facts = {"model": real_name(row.get("model")), "id": row["model_call_id"], "group": row.get("rollout_id")}
     stated = {name: value for name, value in facts.items() if isinstance(value, str) and value}
     return (Rollout(place, FORMAT.name, turns=(_turn(row),), stated=stated),)
 

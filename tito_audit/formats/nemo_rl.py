@@ -18,6 +18,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._columns import policy_of
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._make_nemo import NEMO_RL
+from tito_audit.formats._models import model_facts
 from tito_audit.formats._update import at_most_one_each, updated_row, with_values
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import training_row
@@ -55,6 +56,7 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     values = _unwrapped(row)
     messages, stated = _content(values.get("content"))
+    stated |= model_facts(values)
     sample_mask = _first(values, _SAMPLE_MASK)
     if sample_mask is not None:
         stated["sample_loss_mask"] = sample_mask

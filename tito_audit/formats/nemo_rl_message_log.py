@@ -19,6 +19,7 @@ from tito_audit.formats._boundaries import moved_boundaries
 from tito_audit.formats._copies import row_counts, with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._make_nemo import MESSAGE_LOG
+from tito_audit.formats._models import model_facts
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._update import as_logged, at_most_one_each, changed_columns, with_values
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
@@ -60,6 +61,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     log = _unwrapped(row["message_log"])
     tools = as_tools(row.get("tools"), "tools")
     messages, stated = _messages(log)
+    stated |= model_facts(row)
     if not any(_held(entry, "token_ids") for entry in log):
         stated["ids_wanted"] = False
         return (Rollout(place, FORMAT.name, messages, tools, stated=stated),)

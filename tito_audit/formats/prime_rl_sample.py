@@ -17,6 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import Raw, ids_or_none, is_list, policy_of
 from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._models import model_facts
 from tito_audit.formats._update import as_logged, at_most_one_each, updated_row, with_values
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
@@ -55,7 +56,7 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    stated: dict[str, object] = {}
+    stated = model_facts(row)
     if isinstance(row.get("env_name"), str):
         stated["env_name"] = row["env_name"]
     trained = _flat(row) if _is_flat(row) else _split(row)

@@ -14,6 +14,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import ids_or_none, is_list, policy_of
 from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._models import model_facts
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
@@ -36,7 +37,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     version = row.get("schema_version")
     if isinstance(version, int) and version > 1:
         raise RecordError(f"schema_version is {version}; only version 1 of token exports is known")
-    stated: dict[str, object] = {}
+    stated = model_facts(row)
     if isinstance(row.get("env_name"), str):
         stated["env_name"] = row["env_name"]
     ids = ids_or_none(row["token_ids"], "token_ids")

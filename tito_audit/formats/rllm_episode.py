@@ -17,6 +17,7 @@ from tito_audit.formats._call_places import CallPlace, copies_of, object_at, upd
 from tito_audit.formats._calls import finish_reason, weight_versions
 from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns
 from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.formats._models import model_facts
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
@@ -42,7 +43,7 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    stated: dict[str, object] = {}
+    stated = model_facts(row)
     if isinstance(row.get("id"), str):
         stated["id"] = row["id"]
         stated["group"] = row["id"].rpartition(":")[0] or row["id"]

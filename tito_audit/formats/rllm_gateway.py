@@ -18,6 +18,7 @@ from tito_audit.formats._call_places import CallPlace, copies_of, object_at, upd
 from tito_audit.formats._calls import finish_reason, weight_versions
 from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns
 from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.formats._models import model_facts
 from tito_audit.record.arrays import as_floats, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Edit, Path
@@ -52,8 +53,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     stated: dict[str, object] = {}
     if calls_unknown_tools(messages, tools):
         stated["tools_missing"], messages = True, ()
-    if isinstance(row.get("model"), str) and row["model"]:
-        stated["model"] = row["model"]
+    stated |= model_facts(row)
     disagreement = _disagreement(row)
     if disagreement is not None:
         stated["copies_disagree"] = disagreement

@@ -19,6 +19,7 @@ from tito_audit.formats._calls import written_once
 from tito_audit.formats._columns import ids_or_none, is_list, is_numbers, policy_of
 from tito_audit.formats._copies import CountPairs, with_counts, with_list
 from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._models import model_facts
 from tito_audit.formats._turn_change import Change, changes_of, recounted, rollouts_before, same_ids, says_this
 from tito_audit.formats._update import as_logged, at_most_one_each, with_values
 from tito_audit.formats._values import equal_values
@@ -342,13 +343,7 @@ def _finish_reason(step: _Step) -> str | None:
 
 
 def _stated(row: Row, steps: Sequence[_Step]) -> dict[str, object]:
-    stated: dict[str, object] = {}
-    named = [
-        step.wire["response"].get("model") for step in steps if isinstance(step.wire.get("response"), Mapping)
-    ]
-    models = {model for model in named if isinstance(model, str) and model}
-    if len(models) == 1:
-        stated["model"] = models.pop()
+    stated = model_facts({**row, "steps": [step.wire for step in steps]})
     if isinstance(row["example_id"], int | str):
         stated["group"] = row["example_id"]
     return stated

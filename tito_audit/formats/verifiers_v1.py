@@ -20,6 +20,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
 from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._models import one_model
 from tito_audit.formats._verifiers_graph import Branches, Node, episode_of, prompts_of, trees_of
 from tito_audit.formats._verifiers_messages import chat_message, chat_messages, chat_tools
 from tito_audit.formats._verifiers_write import updated_rows
@@ -228,9 +229,9 @@ def _stated_by_trace(tree: Branches, calls: Mapping[int, Mapping[str, Any]]) -> 
     if isinstance(tree.trace.get("id"), str):
         stated["id"] = tree.trace["id"]
     named = [calls[number].get("model") for number in tree.sampled if number in calls]
-    models = {model for model in named if isinstance(model, str) and model}
-    if len(models) == 1:
-        stated["model"] = models.pop()
+    model = one_model(named if any(named) else [_inner(tree.trace, "agent", "config", "model")])
+    if model is not None:
+        stated["model"] = model
     if _inner(tree.trace, "agent", "trainable") is False:
         stated["trainable"] = False
     return stated
