@@ -40,7 +40,10 @@ def _agreed_mask(evidence: Evidence) -> Mask | None:
     heads = token_roles(pieces, evidence.end_ids, heads_in(vocabulary, "", evidence.speakers))
     sampled = heads.among((ASSISTANT, TURN_END))
     answers = [message for message in messages if message.sampled]
-    if not answers or not np.array_equal(sampled, view.sampled) or not _said(row, sampled, answers, vocabulary):
+    told = np.zeros_like(sampled)
+    for span in view.spans:
+        told[span.start : span.ends[-1]] = True
+    if not answers or not np.array_equal(sampled, told) or not _said(row, sampled, answers, vocabulary):
         return None
     ends = heads.among((TURN_END,))
     return _by_logprobs(row, sampled, ends) if _any_logprobs(row) else sampled & (~ends | row.loss_mask)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
+from tito_audit.evidence.agreed import agreed_mask
 from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
@@ -104,23 +105,23 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
 def _sampled(evidence: Evidence, row: TrainingRow) -> Mask:
     """`[T]` what was sampled and has a logprob, where the mask trained nothing of it.
 
-    RecordError where nothing proves it: values that lie on exactly these tokens do, and messages where there are
-    no logprobs. Calls are `splice`'s.
+    RecordError where nothing proves it: values that lie on exactly these tokens do, and messages and headers that
+    agree do where there are no logprobs. Calls are `splice`'s.
     """
     found, view = judgement(evidence), evidence.row
-    if found is None or view is None or view.proven or (found.values is None and not _told(evidence, row)):
+    if found is None or view is None or view.proven:
         raise RecordError("nothing would be left to train")
-    if found.values is not None and found.decided != Reading():
+    if found.values is None:
+        agreed = agreed_mask(evidence) if row.logprobs is None else None
+        if agreed is None or not agreed.any():
+            raise RecordError("nothing would be left to train")
+        return agreed
+    if found.decided != Reading():
         raise RecordError("nothing would be left to train, and the logprobs do not lie on the sampled tokens")
-    sampled = view.sampled if found.values is None else view.sampled & found.values.real
+    sampled = view.sampled & found.values.real
     if not sampled.any():
         raise RecordError("nothing would be left to train: no sampled token has a logprob")
     return sampled
-
-
-def _told(evidence: Evidence, row: TrainingRow) -> bool:
-    """Whether messages alone say what was sampled, in a row that has no logprobs to say otherwise."""
-    return row.logprobs is None and bool(evidence.rollout.messages)
 
 
 def _taken_out(evidence: Evidence, row: TrainingRow, findings: Sequence[Finding], choices: RepairChoices) -> Mask:
