@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -20,6 +19,7 @@ from tito_audit.cli._configured import (
     near,
     on_command_line,
 )
+from tito_audit.cli._option_words import EncoderWord, FailOnWord, ToolArgumentsWord
 from tito_audit.cli._rates import gate_settings_of, known_prefix, share_of
 from tito_audit.config import FailOn, Override, Settings, ToolArguments
 from tito_audit.config_file import KEYS
@@ -68,32 +68,6 @@ __all__ = [
 
 MAX_ROW_BYTES = Settings().max_row_bytes
 TEMPLATE_SECONDS = Settings().template_seconds
-
-
-class FailOnWord(StrEnum):
-    """Severities that `--fail-on` takes."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-    NEVER = "never"
-
-
-class EncoderWord(StrEnum):
-    """Encoders that `--encoder` takes."""
-
-    AUTO = "auto"
-    FASTOKENS = "fastokens"
-    TOKENIZERS = "tokenizers"
-
-
-class ToolArgumentsWord(StrEnum):
-    """Forms that `--tool-arguments` takes."""
-
-    AUTO = "auto"
-    OBJECT = "object"
-    STRING = "string"
-
 
 Tokenizer = Annotated[
     str | None,

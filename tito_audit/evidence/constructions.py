@@ -16,7 +16,7 @@ from tito_audit.evidence.model import Against, Built, Difference
 from tito_audit.evidence.prompts import prompt_messages
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.scene import SAME_BYTES, Building, Scene
-from tito_audit.record.finding import Where
+from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout
 
 __all__ = ["constructed"]
@@ -37,11 +37,18 @@ def constructed(rollout: Rollout, differences: Sequence[Difference], reference: 
         if one.against is Against.TEMPLATE and one.where is not Where.COMPLETION and one.kind not in SAME_BYTES:
             sequences.setdefault((one.where, one.turn), []).append(number)
     for (where, turn), numbers in list(sequences.items())[:_SEQUENCES]:
+        if all(_harmless(out[number]) for number in numbers):
+            continue
         scene = _scene(rollout, where, turn, reference)
         if scene is not None:
             _padding(scene, out, numbers)
             _explain(scene, out, [number for number in numbers if out[number].built is None])
     return out
+
+
+def _harmless(difference: Difference) -> bool:
+    """Whether it is what a model sampled, proven so: how the template came to write another is no question then."""
+    return difference.sampled and difference.severity is Severity.NOTE
 
 
 def _scene(rollout: Rollout, where: Where, turn: int | None, reference: Reference) -> Scene | None:
@@ -78,7 +85,7 @@ def _explain(scene: Scene, out: list[Difference], numbers: Sequence[int]) -> Non
         if not explained or any(_new(one, out, numbers) for one in rest):
             continue
         found.append((building, explained))
-        if len(explained) == len(numbers):
+        if all(number in explained or _harmless(out[number]) for number in numbers):
             break
     for building, explained in sorted(found, key=lambda one: -len(one[1])):
         for number in explained:
