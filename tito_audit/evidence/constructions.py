@@ -47,7 +47,7 @@ def constructed(rollout: Rollout, differences: Sequence[Difference], reference: 
 
 
 def _harmless(difference: Difference) -> bool:
-    """Whether it is what a model sampled, proven so: how the template came to write another is no question then."""
+    """Whether it is proven to be what a model sampled: how the template came to differ is no question then."""
     return difference.sampled and difference.severity is Severity.NOTE
 
 
