@@ -242,6 +242,15 @@ def test_a_row_of_unknown_shape_beside_text_is_refused(row):
         pick_format(row)
 
 
+@pytest.mark.parametrize("name", ["text", "completion", "response", "output"])
+def test_a_row_of_text_alone_is_read_as_one_without_ids(name):
+    row = {"prompt": "2+2?", name: "4", "reward": 1.0}
+    (rollout,) = pick_format(row).read(row, PLACE)
+    assert rollout.stated["ids_wanted"] is False
+    assert not rollout.turns
+    assert rollout.training_row is None
+
+
 def test_an_unknown_format_name_is_answered_with_close_ones():
     with pytest.raises(SetupError, match="Did you mean atropos_group"):
         format_named("atropos_groups")

@@ -37,6 +37,8 @@ __all__ = ["FORMAT"]
 
 _TEXTS = ("text", "completion", "response", "output", "answer", "completion_text", "response_text")
 """Columns of text that a row without ids is known by."""
+_KNOWN_DUMPS = frozenset(("gts", "advantage", "input_prompt", "head_version", "traj_idx"))
+"""Columns by which text logs of frameworks are told."""
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
@@ -63,6 +65,8 @@ def _matches(row: Row) -> bool:
 
 def _text_only(row: Row) -> bool:
     """Whether a row holds text under the usual names and no list of numbers: nobody recorded ids."""
+    if not _KNOWN_DUMPS.isdisjoint(row):
+        return False  # who wrote it is known, and is told what to save instead
     told = any(isinstance(row.get(name), str) and row[name] for name in _TEXTS)
     told = told or _is_dialogue(row.get("conversations"))
     return told and not _numbers_elsewhere(row) and not any(name in row for name in (*FLAT_IDS, *_CALL_KEYS))
