@@ -198,6 +198,8 @@ def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[Sa
         first = stop
         while first > start and is_end(first - 1, row.token_ids, view, end_ids):
             first -= 1
+        if first == stop < len(row.token_ids):
+            first = max(stop - 1, start)  # the turn has no end; what follows it may be the template's
         found.append(SampledSpan(start, tuple(range(first, stop + 1))))
     reasons = row.finish_reasons[-len(found) :] if found else ()
     for number, reason in zip(range(len(found) - len(reasons), len(found)), reasons, strict=True):
