@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import holds_ids, is_messages, parsed, stated_facts
+from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, holds_ids, is_messages, parsed, stated_facts
 from tito_audit.formats._update import at_most_one_each
 from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages
@@ -49,6 +50,8 @@ _KNOWN: tuple[tuple[frozenset[str], str], ...] = (
     ),
 )
 """Keys of logs known to hold no ids, and what to say of each."""
+_OF_TOKENS = {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS}
+"""Columns beside which a text is not all that was recorded, or was meant to be."""
 _ASKED = ("prompt", "prompts", "question", "query", "instruction")
 _WROTE = ("completion", "completions", "response", "responses", "answer", "output")
 
@@ -57,7 +60,14 @@ def _matches(row: Row) -> bool:
     if any(keys <= row.keys() for keys, _ in _KNOWN):
         return True
     pair = any(_is_text(row.get(name)) for name in _ASKED) and any(_is_text(row.get(name)) for name in _WROTE)
-    return pair and not any(_may_hold_ids(value) for value in row.values())
+    return pair and not _OF_TOKENS & row.keys() and not any(_may_hide_ids(*column) for column in row.items())
+
+
+def _may_hide_ids(name: str, value: Any) -> bool:
+    """Whether ids may be in a column: a list of whole numbers at any depth, or JSON in a string of a table."""
+    if isinstance(value, str) and name not in (*_ASKED, *_WROTE):
+        return len(value) > 2 and value[0] in "[{"
+    return _may_hold_ids(value)
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
@@ -96,8 +106,12 @@ def _may_hold_ids(value: Any, depth: int = 6) -> bool:
 def _is_text(value: Any) -> bool:
     """A text, messages, or a list of one of them."""
     if isinstance(value, list | tuple) and value and not isinstance(value[0], Mapping):
-        return all(isinstance(one, str) or is_messages(one) for one in value)
+        return all(isinstance(one, str) or _is_talk(one) for one in value[:4])
     return isinstance(value, str) or is_messages(value)
+
+
+def _is_talk(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping) and is_messages(value)
 
 
 FORMAT = Format(
