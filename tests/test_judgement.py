@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -134,6 +135,42 @@ def test_a_mask_that_slid_is_always_found_and_goes_back_on_sampled_tokens(truth:
         assert back is not None
         assert not (back & ~truth.sampled).any()
         assert (back | ~truth.sampled | np.isin(truth.ids, (END,))).all()
+
+
+def simple_readings(truth: Truth, row: TrainingRow) -> set[Reading]:
+    """Every mask slide and shift that accounts for the row, by trying all of them with all ends of all turns."""
+    assert row.loss_mask is not None
+    assert row.logprobs is not None
+    size, found = len(truth.ids), set()
+    filled = [np.isnan(v) if np.isnan(truth.fill) else v == truth.fill for v in row.logprobs.tolist()]
+    for stops in product((0, 1), repeat=len(truth.spans)):
+        sampled = {
+            at for (start, end, _), stop in zip(truth.spans, stops, strict=True) for at in range(start, end + stop)
+        }
+        for mask in range(-FARTHEST, FARTHEST + 1):
+            if {at + mask for at in sampled if 0 <= at + mask < size} != set(np.flatnonzero(row.loss_mask)):
+                continue
+            for far in range(-FARTHEST, FARTHEST + 1):
+                there = {at + far for at in sampled if 0 <= at + far < size}
+                inside = all(at in there for at in range(size) if not filled[at])
+                whole = truth.fill == 0.0 or not any(filled[at] for at in there)
+                if inside and whole:
+                    found.add(Reading(mask, far))
+    return found
+
+
+@given(truths(), PLACES, PLACES)
+def test_what_stands_is_what_trying_everything_leaves(truth: Truth, mask: int, logprobs: int) -> None:
+    assume(not lost_all_ends(truth, mask))
+    row, found = truth.row(mask, logprobs), judged(truth, mask, logprobs)
+    assume(found.values is not None)
+    simple = simple_readings(truth, row)
+    right = {reading for reading in simple if not reading.mask}
+    if len(truth.spans) > 1 or not right:
+        # A gap in what cannot be a value may rival a slide; here there is none but what left the row.
+        assert set(found.standing) <= simple or truth.fill != 0.0
+    if len(simple) == 1 and found.standing:
+        assert simple <= set(found.standing)
 
 
 @given(truths(), PLACES, PLACES)

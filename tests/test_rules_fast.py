@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -18,8 +19,10 @@ from test_rules import RULES, every
 
 from tito_audit.check import check
 from tito_audit.config import RepairChoices
-from tito_audit.evidence.logprobs import IMPOSSIBLE, LogprobShift, first_covered, shifts
-from tito_audit.evidence.masks import mask_slide, row_slide, runs_inside, sampled_turns, whole_mask
+from tito_audit.evidence.fill import IMPOSSIBLE
+from tito_audit.evidence.judgement import row_slide
+from tito_audit.evidence.logprobs import shifts
+from tito_audit.evidence.masks import mask_slide, proven_slide, runs_inside, sampled_turns, whole_mask
 from tito_audit.evidence.model import Evidence, Explained, RowView
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs, Mask
@@ -71,24 +74,6 @@ def simple_slide(trained: Mask, sampled: Mask) -> int:
     return 0
 
 
-def simple_shift_by_sentinels(row: TrainingRow, view: RowView | None) -> list[LogprobShift]:
-    mask, logprobs = row.loss_mask, row.logprobs
-    assert logprobs is not None
-    if mask is None or not mask.any() or mask.all() or (view is not None and simple_slide(mask, view.sampled)):
-        return []
-    real = ~np.isnan(logprobs) & (True if row.sentinel is None else logprobs != row.sentinel)
-    spans, covered = simple_runs(mask), first_covered(row)
-    for offset in (1, -1, 2, -2, 3, -3, 4, -4):
-        moved = np.zeros(len(real), np.bool_)
-        for start, end in spans:
-            moved[max(start + offset, covered) : max(end + offset, covered)] = True
-        gained, lost = moved & ~mask, mask & ~moved
-        apart = gained.any() and lost.any() and not (real & ~moved).any()
-        if apart and real[gained].all() and not real[lost].any():
-            return [LogprobShift(spans[0][0], spans[-1][1], None, offset, False, int((mask & ~real).sum()))]
-    return []
-
-
 def simple_wrong(row: TrainingRow, view: RowView) -> Mask:
     """`[T]` values of the row that are not the calls', whatever the offset."""
     expected, logprobs = view.expected_logprobs, row.logprobs
@@ -108,7 +93,13 @@ def simple_check(
     """Every rule asked in turn, every difference to every rule, every repair to every finding."""
     explained = []
     for difference in evidence.differences:
+        built = difference.built
+        if built is not None and any(rule.code == built.code and rule.explain is None for rule in rules):
+            explained.append(Explained(difference, built.code, built.cause, built.what))
+            continue
         for rule in sorted((rule for rule in rules if rule.explain), key=lambda rule: rule.precedence):
+            if built is not None and rule.code != built.code:
+                continue
             reason = rule.explain(difference, evidence) if rule.explain else None
             if reason is not None:
                 explained.append(Explained(difference, rule.code, reason.cause, reason.message))
@@ -255,7 +246,7 @@ def test_runs_are_where_the_mask_is_true_and_can_be_cut(flags: list[bool], a: in
 def test_turns_slides_and_whole_masks_are_those_of_the_simple_forms(evidence: Evidence) -> None:
     _, view, mask, _ = parts(evidence)
     assert sampled_turns(evidence) == simple_turns(view)
-    assert mask_slide(mask, view.sampled) == row_slide(evidence) == simple_slide(mask, view.sampled)
+    assert mask_slide(mask, view.sampled) == proven_slide(evidence) == simple_slide(mask, view.sampled)
     if np.array_equal(mask, view.sampled):
         assert whole_mask(evidence) in ((None, "all zeros") if not mask.all() else (None, "all ones"))
         assert [hit for code in ("MSK401", "MSK402", "MSK404") for hit in hits(code, evidence)] == []
@@ -266,7 +257,7 @@ def test_turns_slides_and_whole_masks_are_those_of_the_simple_forms(evidence: Ev
 def test_parts_of_turns_left_out_are_found_turn_by_turn(evidence: Evidence) -> None:
     _, view, mask, _ = parts(evidence)
     found = hits("MSK402", evidence)
-    if whole_mask(evidence) is not None or simple_slide(mask, view.sampled):
+    if whole_mask(evidence) is not None or row_slide(evidence):
         return
     ends = {hit.start for hit in hits("MSK404", evidence) if hit.cause == "sampled, not trained"}
     want: Runs = []
@@ -280,25 +271,14 @@ def test_parts_of_turns_left_out_are_found_turn_by_turn(evidence: Evidence) -> N
     assert spans(found) == want
 
 
-@settings(max_examples=300)
-@given(rows(), st.booleans())
-def test_shifts_by_sentinels_are_those_of_the_simple_form(evidence: Evidence, viewed: bool) -> None:
-    evidence = evidence if viewed else replace(evidence, row=None, memo={})
-    row = evidence.rollout.training_row
-    assert row is not None
-    assert shifts(evidence) == simple_shift_by_sentinels(row, evidence.row)
-
-
 @settings(max_examples=500)
 @given(moved_rows())
-def test_slides_and_shifts_that_are_cut_off_are_those_of_the_simple_forms(evidence: Evidence) -> None:
+def test_slides_that_are_cut_off_are_those_of_the_simple_form(evidence: Evidence) -> None:
     row, view = evidence.rollout.training_row, evidence.row
     assert row is not None
     assert view is not None
     assert row.loss_mask is not None
-    assert row_slide(evidence) == simple_slide(row.loss_mask, view.sampled)
-    if row.logprobs is not None:
-        assert shifts(evidence) == simple_shift_by_sentinels(row, view)
+    assert proven_slide(evidence) == simple_slide(row.loss_mask, view.sampled)
 
 
 @settings(max_examples=200)
@@ -351,23 +331,23 @@ def test_values_that_are_no_logprobs_are_found_wherever_they_enter_the_loss(
     assert spans(hits("LPR504", evidence)) == (extent if whole else simple_runs(above))
     found = hits("LPR505", evidence)
     assert spans(found, "sentinel") == simple_runs(stands_in & mask)
-    assert spans(found, "zeros") == [run for a, b in runs for run in simple_padding(logprobs, a, b)]
     same = [runs] if runs and simple_constant(logprobs, stands_in, runs) else None
     same = same or [[run] for run in runs if simple_constant(logprobs, stands_in, [run])]
+    assert spans(found, "run of zeros") == simple_padding(logprobs, mask, same)
     assert spans(hits("LPR506", evidence)) == [(run[0][0], run[-1][1]) for run in same]
 
 
-def simple_padding(logprobs: Logprobs, start: int, end: int) -> Runs:
-    """Exact zeros at the edges of a stretch and nowhere else in it, where no other value is nearly zero."""
-    inside = [float(value) for value in logprobs[start:end]]
-    zero = [value == 0 and not np.signbit(value) for value in inside]
-    if all(zero) or not any(zero) or any(abs(v) < 1e-3 and not z for v, z in zip(inside, zero, strict=True)):
-        return []
-    head, tail = zero.index(False), zero[::-1].index(False)
-    if sum(zero) != head + tail:
-        return []
-    found = [(start, start + head)] if head >= 3 else []
-    return found + ([(end - tail, end)] if tail and len(inside) - tail >= 3 else [])
+def simple_padding(logprobs: Logprobs, mask: Mask, constant: Sequence[Runs]) -> Runs:
+    """Eight exact zeros or more in a row, where so many are unlikely as often as the other values are zero."""
+    trained = [at for at in range(len(mask)) if mask[at]]
+    zero = [at for at in trained if logprobs[at] == 0 and not np.signbit(logprobs[at])]
+    out = []
+    for start, end in simple_runs(np.isin(np.arange(len(mask)), zero)):
+        inside = any(a <= start and end <= b for runs in constant for a, b in runs)
+        often = (len(zero) - (end - start) + 1) / (len(trained) - (end - start) + 2)
+        if end - start >= 8 and not inside and (end - start) * math.log10(often) < -6:
+            out.append((start, end))
+    return out
 
 
 def simple_constant(logprobs: Logprobs, stands_in: Mask, stretches: Runs) -> bool:

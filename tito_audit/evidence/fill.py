@@ -95,6 +95,8 @@ def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Val
     if fill is None and not far.any():
         # Too little stands outside to tell, so what the format writes, or what no value is, has to do.
         fill = row.sentinel if row.sentinel is not None else _unlike(row.logprobs[covered])
+        if fill is None and not (covered & ~inside).any():
+            fill = np.nan  # a column over one answer alone, with a value at every token
     if fill is None:
         return None
     real = covered & ~_is(row.logprobs, fill) & ~np.isnan(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)

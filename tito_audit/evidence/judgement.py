@@ -167,18 +167,20 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
         alone = next(iter(slides), None) if len(slides) == 1 else None
         ends = irregular if alone is None else slides[alone]
         return Judgement(spans, ends, alone, tuple(Reading(slide or 0, 0) for slide in slides), None)
-    if values.lie_on(spans, slides.get(0)):
+    if len(slides) == 1 and values.lie_on(spans, slides.get(0)):
         return Judgement(spans, slides[0], 0, (Reading(),), values, ((),))
     found = _with_values(row, spans, slides or {None: irregular}, values)
-    if not found:  # the mask may leave out turn ends that were sampled
+    if not found or (0 in slides and 0 not in found):  # the mask may leave out turn ends that were sampled
         open_ends = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
-        found = _with_values(row, spans, dict.fromkeys(slides or [None], open_ends), values)
+        found |= _with_values(row, spans, dict.fromkeys([0] if found else slides or [None], open_ends), values)
     standing = tuple(Reading(slide or 0, far) for slide, (_, shifts) in found.items() for far in shifts)
     chances = tuple(tokens for _, shifts in found.values() for tokens in shifts.values())
     alone = next(iter(found), None) if len(found) == 1 else None
-    ends, shifts = found[alone] if len(found) == 1 else (irregular, {})
-    if len(shifts) == 1:
-        (far,) = shifts
+    ends = found[alone][0] if len(found) == 1 else irregular
+    fars = {far for _, shifts in found.values() for far in shifts}
+    if len(fars) == 1:
+        (far,) = fars
+        ends = ends if len(found) == 1 else tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
         ends = tuple(_by_values(span, end, values, far) for span, end in zip(spans, ends, strict=True))
     return Judgement(spans, ends, alone, standing, values, chances)
 
@@ -229,13 +231,14 @@ def _by_mask(
         return {}, known
     bounds, runs = (first, len(mask)), dict(trained_runs(mask))
     ends = _slid(runs, spans, 0, bounds)
-    if ends is not None:  # a mask that lies where it should is not held to have moved
+    if ends is not None and (len(spans) > 1 or spans[0].start > first):
         return {0: _together(known, ends)}, _together(known, ends)
-    fars = [far for far in range(-FARTHEST, FARTHEST + 1) if far]
-    found = {far: _slid(runs, spans, far, bounds) for far in fars}
+    found = {far: _slid(runs, spans, far, bounds) for far in sorted(range(-FARTHEST, FARTHEST + 1), key=abs)}
     slides: dict[int | None, _Ends] = {
         far: _together(known, ends) for far, ends in found.items() if ends is not None
     }
+    if ends is not None:  # of one span, which the mask covers from its first token on, more than one may account
+        return slides, slides[0]
     turned = ~mask
     turned[:first] = False
     ends = _slid(dict(trained_runs(turned)), spans, 0, bounds)
