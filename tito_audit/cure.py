@@ -16,7 +16,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.format import Format, Row
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.mended import Mended, unmended
-from tito_audit.record.rollout import Rollout, TrainingRow
+from tito_audit.record.rollout import Rollout, TrainingRow, visible_part
 from tito_audit.repair import Mend, Repair, Safety
 from tito_audit.rule import Rule
 
@@ -238,6 +238,7 @@ def _holds(form: Format, want: Rollout, got: Sequence[Audited]) -> None:
     if (row is None) is not (wanted is None):
         raise RecordError(f"the format {form.name} has no place for a training row here")
     if row is not None and wanted is not None:
+        wanted = _without_padding(wanted)
         for name in ("token_ids", "loss_mask", "logprobs"):
             if not _equal(getattr(row, name), getattr(wanted, name), wanted):
                 raise RecordError(f"the format {form.name} cannot write this row's {name.replace('_', ' ')}")
@@ -251,6 +252,21 @@ def _holds(form: Format, want: Rollout, got: Sequence[Audited]) -> None:
                 raise RecordError(
                     f"the format {form.name} cannot write the {name.replace('_', ' ')} of call {number}"
                 )
+
+
+def _without_padding(row: TrainingRow) -> TrainingRow:
+    """The row as it is read again: without what an attention mask hides at its ends and nothing trains."""
+    start, end = visible_part(row)
+    outside = np.ones(len(row.token_ids), np.bool_)
+    outside[start:end] = False
+    if row.loss_mask is None or (row.loss_mask & outside).any():
+        return row
+    return replace(
+        row,
+        token_ids=row.token_ids[start:end],
+        loss_mask=row.loss_mask[start:end],
+        logprobs=None if row.logprobs is None else row.logprobs[start:end],
+    )
 
 
 def _equal(got: NDArray[np.generic] | None, want: NDArray[np.generic] | None, row: TrainingRow | None) -> bool:

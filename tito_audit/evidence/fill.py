@@ -18,7 +18,7 @@ IMPOSSIBLE = (1.0, -9999.0)
 """Values that no probability has, whatever the format writes of its own."""
 _FLOOR = -1000.0
 """No sampled token has a logprob as low as this."""
-_REACH = 8
+_REACH = 4
 """Tokens at either end of a span that are not its inside."""
 _TRIED = 8
 """Odd entries of which the commonest is looked for."""

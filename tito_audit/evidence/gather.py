@@ -15,10 +15,12 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import row_against_calls, row_against_itself, row_against_template
 from tito_audit.evidence.written import write_conversation
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.rollout import IdsFrom, Rollout, Turn, hidden_and_trained
+from tito_audit.record.finding import Where
+from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, hidden_and_trained, visible_part
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.record.testimony import Reading
 from tito_audit.render.renderer import Renderer
@@ -89,6 +91,9 @@ def _row(
     """The training row against the best that the log has to compare it with."""
     if rollout.training_row is None:
         return None, [], None
+    start, end = visible_part(rollout.training_row)
+    if end - start < len(rollout.training_row.token_ids):
+        return _padded(rollout, rollout.training_row, (start, end), chains, reference)
     if any(seen is not None for seen in chains.seen):
         return (*row_against_calls(rollout, chains, reference), None)
     if reference is None or not len(rollout.training_row.token_ids):
@@ -99,6 +104,43 @@ def _row(
         if written is not None:
             return (*row_against_template(rollout, written, reference), None)
     return (*row_against_itself(rollout, reference), error)
+
+
+def _padded(
+    rollout: Rollout, row: TrainingRow, part: tuple[int, int], chains: Chains, reference: Reference | None
+) -> tuple[RowView | None, list[Difference], str | None]:
+    """What is told of the part of a row between its padding, with places as the whole row has them."""
+    start, end = part
+    cut = replace(
+        row,
+        token_ids=row.token_ids[start:end],
+        loss_mask=None if row.loss_mask is None else row.loss_mask[start:end],
+        logprobs=None if row.logprobs is None else row.logprobs[start:end],
+        prompt_length=None if row.prompt_length is None else max(row.prompt_length - start, 0),
+        columns=(),
+        hidden=None,
+    )
+    view, found, error = _row(replace(rollout, training_row=cut), chains, reference)
+    moved = [
+        replace(one, start=one.start + start, end=one.end + start) if one.where is Where.ROW else one
+        for one in found
+    ]
+    return None if view is None else _widened(view, start, len(row.token_ids) - end), moved, error
+
+
+def _widened(view: RowView, before: int, after: int) -> RowView:
+    """The view with so many tokens of the template, which nothing sampled, in front of it and behind it."""
+    room = (before, after)
+    expected = view.expected_logprobs
+    return replace(
+        view,
+        sampled=np.pad(view.sampled, room),
+        roles=Roles.of([TEMPLATE] * before + list(view.roles) + [TEMPLATE] * after),
+        turn=np.pad(view.turn, room, constant_values=-1),
+        turn_offset=np.pad(view.turn_offset, room, constant_values=-1),
+        expected_logprobs=None if expected is None else np.pad(expected, room, constant_values=np.nan),
+        drifted=np.pad(view.drifted, room),
+    )
 
 
 def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, tuple[tuple[int, str], ...]]:

@@ -20,7 +20,7 @@ from tito_audit.evidence.masks import is_end, proven_slide, sampled_turns, unsli
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.rollout import TrainingRow, trained_runs
+from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
 from tito_audit.record.testimony import CHANCE, Reading, Witness
 
 __all__ = [
@@ -162,7 +162,7 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
     if not spans:
         return None
     spans, values = tuple(spans), values_of(row, spans, FARTHEST)
-    slides, irregular = _by_mask(row.loss_mask, spans, first_covered(row, ColumnRole.LOSS_MASK))
+    slides, irregular = _by_mask(seen_by_loss(row), spans, first_covered(row, ColumnRole.LOSS_MASK))
     if values is None:
         alone = next(iter(slides), None) if len(slides) == 1 else None
         ends = irregular if alone is None else slides[alone]

@@ -45,6 +45,13 @@ class Roles(Sequence[str]):
         self._names = tuple(names)
         self._codes = codes
 
+    @classmethod
+    def of(cls, roles: Sequence[str]) -> Roles:
+        """These roles, one a token."""
+        names = tuple(dict.fromkeys(roles)) or (UNKNOWN,)
+        number = {name: code for code, name in enumerate(names)}
+        return cls(names, np.array([number[role] for role in roles], np.int16))
+
     def __len__(self) -> int:
         return len(self._codes)
 

@@ -21,7 +21,9 @@ __all__ = [
     "TrainingRow",
     "Turn",
     "hidden_and_trained",
+    "seen_by_loss",
     "trained_runs",
+    "visible_part",
 ]
 
 
@@ -156,6 +158,22 @@ def hidden_and_trained(row: TrainingRow | None) -> Mask | None:
         return None
     both: Mask = row.hidden & row.loss_mask
     return both if both.any() else None
+
+
+def seen_by_loss(row: TrainingRow) -> Mask | None:
+    """`[T]` the trained tokens that are not hidden; None without a mask."""
+    if row.loss_mask is None or row.hidden is None:
+        return row.loss_mask
+    seen: Mask = row.loss_mask & ~row.hidden
+    return seen
+
+
+def visible_part(row: TrainingRow) -> tuple[int, int]:
+    """The half-open range of tokens without those that an attention mask hides at the two ends."""
+    if row.hidden is None or row.hidden.all():
+        return 0, len(row.token_ids)
+    seen = (~row.hidden).nonzero()[0]
+    return int(seen[0]), int(seen[-1]) + 1
 
 
 def trained_runs(loss_mask: Mask) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
-from tito_audit.record.rollout import TrainingRow, trained_runs
+from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
 
 __all__ = ["SampledValues", "sampled_values"]
 
@@ -145,5 +145,5 @@ def _constant(values: SampledValues, parts: list[tuple[int, int]]) -> bool:
 def _trained(row: TrainingRow, view: RowView | None) -> Mask | None:
     """`[T]` what enters the loss, from the best that says so; None when nothing does."""
     if row.loss_mask is not None:
-        return row.loss_mask
+        return seen_by_loss(row)
     return view.sampled if view is not None else None

@@ -55,7 +55,7 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         return None
     if whole_mask(evidence) is not None or (unclear_roles(evidence) is not None and not view.sampled.any()):
         return None
-    trained = row.loss_mask
+    trained = row.loss_mask if row.hidden is None else row.loss_mask & ~row.hidden
     slide = row_slide(evidence)
     missing = np.zeros(len(trained), np.bool_)
     added, open_ends = missing.copy(), missing.copy()
