@@ -13,7 +13,7 @@ from tests import toy
 from tests.command import run, written
 
 TOY = toy.TOKENIZERS / "toy_bpe"
-WORDS = (
+WORDS = ("four", "five", "nine", "two", "one", "ten", "six", "red", "blue", "green", "sun", "moon", "tree", "sea")
     "four",
     "five",
     "nine",
