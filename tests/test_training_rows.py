@@ -14,21 +14,6 @@ from tests.command import run, written
 
 TOY = toy.TOKENIZERS / "toy_bpe"
 WORDS = ("four", "five", "nine", "two", "one", "ten", "six", "red", "blue", "green", "sun", "moon", "tree", "sea")
-    "four",
-    "five",
-    "nine",
-    "two",
-    "one",
-    "ten",
-    "six",
-    "red",
-    "blue",
-    "green",
-    "sun",
-    "moon",
-    "tree",
-    "stone",
-)
 Row = dict[str, Any]
 
 

@@ -101,10 +101,12 @@ def nothing_compared(summary: Summary) -> bool:
 
 
 def uncompared_words(summary: Summary) -> str:
-    """`23 rules need a tokenizer: pass -t NAME`."""
+    """`23 rules need a tokenizer: pass -t NAME`; that the given one does not fit, where that is why."""
     lacking = sum(
         any("no tokenizer" in reason for reason in skipped.because) for skipped in summary.skipped.values()
     )
+    if not lacking:
+        return "the tokenizer does not fit the log (REC007)"
     return f"{many(lacking, 'rule')} {'needs' if lacking == 1 else 'need'} a tokenizer: pass -t NAME"
 
 
