@@ -88,7 +88,7 @@ def _settled(reading: Reading, testimony: Testimony, open_: _Rows) -> Sequence[_
         f"{many(alone, 'row')} {'shows' if alone == 1 else 'show'} it alone, and the other {every.rows - alone:,}"
     )
     shows = shows if alone else "no row shows it alone, but together they"
-    proof = f"{shows} allow nothing else that all rows share ({open_.named()} among them)"
+    proof = f"{shows} allow nothing else that all rows share ({open_.named()} among them){_chance(testimony)}"
     said: list[_Said] = []
     if reading.logprobs:
         words = f"the logprobs lie {_lie(reading.logprobs)} in {all_rows}: {proof}"
@@ -99,6 +99,17 @@ def _settled(reading: Reading, testimony: Testimony, open_: _Rows) -> Sequence[_
         words = f"the loss mask lies {_lie(reading.mask)} in {all_rows}: {proof}"
         said.append((_MASK, _hit(words, f"slid by {reading.mask:+d}", Severity.ERROR), "realign", open_))
     return said
+
+
+def _chance(testimony: Testimony) -> str:
+    """What would have to be chance for the logprobs to lie in place, where only that rules it out."""
+    tokens = len(testimony.chances.get(Reading(), ()))
+    shared = [standing for standing in testimony.tallies if Reading() not in standing]
+    if shared or not tokens:
+        return ""
+    odds = testimony.odds(Reading(), (reading for standing in testimony.tallies for reading in standing))
+    chance = f"a chance of 1 in 10^{-odds:.0f}"
+    return f"; in place, {many(tokens, 'different token')} would all have a logprob of exactly 0.0, {chance}"
 
 
 def _undecided(testimony: Testimony, codes: frozenset[str], *, agreed: bool) -> Sequence[_Said]:
