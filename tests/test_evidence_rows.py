@@ -252,7 +252,8 @@ def test_a_row_of_a_text_that_is_normalised_is_read_by_its_role_markers() -> Non
 def settled(view: RowView | None, rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> RowView | None:
     """The view with its turn ends as mask and logprobs show them, which is judged elsewhere."""
     row = rollout.training_row
-    return None if view is None or row is None else refined(view, row, Reference(tokenizer, renderer).end_ids())
+    reference = Reference(tokenizer, renderer)
+    return None if view is None or row is None else refined(view, row, reference.end_ids(), reference.text)
 
 
 def unique(differences: list[Difference]) -> list[Difference]:

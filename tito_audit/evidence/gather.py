@@ -57,7 +57,7 @@ def gather(
         _prefetch(rollout, reference)
     row, more, row_error = _row(rollout, chains, reference)
     if row is not None and rollout.training_row is not None and reference is not None:
-        row = refined(row, rollout.training_row, reference.end_ids())
+        row = refined(row, rollout.training_row, reference.end_ids(), reference.text)
     differences = _without_doubles(differences + more)
     if reference is not None:
         for turn in range(len(rollout.turns)):

@@ -9,7 +9,8 @@ proven.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -35,6 +36,9 @@ __all__ = [
     "witness",
 ]
 
+_PREFILL = 12
+"""Tokens that a think block which was given has at most."""
+_THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
 FARTHEST = 4
 """Places by which a mask or a column is looked for off its tokens."""
 
@@ -105,11 +109,21 @@ def _judgement(evidence: Evidence) -> Judgement | None:
     return replace(found, standing=(evidence.log_reading,))
 
 
-def refined(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> RowView:
-    """A view by roles or messages with the ends of its turns as mask, logprobs and finish reasons show them."""
+def refined(
+    view: RowView,
+    row: TrainingRow,
+    end_ids: frozenset[int],
+    text: Callable[[Ids], str] = lambda _ids: "",
+) -> RowView:
+    """A view by roles or messages with the ends of its turns as mask, logprobs and finish reasons show them.
+
+    `text` is what token ids spell: an empty think block in front of an answer that neither mask nor logprobs count
+    to it was given.
+    """
     if view.proven:
         return view
     spans = _spans(view, row, end_ids)
+    spans = tuple(_behind_prefill(span, row, spans, text) for span in spans)
     found = judge(row, spans)
     if found is None:
         return replace(view, spans=spans)
@@ -118,6 +132,22 @@ def refined(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> RowView
     for span, end in zip(spans, found.ends, strict=True):
         sampled[span.start : _as_trained(span, row, found) if end is None else end] = True
     return replace(view, spans=spans, sampled=sampled)
+
+
+def _behind_prefill(
+    span: SampledSpan, row: TrainingRow, spans: tuple[SampledSpan, ...], text: Callable[[Ids], str]
+) -> SampledSpan:
+    """The span without a think block in front that was given, as mask and logprobs have it."""
+    if row.loss_mask is None or row.loss_mask[span.start]:
+        return span
+    inside = row.loss_mask[span.start : span.ends[-1]]
+    far = int(inside.argmax())
+    if not 0 < far <= _PREFILL or not _THINK.fullmatch(text(row.token_ids[span.start : span.start + far])):
+        return span
+    values = values_of(row, spans, FARTHEST)
+    if values is not None and values.real[span.start : span.start + far].any():
+        return span
+    return SampledSpan(span.start + far, span.ends)
 
 
 def _as_trained(span: SampledSpan, row: TrainingRow, found: Judgement) -> int:
