@@ -274,7 +274,18 @@ def _by_mask(
     ends = _slid(dict(trained_runs(turned)), spans, 0, bounds)
     if ends is None:
         ends = [next(iter(_fitted(span, runs, 0, bounds) or ()), None) for span in spans]
-    return slides, _together(known, ends)
+    irregular = _together(known, ends)
+    if slides and not (mask & ~_widest(spans, len(mask))).any():
+        slides = {0: irregular, **slides}  # it trains nothing else, so part of an answer may be left out
+    return slides, irregular
+
+
+def _widest(spans: Sequence[SampledSpan], size: int) -> Mask:
+    """`[T]` all that may have been sampled."""
+    out = np.zeros(size, np.bool_)
+    for span in spans:
+        out[span.start : span.ends[-1]] = True
+    return out
 
 
 def _slid(
