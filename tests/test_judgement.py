@@ -11,10 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tito_audit.evidence.harm import harm
-from tito_audit.evidence.judgement import FARTHEST, Judgement, judge, judgement, mask_back, refined
+from tito_audit.evidence.judgement import Judgement, judge, judgement, mask_back, refined
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import ASSISTANT, TEMPLATE, Roles
+from tito_audit.evidence.slides import FARTHEST
 from tito_audit.record import testimony as logs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.build import training_row
@@ -171,7 +172,7 @@ def test_what_stands_is_what_trying_everything_leaves(truth: Truth, mask: int, l
     assume(found.values is not None)
     simple = simple_readings(truth, row)
     assert row.loss_mask is not None
-    # Where the mask trains nothing else, part of an answer may be left out; a gap that cannot be a value may be one.
+    # Where the mask trains nothing else, part of an answer may be left out; what cannot be a value may be missing.
     if truth.fill == 0.0 and (row.loss_mask & ~truth.view().sampled).any():
         assert set(found.standing) <= simple
     if len(simple) == 1 and found.standing:

@@ -12,20 +12,19 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 
 from tito_audit.evidence.fill import Values, first_covered, values_of
 from tito_audit.evidence.masks import is_end, proven_slide, sampled_turns, unslid
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
+from tito_audit.evidence.slides import FARTHEST, Ends, slides_of
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
 from tito_audit.record.testimony import CHANCE, Reading, Witness
 
 __all__ = [
-    "FARTHEST",
     "Judgement",
     "judge",
     "judgement",
@@ -39,11 +38,6 @@ __all__ = [
 _PREFILL = 12
 """Tokens that a think block which was given has at most."""
 _THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
-FARTHEST = 4
-"""Places by which a mask or a column is looked for off its tokens."""
-
-
-_Ends: TypeAlias = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +186,7 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
     if not spans:
         return None
     spans, values = tuple(spans), values_of(row, spans, FARTHEST)
-    slides, irregular = _by_mask(seen_by_loss(row), spans, first_covered(row, ColumnRole.LOSS_MASK))
+    slides, irregular = slides_of(seen_by_loss(row), spans, first_covered(row, ColumnRole.LOSS_MASK))
     if values is None:
         alone = next(iter(slides), None) if len(slides) == 1 else None
         ends = irregular if alone is None else slides[alone]
@@ -216,8 +210,8 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
 
 
 def _with_values(
-    row: TrainingRow, spans: tuple[SampledSpan, ...], slides: Mapping[int | None, _Ends], values: Values
-) -> dict[int | None, tuple[_Ends, dict[int, tuple[int, ...]]]]:
+    row: TrainingRow, spans: tuple[SampledSpan, ...], slides: Mapping[int | None, Ends], values: Values
+) -> dict[int | None, tuple[Ends, dict[int, tuple[int, ...]]]]:
     """The slides of the mask that the logprobs leave, with the ends and the shifts that go with each."""
     found = {slide: (ends, shifts_of(values, row.token_ids, spans, ends)) for slide, ends in slides.items()}
     return {slide: told for slide, told in found.items() if told[1]}
@@ -246,72 +240,6 @@ def _as_finished(span: SampledSpan, reason: str | None) -> SampledSpan:
     if reason in ("length", "max_tokens", "abort"):
         return SampledSpan(span.start, span.ends[:1])
     return SampledSpan(span.start, span.ends[1:])
-
-
-def _by_mask(
-    mask: Mask | None, spans: tuple[SampledSpan, ...], first: int
-) -> tuple[dict[int | None, _Ends], _Ends]:
-    """Every number of places by which all trained runs may lie off their spans, and where each span then ended.
-
-    `first` is the first token that the mask says anything of: what slid before it is lost. Behind it the ends that
-    hold where no one number accounts for the mask: those of the spans that it trains, or leaves out, as they are.
-    """
-    known = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
-    if mask is None or not mask.any():
-        return {}, known
-    bounds, runs = (first, len(mask)), dict(trained_runs(mask))
-    ends = _slid(runs, spans, 0, bounds)
-    if ends is not None and (len(spans) > 1 or spans[0].start > first):
-        return {0: _together(known, ends)}, _together(known, ends)
-    found = {far: _slid(runs, spans, far, bounds) for far in sorted(range(-FARTHEST, FARTHEST + 1), key=abs)}
-    slides: dict[int | None, _Ends] = {
-        far: _together(known, ends) for far, ends in found.items() if ends is not None
-    }
-    if ends is not None:  # of one span, which the mask covers from its first token on, more than one may account
-        return slides, slides[0]
-    turned = ~mask
-    turned[:first] = False
-    ends = _slid(dict(trained_runs(turned)), spans, 0, bounds)
-    if ends is None:
-        ends = [next(iter(_fitted(span, runs, 0, bounds) or ()), None) for span in spans]
-    irregular = _together(known, ends)
-    if slides and not (mask & ~_widest(spans, len(mask))).any():
-        slides = {0: irregular, **slides}  # it trains nothing else, so part of an answer may be left out
-    return slides, irregular
-
-
-def _widest(spans: Sequence[SampledSpan], size: int) -> Mask:
-    """`[T]` all that may have been sampled."""
-    out = np.zeros(size, np.bool_)
-    for span in spans:
-        out[span.start : span.ends[-1]] = True
-    return out
-
-
-def _slid(
-    runs: dict[int, int], spans: tuple[SampledSpan, ...], far: int, bounds: tuple[int, int]
-) -> list[int | None] | None:
-    """Where each span ended if the trained runs lie `far` places off all of them; None where they do not."""
-    fitted = [_fitted(span, runs, far, bounds) for span in spans]
-    if sum(bool(ends) for ends in fitted) != len(runs) or any(ends == [] for ends in fitted):
-        return None
-    return [ends[0] if ends is not None and len(ends) == 1 else None for ends in fitted]
-
-
-def _together(known: _Ends, ends: Sequence[int | None]) -> _Ends:
-    return tuple(a if b is None else b for a, b in zip(known, ends, strict=True))
-
-
-def _fitted(span: SampledSpan, runs: dict[int, int], far: int, bounds: tuple[int, int]) -> list[int] | None:
-    """The ends of a span with which a run lies `far` places off it; None where no run begins there.
-
-    [] where one begins there and ends elsewhere.
-    """
-    first, size = bounds
-    start = max(span.start + far, first)
-    if start not in runs:
-        return None
-    return [end for end in span.ends if max(min(end + far, size), first) == runs[start]]
 
 
 def _by_values(span: SampledSpan, end: int | None, values: Values, far: int) -> int | None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tito_audit.evidence.fill import IMPOSSIBLE, values_of
-from tito_audit.evidence.judgement import FARTHEST, judgement, shifts_of
+from tito_audit.evidence.judgement import judgement, shifts_of
 from tito_audit.evidence.masks import runs_inside, sampled_turns
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
+from tito_audit.evidence.slides import FARTHEST
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.rollout import TrainingRow, trained_runs
 

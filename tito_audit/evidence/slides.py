@@ -1,0 +1,85 @@
+"""How far a loss mask may lie off the spans of a row, and where each span then ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from tito_audit.evidence.model import SampledSpan
+from tito_audit.record.arrays import Mask
+from tito_audit.record.rollout import trained_runs
+
+__all__ = ["FARTHEST", "Ends", "slides_of"]
+
+FARTHEST = 4
+"""Places by which a mask or a column is looked for off its tokens."""
+Ends: TypeAlias = tuple[int | None, ...]
+"""Of each span, where sampling ended; None where nothing tells which of its ends it was."""
+
+
+def slides_of(
+    mask: Mask | None, spans: tuple[SampledSpan, ...], first: int
+) -> tuple[dict[int | None, Ends], Ends]:
+    """Every number of places by which all trained runs may lie off their spans, and where each span then ended.
+
+    `first` is the first token that the mask says anything of: what slid before it is lost. Behind it the ends that
+    hold where no one number accounts for the mask: those of the spans that it trains, or leaves out, as they are.
+    """
+    known = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
+    if mask is None or not mask.any():
+        return {}, known
+    bounds, runs = (first, len(mask)), dict(trained_runs(mask))
+    ends = _slid(runs, spans, 0, bounds)
+    if ends is not None and (len(spans) > 1 or spans[0].start > first):
+        return {0: _together(known, ends)}, _together(known, ends)
+    found = {far: _slid(runs, spans, far, bounds) for far in sorted(range(-FARTHEST, FARTHEST + 1), key=abs)}
+    slides: dict[int | None, Ends] = {
+        far: _together(known, ends) for far, ends in found.items() if ends is not None
+    }
+    if ends is not None:  # of one span, which the mask covers from its first token on, more than one may account
+        return slides, slides[0]
+    turned = ~mask
+    turned[:first] = False
+    ends = _slid(dict(trained_runs(turned)), spans, 0, bounds)
+    if ends is None:
+        ends = [next(iter(_fitted(span, runs, 0, bounds) or ()), None) for span in spans]
+    irregular = _together(known, ends)
+    if slides and not (mask & ~_widest(spans, len(mask))).any():
+        slides = {0: irregular, **slides}  # it trains nothing else, so part of an answer may be left out
+    return slides, irregular
+
+
+def _widest(spans: Sequence[SampledSpan], size: int) -> Mask:
+    """`[T]` all that may have been sampled."""
+    out = np.zeros(size, np.bool_)
+    for span in spans:
+        out[span.start : span.ends[-1]] = True
+    return out
+
+
+def _slid(
+    runs: dict[int, int], spans: tuple[SampledSpan, ...], far: int, bounds: tuple[int, int]
+) -> list[int | None] | None:
+    """Where each span ended if the trained runs lie `far` places off all of them; None where they do not."""
+    fitted = [_fitted(span, runs, far, bounds) for span in spans]
+    if sum(bool(ends) for ends in fitted) != len(runs) or any(ends == [] for ends in fitted):
+        return None
+    return [ends[0] if ends is not None and len(ends) == 1 else None for ends in fitted]
+
+
+def _together(known: Ends, ends: Sequence[int | None]) -> Ends:
+    return tuple(a if b is None else b for a, b in zip(known, ends, strict=True))
+
+
+def _fitted(span: SampledSpan, runs: dict[int, int], far: int, bounds: tuple[int, int]) -> list[int] | None:
+    """The ends of a span with which a run lies `far` places off it; None where no run begins there.
+
+    [] where one begins there and ends elsewhere.
+    """
+    first, size = bounds
+    start = max(span.start + far, first)
+    if start not in runs:
+        return None
+    return [end for end in span.ends if max(min(end + far, size), first) == runs[start]]
