@@ -88,7 +88,7 @@ def slow_row(
     if canonical.data != rendering.text.encode("utf-8", "surrogatepass") or owned is None:
         view = headed
     elif (
-        held.data != canonical.data
+        not canonical.data.startswith(held.data)
         and headed is not None
         and len(trained_runs(headed.sampled)) == sum(message.sampled for message in rollout.messages)
     ):
@@ -253,7 +253,7 @@ def settled(view: RowView | None, rollout: Rollout, tokenizer: Tokenizer, render
     """The view with its turn ends as mask and logprobs show them, which is judged elsewhere."""
     row = rollout.training_row
     reference = Reference(tokenizer, renderer)
-    return None if view is None or row is None else refined(view, row, reference.end_ids(), reference.text)
+    return None if view is None or row is None else refined(view, row, reference.end_ids(), reference.text)[0]
 
 
 def unique(differences: list[Difference]) -> list[Difference]:

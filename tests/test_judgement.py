@@ -61,7 +61,7 @@ class Truth:
     def evidence(self, mask: int, logprobs: int) -> Evidence:
         row = self.row(mask, logprobs)
         rollout = Rollout(Place("made up", 0), "toy", training_row=row)
-        view = refined(self.view(), row, frozenset((END,)))
+        view, _ = refined(self.view(), row, frozenset((END,)))
         return Evidence(rollout, None, Needs.ROW | Needs.MASK, end_ids=frozenset((END,)), row=view)
 
 
@@ -224,7 +224,7 @@ def test_a_null_in_front_of_the_only_turn_is_undecided_where_the_row_ends_with_i
     row = truth.row(0, 1)
     sampled = np.arange(14) >= 10
     view = replace(truth.view(), sampled=sampled)
-    found = judge(row, refined(view, row, frozenset((END,))).spans)
+    found = judge(row, refined(view, row, frozenset((END,)))[0].spans)
     assert found is not None
     assert {reading.logprobs for reading in found.standing} == {0, 1}
 
@@ -234,7 +234,7 @@ def test_finish_reasons_say_which_turn_ends_were_sampled() -> None:
     truth = Truth(ids, ((10, 13, False),), np.full(len(ids), -0.5), 0.0)
     for reasons, ends in (((), (13, 14)), (("length",), (13,)), (("stop",), (14,))):
         row = replace(truth.row(0, 0), loss_mask=None, logprobs=None, columns=(), finish_reasons=reasons)
-        assert refined(truth.view(), row, frozenset((END,))).spans[0].ends == ends
+        assert refined(truth.view(), row, frozenset((END,)))[0].spans[0].ends == ends
 
 
 @pytest.mark.parametrize("order", [1, -1])

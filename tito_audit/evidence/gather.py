@@ -8,7 +8,7 @@ import numpy as np
 
 from tito_audit.evidence.completions import reencoded_differences, tail_and_completion
 from tito_audit.evidence.constructions import constructed
-from tito_audit.evidence.judgement import refined
+from tito_audit.evidence.judgement import JUDGEMENT, refined
 from tito_audit.evidence.links import Chains, chain_turns
 from tito_audit.evidence.model import Difference, Evidence, RowView
 from tito_audit.evidence.needs import Needs
@@ -56,8 +56,9 @@ def gather(
     if reference is not None:
         _prefetch(rollout, reference)
     row, more, row_error = _row(rollout, chains, reference)
+    judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
-        row = refined(row, rollout.training_row, reference.end_ids(), reference.text)
+        row, judged = refined(row, rollout.training_row, reference.end_ids(), reference.text)
     differences = _without_doubles(differences + more)
     if reference is not None:
         for turn in range(len(rollout.turns)):
@@ -81,6 +82,7 @@ def gather(
         render_errors=errors if row_error is None else (*errors, (None, row_error)),
         recovery_problems=problems,
         log_reading=log_reading,
+        memo={} if judged is None or log_reading is not None else {JUDGEMENT: judged},
         speakers=speakers,
     )
 

@@ -25,6 +25,7 @@ from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
 from tito_audit.record.testimony import CHANCE, Reading, Witness
 
 __all__ = [
+    "JUDGEMENT",
     "Judgement",
     "judge",
     "judgement",
@@ -38,6 +39,10 @@ __all__ = [
 _PREFILL = 12
 """Tokens that a think block which was given has at most."""
 _THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
+
+
+JUDGEMENT = "judgement"
+"""What the judgement is kept as in the memo of its evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class Judgement:
 
 def judgement(evidence: Evidence) -> Judgement | None:
     """The judgement of the training row; None without one, or where nothing says what was sampled."""
-    return evidence.once("judgement", _judgement)
+    return evidence.once(JUDGEMENT, _judgement)
 
 
 def witness(evidence: Evidence) -> Witness | None:
@@ -108,24 +113,23 @@ def refined(
     row: TrainingRow,
     end_ids: frozenset[int],
     text: Callable[[Ids], str] = lambda _ids: "",
-) -> RowView:
+) -> tuple[RowView, Judgement | None]:
     """A view by roles or messages with the ends of its turns as mask, logprobs and finish reasons show them.
 
-    `text` is what token ids spell: an empty think block in front of an answer that neither mask nor logprobs count
-    to it was given.
+    And the judgement that shows them; None where there is none, or calls prove the view. `text` is what token ids
+    spell: an empty think block in front of an answer that neither mask nor logprobs count to it was given.
     """
     if view.proven:
-        return view
+        return view, None
     spans = _spans(view, row, end_ids)
     spans = tuple(_behind_prefill(span, row, spans, text) for span in spans)
     found = judge(row, spans)
     if found is None:
-        return replace(view, spans=spans)
-    spans = found.spans
+        return replace(view, spans=spans), None
     sampled = np.zeros_like(view.sampled)
     for span, end in zip(spans, found.ends, strict=True):
         sampled[span.start : _as_trained(span, row, found) if end is None else end] = True
-    return replace(view, spans=spans, sampled=sampled)
+    return replace(view, spans=spans, sampled=sampled), found
 
 
 def _behind_prefill(

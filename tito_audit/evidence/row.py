@@ -162,7 +162,8 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
         return _view(*written.owners.of_tokens(written.starts)), []
     held, canonical = reference.pieces(row.token_ids), reference.pieces(written.ids)
     blocks = align(held, canonical, open_end=True)
-    headed = _view_by_roles(held, rollout, reference) if held.data != canonical.data else None
+    other = not canonical.data.startswith(held.data)
+    headed = _view_by_roles(held, rollout, reference) if other else None
     if written.owners is None:
         view = _view_by_roles(held, rollout, reference)
     elif headed is not None and _answers_in(headed) == sum(message.sampled for message in rollout.messages):
