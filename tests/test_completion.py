@@ -38,7 +38,7 @@ LINES = {
     "tito-audit scan --fail-on war": ["scan", "--fail-on", "warning"],
     "tito-audit scan --report jsonl": ["scan", "--report", "jsonl"],
     "tito-audit scan --format nemo_gym_": ["scan", "--format", "nemo_gym_tokens"],
-    "tito-audit scan --select REC,TPL21": ["scan", "--select", "REC,TPL211"],
+    "tito-audit scan --select REC,TPL29": ["scan", "--select", "REC,TPL299"],
     "tito-audit repair --with splice,real": ["repair", "--with", "splice,realign"],
     "tito-audit convert --to atr": ["convert", "--to", "atropos_group"],
     "tito-audit explain SEQ305": ["explain", "SEQ305"],

@@ -390,7 +390,7 @@ def test_a_file_of_all_formats_is_read_row_by_row_and_counted_by_format(tmp_path
         name: (number, 1) for number, name in enumerate(ROWS)
     }
     assert all(seen.told_by for seen in taken.values())
-    (notice,) = [line for line in scan.summary.notices if "formats" in line]
+    (notice,) = [line for line in scan.summary.notices if f"{log} holds rows" in line]
     assert f"{log} holds rows of {len(FORMATS)} formats, each read as its own" in notice
 
 

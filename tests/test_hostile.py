@@ -231,7 +231,7 @@ def test_a_line_past_the_limit_is_a_finding_that_names_the_option(tmp_path: Path
         ("log.pkl", pickle.dumps([CLEAN]), "no pickle is ever loaded"),
         ("log.jsonl", pickle.dumps([CLEAN]), "no pickle is ever loaded"),
         ("log.jsonl", bytes(range(128, 256)) * 100, "binary"),
-        ("log.jsonl", b"\x7fELF" + bytes(1000), "neither JSON nor Parquet"),
+        ("log.jsonl", b"\x7fELF" + bytes(1000), "neither JSON nor a table"),
         ("log.parquet", b"PAR1" + bytes(100), "footer cannot be read"),
         ("log.jsonl", b"\x1f\x8b\x08" + bytes(20), "gzip"),
     ],

@@ -106,10 +106,11 @@ def chunk_bytes(total: int, jobs: int) -> int:
 
 
 def bare(result: Result) -> Result:
-    """The result with no more of its rollout than place and format, which is cheap to hand around."""
+    """The result with no more of its rollout than place, format and notice, which is cheap to hand around."""
     if result.rollout is None:
         return result
-    return replace(result, rollout=Rollout(result.rollout.place, result.rollout.format))
+    told = {name: value for name, value in result.rollout.stated.items() if name == "notice"}
+    return replace(result, rollout=Rollout(result.rollout.place, result.rollout.format, stated=told))
 
 
 def spread(

@@ -39,10 +39,9 @@ _WORDS = {
     Needs.RENDERING: "no rendered prompt (messages, template or ids missing)",
     Needs.SAMPLED: "nothing says which tokens were sampled (calls or messages missing)",
     Needs.WEIGHT_VERSIONS: "no weight versions",
-    Needs.HIDDEN: "no trained token that an attention mask hides",
 }
 
 
 def words_for(need: Needs) -> str:
     """Why a rule that needs one of these could not look, for the summary."""
-    return " and ".join(dict.fromkeys(_WORDS[one] for one in need))
+    return " and ".join(dict.fromkeys(_WORDS[one] for one in need if one in _WORDS))

@@ -35,10 +35,6 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
 __all__ = ["FORMAT"]
 
-_TEXTS = ("text", "completion", "response", "output", "answer", "completion_text", "response_text")
-"""Columns of text that a row without ids is known by."""
-_KNOWN_DUMPS = frozenset(("gts", "advantage", "input_prompt", "head_version", "traj_idx"))
-"""Columns by which text logs of frameworks are told."""
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
@@ -58,22 +54,7 @@ def _matches(row: Row) -> bool:
         return True
     if _calls_name(row) is not None:
         return True
-    if is_messages(parsed(row, "messages")) and not _numbers_elsewhere(row):
-        return True
-    return _text_only(row)
-
-
-def _text_only(row: Row) -> bool:
-    """Whether a row holds text under the usual names and no list of numbers: nobody recorded ids."""
-    if not _KNOWN_DUMPS.isdisjoint(row):
-        return False  # who wrote it is known, and is told what to save instead
-    told = any(isinstance(row.get(name), str) and row[name] for name in _TEXTS)
-    told = told or _is_dialogue(row.get("conversations"))
-    return told and not _numbers_elsewhere(row) and not any(name in row for name in (*FLAT_IDS, *_CALL_KEYS))
-
-
-def _is_dialogue(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(isinstance(one, Mapping) for one in value)
+    return is_messages(parsed(row, "messages")) and not _numbers_elsewhere(row)
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:

@@ -53,7 +53,7 @@ _KNOWN: tuple[tuple[frozenset[str], str], ...] = (
 _OF_TOKENS = {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS}
 """Columns beside which a text is not all that was recorded, or was meant to be."""
 _ASKED = ("prompt", "prompts", "question", "query", "instruction")
-_WROTE = ("completion", "completions", "response", "responses", "answer", "output")
+_WROTE = ("completion", "completions", "response", "responses", "answer", "output", "text")
 
 
 def _matches(row: Row) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from tito_audit.evidence.judgement import judgement, row_slide
 from tito_audit.evidence.masks import is_end, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
-from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN
+from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TURN_END, UNKNOWN
 from tito_audit.evidence.unclear import unclear_roles, unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
@@ -106,5 +106,8 @@ def _rewritten(view: RowView, trained: Mask) -> Mask:
         if start > 0 and end < len(out) and view.turn[start - 1] == view.turn[end] >= 0:
             continue
         for position in (out[start:end].nonzero()[0] + start).tolist():
-            out[position] = view.roles[position] in (ASSISTANT, UNKNOWN, TURN_END)
+            role = view.roles[position]
+            # A token that merges the end of a header with the first sampled one has the header's role.
+            seam = role == GENERATION_PROMPT and position + 1 < len(out) and view.turn[position + 1] >= 0
+            out[position] = seam or role in (ASSISTANT, UNKNOWN, TURN_END)
     return out
