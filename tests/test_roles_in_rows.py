@@ -205,35 +205,22 @@ def evidence_of(row: Row, trained: Sequence[int], logprobs: Sequence[float] | No
     return gather(rollout, toy.toy_tokenizer(), toy.toy_renderer(), Speakers())
 
 
-def test_messages_headers_and_logprobs_prove_a_mask_together() -> None:
+def test_messages_and_headers_prove_a_mask_together() -> None:
     row = row_of({"assistant": "agent", "user": "environment"})
     right = row["loss_mask"]
+    ends = np.isin(row["token_ids"], [toy.toy_tokenizer().vocabulary.ids_of_bytes(b"<|im_end|>")[0]])
     wrong = [int(not one and at > 8) for at, one in enumerate(right)]
-    real = [-0.5 if one else 0.0 for one in right]
-    assert agreed_mask(evidence_of(row, wrong, real)).tolist() == [bool(one) for one in right]
-    nothing = [one if one else float("nan") for one in real]
-    assert agreed_mask(evidence_of(row, wrong, nothing)).tolist() == [bool(one) for one in right]
-
-
-def test_an_end_without_a_logprob_was_not_sampled() -> None:
-    row = row_of({})
-    right = row["loss_mask"]
-    last = len(right) - 1 - right[::-1].index(1)
-    real = [-0.5 if one and at != last else 0.0 for at, one in enumerate(right)]
-    found = agreed_mask(evidence_of(row, right, real))
-    assert found.tolist() == [bool(one) and at != last for at, one in enumerate(right)]
+    found = agreed_mask(evidence_of(row, wrong))
+    assert found.tolist() == [bool(one) and not end for one, end in zip(right, ends, strict=True)]
+    assert agreed_mask(evidence_of(row, right)).tolist() == [bool(one) for one in right]
 
 
 def test_witnesses_that_contradict_each_other_prove_nothing() -> None:
     row = row_of({})
     right = row["loss_mask"]
-    real = [-0.5 if one else 0.0 for one in right]
-    late = [0.0, *real[:-1]]
-    scored = [-0.1] * len(right)
-    assert agreed_mask(evidence_of(row, right, late)) is None
-    assert agreed_mask(evidence_of(row, right, [*scored[:-1], -0.2])) is None
-    assert agreed_mask(evidence_of(row_of({}, chat=False), right, real)) is None
+    assert agreed_mask(evidence_of(row, right, [-0.5 if one else 0.0 for one in right])) is None
+    assert agreed_mask(evidence_of(row_of({}, chat=False), right)) is None
     other = row_of({})
     other["messages"][1]["content"] = "Another answer"
-    assert agreed_mask(evidence_of(other, right, real)) is None
-    assert agreed_mask(evidence_of(row_of({"user": "planner"}), right, real)) is None
+    assert agreed_mask(evidence_of(other, right)) is None
+    assert agreed_mask(evidence_of(row_of({"user": "planner"}), right)) is None

@@ -97,12 +97,12 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     left = row.loss_mask & ~out
     notes = [f"{count:,} of {int(row.loss_mask.sum()):,} trained tokens left the loss"]
     if not left.any():
-        left = _sampled(evidence, row)
+        left = _sampled(evidence)
         notes.append(f"{int(left.sum()):,} sampled tokens came into it, none of which was trained")
     return Mend(with_row(evidence, restated(row, loss_mask=left)), notes=tuple(notes), adds=UNTRAINED)
 
 
-def _sampled(evidence: Evidence, row: TrainingRow) -> Mask:
+def _sampled(evidence: Evidence) -> Mask:
     """`[T]` what was sampled and has a logprob, where the mask trained nothing of it.
 
     RecordError where nothing proves it: values that lie on exactly these tokens do, and messages and headers that
@@ -112,7 +112,7 @@ def _sampled(evidence: Evidence, row: TrainingRow) -> Mask:
     if found is None or view is None or view.proven:
         raise RecordError("nothing would be left to train")
     if found.values is None:
-        agreed = agreed_mask(evidence) if row.logprobs is None else None
+        agreed = agreed_mask(evidence)
         if agreed is None or not agreed.any():
             raise RecordError("nothing would be left to train")
         return agreed
