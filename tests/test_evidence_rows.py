@@ -108,7 +108,7 @@ def slow_row(
             view.drifted[start:end] = True
     out = []
     for stretch in stretches(held, canonical, blocks):
-        if stretch.start >= len(held):
+        if stretch.start >= len(held) or rows._names_role(stretch, rollout):
             continue
         own = answered(view, written, stretch)
         mine = own is not None

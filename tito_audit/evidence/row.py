@@ -12,12 +12,12 @@ from tito_audit.align.blocks import Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.answers import answered, answers_begun, logprobs_prove, marked
-from tito_audit.evidence.differences import Region, difference, region_of, stretches
+from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
 from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference, RowView
 from tito_audit.evidence.reference import Reference, pieces_of
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, Roles, token_roles, unknown_roles
-from tito_audit.evidence.written import Written
+from tito_audit.evidence.written import COMMON_ROLES, Written
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
@@ -181,6 +181,8 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
     for stretch in stretches(held, canonical, blocks):
         if stretch.start >= len(held):
             continue  # the row ends before the template does
+        if _names_role(stretch, rollout):
+            continue  # a role that the template does not know was rendered as one that it does
         own = answered(view, generated, stretch)
         mine = own is not None
         same_bytes = stretch.recorded.data == stretch.canonical.data
@@ -197,6 +199,15 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
         )
         out.append(replace(found, sampled=mine))
     return view, out
+
+
+def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
+    """Whether a stretch is no more than the log's name of a role where the template has a common one."""
+    recorded, canonical = (
+        side.data.decode("utf-8", "replace").strip() for side in (stretch.recorded, stretch.canonical)
+    )
+    logged = {message.role for message in rollout.messages}
+    return canonical in COMMON_ROLES and recorded in logged - COMMON_ROLES
 
 
 def _effect(mine: bool, proven: bool) -> str:

@@ -19,10 +19,10 @@ from tito_audit.record.speakers import GIVEN_ANSWER, told_name
 from tito_audit.render.marks import SpanKind
 from tito_audit.render.spans import Rendering, Span, spans, spans_fast
 
-__all__ = ["Owners", "Written", "castings", "write_conversation"]
+__all__ = ["COMMON_ROLES", "Owners", "Written", "castings", "write_conversation"]
 
 
-_COMMON = frozenset(("system", "user", "assistant", "tool"))
+COMMON_ROLES = frozenset(("system", "user", "assistant", "tool"))
 """Roles that every template knows."""
 
 
@@ -72,7 +72,7 @@ class Written:
 
 def write_conversation(rollout: Rollout, reference: Reference) -> tuple[Written | None, str | None]:
     """All messages as the template writes them today; or None and why it cannot."""
-    if all(message.role in _COMMON for message in rollout.messages):
+    if all(message.role in COMMON_ROLES for message in rollout.messages):
         return _write(rollout, reference)
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
     first: tuple[Written | None, str | None] | None = None
@@ -93,7 +93,7 @@ def write_conversation(rollout: Rollout, reference: Reference) -> tuple[Written 
 def castings(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
     """The messages in their roles, and then in roles that every template knows, as loaders put them before they
     render: what tools returned as theirs, or as what the user said."""
-    others = [message for message in messages if message.role not in _COMMON]
+    others = [message for message in messages if message.role not in COMMON_ROLES]
     yield messages
     for of_tools in ("tool", "user") if any(told_name(one.speaker) is None for one in others) else ():
         common = {ASSISTANT: "assistant", GIVEN_ANSWER: "assistant", "tool": of_tools}
@@ -101,7 +101,7 @@ def castings(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
 
 
 def _in_role(message: Message, role: str) -> Message:
-    if message.role in _COMMON or told_name(role) is not None:
+    if message.role in COMMON_ROLES or told_name(role) is not None:
         return message
     return replace(message, role=role, wire={**message.wire, "role": role}, heard=message.speaker)
 
