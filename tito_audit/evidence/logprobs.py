@@ -116,7 +116,10 @@ def _by_the_row(evidence: Evidence, row: TrainingRow) -> list[LogprobShift]:
     if found is None:
         return _against_mask(row)
     offsets = sorted({reading.logprobs for reading in found.standing}, key=abs)
-    if found.values is None or not offsets or offsets == [0] or (0 in offsets and not found.values.certain):
+    if found.values is None or not offsets or offsets == [0]:
+        return []
+    open_ = found.mask_slide or any(reading.right for reading in found.standing)
+    if 0 in offsets and not found.values.certain and open_:
         return []  # a certain token may be why; then only the log as a whole can tell
     trained = row.loss_mask if row.loss_mask is not None else found.values.real
     return [_shift(found.spans, offsets, int((trained & ~found.values.real).sum()))]

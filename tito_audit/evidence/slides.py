@@ -46,16 +46,16 @@ def slides_of(
     if ends is None:
         ends = [next(iter(_fitted(span, runs, 0, bounds) or ()), None) for span in spans]
     irregular = _together(known, ends)
-    if slides and not (mask & ~_widest(spans, len(mask))).any():
+    if any(not (mask & ~_sampled(spans, ends, len(mask))).any() for ends in slides.values()):
         slides = {0: irregular, **slides}  # it trains nothing else, so part of an answer may be left out
     return slides, irregular
 
 
-def _widest(spans: Sequence[SampledSpan], size: int) -> Mask:
-    """`[T]` all that may have been sampled."""
+def _sampled(spans: Sequence[SampledSpan], ends: Ends, size: int) -> Mask:
+    """`[T]` what was sampled, or may have been, if the spans ended there."""
     out = np.zeros(size, np.bool_)
-    for span in spans:
-        out[span.start : span.ends[-1]] = True
+    for span, end in zip(spans, ends, strict=True):
+        out[span.start : span.ends[-1] if end is None else end] = True
     return out
 
 

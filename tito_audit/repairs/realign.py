@@ -160,6 +160,8 @@ def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> Trainin
     moved = moved_back(evidence)
     if moved is None:
         return row
+    if not moved.by_calls and _open(evidence):
+        raise RecordError("the row alone cannot tell how far its mask and its logprobs lie off their tokens")
     mask = _without(row, moved.lost)
     proof = "the calls" if moved.by_calls else _proof(evidence)
     work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, as {proof} prove")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.judgement import judgement, row_slide
+from tito_audit.evidence.judgement import Judgement, judgement, row_slide
 from tito_audit.evidence.masks import is_end, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TURN_END, UNKNOWN
@@ -27,6 +27,8 @@ class JudgedMask:
     view: RowView
     slide: int
     """How many places late (+) or early (-) every trained run lies; 0 when they do not slide."""
+    among: tuple[int, ...]
+    """Places by which the mask may have slid instead, where leaving out part of an answer explains it as well."""
     end_not_trained: Mask
     """Sampled turn ends out of the loss although their turn is in it."""
     end_open: Mask
@@ -72,12 +74,19 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         trained=trained,
         view=view,
         slide=slide,
+        among=_among(found) if found is not None and not view.proven else (),
         end_not_trained=missing,
         end_open=open_ends & ~trained,
         end_not_sampled=added,
         not_sampled=trained & ~view.sampled & ~added & ~rewritten & ~unclear_tokens(evidence),
         not_trained=view.sampled & ~trained & ~missing,
     )
+
+
+def _among(found: Judgement) -> tuple[int, ...]:
+    """Every slide of the mask that stands beside others."""
+    slides = {reading.mask for reading in found.standing}
+    return tuple(sorted(slides - {0})) if len(slides) > 1 else ()
 
 
 def _ends_not_trained(ids: Ids, trained: Mask, view: RowView, evidence: Evidence) -> Mask:

@@ -75,6 +75,9 @@ def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int 
     if mask.slide:
         message += f"; every trained run lies {places(mask.slide)}"
         severity, cause = Severity.ERROR, f"slid by {mask.slide:+d}"
+    elif mask.among:
+        message += f"; undecided: every trained run may lie {' or '.join(map(places, mask.among))} instead"
+        cause = "undecided"
     elif mask.view.drifted[start:end].any():
         message += "; they touch drifted tokens, which a repair may have taken out of the loss"
         severity, cause = Severity.NOTE, "left out beside drift"
