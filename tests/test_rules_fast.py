@@ -333,11 +333,14 @@ def test_values_that_are_no_logprobs_are_found_wherever_they_enter_the_loss(
     assert spans(found, "sentinel") == simple_runs(stands_in & mask)
     same = [runs] if runs and simple_constant(logprobs, stands_in, runs) else None
     same = same or [[run] for run in runs if simple_constant(logprobs, stands_in, [run])]
-    assert spans(found, "run of zeros") == simple_padding(logprobs, mask, same)
+    said = [(hit.start, hit.end, hit.cause) for hit in found if hit.cause in ("run of zeros", "undecided")]
+    assert said == simple_padding(logprobs, mask, same, runs)
     assert spans(hits("LPR506", evidence)) == [(run[0][0], run[-1][1]) for run in same]
 
 
-def simple_padding(logprobs: Logprobs, mask: Mask, constant: Sequence[Runs]) -> Runs:
+def simple_padding(
+    logprobs: Logprobs, mask: Mask, constant: Sequence[Runs], runs: Runs
+) -> list[tuple[int, int, str]]:
     """Eight exact zeros or more in a row, where so many are unlikely as often as the other values are zero."""
     trained = [at for at in range(len(mask)) if mask[at]]
     zero = [at for at in trained if logprobs[at] == 0 and not np.signbit(logprobs[at])]
@@ -345,8 +348,12 @@ def simple_padding(logprobs: Logprobs, mask: Mask, constant: Sequence[Runs]) -> 
     for start, end in simple_runs(np.isin(np.arange(len(mask)), zero)):
         inside = any(a <= start and end <= b for runs in constant for a, b in runs)
         often = (len(zero) - (end - start) + 1) / (len(trained) - (end - start) + 2)
-        if end - start >= 8 and not inside and (end - start) * math.log10(often) < -6:
-            out.append((start, end))
+        edge = any(start == a or end == b for a, b in runs)
+        rare = (end - start) * math.log10(often)
+        if not inside and end - start >= 8 and rare < -6:
+            out.append((start, end, "run of zeros"))
+        elif not inside and 8 > end - start >= 3 and edge and rare < -4:
+            out.append((start, end, "undecided"))
     return out
 
 

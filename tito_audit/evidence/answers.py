@@ -79,8 +79,10 @@ def logprobs_prove(row: TrainingRow, view: RowView, where: slice) -> bool:
     """
     if row.logprobs is None:
         return False
-    values = row.logprobs[where][view.sampled[where]]
-    return _real(row, values)
+    mine = view.sampled[where]
+    if row.loss_mask is not None and (mine & row.loss_mask[where]).any():
+        mine = mine & row.loss_mask[where]  # what is out of the loss may have lost its value
+    return _real(row, row.logprobs[where][mine])
 
 
 def _real(row: TrainingRow, values: Logprobs) -> bool:

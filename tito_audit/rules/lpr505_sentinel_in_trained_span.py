@@ -19,6 +19,9 @@ from tito_audit.rules._words import counted, shown
 
 _LONG = 8
 """Exact zeros in a row that are more than the certain end of an answer (`"}]<|im_end|>`)."""
+_EDGE = 3
+"""Exact zeros at the edge of an answer that may be all that shows a shifted or padded column."""
+_EDGE_CHANCE = -4
 _CHANCE = -6
 """Logarithm of how unlikely a run of zeros has to be, given how often the other values are zero."""
 
@@ -31,7 +34,7 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     1.0, -9999 or the format's own sentinel in a completion or under the loss mask; 0.0 where the call
     recorded another value. Without calls an exact 0.0 is suspect, not proof, since a certain token
     reaches it: eight or more in a row are a warning, and only where zeros are so rare among the other values that
-    chance does not make such a run.
+    chance does not make such a run; from three on at the edge of an answer are a note (`undecided`).
 
     ## Why it matters
     A placeholder is read as a probability: 0.0 says that the token was certain, 1.0 gives a ratio of 0.37
@@ -60,8 +63,10 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
                 yield _hit(evidence, values, start, end, said, "sentinel 0", None)
         else:
             for start, end in _suspect(values):
-                said = "exactly 0, which reads like padding"
-                yield _hit(evidence, values, start, end, said, "run of zeros", Severity.WARNING)
+                long = end - start >= _LONG
+                said = "exactly 0, which reads like padding" if long else "exactly 0: certain, or never recorded"
+                cause, severity = ("run of zeros", Severity.WARNING) if long else ("undecided", Severity.NOTE)
+                yield _hit(evidence, values, start, end, said, cause, severity)
 
 
 def _hit(
@@ -102,12 +107,14 @@ def _suspect(values: SampledValues) -> Iterator[tuple[int, int]]:
     if not marked.any():
         return
     total, zeros = int(values.trained.sum()), int(marked.sum())
+    starts, ends = {start for start, _ in values.runs}, {end for _, end in values.runs}
     whole = {run for parts in values.constant_stretches for run in parts}
     for start, end in trained_runs(marked):
         run = end - start
         # A stretch of nothing but zeros is LPR506's.
-        if run < _LONG or any(a <= start and end <= b for a, b in whole):
+        if any(a <= start and end <= b for a, b in whole):
             continue
+        least, chance = (_EDGE, _EDGE_CHANCE) if start in starts or end in ends else (_LONG, _CHANCE)
         often = (zeros - run + 1) / (total - run + 2)
-        if run * math.log10(often) < _CHANCE:
+        if run >= least and run * math.log10(often) < (_CHANCE if run >= _LONG else chance):
             yield start, end
