@@ -4,4 +4,6 @@ from __future__ import annotations
 
 import os
 
+import tests.tiers  # noqa: F401  (sets how many examples hypothesis tries)
+
 os.environ["TITO_AUDIT_CACHE"] = "off"

@@ -1,0 +1,37 @@
+"""How many examples a test tries: few in `make test`, all of them in `make deep`. Properties are the same in both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hypothesis import settings
+
+__all__ = ["DEEP", "examples", "some"]
+
+DEEP = os.environ.get("TITO_AUDIT_TIER") == "deep"
+"""Whether every example is tried: `make deep`."""
+_QUICK_EXAMPLES = 25
+
+T = TypeVar("T")
+
+
+def examples(quick: int, deep: int) -> int:
+    """How many examples to try: `quick` in `make test`, `deep` in `make deep`."""
+    return deep if DEEP else quick
+
+
+def some(values: Sequence[T], quick: int) -> Sequence[T]:
+    """All values in `make deep`; in `make test` at most `quick`, spread evenly from the first to the last."""
+    if DEEP or len(values) <= quick:
+        return values
+    if quick == 1:
+        return values[:1]
+    return [values[number * (len(values) - 1) // (quick - 1)] for number in range(quick)]
+
+
+# What `make test` tries is the same each time, so that it fails for a change and never by chance.
+settings.register_profile("quick", max_examples=_QUICK_EXAMPLES, deadline=None, derandomize=True, database=None)
+settings.register_profile("deep", deadline=None)
+settings.load_profile("deep" if DEEP else "quick")
