@@ -1,4 +1,4 @@
-"""How many examples a test tries: few in `make test`, all of them in `make deep`. Properties are the same in both."""
+"""How many examples a test tries: few in `make test`, all in `make deep`. The properties are the same."""
 
 from __future__ import annotations
 
