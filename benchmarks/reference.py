@@ -19,14 +19,14 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tito_audit.config import Settings
-from tito_audit.evidence import prompts, written
-from tito_audit.evidence.growth import Comparison, GrownPieces, Spelled
-from tito_audit.evidence.growth import compared as compared_behind
+from tito_audit.evidence import prompts, rendered
+from tito_audit.evidence.prefix_reuse import Comparison, GrownPieces, Spelled
+from tito_audit.evidence.prefix_reuse import compared as compared_behind
 from tito_audit.evidence.reference import Reference
-from tito_audit.pipeline import scan_rollouts
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
+from tito_audit.run.scan import scan_rollouts
+from tito_audit.settings.model import Settings
 from tito_audit.tokens.tokenizer import Tokenizer
 
 __all__ = ["by_reference", "main", "nothing_fast", "said"]
@@ -56,8 +56,8 @@ def nothing_fast() -> Iterator[None]:
 
     with ExitStack() as stack:
         for target, name, instead in (
-            (sys.modules["tito_audit.parts"], "number_columns", lambda _: {}),
-            (written, "spans_fast", nothing),
+            (sys.modules["tito_audit.run.log_groups"], "number_columns", lambda _: {}),
+            (rendered, "spans_fast", nothing),
             (prompts, "compared", all_of_it),
             (Spelled, "bears_out", never),
             (GrownPieces, "of", lambda self, ids: self._reference.pieces(ids)),

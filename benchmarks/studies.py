@@ -32,7 +32,7 @@ SCAN = "tito-audit scan"
 LOADING = "loading the tokenizer alone"
 _STARTS = {
     "the interpreter with numpy": "import numpy",
-    "importing all that a scan asks": "import tito_audit.pipeline as p; p.all_rules(); p.all_repairs(); "
+    "importing all that a scan asks": "import tito_audit.run.scan as p; p.all_rules(); p.all_repairs(); "
     "from tito_audit.formats import all_formats; all_formats()",
     LOADING: "import sys, tokenizers; tokenizers.Tokenizer.from_file(sys.argv[1])",
 }

@@ -18,13 +18,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests import toy
-from tito_audit.check import check
 from tito_audit.evidence.gather import gather
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.finding import Result
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.rules import all_rules
+from tito_audit.run.check import check
 
 __all__ = ["END", "Found", "Log", "audit", "clean_logs", "encode", "found_in", "literal", "spelling", "text_of"]
 

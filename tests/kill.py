@@ -15,7 +15,7 @@ import jinja2.sandbox  # noqa: F401  the parent loads what takes time
 import tokenizers  # noqa: F401
 
 import tito_audit.cli._compare
-import tito_audit.rewrite  # noqa: F401
+import tito_audit.run.repair  # noqa: F401
 from tito_audit.cli import main
 
 NAMING = {"os.link", "os.rename", "os.remove"}

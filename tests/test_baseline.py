@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from test_gate import BROKEN, CLEAN, ROOT, TOKENIZER, run, written
 
 from tito_audit import Finding, Gate, GateSettings, Hit, Place, Settings, Severity, Side, Where, gate_rollouts
-from tito_audit.config import Override
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.gate.baseline import Entry, Names, entry_of, read_baseline, write_baseline
 from tito_audit.gate.known import Entries, Known
-from tito_audit.reports._visible import escaped_json
+from tito_audit.settings.model import Override
+from tito_audit.terminal.escape import escaped_json
 
 BLIND = {key: value for key, value in CLEAN.items() if key != "logprobs"}
 """A row that no rule of logprobs can look at."""

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from tests.command import run, written
 from tito_audit.cli import _Commands
 from tito_audit.cli._deliver import Wanted, deliver
-from tito_audit.cli._sequence import Look, Tokens, drawn
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
@@ -28,6 +27,7 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.reports import report_named
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
+from tito_audit.terminal.sequence import Look, Tokens, drawn
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"

@@ -20,13 +20,13 @@ from tito_audit.cli._compare import REPORTS, Repaired
 from tito_audit.cli._diff import diff_lines
 from tito_audit.cli._regions import Beside, changed_regions
 from tito_audit.cli._tally import Sayings, Tally
-from tito_audit.config import RepairSettings, Settings
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.repairs import all_repairs
 from tito_audit.report import ReportOptions
+from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.summary import Summary
 
 ROOT = Path(__file__).resolve().parents[1]

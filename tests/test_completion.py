@@ -16,8 +16,8 @@ import pytest
 
 from tito_audit.cli import _complete
 from tito_audit.cli._compare import REPORTS
+from tito_audit.convert.rows import all_makers
 from tito_audit.formats import all_formats
-from tito_audit.making import all_makers
 from tito_audit.repairs import all_repairs
 from tito_audit.reports import all_reports
 from tito_audit.rules import FAMILIES, all_rules

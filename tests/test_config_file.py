@@ -12,9 +12,9 @@ import typer
 from test_cli import BROKEN, CLEAN, run, written
 
 from tito_audit.cli import app
-from tito_audit.config import Override, Settings
-from tito_audit.config_file import COMMAND_LINE_ONLY, KEYS, find_config, read_config
 from tito_audit.errors import SetupError
+from tito_audit.settings.file import COMMAND_LINE_ONLY, KEYS, find_config, read_config
+from tito_audit.settings.model import Override, Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"

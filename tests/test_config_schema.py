@@ -17,8 +17,8 @@ import typer
 
 from tito_audit.cli import app
 from tito_audit.cli.config import fresh_schema
-from tito_audit.config_file import COMMAND_LINE_ONLY, KEYS, read_config
 from tito_audit.errors import SetupError
+from tito_audit.settings.file import COMMAND_LINE_ONLY, KEYS, read_config
 
 SHIPPED = Path(__file__).resolve().parents[1] / "tito_audit" / "schemas" / "config.schema.json"
 VALUES: tuple[Any, ...] = (

@@ -35,13 +35,13 @@ from tito_audit import (
     convert_rollouts,
     read_rollouts,
 )
-from tito_audit.config import Settings
-from tito_audit.convert import Conversion
-from tito_audit.format import Holds
+from tito_audit.convert.maker import Holds
+from tito_audit.convert.rows import GROUPS, all_makers, digest_of
+from tito_audit.convert.run import Conversion
+from tito_audit.convert.unread import account_of
 from tito_audit.formats import pick_format
-from tito_audit.making import GROUPS, all_makers, digest_of
-from tito_audit.record.account import account_of
 from tito_audit.record.rollout import Place
+from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
 
 ROOT = Path(__file__).resolve().parents[1]

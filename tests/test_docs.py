@@ -23,11 +23,11 @@ import pytest
 
 import tito_audit
 from tito_audit.cli._exits import EXIT_CODES
-from tito_audit.config_file import COMMAND_LINE_ONLY, EXTEND, KEYS, OVERRIDES, read_config
 from tito_audit.formats import all_formats
 from tito_audit.repairs import all_repairs
 from tito_audit.reports import all_reports
 from tito_audit.rules import FAMILIES, all_rules
+from tito_audit.settings.file import COMMAND_LINE_ONLY, EXTEND, KEYS, OVERRIDES, read_config
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra docs")
 

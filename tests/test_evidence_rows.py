@@ -24,8 +24,8 @@ from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import refined
 from tito_audit.evidence.model import Against, Difference, RowView
 from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.rendered import _owners, _role_name
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, Roles, token_roles
-from tito_audit.evidence.written import _owners, _role_name
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Place, Rollout, trained_runs

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reference import by_reference, main, said
-from tito_audit.config import Settings
-from tito_audit.pipeline import scan_rollouts
 from tito_audit.record.arrays import Ids
+from tito_audit.run.scan import scan_rollouts
+from tito_audit.settings.model import Settings
 from tito_audit.tokens.encoders import FastEncoder
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,12 +18,12 @@ import toy
 
 from tests.command import run
 from tito_audit import RepairSettings, Result, Settings, read_rollouts, repair_rollouts, scan_rollouts
-from tito_audit.fit import CODE, TEMPLATE, TOKENIZER, misfit
-from tito_audit.jobs import can_fork
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.render.renderer import make_renderer
+from tito_audit.run.fit import CODE, TEMPLATE, TOKENIZER, misfit
+from tito_audit.run.workers import can_fork
 from tito_audit.tokens.load import load_tokenizer
 
 BPE, METASPACE = "toy_bpe", "toy_metaspace"

@@ -20,21 +20,21 @@ from test_formats import check, fixture_rows
 from test_update import as_table, plain
 
 from tito_audit import Settings, scan_rollouts
-from tito_audit.engine import Engine, audit_rollout
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import COMPLETION_IDS, all_formats, pick_format, told_by
-from tito_audit.record.mended import unmended
+from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import Place
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
+from tito_audit.run.auditor import Auditor, audit_rollout
 
 PLACE = Place("log.jsonl", 0)
 MUTANTS = int(os.environ.get("TITO_AUDIT_MUTANTS", "24"))
 """How often each row is broken, as JSON or as a table gives it."""
 FORMATS = {form.name: form for form in all_formats()}
 ROWS = {name: [plain(row) for row in fixture_rows(name)] for name in FORMATS}
-ENGINE = Engine(None, None, all_rules(), frozenset(rule.code for rule in all_rules()), all_repairs)
+ENGINE = Auditor(None, None, all_rules(), frozenset(rule.code for rule in all_rules()), all_repairs)
 
 Path_ = tuple[str | int, ...]
 

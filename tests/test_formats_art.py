@@ -15,11 +15,11 @@ import pytest
 
 from tests.frameworks.ask import asked, written
 from tito_audit import repair_rollouts
-from tito_audit.config import RepairSettings, Settings
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import agent_lightning_event, agent_lightning_span, art_group, art_parquet, pick_format
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,7 +19,7 @@ from tito_audit.formats import format_named, pick_format
 from tito_audit.record.column import Alignment, MaskEncoding, MovePolicy
 from tito_audit.record.edits import ABSENT, Edit, with_edits
 from tito_audit.record.edits import Path as Keys
-from tito_audit.record.mended import unmended
+from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow, Turn
 from tito_audit.storage import open_log
 

@@ -19,8 +19,8 @@ from tests.test_update import as_table, plain, spliced
 from tito_audit import Settings, convert_rollouts, scan_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.formats import pick_format
-from tito_audit.record.mended import Mended, unmended
 from tito_audit.record.moved import moved_row
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 
 PLACE = Place("log.jsonl", 0)
@@ -122,7 +122,7 @@ def test_a_packed_row_in_which_nothing_changed_is_the_row_itself(how: str, as_re
 
 def changed(row: Json, item: int, made: TrainingRow) -> Json:
     mended = [unmended(rollout) for rollout in read(row)]
-    mended[item] = Mended(replace(mended[item].rollout, training_row=made), ())
+    mended[item] = RepairedRollout(replace(mended[item].rollout, training_row=made), ())
     (new,) = pick_format(row).update(row, mended)
     return dict(new)
 

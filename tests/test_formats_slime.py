@@ -368,7 +368,7 @@ def test_a_line_without_ids_keeps_its_text(name: str):
     assert (turn.completion_ids is None) is (name == "nothing-captured")
 
 
-# Told apart
+# Detection apart
 
 
 @pytest.mark.parametrize(

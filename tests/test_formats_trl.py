@@ -13,7 +13,7 @@ from tests.test_update import as_table, plain, spliced
 from tito_audit.errors import RecordError
 from tito_audit.formats import pick_format
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.mended import Mended, unmended
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Place, Rollout
 
 PLACE = Place("log.jsonl", 0)
@@ -82,7 +82,7 @@ def test_a_prompt_that_changes_keeps_to_its_width_or_is_refused() -> None:
 
     def written(ids: list[int]) -> dict[str, Any]:
         mended = [unmended(one) for one in rollouts]
-        mended[1] = Mended(replace(rollouts[1], training_row=spliced(old, 1, 2, ids)), ())
+        mended[1] = RepairedRollout(replace(rollouts[1], training_row=spliced(old, 1, 2, ids)), ())
         (new,) = pick_format(BUFFER).update(BUFFER, mended)
         return dict(new)
 

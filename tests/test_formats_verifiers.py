@@ -13,7 +13,6 @@ import pytest
 
 from tests.frameworks.ask import asked, written
 from tito_audit import repair_rollouts, scan_rollouts
-from tito_audit.config import RepairSettings, Settings
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import (
@@ -26,6 +25,7 @@ from tito_audit.formats import (
 )
 from tito_audit.record.column import Alignment, MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
 ROOT = Path(__file__).resolve().parents[1]

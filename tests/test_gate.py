@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 import tito_audit
 from tests.command import run, written
 from tito_audit import Gate, GateSettings, MaxRate, Settings, gate_rollouts
-from tito_audit.config import Override
 from tito_audit.errors import SetupError
+from tito_audit.settings.model import Override
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"

@@ -13,8 +13,8 @@ import pytest
 
 from tito_audit import Settings, scan_rollouts
 from tito_audit.formats import pick_format
-from tito_audit.record.mended import Mended, unmended
 from tito_audit.record.moved import moved_row
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 
 PLACE = Place("log.jsonl", 0)
@@ -80,7 +80,7 @@ def test_a_mask_changes_where_tokens_are_hidden_and_ids_do_not(logged: dict[str,
     left = row.loss_mask & ~row.hidden
     same = np.arange(len(row.token_ids))
     new = moved_row(row, row.token_ids, same, loss_mask=left, logprobs=row.logprobs).row
-    (written,) = pick_format(logged).update(logged, [Mended(replace(rollout, training_row=new), ())])
+    (written,) = pick_format(logged).update(logged, [RepairedRollout(replace(rollout, training_row=new), ())])
     again = row_of(written)
     trained = [i for i, one in zip(row.token_ids.tolist(), left.tolist(), strict=True) if one]
     assert again.loss_mask is not None

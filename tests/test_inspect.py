@@ -14,11 +14,11 @@ import pytest
 from pyarrow import parquet
 from test_cli import run, written
 
-from tito_audit.config import Settings
 from tito_audit.formats import all_formats, near_formats, pick_format, told_by
 from tito_audit.formats._signature import Way, ways_of
 from tito_audit.inspect import Inspection, RelationKind, Role, as_flags, as_toml, inspect_log
-from tito_audit.pipeline import scan_rollouts
+from tito_audit.run.scan import scan_rollouts
+from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
 
 ROOT = Path(__file__).resolve().parents[1]

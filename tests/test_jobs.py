@@ -23,14 +23,14 @@ from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
 from tito_audit import Result, Settings, SetupError, StorageError, scan_rollouts
-from tito_audit.cli._terminal import Pace, _shown, begun, watched
-from tito_audit.jobs import can_fork, in_order, usable_cores
 from tito_audit.record.arrays import Ids
-from tito_audit.spread import bare, chunk_bytes
+from tito_audit.run.parallel import bare, chunk_bytes
+from tito_audit.run.workers import can_fork, in_order, usable_cores
 from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
+from tito_audit.terminal.terminal import Pace, _shown, begun, watched
 from tito_audit.tokens.encoders import FastEncoder
 from tito_audit.tokens.load import load_tokenizer
 

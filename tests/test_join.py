@@ -29,7 +29,7 @@ from tito_audit.cli import app
 from tito_audit.formats import chat_tools
 from tito_audit.join._calls import chained
 from tito_audit.record.rollout import Turn
-from tito_audit.storage import again
+from tito_audit.storage import random_access
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"
@@ -424,7 +424,7 @@ def test_a_file_too_large_to_be_held_is_refused_in_a_line(tmp_path: Path, monkey
     log, said = one_call(1)
     path = tmp_path / "said.jsonl.gz"
     path.write_bytes(gzip.compress((json.dumps(said) + "\n").encode()))
-    monkeypatch.setattr(again.Room, "__init__", lambda self, left=10: setattr(self, "left", 10))
+    monkeypatch.setattr(random_access.Room, "__init__", lambda self, left=10: setattr(self, "left", 10))
     with pytest.raises(StorageError, match="Write it as plain JSONL"):
         found(jsonl(tmp_path / "log.jsonl", [log]), messages=str(path))
 

@@ -14,17 +14,17 @@ import pytest
 import report_results
 
 from tito_audit import GateSettings, Result, Settings, gate_rollouts, scan_rollouts
-from tito_audit.config import MaxRate
 from tito_audit.evidence.model import Evidence
-from tito_audit.jobs import can_fork
-from tito_audit.log_findings import findings_of_log
-from tito_audit.pipeline import testimony_of as gathered_testimony
 from tito_audit.record import testimony as record
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import Reading, Witness
 from tito_audit.report import ReportOptions
 from tito_audit.reports import all_reports
+from tito_audit.run.log_findings import findings_of_log
+from tito_audit.run.scan import testimony_of as gathered_testimony
+from tito_audit.run.workers import can_fork
+from tito_audit.settings.model import MaxRate
 from tito_audit.summary import Summary
 
 RIGHT, LATE, EARLY = Reading(), Reading(0, 1), Reading(0, -1)
@@ -149,7 +149,7 @@ def told_by_the_first_token(evidence: Evidence) -> Witness | None:
 
 @pytest.fixture
 def speaking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_audit.engine.witness", told_by_the_first_token)
+    monkeypatch.setattr("tito_audit.run.auditor.witness", told_by_the_first_token)
 
 
 def log_of(path: Path, firsts: Sequence[int]) -> str:

@@ -23,17 +23,17 @@ from benchmarks.corpus import Factory, Shape  # noqa: E402
 from tests import test_fast_engine, toy  # noqa: E402
 from tests.faults import END, Log, clean_logs, encode, log_of, places, spelling  # noqa: E402
 from tito_audit.align.drift import align  # noqa: E402
-from tito_audit.config import Settings  # noqa: E402
+from tito_audit.evidence.chains import chain_turns  # noqa: E402
 from tito_audit.evidence.differences import Stretch, stretches  # noqa: E402
 from tito_audit.evidence.gather import gather  # noqa: E402
-from tito_audit.evidence.growth import GrownPieces, Spelled, common_start, compared  # noqa: E402
-from tito_audit.evidence.links import chain_turns  # noqa: E402
 from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
+from tito_audit.evidence.prefix_reuse import GrownPieces, Spelled, common_start, compared  # noqa: E402
 from tito_audit.evidence.reference import Reference  # noqa: E402
 from tito_audit.record.arrays import Ids  # noqa: E402
 from tito_audit.record.message import as_messages  # noqa: E402
 from tito_audit.record.rollout import Rollout, Turn  # noqa: E402
-from tito_audit.tokens.grown import GrownEncoder, KnownText, KnownTexts  # noqa: E402
+from tito_audit.settings.model import Settings  # noqa: E402
+from tito_audit.tokens.prefix_cache import GrownEncoder, KnownText, KnownTexts  # noqa: E402
 from tito_audit.tokens.segments import Cuts, SegmentEncoder  # noqa: E402
 
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"

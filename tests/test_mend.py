@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tito_audit.align.mask_drift import mask_drift
+from tito_audit.chains.fork import fork_cost, fork_rows
+from tito_audit.chains.splice import splice_prefix
 from tito_audit.errors import RecordError, SpliceError, TitoAuditError
-from tito_audit.mend.drift import mask_drift
-from tito_audit.mend.fork import fork_cost, fork_rows
-from tito_audit.mend.splice import splice_prefix
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.tokens.load import load_tokenizer

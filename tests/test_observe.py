@@ -19,16 +19,8 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.faults import Log, clean_logs, spelling
 from tests.test_rules_on_rollouts import SHARED, row_of, turns_of
-from tito_audit.check import check, explain
-from tito_audit.config import Settings
-from tito_audit.engine import counts_of
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Difference, Evidence
-from tito_audit.evidence.observe import measure, view
-from tito_audit.evidence.swaps import SAMPLED, SEEN
-from tito_audit.evidence.view import PIECE, SEQUENCES, SWAP, SWAPPED, TOKENS
-from tito_audit.evidence.windows import Spot, Windows, chosen
-from tito_audit.pipeline import read_rollouts, scan_rollouts
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.observed import (
@@ -44,9 +36,17 @@ from tito_audit.record.observed import (
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.rules import all_rules
+from tito_audit.run.auditor import counts_of
+from tito_audit.run.check import check, explain
+from tito_audit.run.scan import read_rollouts, scan_rollouts
+from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Entries, Prefix, Vocabulary
+from tito_audit.viewer.excerpts import Spot, Windows, chosen
+from tito_audit.viewer.measures import measure, view
+from tito_audit.viewer.replacements import SAMPLED, SEEN
+from tito_audit.viewer.sequences import PIECE, SEQUENCES, SWAP, SWAPPED, TOKENS
 
 RULES = all_rules()
 CODES = frozenset(rule.code for rule in RULES)

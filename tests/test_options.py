@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tito_audit.cli import _options as options
-from tito_audit.config import GateSettings, MaxRate, Settings
 from tito_audit.errors import SetupError
-from tito_audit.pipeline import scan_rollouts
 from tito_audit.rule import selected
 from tito_audit.rules import all_rules
+from tito_audit.run.scan import scan_rollouts
+from tito_audit.settings.model import GateSettings, MaxRate, Settings
 
 CODES = [rule.code for rule in all_rules()]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_audit.config import Override, Settings
+from tito_audit.settings.model import Override, Settings
 
 
 def fits(pattern: str, file: str | Path) -> bool:

@@ -21,7 +21,7 @@ from tito_audit.errors import RecordError
 from tito_audit.formats import all_formats, format_named, pick_format
 from tito_audit.record.edits import Path as Keys
 from tito_audit.record.edits import edits_between
-from tito_audit.record.mended import Mended, unmended
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Place, Rollout
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "formats.md"
@@ -160,7 +160,7 @@ def dotted(path: Keys) -> str:
     return ".".join(map(str, path))
 
 
-# Told and read
+# Detection and read
 
 
 def test_every_example_of_the_reference_is_looked_at(texts):
@@ -277,7 +277,7 @@ def put_in(form: str, row: dict[str, Any]) -> tuple[Rollout, dict[str, Any]]:
     """The last rollout of a row with a token repaired, and the row that holds it."""
     mended = [unmended(rollout) for rollout in format_named(form).read(row, PLACE)]
     wanted = repaired(mended[-1].rollout)
-    mended[-1] = Mended(wanted, mended[-1].turns_from)
+    mended[-1] = RepairedRollout(wanted, mended[-1].turns_from)
     (new,) = format_named(form).update(row, mended)
     return wanted, dict(new)
 

@@ -15,7 +15,7 @@ import pytest
 
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
-from tito_audit.render.fast import GivenUp
+from tito_audit.render.fast.render import GivenUp
 from tito_audit.render.renderer import make_renderer
 from tito_audit.render.spans import spans, spans_fast
 from tito_audit.tokens.load import load_tokenizer

@@ -14,12 +14,12 @@ from jinja2.utils import Namespace
 from tests.test_render_fast import RENDERERS, RENDERS, cases, text
 from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages
-from tito_audit.render.cut import Span
-from tito_audit.render.fast import GivenUp
+from tito_audit.render.fast.render import GivenUp
 from tito_audit.render.limits import Budget
-from tito_audit.render.marks import Found, Marking, SpanKind, _character, _Marker, _marks, mark, unmark
 from tito_audit.render.renderer import make_renderer
 from tito_audit.render.sandbox import ChatEnvironment
+from tito_audit.render.sentinels import Found, Marking, SpanKind, _character, _Marker, _marks, mark, unmark
+from tito_audit.render.span_builder import Span
 from tito_audit.render.spans import Rendering, spans, spans_fast
 from tito_audit.render.template import Template
 

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.faults import Log, clean_logs, encode, literal, places, spelling, text_of
 from tito_audit import scan_rollouts
-from tito_audit.config import RepairChoices, RepairSettings, Settings
 from tito_audit.record.finding import Result, Severity
 from tito_audit.record.outcome import Outcome
-from tito_audit.rewrite import repair_rollouts
+from tito_audit.run.repair import repair_rollouts
+from tito_audit.settings.model import RepairChoices, RepairSettings, Settings
 
 few = settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 Row = dict[str, Any]

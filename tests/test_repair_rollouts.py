@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tito_audit.config import RepairSettings, Settings
 from tito_audit.record.finding import Severity
 from tito_audit.record.outcome import Outcome
-from tito_audit.rewrite import Repairs, repair_rollouts
+from tito_audit.run.repair import Repairs, repair_rollouts
+from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.tokens.load import load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -31,9 +31,9 @@ from typer.testing import CliRunner
 
 from tests.test_parquet_output import form_of, same_values
 from tito_audit.cli import app
-from tito_audit.config import RepairSettings, Settings
 from tito_audit.record.outcome import Outcome
-from tito_audit.rewrite import repair_rollouts
+from tito_audit.run.repair import repair_rollouts
+from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log, open_output
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,8 +27,6 @@ import pytest
 import toy
 
 import tito_audit.repairs
-from tito_audit.check import check, explain
-from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
@@ -36,9 +34,11 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import ColumnRole, spread
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
-from tito_audit.repair import Mend, Repair, Safety
+from tito_audit.repair import Proposal, Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import FAMILIES, all_rules
+from tito_audit.run.check import check, explain
+from tito_audit.settings.model import RepairChoices
 
 FIXTURES = toy.ROOT / "fixtures" / "repairs"
 REPAIRS = all_repairs()
@@ -88,7 +88,7 @@ def acted_on(repair: Repair, evidence: Evidence, case: Case) -> tuple[Finding, .
     return tuple(one for one in found(evidence) if repair.claims(one.code) and one.severity >= threshold)
 
 
-def mended(repair: Repair, case: Case) -> tuple[Evidence, tuple[Finding, ...], Mend]:
+def mended(repair: Repair, case: Case) -> tuple[Evidence, tuple[Finding, ...], Proposal]:
     """A case, what the repair was asked to cure, and what it proposes."""
     evidence = gathered(toy.rollout_of(case), case)
     findings = acted_on(repair, evidence, case)
@@ -110,7 +110,7 @@ def read_again(row: TrainingRow) -> TrainingRow:
     )
 
 
-def rollouts_of(mend: Mend) -> list[Rollout]:
+def rollouts_of(mend: Proposal) -> list[Rollout]:
     """What a mend gives, with its rows as a format would read them."""
     out = []
     for one in mend.rollouts:

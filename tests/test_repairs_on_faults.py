@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from tests import toy
 from tests.faults import Log, clean_logs, encode, places, spelling, text_of
-from tito_audit.check import check, explain
-from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
@@ -21,9 +19,11 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow
-from tito_audit.repair import Mend
+from tito_audit.repair import Proposal
 from tito_audit.repairs import repair_named
 from tito_audit.rules import all_rules
+from tito_audit.run.check import check, explain
+from tito_audit.settings.model import RepairChoices
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 anywhere = st.integers(0, 10**6)
@@ -43,14 +43,14 @@ def findings_of(evidence: Evidence, at_least: Severity = Severity.ERROR) -> tupl
 
 def mended(
     name: str, rollout: Rollout, choices: RepairChoices | None = None, at_least: Severity = Severity.ERROR
-) -> Mend | None:
+) -> Proposal | None:
     """What a repair proposes for the findings that it claims."""
     repair, evidence = repair_named(name), seen(rollout)
     claimed = tuple(one for one in findings_of(evidence, at_least) if repair.claims(one.code))
     return repair.mend(evidence, claimed, choices or RepairChoices())
 
 
-def row_of(mend: Mend | None) -> TrainingRow:
+def row_of(mend: Proposal | None) -> TrainingRow:
     assert mend is not None
     (one,) = mend.rollouts
     assert one.rollout.training_row is not None

@@ -23,11 +23,11 @@ from tito_audit.record.finding import Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports import all_reports, report_named
-from tito_audit.reports._boxes import boxes
 from tito_audit.reports._verdict import verdict
-from tito_audit.reports._visible import escaped_json, visible
 from tito_audit.reports._worst import PER_CODE, Worst
 from tito_audit.summary import RuleCount, Summary
+from tito_audit.terminal.boxes import boxes
+from tito_audit.terminal.escape import escaped_json, visible
 
 GOLDENS = Path(__file__).resolve().parents[1] / "fixtures" / "reports"
 EMPTY: dict[str, Callable[[str], bool]] = {

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.config import Settings
-from tito_audit.engine import Stock
 from tito_audit.evidence.heads import Heads, heads_of
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TURN_END, token_roles
@@ -20,6 +18,8 @@ from tito_audit.record.build import call_columns
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.speakers import SAMPLED_ROLES, Speakers, speaker_of, told_name
+from tito_audit.run.auditor import Loader
+from tito_audit.settings.model import Settings
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 shared = pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout")
@@ -257,7 +257,7 @@ def test_every_name_of_a_model_is_one_role_in_headers() -> None:
 @pytest.mark.parametrize("template", [True, False], ids=["with its template", "without"])
 @pytest.mark.parametrize("model", ["qwen2.5-coder", "gemma-3", "smollm2"])
 def test_every_turn_of_every_conversation_begins_where_its_call_began(model: str, template: bool) -> None:
-    engine, _ = Stock().engine(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
+    engine, _ = Loader().engine(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
     assert engine.tokenizer is not None
     reference = Reference(engine.tokenizer, engine.renderer if template else None)
     calls = 0
@@ -292,7 +292,7 @@ ANSWERED = ("Hello!\n\nHow?", " 2")
 @pytest.mark.parametrize("lead", ["", "\n", "\n\n"])
 def test_a_template_says_where_answers_begin_that_begin_with_white_space(name: str, lead: str) -> None:
     """Each answer is sampled apart, behind the very tokens of its generation prompt."""
-    engine, _ = Stock().engine(Settings(tokenizer=str(SHARED / "tokenizers" / name)))
+    engine, _ = Loader().engine(Settings(tokenizer=str(SHARED / "tokenizers" / name)))
     assert engine.tokenizer is not None
     reference = Reference(engine.tokenizer, engine.renderer)
     for ref in (reference, Reference(engine.tokenizer, None)):

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tito_audit.config import Settings
-from tito_audit.pipeline import scan_rollouts
 from tito_audit.record.finding import Finding, Severity, Where
+from tito_audit.run.scan import scan_rollouts
+from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

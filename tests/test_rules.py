@@ -12,7 +12,6 @@ import pytest
 import toy
 
 import tito_audit.rules
-from tito_audit.check import check
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
@@ -22,6 +21,7 @@ from tito_audit.record.finding import Hit, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.rule import Rule, missing
 from tito_audit.rules import FAMILIES, all_rules, rule_of
+from tito_audit.run.check import check
 
 FIXTURES = toy.ROOT / "fixtures" / "rules"
 RULES = all_rules()

@@ -17,8 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rules import RULES, every
 
-from tito_audit.check import check
-from tito_audit.config import RepairChoices
 from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.judgement import row_slide
 from tito_audit.evidence.logprobs import shifts
@@ -35,6 +33,8 @@ from tito_audit.repairs.mask import _taken_out
 from tito_audit.rule import Rule, missing
 from tito_audit.rules import rule_of
 from tito_audit.rules._texts import _folded
+from tito_audit.run.check import check
+from tito_audit.settings.model import RepairChoices
 
 Runs = list[tuple[int, int]]
 END = 7

@@ -15,8 +15,8 @@ from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
 from tito_audit import Result, Settings, SetupError, StorageError, read_rollouts, scan_rollouts
-from tito_audit.jobs import can_fork
-from tito_audit.spread import bare
+from tito_audit.run.parallel import bare
+from tito_audit.run.workers import can_fork
 from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.log import lost_row

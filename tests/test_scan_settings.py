@@ -28,14 +28,14 @@ from tito_audit import (
     scan_rollouts,
     write_rollouts,
 )
-from tito_audit.config import Override
-from tito_audit.jobs import can_fork
 from tito_audit.record.finding import Severity
 from tito_audit.record.moved import moved_row
 from tito_audit.record.observed import Measures, Observed
-from tito_audit.spread import bare
+from tito_audit.run.parallel import bare
+from tito_audit.run.workers import can_fork
+from tito_audit.settings.model import Override
 from tito_audit.summary import Summary
-from tito_audit.views import VIEWS, VIEWS_PER_CODE, Views
+from tito_audit.viewer.selection import VIEWS, VIEWS_PER_CODE, Views
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "fixtures" / "tokenizers"
@@ -136,7 +136,7 @@ def test_notices_name_the_logs_that_they_are_about(tmp_path: Path) -> None:
 def test_tokenizers_and_templates_are_loaded_once_for_all_settings_that_name_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tito_audit.engine as engine
+    import tito_audit.run.auditor as engine
 
     loaded: list[str] = []
     load, make = engine.load_tokenizer, engine.make_renderer
@@ -393,7 +393,7 @@ def test_no_more_views_than_a_bound_whatever_the_number_of_processes(
 ) -> None:
     log = many(tmp_path / "log.jsonl")
     every = viewed(scanned(log, tokenizer=BPE, observe=True)[0])
-    monkeypatch.setattr("tito_audit.views.VIEWS", 17)
+    monkeypatch.setattr("tito_audit.viewer.selection.VIEWS", 17)
     for jobs, chunk in ((1, None), (2, 300), (3, 9_000)):
         assert viewed(scanned(log, jobs, chunk, tokenizer=BPE, observe=True)[0]) == every[:17]
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tito_audit.record.rollout import Place
-from tito_audit.reports._place import show_command
-from tito_audit.reports._shell import shell_word
-from tito_audit.reports._visible import inert, visible
 from tito_audit.summary import Summary
+from tito_audit.terminal.escape import inert, visible
+from tito_audit.terminal.place import show_command
+from tito_audit.terminal.shell import shell_word
 
 NAMES = (
     "run.jsonl",

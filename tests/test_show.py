@@ -22,13 +22,13 @@ from typer.testing import CliRunner
 from tito_audit import Settings, read_rollouts, scan_rollouts
 from tito_audit.cli import app
 from tito_audit.cli._places import Spot, wanted_place
-from tito_audit.cli._sequence import Look, Tokens, drawn, logprob_words
 from tito_audit.cli._shown import page_lines
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result, Where
 from tito_audit.report import ReportOptions
-from tito_audit.reports._page import console_for
 from tito_audit.storage import open_log
+from tito_audit.terminal.page import console_for
+from tito_audit.terminal.sequence import Look, Tokens, drawn, logprob_words
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "fixtures" / "show"

@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from tests.test_render_fast import PIECES, RARE
 from tito_audit.record.arrays import Ids
+from tito_audit.tokens.byte_fidelity import is_plain, spells_itself
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.spelling import is_plain, spells_itself
 from tito_audit.tokens.vocab import Vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tito_audit.config import Settings
 from tito_audit.errors import RecordError
 from tito_audit.formats import NUMBER_COLUMNS, map_columns, number_columns, pick_format
-from tito_audit.pipeline import read_rollouts, scan_rollouts
 from tito_audit.record.rollout import Place
-from tito_audit.storage import open_log, splice
+from tito_audit.run.scan import read_rollouts, scan_rollouts
+from tito_audit.settings.model import Settings
+from tito_audit.storage import number_arrays, open_log
+from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.number_text import numbers_of
 from tito_audit.storage.row import RawRow, parse_row
-from tito_audit.storage.splice import Splicer
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "formats"
 SHARED = Path(__file__).parent.parent.parent / "shared"
@@ -38,8 +38,8 @@ SEPARATORS = ((",", ":"), (", ", ": "))
 
 @pytest.fixture
 def every_array_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splice, "_SHORTEST", 3)
-    monkeypatch.setattr(splice, "_SHORTEST_INTEGERS", 3)
+    monkeypatch.setattr(number_arrays, "_SHORTEST", 3)
+    monkeypatch.setattr(number_arrays, "_SHORTEST_INTEGERS", 3)
 
 
 def numbers(text: str) -> Any:
@@ -379,7 +379,7 @@ def test_a_row_of_many_arrays_that_never_end_takes_no_longer_than_its_length():
 
 
 def test_a_row_that_writes_the_mark_is_read_as_without_cutting():
-    for mark in (splice._MARK, splice._MARK + "0", splice._MARK + "x"):
+    for mark in (number_arrays._MARK, number_arrays._MARK + "0", number_arrays._MARK + "x"):
         assert_same_row(b'{"token_ids":[%b],"loss_mask":["%b"]}' % (BIG.encode(), mark.encode()[:-1]))
         assert_same_row(b'{"x":"%b","token_ids":[%b]}' % (mark.encode(), BIG.encode()))
 
@@ -463,6 +463,6 @@ def test_a_scan_says_the_same_of_rows_read_either_way(log: Path, monkeypatch: py
 
     found = said(1), said(2)
     rollouts = list(read_rollouts(log))
-    monkeypatch.setattr("tito_audit.parts.number_columns", lambda mapping: {})
+    monkeypatch.setattr("tito_audit.run.log_groups.number_columns", lambda mapping: {})
     assert found == (said(1), said(1))
     exactly(rollouts, list(read_rollouts(log)))

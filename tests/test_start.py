@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tito_audit.config import Settings
 from tito_audit.errors import TokenizerError
-from tito_audit.pipeline import scan_rollouts
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import make_renderer
+from tito_audit.run.scan import scan_rollouts
+from tito_audit.settings.model import Settings
 from tito_audit.tokens import cache, load
 from tito_audit.tokens.cache import Store, Tables, cache_folder, open_store
 from tito_audit.tokens.load import load_tokenizer
@@ -442,7 +442,7 @@ def test_a_second_scan_of_a_small_clean_log_imports_no_jinja(folder, monkeypatch
             rows.append({"messages": messages, "token_ids": tokenizer.encode(rendered).tolist()})
     log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     scan = ("scan", str(log), "-t", str(TOY), "--quiet", "--report", f"json={folder.parent / 'report'}")
-    slow = {"jinja2", "rich", "tito_audit.render.sandbox", "tito_audit.render.tame"}
+    slow = {"jinja2", "rich", "tito_audit.render.sandbox", "tito_audit.render.fast.static_check"}
     first, second = modules_after(*scan), modules_after(*scan)
     assert first & slow == slow - {"rich"}
     assert not second & slow

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tito_audit import Settings, read_rollouts, repair_rollouts, scan_rollouts
-from tito_audit.config import RepairSettings
 from tito_audit.errors import SetupError, StorageError
+from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import open_log, open_output
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"

@@ -20,14 +20,14 @@ import jinja2
 import pytest
 import tokenizers
 
-from tito_audit.check import check, explain
-from tito_audit.config import Settings
-from tito_audit.engine import Stock
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.observe import measure, view
-from tito_audit.pipeline import read_rollouts
 from tito_audit.record.finding import Where
 from tito_audit.record.observed import LOGPROB_EDGES, POSITION_EDGES, Measures, Swap, View, ViewSequence
+from tito_audit.run.auditor import Loader
+from tito_audit.run.check import check, explain
+from tito_audit.run.scan import read_rollouts
+from tito_audit.settings.model import Settings
+from tito_audit.viewer.measures import measure, view
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = ("qwen2.5-coder", "gemma-3", "smollm2")
@@ -119,7 +119,7 @@ class Said(NamedTuple):
 
 @cache
 def said(model: str, mode: str) -> list[Said]:
-    engine, _ = Stock().engine(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
+    engine, _ = Loader().engine(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
     out = []
     for rollout in read_rollouts(SHARED / "rollouts" / model / f"{mode}.jsonl.gz"):
         evidence = explain(gather(rollout, engine.tokenizer, engine.renderer), engine.rules)

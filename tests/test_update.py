@@ -19,8 +19,8 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, format_named, map_columns, pick_format, unmap_columns
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding
 from tito_audit.record.edits import edits_between
-from tito_audit.record.mended import Mended, unmended
 from tito_audit.record.moved import moved_row
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.storage import open_log
 
@@ -79,7 +79,7 @@ def updated(row: Row, *, item: int = 0, **changes: Any) -> Row:
     """The one row that is written when a rollout of it is replaced in these fields."""
     form = pick_format(row)
     mended = [unmended(rollout) for rollout in form.read(row, PLACE)]
-    mended[item] = Mended(replace(mended[item].rollout, **changes), mended[item].turns_from)
+    mended[item] = RepairedRollout(replace(mended[item].rollout, **changes), mended[item].turns_from)
     (new,) = form.update(row, mended)
     return new
 
@@ -647,8 +647,8 @@ def with_prompt(rollout: Rollout, number: int, ids: list[int]) -> Rollout:
     return replace(rollout, turns=tuple(turns))
 
 
-def part(rollout: Rollout, *numbers: int) -> Mended:
-    return Mended(replace(rollout, turns=tuple(rollout.turns[n] for n in numbers)), numbers)
+def part(rollout: Rollout, *numbers: int) -> RepairedRollout:
+    return RepairedRollout(replace(rollout, turns=tuple(rollout.turns[n] for n in numbers)), numbers)
 
 
 @pytest.mark.parametrize("as_read", [lambda row: row, as_table], ids=["json", "table"])

@@ -17,7 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import agent_lightning_event, agent_lightning_span, art_group, art_parquet
 from tito_audit.record.edits import edits_between
-from tito_audit.record.mended import Mended, unmended
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.storage import open_log
 from tito_audit.storage.table_rows import plain_values
@@ -34,11 +34,11 @@ EVERY_ROW = [
 TALK = [{"role": "user", "content": "Grüße"}]
 
 
-def with_turns(rollout: Rollout, turns: dict[int, Turn], kept: Sequence[int] | None = None) -> Mended:
+def with_turns(rollout: Rollout, turns: dict[int, Turn], kept: Sequence[int] | None = None) -> RepairedRollout:
     """The rollout with some turns replaced and only those `kept`."""
     numbers = tuple(range(len(rollout.turns)) if kept is None else kept)
     left = tuple(turns.get(number, rollout.turns[number]) for number in numbers)
-    return Mended(replace(rollout, turns=left), numbers)
+    return RepairedRollout(replace(rollout, turns=left), numbers)
 
 
 def with_prompt(turn: Turn, ids: Sequence[int]) -> Turn:
@@ -250,7 +250,7 @@ def test_a_row_without_a_trajectory_stays_and_takes_no_tokens() -> None:
     assert PARQUET.update(row, [unmended(rollout)]) == (row,)
     turn = Turn(np.array([1], np.int32), np.array([2], np.int32))
     with pytest.raises(RecordError, match="no place"):
-        PARQUET.update(row, [Mended(replace(rollout, turns=(turn,)), (0,))])
+        PARQUET.update(row, [RepairedRollout(replace(rollout, turns=(turn,)), (0,))])
 
 
 def event(data: dict[str, Any], **more: Any) -> dict[str, Any]:

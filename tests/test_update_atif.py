@@ -15,16 +15,16 @@ import pytest
 
 from tests.frameworks.ask import asked, written
 from tito_audit import read_rollouts, write_rollouts
-from tito_audit.config import RepairSettings, Settings
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import format_named, pick_format
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.edits import edits_between
-from tito_audit.record.mended import Mended, unmended
 from tito_audit.record.moved import moved_row
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
-from tito_audit.rewrite import repair_rollouts
+from tito_audit.run.repair import repair_rollouts
+from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,7 +74,7 @@ def changed(row: Row, item: int = 0, number: int = 0, **changes: Any) -> Row:
     rollout = mended[item].rollout
     turns = list(rollout.turns)
     turns[number] = replace(turns[number], **changes)
-    mended[item] = Mended(replace(rollout, turns=tuple(turns)), mended[item].turns_from)
+    mended[item] = RepairedRollout(replace(rollout, turns=tuple(turns)), mended[item].turns_from)
     (new,) = form.update(row, mended)
     return new
 
@@ -85,7 +85,7 @@ def rowed(row: Row, make: Callable[[TrainingRow], TrainingRow], item: int = 0) -
     mended = [unmended(rollout) for rollout in form.read(row, PLACE)]
     old = mended[item].rollout.training_row
     assert old is not None
-    mended[item] = Mended(replace(mended[item].rollout, training_row=make(old)), mended[item].turns_from)
+    mended[item] = RepairedRollout(replace(mended[item].rollout, training_row=make(old)), mended[item].turns_from)
     (new,) = form.update(row, mended)
     return new
 
@@ -204,7 +204,7 @@ def test_a_call_can_neither_be_left_out_nor_change_what_was_sampled(name: str) -
     form = pick_format(row)
     whole = [unmended(rollout) for rollout in form.read(row, PLACE)]
     rollout = whole[0].rollout
-    less = Mended(replace(rollout, turns=rollout.turns[1:]), whole[0].turns_from[1:])
+    less = RepairedRollout(replace(rollout, turns=rollout.turns[1:]), whole[0].turns_from[1:])
     with pytest.raises(RecordError, match="can neither be left out"):
         form.update(row, [less, *whole[1:]])
     completion = rollout.turns[0].completion_ids

@@ -18,7 +18,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import nemo_gym, openai_chat, sglang, vllm
 from tito_audit.record.column import Column
 from tito_audit.record.edits import ABSENT, edits_between
-from tito_audit.record.mended import Mended, unmended
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
 from tito_audit.storage.table_rows import plain_values
 
@@ -64,11 +64,11 @@ def read_one(form: Format, row: Row) -> Rollout:
     return rollout
 
 
-def with_turns(rollout: Rollout, turns: dict[int, Turn], kept: Sequence[int] | None = None) -> Mended:
+def with_turns(rollout: Rollout, turns: dict[int, Turn], kept: Sequence[int] | None = None) -> RepairedRollout:
     """The rollout with some turns replaced and only those `kept`."""
     numbers = tuple(range(len(rollout.turns)) if kept is None else kept)
     left = tuple(turns.get(number, rollout.turns[number]) for number in numbers)
-    return Mended(replace(rollout, turns=left), numbers)
+    return RepairedRollout(replace(rollout, turns=left), numbers)
 
 
 def with_prompt(turn: Turn, ids: Sequence[int]) -> Turn:
@@ -82,7 +82,7 @@ def with_logprobs(turn: Turn, values: Sequence[float]) -> Turn:
     return replace(turn, completion_logprobs=array, columns=columns)
 
 
-def update(form: Format, row: Row, *mended: Mended) -> Sequence[Row]:
+def update(form: Format, row: Row, *mended: RepairedRollout) -> Sequence[Row]:
     """The new rows; the old one is as it was."""
     was = copy.deepcopy(row)
     rows = form.update(row, mended)
@@ -214,7 +214,7 @@ def test_a_prompt_changes_in_every_copy_of_its_call_and_nowhere_else(
     assert said(read_one(nemo_gym.FORMAT, new)) == [([1], [2]), ([1, 2, 8, 9], [4, 5]), ([1, 2, 3, 4, 6], [7])]
     (edit, *_) = edits_between(row, new)
     assert type(edit.value) is (np.ndarray if parquet else list)
-    again = Mended(read_one(nemo_gym.FORMAT, new), one.turns_from)
+    again = RepairedRollout(read_one(nemo_gym.FORMAT, new), one.turns_from)
     assert nemo_gym.FORMAT.update(new, [again]) == (new,)
 
 
@@ -398,7 +398,7 @@ def test_what_a_row_has_no_place_for_is_refused() -> None:
     with pytest.raises(RecordError, match="no rollout"):
         nemo_gym.FORMAT.update(row, [])
     with pytest.raises(RecordError, match="another order"):
-        nemo_gym.FORMAT.update(row, [Mended(replace(rollout, turns=rollout.turns[:2]), (1, 0))])
+        nemo_gym.FORMAT.update(row, [RepairedRollout(replace(rollout, turns=rollout.turns[:2]), (1, 0))])
 
 
 def test_answers_before_the_first_tokens_are_history() -> None:

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tito_audit import Settings, read_rollouts, repair_rollouts, scan_rollouts, write_rollouts
-from tito_audit.config import RepairSettings
 from tito_audit.errors import RecordError
 from tito_audit.formats import pick_format
 from tito_audit.record.edits import edits_between
-from tito_audit.record.mended import Mended, unmended
 from tito_audit.record.moved import moved_row
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.settings.model import RepairSettings
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 FORMATS = FIXTURES / "formats"
@@ -56,7 +56,7 @@ def spliced(row: TrainingRow, start: int, end: int, ids: list[int], mask: Any = 
 def updated(row: Any, wanted: TrainingRow) -> Any:
     """The row with this training row, read again to see that it says so."""
     rollout = read(row)
-    (new,) = pick_format(row).update(row, [Mended(replace(rollout, training_row=wanted), ())])
+    (new,) = pick_format(row).update(row, [RepairedRollout(replace(rollout, training_row=wanted), ())])
     said = read(new).training_row
     assert said is not None
     assert said.token_ids.tolist() == wanted.token_ids.tolist()
@@ -172,7 +172,7 @@ def test_a_sample_without_a_training_row_gets_none():
     row = fixture("slime", "no-ids-null")
     wanted = replace(read(row), training_row=row_of(sample()))
     with pytest.raises(RecordError, match="neither be added"):
-        pick_format(row).update(row, [Mended(wanted, ())])
+        pick_format(row).update(row, [RepairedRollout(wanted, ())])
 
 
 def test_a_sample_holds_no_fork():
@@ -246,17 +246,17 @@ def test_the_messages_of_a_trajectory_take_no_tokens():
     line = json.loads((FORMATS / "miles_trajectory.jsonl").read_text().splitlines()[0])
     wanted = replace(read(line), training_row=row_of(sample()))
     with pytest.raises(RecordError, match="dashboard_columns"):
-        pick_format(line).update(line, [Mended(wanted, ())])
+        pick_format(line).update(line, [RepairedRollout(wanted, ())])
     assert pick_format(line).update(line, []) == ()
 
 
 # Sessions
 
 
-def with_prompt(rollout: Rollout, number: int, ids: list[int]) -> Mended:
+def with_prompt(rollout: Rollout, number: int, ids: list[int]) -> RepairedRollout:
     turns = list(rollout.turns)
     turns[number] = replace(turns[number], prompt_ids=np.array(ids, np.int32))
-    return Mended(replace(rollout, turns=tuple(turns)), tuple(range(len(turns))))
+    return RepairedRollout(replace(rollout, turns=tuple(turns)), tuple(range(len(turns))))
 
 
 def test_a_changed_prompt_is_written_in_every_copy_of_a_session():
@@ -298,8 +298,8 @@ def test_the_parts_of_a_fork_are_sessions_with_their_calls():
     row = fixture("miles_session", "clean-with-an-error-behind")
     rollout = read(row)
     parts = [
-        Mended(replace(rollout, turns=rollout.turns[:2]), (0, 1)),
-        Mended(replace(rollout, turns=rollout.turns[2:]), (2,)),
+        RepairedRollout(replace(rollout, turns=rollout.turns[:2]), (0, 1)),
+        RepairedRollout(replace(rollout, turns=rollout.turns[2:]), (2,)),
     ]
     first, second = pick_format(row).update(row, parts)
     assert [record["status_code"] for record in first["records"]] == [200, 200, 400]
@@ -310,7 +310,7 @@ def test_the_parts_of_a_fork_are_sessions_with_their_calls():
     assert first["metadata"]["accumulated_token_ids"] == seen.tolist()
     assert len(read(first).messages) == 5
     with pytest.raises(RecordError, match="no call would be left"):
-        pick_format(row).update(row, [Mended(replace(rollout, turns=()), ())])
+        pick_format(row).update(row, [RepairedRollout(replace(rollout, turns=()), ())])
 
 
 def test_a_repair_of_sessions_leaves_fewer_findings_and_no_new_ones(tmp_path: Path):
@@ -356,6 +356,6 @@ def test_a_line_is_one_call_and_stays_one():
     row = fixture("nemo_gym_tokens", "clean")
     rollout = read(row)
     with pytest.raises(RecordError, match="cannot be left without it"):
-        pick_format(row).update(row, [Mended(replace(rollout, turns=()), ())])
+        pick_format(row).update(row, [RepairedRollout(replace(rollout, turns=()), ())])
     with pytest.raises(RecordError, match="fork"):
         pick_format(row).update(row, [unmended(rollout)] * 2)

@@ -17,8 +17,8 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import pick_format, prime_rl_sample, prime_rl_tokens, verifiers_results, verifiers_v1
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.edits import edits_between
-from tito_audit.record.mended import Mended, unmended
 from tito_audit.record.moved import moved_row
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
@@ -67,17 +67,17 @@ def read_one(row: Row) -> Rollout:
     return rollout
 
 
-def with_turns(rollout: Rollout, turns: Mapping[int, Turn]) -> Mended:
+def with_turns(rollout: Rollout, turns: Mapping[int, Turn]) -> RepairedRollout:
     """The rollout with some of its turns replaced."""
     new = tuple(turns.get(number, turn) for number, turn in enumerate(rollout.turns))
-    return Mended(replace(rollout, turns=new), tuple(range(len(new))))
+    return RepairedRollout(replace(rollout, turns=new), tuple(range(len(new))))
 
 
-def with_prompt(rollout: Rollout, turn: int, ids: Sequence[int]) -> Mended:
+def with_prompt(rollout: Rollout, turn: int, ids: Sequence[int]) -> RepairedRollout:
     return with_turns(rollout, {turn: replace(rollout.turns[turn], prompt_ids=np.array(ids, np.int32))})
 
 
-def with_column(rollout: Rollout, turn: int, name: str, values: Sequence[float] | None) -> Mended:
+def with_column(rollout: Rollout, turn: int, name: str, values: Sequence[float] | None) -> RepairedRollout:
     """The rollout with one column of a turn changed, or without it."""
     one = rollout.turns[turn]
     new = None if values is None else np.array(values, np.float64)
@@ -91,7 +91,7 @@ def with_column(rollout: Rollout, turn: int, name: str, values: Sequence[float] 
     return with_turns(rollout, {turn: replace(one, columns=columns, completion_logprobs=logprobs)})
 
 
-def written(row: Row, *mended: Mended) -> Row:
+def written(row: Row, *mended: RepairedRollout) -> Row:
     """The one row that is written; what it was made of stays as it was."""
     before = copy.deepcopy(row)
     (new,) = pick_format(row).update(row, mended)
@@ -233,7 +233,7 @@ def test_what_a_trace_cannot_hold_is_refused() -> None:
     with pytest.raises(RecordError, match="cannot hold a fork, and needs none"):
         written(row, unmended(rollout), unmended(rollout))
     with pytest.raises(RecordError, match="cannot be left out"):
-        written(row, Mended(replace(rollout, turns=rollout.turns[1:]), (1,)))
+        written(row, RepairedRollout(replace(rollout, turns=rollout.turns[1:]), (1,)))
     with pytest.raises(RecordError, match="which of the two they belong"):
         written(broken(), with_prompt(read_one(broken()), 1, [1, 2, 5, 4, 6, 6, 5]))
     odd = fixture(verifiers_v1.FORMAT, "question-under-the-mask")
@@ -320,7 +320,7 @@ def test_what_a_trajectory_cannot_hold_is_refused() -> None:
     with pytest.raises(RecordError, match="cannot hold a fork, and needs none"):
         written(row, unmended(rollout), unmended(rollout))
     with pytest.raises(RecordError, match="cannot be left out"):
-        written(row, Mended(replace(rollout, turns=rollout.turns[1:]), (1, 2)))
+        written(row, RepairedRollout(replace(rollout, turns=rollout.turns[1:]), (1, 2)))
     odd = fixture(verifiers_results.FORMAT, "prompt-under-the-mask")
     held = read_one(odd)
     with pytest.raises(RecordError, match="prompt_mask trains tokens"):
@@ -344,7 +344,7 @@ def spliced(row: TrainingRow, start: int, end: int, ids: Sequence[int]) -> Train
     return moved_row(row, token_ids.astype(np.int32), source, loss_mask=mask, logprobs=logprobs).row
 
 
-def with_row(rollout: Rollout, row: TrainingRow) -> Mended:
+def with_row(rollout: Rollout, row: TrainingRow) -> RepairedRollout:
     return unmended(replace(rollout, training_row=row))
 
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from tito_audit.version import VERSION
 
 if TYPE_CHECKING:
-    from tito_audit.config import GateSettings as GateSettings
-    from tito_audit.config import MaxRate as MaxRate
-    from tito_audit.config import Override as Override
-    from tito_audit.config import RepairChoices as RepairChoices
-    from tito_audit.config import RepairSettings as RepairSettings
-    from tito_audit.config import Settings as Settings
-    from tito_audit.convert import Conversion as Conversion
-    from tito_audit.convert import convert_rollouts as convert_rollouts
+    from tito_audit.align.mask_drift import mask_drift as mask_drift
+    from tito_audit.chains.fork import ForkedRow as ForkedRow
+    from tito_audit.chains.fork import fork_cost as fork_cost
+    from tito_audit.chains.fork import fork_rows as fork_rows
+    from tito_audit.chains.splice import splice_prefix as splice_prefix
+    from tito_audit.convert.run import Conversion as Conversion
+    from tito_audit.convert.run import convert_rollouts as convert_rollouts
     from tito_audit.errors import RecordError as RecordError
     from tito_audit.errors import RenderError as RenderError
     from tito_audit.errors import SetupError as SetupError
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
     from tito_audit.errors import TokenizerError as TokenizerError
     from tito_audit.gate import GatedScan as GatedScan
     from tito_audit.gate import gate_rollouts as gate_rollouts
-    from tito_audit.mend.drift import mask_drift as mask_drift
-    from tito_audit.mend.fork import ForkedRow as ForkedRow
-    from tito_audit.mend.fork import fork_cost as fork_cost
-    from tito_audit.mend.fork import fork_rows as fork_rows
-    from tito_audit.mend.splice import splice_prefix as splice_prefix
-    from tito_audit.pipeline import Scan as Scan
-    from tito_audit.pipeline import load_renderer as load_renderer
-    from tito_audit.pipeline import read_rollouts as read_rollouts
-    from tito_audit.pipeline import scan_rollouts as scan_rollouts
     from tito_audit.record.finding import Finding as Finding
     from tito_audit.record.finding import Hit as Hit
     from tito_audit.record.finding import Result as Result
@@ -52,19 +42,29 @@ if TYPE_CHECKING:
     from tito_audit.record.rollout import Rollout as Rollout
     from tito_audit.record.rollout import TrainingRow as TrainingRow
     from tito_audit.record.rollout import Turn as Turn
-    from tito_audit.rewrite import Repairs as Repairs
-    from tito_audit.rewrite import repair_rollouts as repair_rollouts
+    from tito_audit.run.repair import Repairs as Repairs
+    from tito_audit.run.repair import repair_rollouts as repair_rollouts
+    from tito_audit.run.scan import Scan as Scan
+    from tito_audit.run.scan import load_renderer as load_renderer
+    from tito_audit.run.scan import read_rollouts as read_rollouts
+    from tito_audit.run.scan import scan_rollouts as scan_rollouts
+    from tito_audit.run.write import write_rollouts as write_rollouts
+    from tito_audit.settings.model import GateSettings as GateSettings
+    from tito_audit.settings.model import MaxRate as MaxRate
+    from tito_audit.settings.model import Override as Override
+    from tito_audit.settings.model import RepairChoices as RepairChoices
+    from tito_audit.settings.model import RepairSettings as RepairSettings
+    from tito_audit.settings.model import Settings as Settings
     from tito_audit.summary import Fixed as Fixed
     from tito_audit.summary import Gate as Gate
     from tito_audit.summary import RateCount as RateCount
     from tito_audit.summary import Summary as Summary
-    from tito_audit.write import write_rollouts as write_rollouts
 
 __version__ = VERSION
 
 _HOMES = {
-    "config": ("GateSettings", "MaxRate", "Override", "RepairChoices", "RepairSettings", "Settings"),
-    "convert": ("Conversion", "convert_rollouts"),
+    "settings.model": ("GateSettings", "MaxRate", "Override", "RepairChoices", "RepairSettings", "Settings"),
+    "convert.run": ("Conversion", "convert_rollouts"),
     "errors": (
         "RecordError",
         "RenderError",
@@ -75,17 +75,17 @@ _HOMES = {
         "TokenizerError",
     ),
     "gate": ("GatedScan", "gate_rollouts"),
-    "mend.drift": ("mask_drift",),
-    "mend.fork": ("ForkedRow", "fork_cost", "fork_rows"),
-    "mend.splice": ("splice_prefix",),
-    "pipeline": ("Scan", "load_renderer", "read_rollouts", "scan_rollouts"),
+    "align.mask_drift": ("mask_drift",),
+    "chains.fork": ("ForkedRow", "fork_cost", "fork_rows"),
+    "chains.splice": ("splice_prefix",),
+    "run.scan": ("Scan", "load_renderer", "read_rollouts", "scan_rollouts"),
     "record.finding": ("Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"),
     "record.message": ("Message", "ToolCall"),
     "record.outcome": ("Outcome",),
     "record.rollout": ("Place", "Rollout", "TrainingRow", "Turn"),
-    "rewrite": ("Repairs", "repair_rollouts"),
+    "run.repair": ("Repairs", "repair_rollouts"),
     "summary": ("Fixed", "Gate", "RateCount", "Summary"),
-    "write": ("write_rollouts",),
+    "run.write": ("write_rollouts",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

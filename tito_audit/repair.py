@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tito_audit.config import RepairChoices
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.finding import Finding
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
+from tito_audit.settings.model import RepairChoices
 
-__all__ = ["Mend", "Repair", "Safety", "repair"]
+__all__ = ["Proposal", "Repair", "Safety", "repair"]
 
 
 class Safety(StrEnum):
@@ -20,14 +20,14 @@ class Safety(StrEnum):
 
     SAFE = "safe"
     UNSAFE = "unsafe"
-    DEPENDS = "safe or unsafe"  # each Mend says which, by what the log proves
+    DEPENDS = "safe or unsafe"  # each Proposal says which, by what the log proves
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class Proposal:
     """What a repair proposes for one rollout; kept only if the audit of the written row proves it."""
 
-    rollouts: tuple[Mended, ...]
+    rollouts: tuple[RepairedRollout, ...]
     """In place of the rollout: one, several for a fork, none to leave it out. All have its place."""
     safety: Safety = Safety.SAFE
     reason: str = ""
@@ -45,7 +45,7 @@ class Mend:
     """Codes that the repair may bring about by what it does on purpose (untrained tokens: MSK402)."""
 
 
-Mender = Callable[[Evidence, tuple[Finding, ...], RepairChoices], Mend | None]
+Mender = Callable[[Evidence, tuple[Finding, ...], RepairChoices], Proposal | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pages.words import Pages, fenced, flags_as_code, table, toctree
 from tito_audit.cli import app
 from tito_audit.cli._exits import EXIT_CODES
 from tito_audit.cli._help import SUMMARIES, record_of
-from tito_audit.config_file import COMMAND_LINE_ONLY, KEYS, OVERRIDES, Key
+from tito_audit.settings.file import COMMAND_LINE_ONLY, KEYS, OVERRIDES, Key
 
 __all__ = ["commands", "configuration", "exit_codes", "walked"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pages.words import Pages, command_block, fenced, table, toctree
 from tito_audit.cli._compare import REPORTS as REPAIR_REPORTS
+from tito_audit.convert.rows import makers_of
 from tito_audit.format import Format
 from tito_audit.formats import all_formats
 from tito_audit.repair import Repair
@@ -66,9 +67,9 @@ def formats(intro: str) -> Pages:
 
 
 def _format(one: Format) -> str:
-    facts = [("Written by", one.title), ("Told by", one.signature)]
-    if one.makers:
-        facts.append(("Made by", ", ".join(f"`tito-audit convert --to {maker.name}`" for maker in one.makers)))
+    facts = [("Written by", one.title), ("Detection by", one.signature)]
+    if makers := makers_of(one):
+        facts.append(("Made by", ", ".join(f"`tito-audit convert --to {maker.name}`" for maker in makers)))
     origin = inspect.cleandoc(importlib.import_module(f"tito_audit.formats.{one.name}").__doc__ or "")
     parts = [f"# {one.name}\n", *_facts(facts), "## What can be audited\n", one.shows + "\n"]
     parts += ["## How it is read\n", origin + "\n"]

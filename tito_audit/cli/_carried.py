@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TextIO
 
-from tito_audit.convert import Conversion
-from tito_audit.reports._visible import inert, visible
+from tito_audit.convert.run import Conversion
+from tito_audit.terminal.escape import inert, visible
 
 __all__ = ["MOST", "print_survey", "why_refused"]
 

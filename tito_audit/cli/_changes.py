@@ -17,8 +17,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from tito_audit.cli._regions import Beside, Region, changed_regions
-from tito_audit.reports._boxes import shortened
-from tito_audit.reports._words import many
+from tito_audit.terminal.boxes import shortened
+from tito_audit.terminal.words import many
 
 __all__ = ["Changes", "extent"]
 

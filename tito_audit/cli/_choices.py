@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tito_audit.cli import _complete
-from tito_audit.config import RepairChoices, RepairSettings
 from tito_audit.errors import SetupError
+from tito_audit.settings.model import RepairChoices, RepairSettings
 
 __all__ = [
     "MaskBy",

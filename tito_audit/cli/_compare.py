@@ -16,15 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_audit.cli._tally import NEEDS_UNSAFE, Said, Sayings, Tally
-from tito_audit.config import RepairSettings, Settings
 from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
-from tito_audit.reports._page import STYLES, console_for, print_commands, print_list
-from tito_audit.reports._place import show_command
 from tito_audit.reports._schema import as_json, summary_object
-from tito_audit.reports._visible import inert, visible
-from tito_audit.reports._words import listed, many
+from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.summary import RuleCount, Summary
+from tito_audit.terminal.escape import inert, visible
+from tito_audit.terminal.page import STYLES, console_for, print_commands, print_list
+from tito_audit.terminal.place import show_command
+from tito_audit.terminal.words import listed, many
 
 __all__ = ["REPORTS", "Repaired"]
 

@@ -45,7 +45,7 @@ def manuals(incomplete: str) -> list[str]:
 
 def forms(incomplete: str) -> list[str]:
     """Forms that `--to` makes."""
-    from tito_audit.making import all_makers
+    from tito_audit.convert.rows import all_makers
 
     return _starting(all_makers(), incomplete)
 

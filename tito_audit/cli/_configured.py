@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tito_audit.config_file import KEYS, OVERRIDES, Config, find_config, read_config
 from tito_audit.errors import SetupError
+from tito_audit.settings.file import KEYS, OVERRIDES, Config, find_config, read_config
 
 __all__ = [
     "ConfigFile",

@@ -14,7 +14,7 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
-from tito_audit.reports._visible import visible
+from tito_audit.terminal.escape import visible
 
 __all__ = ["diff_lines"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import typer
 
 from tito_audit.cli._configured import config_of, flag_of, on_command_line
-from tito_audit.config import Override
-from tito_audit.config_file import KEYS, OVERRIDES, PATHS, Config, FileOverride, Key, look_for_config
+from tito_audit.settings.file import KEYS, OVERRIDES, PATHS, Config, FileOverride, Key, look_for_config
+from tito_audit.settings.model import Override
 
 __all__ = ["Effective", "as_object", "effective", "lines"]
 

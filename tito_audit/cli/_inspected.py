@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_audit.inspect import Column, Inspection, Look, Relation, RelationKind, Role, Sentinel, TakenFor
-from tito_audit.reports._visible import visible
-from tito_audit.reports._words import many
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.words import many
 
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary

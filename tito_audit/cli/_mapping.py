@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tito_audit.cli._inspected import decoded, short
 from tito_audit.inspect import Column, Inspection, Role, Trial, as_flags, as_toml, by_their_names
-from tito_audit.reports._visible import visible
+from tito_audit.terminal.escape import visible
 
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary

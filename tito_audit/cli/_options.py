@@ -21,9 +21,9 @@ from tito_audit.cli._configured import (
 )
 from tito_audit.cli._option_words import EncoderWord, FailOnWord, ToolArgumentsWord
 from tito_audit.cli._rates import gate_settings_of, known_prefix, share_of
-from tito_audit.config import FailOn, Override, Settings, ToolArguments
-from tito_audit.config_file import KEYS
 from tito_audit.errors import SetupError
+from tito_audit.settings.file import KEYS
+from tito_audit.settings.model import FailOn, Override, Settings, ToolArguments
 
 __all__ = [
     "MAX_ROW_BYTES",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tito_audit.config import GateSettings, MaxRate
 from tito_audit.errors import SetupError
+from tito_audit.settings.model import GateSettings, MaxRate
 
 __all__ = ["gate_settings_of", "known_prefix", "max_rate_of", "share_of"]
 

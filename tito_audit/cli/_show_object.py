@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tito_audit.cli._sequence import Tokens
 from tito_audit.cli._shown import Part, wanted_parts
 from tito_audit.record.finding import Result
 from tito_audit.reports._schema import finding_object
+from tito_audit.terminal.sequence import Tokens
 
 __all__ = ["rollout_object"]
 

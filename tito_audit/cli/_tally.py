@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tito_audit.config import Settings
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
+from tito_audit.settings.model import Settings
 
 __all__ = ["FORK_COST", "NEEDS_UNSAFE", "Done", "Said", "Sayings", "Tally"]
 

@@ -12,7 +12,7 @@ from tito_audit.cli import _choices as choices
 from tito_audit.cli import _options as options
 from tito_audit.cli import convert, repair, scan, show
 from tito_audit.cli import inspect as inspect_command
-from tito_audit.config_file import KEYS
+from tito_audit.settings.file import KEYS
 
 __all__ = ["config", "fresh_schema"]
 
@@ -48,8 +48,8 @@ def config(
 
     from tito_audit.cli._effective import as_object, effective, lines
     from tito_audit.reports._schema import as_json
-    from tito_audit.reports._visible import inert, visible
     from tito_audit.storage import find_logs
+    from tito_audit.terminal.escape import inert, visible
 
     if schema:
         sys.stdout.write(_shipped_schema())
@@ -95,7 +95,7 @@ def fresh_schema(commands: dict[str, Any]) -> str:
     """The JSON schema of the file, made of the keys and of what the flags of these commands say of themselves."""
     import json
 
-    from tito_audit.config_file import config_schema
+    from tito_audit.settings.file import config_schema
 
     helps: dict[str, str] = {}
     defaults: dict[str, Any] = {}

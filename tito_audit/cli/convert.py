@@ -63,8 +63,8 @@ def convert(
     and --lossy does not allow it, or if rows could not be converted.
     """
     from tito_audit.cli._carried import print_survey, why_refused
-    from tito_audit.cli._terminal import Pace, watched
-    from tito_audit.convert import Conversion
+    from tito_audit.convert.run import Conversion
+    from tito_audit.terminal.terminal import Pace, watched
 
     if out is None and not dry_run:
         raise SetupError(
@@ -89,14 +89,14 @@ def convert(
         sys.stdout.flush()
     refused = (not carried.lossless and not lossy) or (carried.not_converted and not carried.rows_made)
     if refused and not dry_run:
-        from tito_audit.reports._visible import visible
+        from tito_audit.terminal.escape import visible
 
         print(f"tito-audit: {visible(why_refused(run))}", file=sys.stderr)
     elif not dry_run:
         for _ in watched(run.write(), silent=quiet, pace=Pace()):
             pass
         if not quiet:
-            from tito_audit.reports._visible import visible
+            from tito_audit.terminal.escape import visible
 
             print(
                 f"\nWritten to {visible(str(run.written))}, read again and compared: every row says what was read."

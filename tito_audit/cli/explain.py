@@ -69,7 +69,7 @@ def _repair_head(repair: Repair) -> str:
 
 
 def _print(manual: str) -> None:
-    from tito_audit.cli._terminal import colors, page_width
+    from tito_audit.terminal.terminal import colors, page_width
 
     if not colors(sys.stdout):
         return print(manual)

@@ -48,12 +48,12 @@ def inspect(
 
     from tito_audit.cli._inspected import page_lines
     from tito_audit.cli._mapping import as_object, mapping_lines
-    from tito_audit.cli._terminal import colors, page_width
     from tito_audit.inspect import inspect_log
     from tito_audit.report import ReportOptions
-    from tito_audit.reports._page import console_for
     from tito_audit.reports._schema import as_json
-    from tito_audit.reports._visible import inert, visible
+    from tito_audit.terminal.escape import inert, visible
+    from tito_audit.terminal.page import console_for
+    from tito_audit.terminal.terminal import colors, page_width
 
     settings = options.settings_of(
         tokenizer=tokenizer,

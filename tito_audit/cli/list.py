@@ -88,9 +88,9 @@ def _print(head: Sequence[str], rows: _Rows) -> None:
     """A table without lines; words wrap to the terminal."""
     from rich.table import Table
 
-    from tito_audit.cli._terminal import page_width
     from tito_audit.report import ReportOptions
-    from tito_audit.reports._page import printed
+    from tito_audit.terminal.page import printed
+    from tito_audit.terminal.terminal import page_width
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for index, name in enumerate(head):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tito_audit.cli._compare import Repaired
     from tito_audit.record.outcome import Outcome
     from tito_audit.report import ReportOptions
-    from tito_audit.rewrite import Repairs
+    from tito_audit.run.repair import Repairs
 
 __all__ = ["repair"]
 
@@ -104,11 +104,11 @@ def repair(
     """
     from tito_audit.cli._compare import Repaired
     from tito_audit.cli._tally import Tally
-    from tito_audit.cli._terminal import colors, page_width, watched
     from tito_audit.record.finding import Severity
     from tito_audit.report import ReportOptions
-    from tito_audit.rewrite import repair_rollouts
     from tito_audit.rules import all_rules
+    from tito_audit.run.repair import repair_rollouts
+    from tito_audit.terminal.terminal import colors, page_width, watched
 
     if out is None and not dry_run and not diff:
         raise SetupError(
@@ -194,7 +194,7 @@ def _wanted_reports(
 def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, most: int) -> Iterator[Outcome]:
     """The outcomes, with what changed in the first of them printed while they pass."""
     from tito_audit.cli._diff import diff_lines
-    from tito_audit.reports._page import console_for, line_printed
+    from tito_audit.terminal.page import console_for, line_printed
 
     console = console_for(sys.stdout, page)
     changed = 0

@@ -104,11 +104,11 @@ def scan(
     """
     from tito_audit.cli._deliver import deliver, wanted_reports
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._terminal import Pace, begun, colors, page_width, watched
     from tito_audit.gate import gate_rollouts
-    from tito_audit.jobs import can_fork, usable_cores
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
+    from tito_audit.run.workers import can_fork, usable_cores
+    from tito_audit.terminal.terminal import Pace, begun, colors, page_width, watched
 
     settings = options.settings_of(
         tokenizer=tokenizer,

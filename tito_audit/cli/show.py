@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tito_audit.cli._places import Spots, Wanted
-    from tito_audit.cli._sequence import Look
-    from tito_audit.config import Settings
-    from tito_audit.pipeline import Scan
     from tito_audit.record.finding import Result
+    from tito_audit.run.scan import Scan
+    from tito_audit.settings.model import Settings
+    from tito_audit.terminal.sequence import Look
 
 __all__ = ["show"]
 
@@ -93,13 +93,13 @@ def show(
     config: options.ConfigFile = None,
 ) -> None:
     """Show one rollout as tokens: recorded over canonical where they differ, findings underneath."""
-    from tito_audit.cli._pager import show_page
     from tito_audit.cli._places import wanted_place
-    from tito_audit.cli._sequence import Look
-    from tito_audit.cli._terminal import colors, page_width
-    from tito_audit.pipeline import scan_rollouts
     from tito_audit.report import ReportOptions
-    from tito_audit.reports._page import console_for
+    from tito_audit.run.scan import scan_rollouts
+    from tito_audit.terminal.page import console_for
+    from tito_audit.terminal.pager import show_page
+    from tito_audit.terminal.sequence import Look
+    from tito_audit.terminal.terminal import colors, page_width
 
     settings = options.settings_of(
         tokenizer=tokenizer,
@@ -175,7 +175,7 @@ def _row(file: Path, settings: Settings) -> int:
 
 def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[Result, int]:
     """The one result wanted and how many its row holds."""
-    from tito_audit.cli._terminal import watched
+    from tito_audit.terminal.terminal import watched
 
     with closing(watched(run, silent=True)) as results:
         held = [result for result in results if not result.of_log]
@@ -237,8 +237,8 @@ def _page(
     from rich.text import Text
 
     from tito_audit.cli._shown import page_lines
-    from tito_audit.reports._page import line_printed
-    from tito_audit.reports._visible import visible
+    from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.page import line_printed
 
     for line in page_lines(result, look, console, wanted.turn, spots):
         yield line_printed(line, console)

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import reencoded_differences, tail_and_completion
 from tito_audit.evidence.constructions import constructed
 from tito_audit.evidence.judgement import JUDGEMENT, refined
-from tito_audit.evidence.links import Chains, chain_turns
 from tito_audit.evidence.model import Difference, Evidence, RowView
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.rendered import write_conversation
 from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import row_against_calls, row_against_itself, row_against_template
-from tito_audit.evidence.written import write_conversation
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, hidden_and_trained, visible_part

@@ -10,10 +10,10 @@ import numpy as np
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.drift import align
 from tito_audit.errors import RenderError
+from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Stretch, difference, region_of, stretches
-from tito_audit.evidence.growth import Comparison, GrownPieces, Spelled, compared, settled
-from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference
+from tito_audit.evidence.prefix_reuse import Comparison, GrownPieces, Spelled, compared, settled
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message

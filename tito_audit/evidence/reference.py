@@ -14,7 +14,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Forms, Renderer
-from tito_audit.tokens.spelling import known_to_keep
+from tito_audit.tokens.byte_fidelity import known_to_keep
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 

@@ -12,12 +12,12 @@ from tito_audit.align.blocks import Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.answers import answered, answers_begun, logprobs_prove, marked
+from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
-from tito_audit.evidence.links import Chains
 from tito_audit.evidence.model import Against, Break, Difference, RowView
 from tito_audit.evidence.reference import Reference, pieces_of
+from tito_audit.evidence.rendered import COMMON_ROLES, Written
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, Roles, token_roles, unknown_roles
-from tito_audit.evidence.written import COMMON_ROLES, Written
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs

@@ -13,7 +13,7 @@ from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._mapping import CANONICAL_COLUMNS, map_columns, unmap_columns
 from tito_audit.formats._numbers import NUMBER_COLUMNS, number_columns
 from tito_audit.formats._responses_items import chat_tools
-from tito_audit.formats._signature import Near, Told, near_formats, told_by
+from tito_audit.formats._signature import Detection, Near, near_formats, told_by
 from tito_audit.formats._wrapped import wrapped_at
 from tito_audit.registry import plugins
 
@@ -27,8 +27,8 @@ __all__ = [
     "NUMBER_COLUMNS",
     "PROMPT_IDS",
     "STALE",
+    "Detection",
     "Near",
-    "Told",
     "all_formats",
     "calls_unknown_tools",
     "chat_tools",

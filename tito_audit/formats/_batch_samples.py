@@ -18,14 +18,14 @@ from tito_audit.formats._columns import FLAT_IDS, is_list, parsed, stated_facts
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
 from tito_audit.formats._update import at_most_one_each, with_values
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
 __all__ = ["batch_read", "batch_update", "is_batch", "sample_rollout", "updated_sample"]
 
 ReadSample = Callable[[Row, Place], Rollout]
-UpdateSample = Callable[[Row, Rollout, Mended], Row]
+UpdateSample = Callable[[Row, Rollout, RepairedRollout], Row]
 
 
 def is_batch(row: Row, name: str) -> bool:
@@ -48,7 +48,7 @@ def batch_read(row: Row, place: Place, ids: str, read: ReadSample) -> Sequence[R
 
 
 def batch_update(
-    row: Row, mended: Sequence[Mended], ids: str, read: ReadSample, update: UpdateSample
+    row: Row, mended: Sequence[RepairedRollout], ids: str, read: ReadSample, update: UpdateSample
 ) -> Sequence[Row]:
     """The row with what its samples say from now on."""
     if not mended:
@@ -95,7 +95,7 @@ def sample_rollout(
     )
 
 
-def updated_sample(row: Row, before: Rollout, one: Mended) -> Row:
+def updated_sample(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     """A sample with its columns as they are from now on."""
     if one.turns_from != tuple(range(len(before.turns))):
         raise RecordError("the sample is one call and cannot be left without it")

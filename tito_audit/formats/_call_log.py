@@ -13,8 +13,8 @@ from tito_audit.formats._responses_read import answered, request_facts, request_
 from tito_audit.formats._responses_write import choice_edits, updated_with
 from tito_audit.formats._turn_change import Change
 from tito_audit.record.edits import Edit, Path
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["ChangeEdits", "LoggedCall", "Part", "chat_calls", "numbered", "part_of", "threads", "updated_parts"]
@@ -133,7 +133,9 @@ def numbered(parts: Sequence[Part], place: Place) -> tuple[Part, ...]:
     )
 
 
-def updated_parts(row: Row, mended: Sequence[Mended], parts_of: Callable[[Row, Place], Sequence[Part]]) -> Row:
+def updated_parts(
+    row: Row, mended: Sequence[RepairedRollout], parts_of: Callable[[Row, Place], Sequence[Part]]
+) -> Row:
     """The row with what the rollouts say; itself when that is nothing new, RecordError where it has no place."""
     if not mended:
         raise RecordError("no rollout of the row is left, so there is no row to write")

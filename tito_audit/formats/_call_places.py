@@ -16,7 +16,7 @@ from tito_audit.formats._turn_change import Change, Read, changes_of, recounted,
 from tito_audit.formats._update import as_logged, at_most_one_each
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Edit, Path, with_edits
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, Turn
 
 __all__ = ["CallPlace", "Totals", "at", "copies_of", "lengths_of", "object_at", "updated_calls"]
@@ -46,7 +46,7 @@ Totals = Callable[[Row, Sequence[Rollout], Sequence[Rollout]], Iterator[Edit]]
 
 def updated_calls(
     row: Row,
-    mended: Sequence[Mended],
+    mended: Sequence[RepairedRollout],
     read: Read,
     places: Places,
     *,

@@ -25,8 +25,8 @@ from tito_audit.formats._update import as_logged, at_most_one_each, logprobs_as_
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = [
@@ -152,7 +152,7 @@ def updated_call(
 
 
 def updated_single_call(
-    row: Row, read: Callable[[Row, Place], Sequence[Rollout]], mended: Sequence[Mended]
+    row: Row, read: Callable[[Row, Place], Sequence[Rollout]], mended: Sequence[RepairedRollout]
 ) -> Sequence[Row]:
     """The row of a format whose rows are one call each, with what its call says now."""
     if not mended:

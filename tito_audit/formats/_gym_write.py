@@ -33,7 +33,7 @@ from tito_audit.formats._turn_change import (
 from tito_audit.formats._update import as_logged, with_values
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, Turn
 
 __all__ = ["updated_rows"]
@@ -65,7 +65,7 @@ class _Held:
     carriers: tuple[_Carrier, ...]
 
 
-def updated_rows(row: Row, mended: Sequence[Mended], read: Read) -> Sequence[Row]:
+def updated_rows(row: Row, mended: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
     """The row with what its rollout says, or one row for each part of it; itself when nothing is new."""
     (rollout,) = rollouts_before(row, mended, read)
     changes = [changes_of(rollout, one) for one in mended]
@@ -81,7 +81,7 @@ def updated_rows(row: Row, mended: Sequence[Mended], read: Read) -> Sequence[Row
     return tuple(rows)
 
 
-def _part(held: _Held, one: Mended, changes: Mapping[int, Change]) -> Row:
+def _part(held: _Held, one: RepairedRollout, changes: Mapping[int, Change]) -> Row:
     """The row with the turns that are left, as they are from now on."""
     kept = one.turns_from
     edits = [*_changed_items(held, changes), *_counts(held, one)]
@@ -198,7 +198,7 @@ def _is_copy(value: Any, column: Any) -> bool:
     return isinstance(value, list | tuple | np.ndarray) and as_logged(column, value) is value
 
 
-def _counts(held: _Held, one: Mended) -> Iterator[Edit]:
+def _counts(held: _Held, one: RepairedRollout) -> Iterator[Edit]:
     """Counts that the row or its answer states of all calls, or of the last one."""
     before, after = held.rollout.turns, one.rollout.turns
     ways = [[_lengths(turns), _lengths(turns[-1:])] for turns in (before, after)]

@@ -15,13 +15,13 @@ from tito_audit.formats._copies import total_counts, with_counts
 from tito_audit.formats._cuts import BOUNDS, LENGTHS, Cuts, cuts_of
 from tito_audit.formats._padding import trained_by
 from tito_audit.formats._update import as_logged, at_most_one_each, with_values
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["Packed", "packed", "packed_read", "packed_update"]
 
 ReadSample = Callable[[Row, Place], Rollout]
-UpdateSample = Callable[[Row, Rollout, Mended], Row]
+UpdateSample = Callable[[Row, Rollout, RepairedRollout], Row]
 
 _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_length", "prompt_lens": "prompt_len"}
 """Lists with a number a sample, and what a sample calls its own."""
@@ -91,7 +91,7 @@ def packed_read(one: Packed, place: Place, read: ReadSample) -> tuple[Rollout, .
 
 
 def packed_update(
-    row: Row, one: Packed, mended: Sequence[Mended], read: ReadSample, update: UpdateSample
+    row: Row, one: Packed, mended: Sequence[RepairedRollout], read: ReadSample, update: UpdateSample
 ) -> Sequence[Row]:
     """The row with what its samples say from now on, and where each of them ends now."""
     before = packed_read(one, replace(mended[0].rollout.place, item=0), read)

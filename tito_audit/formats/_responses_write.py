@@ -23,7 +23,7 @@ from tito_audit.formats._turn_change import (
 from tito_audit.formats._update import as_logged, at_most_one_each
 from tito_audit.record.arrays import Ids, Logprobs, as_floats, as_ids
 from tito_audit.record.edits import Edit, Path, with_edits
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 
 __all__ = ["choice_edits", "entry_edits", "updated_choices", "updated_with"]
 
@@ -33,7 +33,7 @@ _PROMPT_KEYS = ("prompt_token_ids", "input_ids", "token_ids", "prompt")
 _SCORES = "output_token_logprobs"
 
 
-def updated_choices(row: Row, mended: Sequence[Mended], read: Read) -> Row:
+def updated_choices(row: Row, mended: Sequence[RepairedRollout], read: Read) -> Row:
     """The row with what the rollouts say, one for each choice; itself when they say nothing new."""
     found = exchange(row)
     listed = list(answers(found)) if found is not None else []
@@ -57,7 +57,7 @@ def choice_edits(row: Row, found: Exchange, above: Path, path: Path, change: Cha
     yield from _column_edits(choice, path, change)
 
 
-def updated_with(row: Row, mended: Sequence[Mended], read: Read, edits: Edits) -> Row:
+def updated_with(row: Row, mended: Sequence[RepairedRollout], read: Read, edits: Edits) -> Row:
     """The row with the edits that each changed rollout asks for; RecordError when it then reads otherwise."""
     before = rollouts_before(row, mended, read)
     chosen = at_most_one_each(before, mended)

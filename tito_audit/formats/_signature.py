@@ -17,7 +17,7 @@ from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS,
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, parsed
 from tito_audit.record.finding import Result
 
-__all__ = ["Near", "Told", "Way", "near_formats", "told_by", "ways_of"]
+__all__ = ["Detection", "Near", "Way", "near_formats", "told_by", "ways_of"]
 
 _KEY = re.compile(r"`([^`]+)`")
 _NODES = 2_000
@@ -57,7 +57,7 @@ class Near:
 
 
 @dataclass(slots=True)
-class Told:
+class Detection:
     """The keys that formats were told by: looked for once a file and format, and said once."""
 
     seen: set[tuple[str, str]] = field(default_factory=set)

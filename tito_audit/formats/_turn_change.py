@@ -13,7 +13,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
 
 __all__ = ["Change", "Read", "changes_of", "recounted", "rollouts_before", "same_floats", "same_ids", "says_this"]
@@ -43,14 +43,14 @@ class Change:
         return _recorded(self.before, self.after)
 
 
-def rollouts_before(row: Row, mended: Sequence[Mended], read: Read) -> Sequence[Rollout]:
+def rollouts_before(row: Row, mended: Sequence[RepairedRollout], read: Read) -> Sequence[Rollout]:
     """The rollouts of the row as it is."""
     if not mended:
         raise RecordError("no rollout of the row is left, so there is no row to write")
     return read(row, replace(mended[0].rollout.place, item=0))
 
 
-def changes_of(before: Rollout, one: Mended) -> dict[int, Change]:
+def changes_of(before: Rollout, one: RepairedRollout) -> dict[int, Change]:
     """What changed, by the number of the turn before; RecordError for what no log can take."""
     numbers = one.turns_from
     if len(numbers) != len(one.rollout.turns) or any(not 0 <= n < len(before.turns) for n in numbers):
@@ -61,7 +61,7 @@ def changes_of(before: Rollout, one: Mended) -> dict[int, Change]:
     return {number: change for number, change in found.items() if change is not None}
 
 
-def says_this(rollout: Rollout, wanted: Mended, was: Rollout) -> None:
+def says_this(rollout: Rollout, wanted: RepairedRollout, was: Rollout) -> None:
     """Raise RecordError unless a row written again reads as the repair wants it."""
     if len(rollout.turns) != len(wanted.rollout.turns):
         raise RecordError(

@@ -14,7 +14,7 @@ from tito_audit.formats._columns import FLAT_IDS, is_list
 from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
 from tito_audit.formats._values import as_logged, equal_values, logprobs_as_logged
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow
 
 __all__ = [
@@ -136,9 +136,9 @@ def updated_row(
     return with_counts(with_values(with_copies(row, copies), values), row_counts(before, after))
 
 
-def at_most_one_each(row_rollouts: Sequence[Rollout], mended: Sequence[Mended]) -> list[Mended]:
+def at_most_one_each(row_rollouts: Sequence[Rollout], mended: Sequence[RepairedRollout]) -> list[RepairedRollout]:
     """The mended rollout of each of the row's rollouts, in order; RecordError for a fork or a gap."""
-    by_item: dict[int, list[Mended]] = {}
+    by_item: dict[int, list[RepairedRollout]] = {}
     for one in mended:
         by_item.setdefault(one.rollout.place.item, []).append(one)
     if any(len(by_item.get(rollout.place.item, [])) != 1 for rollout in row_rollouts):

@@ -24,7 +24,7 @@ from tito_audit.formats._verifiers_counts import counts_after
 from tito_audit.formats._verifiers_graph import Branches, Node, episode_of, prompts_of, trees_of, wrapped_in
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, TrainingRow
 
 __all__ = ["updated_rows"]
@@ -36,7 +36,7 @@ Changed = dict[tuple[Path, int], dict[Path, Any]]
 """Values from now on, by the path of the trace, the number of the node and the key in it."""
 
 
-def updated_rows(row: Row, mended: Sequence[Mended], read: Read) -> Sequence[Row]:
+def updated_rows(row: Row, mended: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
     """The row with what its rollouts say; itself when nothing changed."""
     if not mended:
         return ()
@@ -226,7 +226,7 @@ def _rounded(values: NDArray[Any], original: Any) -> NDArray[Any]:
     return np.round(values, _DIGITS) if np.array_equal(old, np.round(old, _DIGITS), equal_nan=True) else values
 
 
-def _as_rounded(one: Mended, again: Rollout) -> Mended:
+def _as_rounded(one: RepairedRollout, again: Rollout) -> RepairedRollout:
     """What was wanted, with logprobs as the log rounds them."""
     turns = []
     for want, got in zip(one.rollout.turns, again.turns, strict=False):

@@ -32,7 +32,7 @@ from tito_audit.formats._responses_items import text_of
 from tito_audit.formats._stream import is_chunks, joined
 from tito_audit.formats._turn_change import Change, recounted
 from tito_audit.record.edits import Edit, Path
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -69,7 +69,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(part.rollout for part in _parts(row, place))
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return (updated_parts(row, mended, _parts),)
 
 

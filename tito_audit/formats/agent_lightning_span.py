@@ -24,7 +24,7 @@ from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.json_text import rewritten_string
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -83,7 +83,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(part.rollout for part in _parts(row, place))
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return (updated_parts(row, mended, _parts),)
 
 

@@ -20,7 +20,7 @@ from tito_audit.formats._columns import is_list
 from tito_audit.formats._packed import Packed, packed, packed_read, packed_update
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -40,7 +40,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return packed_read(samples, place, _sample) if samples else batch_read(row, place, _ids(row), _sample)
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     samples = _packed(row)
     if samples is not None and mended:
         return packed_update(row, samples, mended, _sample, _updated)
@@ -65,7 +65,7 @@ def _sample(row: Row, place: Place) -> Rollout:
     return replace(found, turns=(replace(found.turns[0], weight_versions=tuple(known)),))
 
 
-def _updated(row: Row, before: Rollout, one: Mended) -> Row:
+def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     """A sample written again, where -1 is the version of a token that was put in."""
     new = updated_sample(row, before, one)
     versions: Any = new.get("versions")

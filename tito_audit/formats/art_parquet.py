@@ -20,8 +20,8 @@ from tito_audit.formats._call_log import Part, numbered, updated_parts
 from tito_audit.formats._columns import parsed
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.record.json_text import rewritten_string
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_message, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -55,7 +55,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(part.rollout for part in _parts_in(_group(row))(_trajectory(row), place))
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if "trajectory_json" not in row or row["trajectory_json"] is None:
         if len(mended) != 1 or mended[0].rollout.turns or mended[0].rollout.training_row is not None:
             raise RecordError("the row holds no tokens, and there is no place for any")

@@ -18,8 +18,8 @@ from tito_audit.formats._call_places import CallPlace, lengths_of, object_at, up
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import one_model
 from tito_audit.record.edits import ABSENT, Edit, Path
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -39,7 +39,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return updated_calls(row, mended, _read, _places, gone=ABSENT, only_numbers=True, totals=_totals)
 
 

@@ -17,9 +17,8 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
 from tito_audit.formats._columns import Raw, is_list, stated_facts
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._make_samples import ATROPOS_GROUP
 from tito_audit.formats._update import at_most_one_each, updated_row, with_values
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -75,7 +74,7 @@ def _of_sample(row: Row, index: int) -> dict[str, Any]:
     }
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     before = _read(row, mended[0].rollout.place)
@@ -119,5 +118,4 @@ FORMAT = Format(
     update=_update,
     shows="Each sample's training row, its mask (labels or 0/1) and logprobs; messages when the run included "
     "them. No calls, so nothing proves what was sampled; no tools, no model name.",
-    makers=(ATROPOS_GROUP,),
 )

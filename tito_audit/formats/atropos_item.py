@@ -12,7 +12,7 @@ from tito_audit.formats._atropos import sample_columns, sample_messages, sample_
 from tito_audit.formats._columns import is_list, stated_facts
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._update import at_most_one_each, updated_row
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -45,7 +45,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     before = _read(row, mended[0].rollout.place)

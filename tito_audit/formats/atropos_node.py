@@ -21,8 +21,8 @@ from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._responses_items import text_of
 from tito_audit.formats._update import at_most_one_each, updated_row, with_values
 from tito_audit.formats._values import equal_values
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 
 __all__ = ["FORMAT"]
@@ -91,7 +91,7 @@ class _Change:
         )
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     rollouts = _read(row, mended[0].rollout.place)

@@ -26,11 +26,10 @@ from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_li
 from tito_audit.formats._copies import with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
-from tito_audit.formats._make_generic import CALLS, ROWS
 from tito_audit.formats._packed import packed, packed_read, packed_update
 from tito_audit.formats._update import with_values
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
 __all__ = ["FORMAT"]
@@ -95,7 +94,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     samples = packed(row) if _calls_name(row) is None else None
@@ -105,7 +104,7 @@ def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
     return tuple(_updated(row, before, one) for one in mended)
 
 
-def _updated(row: Row, before: Rollout, one: Mended) -> Row:
+def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     """The row as one mended rollout has it; a fork calls this once a part."""
     calls = _calls_name(row)
     if calls is not None:
@@ -125,7 +124,7 @@ def _updated(row: Row, before: Rollout, one: Mended) -> Row:
     return updated_flat(new, old, trained, skip=(*CALL_LISTS, "messages", "tools"), has_turn=has_turn)
 
 
-def _with_calls(row: Row, name: str, before: Rollout, one: Mended) -> Row:
+def _with_calls(row: Row, name: str, before: Rollout, one: RepairedRollout) -> Row:
     """The row with the calls that are left, their prompts and columns, and the messages up to the last."""
     entries = parsed(row, name)
     kept = one.turns_from
@@ -258,5 +257,4 @@ FORMAT = Format(
     update=_update,
     shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools; each sample "
     "of a packed row. Other names are given with `--map OURS=THEIRS`.",
-    makers=(CALLS, ROWS),
 )

@@ -20,7 +20,7 @@ from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -72,7 +72,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(replace(place, item=0), FORMAT.name, stated={**stated, "ids_wanted": False}),)
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return updated_calls(row, mended, _read, _places, totals=_totals)
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import answers, call_turn, updated_single_call
 from tito_audit.formats._columns import is_list, parsed, stated_facts
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -37,7 +37,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row)),)
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return updated_single_call(row, _read, mended)
 
 

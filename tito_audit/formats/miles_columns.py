@@ -13,7 +13,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._slime_samples import sample_row, updated_sample
 from tito_audit.formats._update import at_most_one_each
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -38,7 +38,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated),)
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     before = _read(row, mended[0].rollout.place)

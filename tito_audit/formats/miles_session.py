@@ -22,8 +22,8 @@ from tito_audit.formats._responses_write import updated_choices
 from tito_audit.formats._turn_change import changes_of, rollouts_before, says_this
 from tito_audit.formats._update import as_logged, with_values
 from tito_audit.record.arrays import Ids
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -146,12 +146,12 @@ def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:
     return f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call"
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     (before,) = rollouts_before(row, mended, _read)
     return tuple(_updated(row, before, one) for one in mended)
 
 
-def _updated(row: Row, before: Rollout, one: Mended) -> Row:
+def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     """The session as one mended rollout has it; a fork calls this once a part."""
     changes, kept = changes_of(before, one), one.turns_from
     if not changes and len(kept) == len(before.turns):
@@ -178,7 +178,10 @@ def _updated_record(record: Row, call: _Call, turn: Turn) -> Row:
     first, *others = call.rollouts
     (own,) = first.turns
     turn = replace(turn, message_index=own.message_index, prompt_messages=own.prompt_messages)
-    wanted = [Mended(replace(first, turns=(turn,)), (0,)), *(Mended(other, (0,)) for other in others)]
+    wanted = [
+        RepairedRollout(replace(first, turns=(turn,)), (0,)),
+        *(RepairedRollout(other, (0,)) for other in others),
+    ]
     new = updated_choices(record, wanted, _record)
     return new if np.array_equal(own.prompt_ids, turn.prompt_ids) else _without_indexer(new)  # type: ignore[arg-type]
 

@@ -12,8 +12,8 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list, stated_facts
 from tito_audit.formats._update import at_most_one_each
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_messages
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -35,7 +35,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, as_messages(row["messages"], "messages"), stated=stated),)
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     at_most_one_each(_read(row, mended[0].rollout.place), mended)

@@ -17,7 +17,6 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import written_once
 from tito_audit.formats._gym_calls import Call, cut_by_length, is_chat, layout_of, opens, request_of
 from tito_audit.formats._gym_write import updated_rows
-from tito_audit.formats._make_nemo import NEMO_GYM
 from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import (
     TOKEN_KEYS,
@@ -31,8 +30,8 @@ from tito_audit.formats._responses_items import (
 from tito_audit.record.arrays import as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -71,7 +70,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return updated_rows(row, mended, _read)
 
 
@@ -182,5 +181,4 @@ FORMAT = Format(
     update=_update,
     shows="Messages, tools and every call: its complete prompt, what was sampled, its logprobs. No tokenizer "
     "is named and no loss mask is written: what was generated is trained.",
-    makers=(NEMO_GYM,),
 )

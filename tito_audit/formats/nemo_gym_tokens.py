@@ -22,7 +22,7 @@ from tito_audit.formats._responses_items import TOKEN_KEYS, steps, text_of
 from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import call_columns
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -88,7 +88,7 @@ def _answer(items: Any) -> tuple[str | None, bool]:
     return message.text if whole else None, cut
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     (before,) = _read(row, mended[0].rollout.place)

@@ -17,14 +17,13 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import policy_of
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._make_nemo import NEMO_RL
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._update import at_most_one_each, updated_row, with_values
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 
 __all__ = ["FORMAT"]
@@ -99,7 +98,7 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
     return replace(row, padding=Padding(right=len(padded) - length))
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     before = _read(row, mended[0].rollout.place)
@@ -180,5 +179,4 @@ FORMAT = Format(
     update=_update,
     shows="The training row with its mask and logprobs. There are no roles, tools or model, so tokens can be "
     "checked and templates cannot; distillation and validation dumps hold no ids.",
-    makers=(NEMO_RL,),
 )

@@ -18,15 +18,14 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._boundaries import moved_boundaries
 from tito_audit.formats._copies import row_counts, with_counts, with_list
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._make_nemo import MESSAGE_LOG
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._update import as_logged, at_most_one_each, changed_columns, with_values
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 
 __all__ = ["FORMAT"]
@@ -98,7 +97,7 @@ def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> Train
     return replace(row, columns=(*row.columns, *columns))
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     before = _read(row, mended[0].rollout.place)
@@ -229,5 +228,4 @@ FORMAT = Format(
     update=_update,
     shows="The training row put together from its messages, with mask and logprobs. Messages are rendered "
     "only when their contents are bodies, not text that a template already wrote.",
-    makers=(MESSAGE_LOG,),
 )

@@ -28,8 +28,8 @@ from tito_audit.formats._responses_read import request_facts, rollouts_of
 from tito_audit.formats._responses_write import entry_edits, updated_choices, updated_with
 from tito_audit.formats._turn_change import Change
 from tito_audit.record.edits import Edit, Path
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
 
 __all__ = ["FORMAT"]
@@ -106,7 +106,7 @@ def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:
     return tuple(found) or None
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     found = exchange(row)
     if found is None or not all(is_response_object(response) for response in found.responses):
         return (updated_choices(row, mended, _read),)

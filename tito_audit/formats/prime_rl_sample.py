@@ -21,7 +21,7 @@ from tito_audit.formats._models import model_facts
 from tito_audit.formats._update import as_logged, at_most_one_each, updated_row, with_values
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 
 __all__ = ["FORMAT"]
@@ -65,7 +65,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated),)
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     (before,) = _read(row, mended[0].rollout.place)

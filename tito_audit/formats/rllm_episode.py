@@ -21,8 +21,8 @@ from tito_audit.formats._models import model_facts
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -55,7 +55,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return updated_calls(row, mended, _read, _places)
 
 

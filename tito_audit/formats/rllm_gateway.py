@@ -22,8 +22,8 @@ from tito_audit.formats._models import model_facts
 from tito_audit.record.arrays import as_floats, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Edit, Path
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_message, as_messages, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -74,7 +74,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return updated_calls(row, mended, _read, lambda row: [[_place(row)]], totals=_counts)
 
 

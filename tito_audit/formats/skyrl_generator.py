@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -27,7 +27,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return batch_read(row, place, _IDS, _sample)
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return batch_update(row, mended, _IDS, _sample, updated_sample)
 
 

@@ -13,8 +13,8 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, holds_ids, is_messages, parsed, stated_facts
 from tito_audit.formats._update import at_most_one_each
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message, as_messages
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -87,7 +87,7 @@ def _messages(row: Row) -> tuple[Message, ...]:
     return as_messages(asked, "prompt") + as_messages(wrote, "completion")
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     at_most_one_each(_read(row, mended[0].rollout.place), mended)

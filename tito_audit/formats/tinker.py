@@ -25,8 +25,8 @@ from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
 from tito_audit.record.edits import Edit, Path, with_edits
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 
 __all__ = ["FORMAT"]
@@ -168,7 +168,7 @@ def _is_table(value: Any) -> bool:
     return is_list(shape) and len(shape) > 1  # type: ignore[arg-type]
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     before = _read(row, mended[0].rollout.place)

@@ -19,12 +19,11 @@ from tito_audit.formats._columns import (
     stated_facts,
 )
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._make_samples import TITO_SAMPLE
 from tito_audit.formats._packed import packed, packed_read, packed_update
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.build import training_row
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -75,7 +74,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     samples = packed(row)
@@ -86,7 +85,7 @@ def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
     return (_updated(row, before, after),)
 
 
-def _updated(row: Row, before: Rollout, after: Mended) -> Row:
+def _updated(row: Row, before: Rollout, after: RepairedRollout) -> Row:
     return updated_row(row, before.training_row, after.rollout.training_row, "tokens")
 
 
@@ -100,5 +99,4 @@ FORMAT = Format(
     update=_update,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",
-    makers=(TITO_SAMPLE,),
 )

@@ -27,8 +27,8 @@ from tito_audit.formats._verifiers_messages import chat_messages, chat_tools
 from tito_audit.record.arrays import Mask, as_floats, empty_ids
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
 __all__ = ["FORMAT"]
@@ -89,7 +89,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     (before,) = rollouts_before(row, mended, _read)

@@ -27,8 +27,8 @@ from tito_audit.formats._verifiers_write import updated_rows
 from tito_audit.record.arrays import Logprobs, as_floats, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole
-from tito_audit.record.mended import Mended
 from tito_audit.record.message import Message
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
 __all__ = ["FORMAT"]
@@ -61,7 +61,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(_rollout(tree, replace(place, item=item), shared, versions) for item, tree in enumerate(trees))
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return updated_rows(row, mended, _read)
 
 

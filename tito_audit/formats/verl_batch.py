@@ -22,7 +22,7 @@ from tito_audit.formats._padding import trained_by
 from tito_audit.formats._update import as_logged, with_values
 from tito_audit.formats._widths import in_width, kept
 from tito_audit.record.arrays import Mask, as_floats, as_ids
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -50,7 +50,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return batch_read(row, place, _RESPONSES, _sample)
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return batch_update(row, mended, _RESPONSES, _sample, _updated)
 
 
@@ -104,7 +104,7 @@ def _size(row: Row, name: str) -> int:
     return 0 if value is None else len(value)
 
 
-def _updated(row: Row, before: Rollout, one: Mended) -> Row:
+def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     """A sample with its columns as they are from now on, in their widths."""
     plain = _plain(row)
     new = updated_sample(plain, before, one)

@@ -12,7 +12,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._responses_log import exchange, has_server_ids
 from tito_audit.formats._responses_read import rollouts_of
 from tito_audit.formats._responses_write import updated_choices
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -27,7 +27,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return rollouts_of(row, place, FORMAT.name)
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return (updated_choices(row, mended, _read),)
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Finding, Severity
-from tito_audit.reports._visible import escaped_json, visible
 from tito_audit.storage.atomic import new_file
+from tito_audit.terminal.escape import escaped_json, visible
 
 __all__ = ["Entry", "Key", "Names", "entry_of", "read_baseline", "write_baseline"]
 

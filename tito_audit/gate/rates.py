@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tito_audit.config import MaxRate
 from tito_audit.errors import SetupError
 from tito_audit.gate.known import Entries
 from tito_audit.reports._verdict import rate_number
-from tito_audit.reports._words import many
+from tito_audit.settings.model import MaxRate
 from tito_audit.summary import RateCount
+from tito_audit.terminal.words import many
 
 __all__ = ["Rated", "Rates", "excess"]
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tito_audit.config import GateSettings, Settings
 from tito_audit.errors import SetupError
 from tito_audit.gate.watch import Terms, Watch
-from tito_audit.pipeline import Progress, Scan, names_of, scan_rollouts
 from tito_audit.record.finding import Finding, Result
+from tito_audit.run.scan import Progress, Scan, names_of, scan_rollouts
+from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import find_logs
 from tito_audit.summary import Summary
 

@@ -9,17 +9,17 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from tito_audit.config import GateSettings, Settings
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.gate.baseline import Names, read_baseline, write_baseline
 from tito_audit.gate.known import Entries, Known
 from tito_audit.gate.rates import Rates, excess
-from tito_audit.pipeline import selected_codes
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.reports._words import listed, many
+from tito_audit.run.scan import selected_codes
+from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import find_logs
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.summary import Fixed, Gate, Summary
+from tito_audit.terminal.words import listed, many
 
 __all__ = ["Bar", "Terms", "Watch"]
 

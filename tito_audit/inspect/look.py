@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.config import Settings
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import (
@@ -28,6 +27,7 @@ from tito_audit.inspect.mapping import Trial, proposed, tried
 from tito_audit.inspect.relations import Relation, relations_of
 from tito_audit.inspect.roles import Role, Roles, roles_of
 from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
+from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
 
 __all__ = ["Inspection", "MaskNote", "Sentinel", "TakenFor", "inspect_log"]

@@ -23,7 +23,7 @@ from tito_audit.formats import (
 from tito_audit.inspect.columns import Column
 from tito_audit.inspect.roles import Role, Roles
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.reports._shell import shell_word
+from tito_audit.terminal.shell import shell_word
 
 __all__ = ["Trial", "as_flags", "as_toml", "by_their_names", "proposed", "tried"]
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tito_audit.config import Settings
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import calls_unknown_tools, chat_tools, pick_format
@@ -19,6 +18,7 @@ from tito_audit.join._words import EMPTY, MISFIT, NO_ANSWER, NO_ID, NO_ROW, NO_T
 from tito_audit.record.finding import Result
 from tito_audit.record.message import ToolSpec
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, find_logs
 from tito_audit.storage.chunks import Chunk, chunks_of
 

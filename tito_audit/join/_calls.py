@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.growth import common_start
+from tito_audit.evidence.prefix_reuse import common_start
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, pick_format
 from tito_audit.join._conversations import CHAIN
 from tito_audit.record.arrays import Ids
-from tito_audit.record.mended import Mended
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.storage import Log, Output, RawRow
-from tito_audit.storage.again import RowsAgain, Ticket, line_at, unpacked
-from tito_audit.storage.choice import Choice
 from tito_audit.storage.chunks import Chunk, Reading
 from tito_audit.storage.lines import ParseRow
+from tito_audit.storage.random_access import RowsAgain, Ticket, line_at, unpacked
+from tito_audit.storage.sampling import Choice
 
 __all__ = ["GATHERED", "Calls", "CallsOfRollout", "GatheredOutput", "is_capture"]
 
@@ -89,7 +89,7 @@ _ORDER = "lines"
 """Among what the rollout states: of which line each of its calls is."""
 
 
-def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
+def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     form = format_named(_NAME)
     if not isinstance(row, CallsOfRollout):
         return form.update(row, mended)
@@ -109,7 +109,7 @@ def _update(row: Row, mended: Sequence[Mended]) -> Sequence[Row]:
         # The line says nothing of the conversation, which is another file's.
         own = replace(turn, message_index=None, prompt_messages=None)
         alone = Rollout(before.place, _NAME, turns=(own,))
-        (calls[line],) = form.update(calls[line], (Mended(alone, (0,)),))
+        (calls[line],) = form.update(calls[line], (RepairedRollout(alone, (0,)),))
     return (row.with_calls(calls),)
 
 

@@ -13,7 +13,7 @@ from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.join._keys import Keys
 from tito_audit.record.rollout import Place
-from tito_audit.storage.again import Room, RowsAgain
+from tito_audit.storage.random_access import Room, RowsAgain
 
 __all__ = ["Partners", "shown"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tito_audit.config import Settings
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Row
 from tito_audit.formats import chat_tools
 from tito_audit.record.message import ToolSpec
+from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs, open_log
 
 __all__ = ["shared_tools"]

@@ -52,14 +52,14 @@ def read_facts(tree: nodes.Template) -> tuple[Facts, nodes.Template | None]:
     """The facts of a parsed template, and the part that writes its generation prompt behind any messages."""
     from jinja2 import nodes
 
-    from tito_audit.render import tame
-    from tito_audit.render.opener import opener_of
+    from tito_audit.render.fast import static_check
+    from tito_audit.render.generation_prompt import opener_of
 
     opener = opener_of(tree)
     facts = Facts(
-        tame=tame.is_tame(tree),
-        longest_constant=tame.longest_constant(tree),
-        joins_values=tame.joins_values(tree),
+        tame=static_check.is_tame(tree),
+        longest_constant=static_check.longest_constant(tree),
+        joins_values=static_check.joins_values(tree),
         has_documents=any(name.name == "documents" for name in tree.find_all(nodes.Name)),
         opener_names=opener[1] if opener is not None else None,
     )

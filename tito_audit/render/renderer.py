@@ -127,7 +127,7 @@ class Renderer:
         template = self.template(bool(given["tools"])).fast
         if template is None:
             return [], None
-        from tito_audit.render.fast import GivenUp
+        from tito_audit.render.fast.render import GivenUp
 
         for chat in _forms(messages, self.tool_arguments, forms):
             try:

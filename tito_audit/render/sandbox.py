@@ -22,8 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from tito_audit.render.costs import FILTER_COSTS, binary_cost, call_cost
+from tito_audit.render.globals import raise_exception, strftime_now, to_json
 from tito_audit.render.limits import Budget
-from tito_audit.render.offered import raise_exception, strftime_now, to_json
 
 __all__ = ["ChatEnvironment"]
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.render.cut import Cut, Span, common_start, first_of, last_of
-from tito_audit.render.marks import Found, Marking, SpanKind, has_marks, mark, unmark
 from tito_audit.render.renderer import Chat, Renderer
+from tito_audit.render.sentinels import Found, Marking, SpanKind, has_marks, mark, unmark
+from tito_audit.render.span_builder import Cut, Span, common_start, first_of, last_of
 
 __all__ = ["Rendering", "Span", "SpanKind", "spans", "spans_fast"]
 
@@ -99,7 +99,7 @@ def spans_fast(
     fast = template.fast
     if text is None or fast is None or has_marks(text):
         return None
-    from tito_audit.render.fast import GivenUp
+    from tito_audit.render.fast.render import GivenUp
 
     def run(variables: Mapping[str, Any]) -> str:
         try:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.render.facts import Facts, Known, read_facts
+from tito_audit.render.globals import Refused
 from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm
-from tito_audit.render.offered import Refused
 from tito_audit.tokens.cache import Store
 
 if TYPE_CHECKING:
     import jinja2
     from jinja2 import nodes
 
-    from tito_audit.render.fast import FastTemplate
+    from tito_audit.render.fast.render import FastTemplate
     from tito_audit.render.sandbox import ChatEnvironment
 
 __all__ = ["SIZE_LIMIT", "TIME_LIMIT", "Template", "compile_template"]
@@ -79,7 +79,7 @@ class Template:
         """The template in a faster engine; None if only the reference environment can be trusted with it."""
         if self._facts is None or not self._facts.tame:
             return None
-        from tito_audit.render.fast import open_fast
+        from tito_audit.render.fast.render import open_fast
 
         try:
             with alarm(self._time_limit):

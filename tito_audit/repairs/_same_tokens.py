@@ -10,8 +10,8 @@ from tito_audit.errors import RecordError
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole
-from tito_audit.record.mended import Mended, unmended
 from tito_audit.record.moved import moved_row
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import TrainingRow
 
 __all__ = ["UNTRAINED", "column_of", "restated", "with_row"]
@@ -20,7 +20,7 @@ UNTRAINED = frozenset({"MSK402", "MSK404"})
 """What rules say of sampled tokens that a repair took out of the loss on purpose."""
 
 
-def with_row(evidence: Evidence, row: TrainingRow) -> tuple[Mended, ...]:
+def with_row(evidence: Evidence, row: TrainingRow) -> tuple[RepairedRollout, ...]:
     """The rollout with another training row."""
     return (unmended(replace(evidence.rollout, training_row=row)),)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.record.arrays import Ids, Offsets
@@ -14,8 +13,9 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.moved import moved_row
 from tito_audit.record.rollout import TrainingRow
-from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, with_row
+from tito_audit.settings.model import RepairChoices
 
 __all__ = ["canonical"]
 
@@ -26,7 +26,7 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
 
 
 @repair("canonical", cures=("TOK", "TPL"), safety=Safety.UNSAFE, precedence=80, fits=_fits)
-def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Adopts the tokens that template and tokenizer write today.
 
     ## What it does
@@ -72,7 +72,7 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     if row.logprobs is not None:
         logprobs = np.where(unknown | (source < 0), np.nan, row.logprobs[source])
     moved = moved_row(row, ids, source, loss_mask=mask, logprobs=logprobs)
-    return Mend(
+    return Proposal(
         with_row(evidence, moved.row),
         Safety.UNSAFE,
         reason="no call says what was sampled, and today's tokens take the place of what may have been",

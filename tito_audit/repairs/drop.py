@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tito_audit.config import RepairChoices
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.finding import Finding
-from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repair import Proposal, Safety, repair
+from tito_audit.settings.model import RepairChoices
 
 __all__ = ["drop"]
 
@@ -16,7 +16,7 @@ __all__ = ["drop"]
     safety=Safety.UNSAFE,
     precedence=90,
 )
-def drop(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+def drop(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Leaves the rollout out, with the reason.
 
     ## What it does
@@ -39,4 +39,4 @@ def drop(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     if not findings:
         return None
     codes = ", ".join(sorted({finding.code for finding in findings}))
-    return Mend((), Safety.UNSAFE, reason=f"{codes} and no other repair cured it")
+    return Proposal((), Safety.UNSAFE, reason=f"{codes} and no other repair cured it")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tito_audit.config import RepairChoices
+from tito_audit.chains.fork import ForkedRow, fork_cost, fork_rows
 from tito_audit.evidence.model import Break, Evidence
-from tito_audit.mend.fork import ForkedRow, fork_cost, fork_rows
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.finding import Finding
-from tito_audit.record.mended import Mended
 from tito_audit.record.moved import Moved
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout
-from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import laid_chain, mask_is_wrong, rebuilt_row, untrained_turns
+from tito_audit.settings.model import RepairChoices
 
 __all__ = ["fork"]
 
@@ -29,7 +29,7 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
 
 
 @repair("fork", cures=("SEQ", "TOK", "TPL"), safety=Safety.SAFE, precedence=15, fits=_fits)
-def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Makes one training row of each unbroken run of calls, exactly as the sampler saw and said it.
 
     ## What it does
@@ -69,7 +69,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     parts = [_part(evidence, row, findings, held) for row in rows]
     made, more_tokens = fork_cost(calls, rows)
     silent = [k for k in range(len(turns)) if k not in held]
-    return Mend(
+    return Proposal(
         tuple(mended for mended, _ in parts),
         notes=(_cost(made, more_tokens), *(f"turn {k} sampled nothing and is in no row" for k in silent)),
         more_tokens=more_tokens,
@@ -81,7 +81,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
 
 def _part(
     evidence: Evidence, row: ForkedRow, findings: Sequence[Finding], held: set[int]
-) -> tuple[Mended, Moved | None]:
+) -> tuple[RepairedRollout, Moved | None]:
     """One run of calls as a rollout of its own, with those of its calls that no row before it holds."""
     rollout = evidence.rollout
     kept = tuple(k for k in row.calls if k not in held)
@@ -89,7 +89,7 @@ def _part(
     turns = tuple(rollout.turns[k] for k in kept)
     moved = _row(evidence, row, findings)
     part: Rollout = replace(rollout, turns=turns, training_row=moved.row if moved else None)
-    return Mended(part, kept), moved
+    return RepairedRollout(part, kept), moved
 
 
 def _trains_nothing(moved: Moved | None) -> bool:

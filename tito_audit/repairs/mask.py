@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
 from tito_audit.evidence.agreed import agreed_mask
 from tito_audit.evidence.judgement import judgement
@@ -19,8 +18,9 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Hit, Where
 from tito_audit.record.rollout import TrainingRow, trained_runs
 from tito_audit.record.testimony import Reading
-from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+from tito_audit.settings.model import RepairChoices
 
 __all__ = ["mask"]
 
@@ -60,7 +60,7 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
     precedence=50,
     fits=_fits,
 )
-def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Takes drifted or unproven tokens out of the loss.
 
     ## What it does
@@ -99,7 +99,7 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     if not left.any():
         left = _sampled(evidence)
         notes.append(f"{int(left.sum()):,} sampled tokens came into it, none of which was trained")
-    return Mend(with_row(evidence, restated(row, loss_mask=left)), notes=tuple(notes), adds=UNTRAINED)
+    return Proposal(with_row(evidence, restated(row, loss_mask=left)), notes=tuple(notes), adds=UNTRAINED)
 
 
 def _sampled(evidence: Evidence) -> Mask:

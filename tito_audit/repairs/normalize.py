@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
 from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.judgement import judgement
@@ -18,8 +17,9 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.finding import Finding
 from tito_audit.record.rollout import Padding, TrainingRow
 from tito_audit.record.testimony import Reading
-from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+from tito_audit.settings.model import RepairChoices
 
 __all__ = ["normalize"]
 
@@ -34,7 +34,7 @@ def _chosen(choices: RepairChoices) -> bool:
 
 
 @repair("normalize", cures=("MSK403",), safety=Safety.SAFE, precedence=60, fits=_fits, chosen=_chosen)
-def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Writes masks, sentinels and padding in one convention.
 
     ## What it does
@@ -72,7 +72,7 @@ def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     if row is before:
         return None
     turned = row.loss_mask is not before.loss_mask
-    return Mend(with_row(evidence, row), notes=tuple(notes), adds=UNTRAINED if turned else frozenset())
+    return Proposal(with_row(evidence, row), notes=tuple(notes), adds=UNTRAINED if turned else frozenset())
 
 
 def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingRow:

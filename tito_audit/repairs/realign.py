@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tito_audit.config import RepairChoices
 from tito_audit.errors import RecordError
 from tito_audit.evidence.judgement import judgement, mask_back, row_slide
 from tito_audit.evidence.logprobs import shifts
@@ -15,12 +14,13 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, spread
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.mended import unmended
+from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import TrainingRow, Turn
-from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._counts import fillers, fitted_by_mask, fitted_by_null, fitted_by_values, unprovable
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated
 from tito_audit.repairs._shift import moved_back
+from tito_audit.settings.model import RepairChoices
 
 __all__ = ["realign"]
 
@@ -62,7 +62,7 @@ class _Work:
     precedence=20,
     fits=_fits,
 )
-def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Puts logprobs and masks back on their tokens.
 
     ## What it does
@@ -111,7 +111,7 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
             raise RecordError("; ".join(work.problems))
         return None
     adds = UNTRAINED if work.untrained else frozenset()
-    return Mend((unmended(seen.rollout),), notes=tuple(work.notes), adds=adds)
+    return Proposal((unmended(seen.rollout),), notes=tuple(work.notes), adds=adds)
 
 
 def _named(findings: Sequence[Finding], code: str, where: Where) -> bool:

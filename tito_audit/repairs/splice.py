@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.config import RepairChoices
+from tito_audit.chains.splice import splice_prefix
 from tito_audit.errors import RecordError, SpliceError
 from tito_audit.evidence.model import Break, Evidence
-from tito_audit.mend.splice import splice_prefix
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding
-from tito_audit.record.mended import Mended
 from tito_audit.record.moved import Moved
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import TrainingRow, Turn
-from tito_audit.repair import Mend, Safety, repair
+from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import laid_chain, mask_is_wrong, rebuilt_row, stop_ids, untrained_turns
 from tito_audit.repairs._chains import BROKEN, broken_links, row_chains
+from tito_audit.settings.model import RepairChoices
 
 __all__ = ["splice"]
 
@@ -35,7 +35,7 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
     precedence=10,
     fits=_fits,
 )
-def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Mend | None:
+def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Puts the sampled ids back where the row or a prompt holds other tokens for them.
 
     ## What it does
@@ -79,8 +79,8 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
         return None
     mended = replace(rollout, turns=turns, training_row=moved.row if moved else None)
     marked = [turn for turn in changed if turns[turn].completion_ids is not None]
-    return Mend(
-        (Mended(mended, tuple(range(len(turns)))),),
+    return Proposal(
+        (RepairedRollout(mended, tuple(range(len(turns)))),),
         safety=Safety.UNSAFE if changed else Safety.SAFE,
         reason=_reason(changed) if changed else "",
         notes=(_mark(marked, turns),) if marked else (),

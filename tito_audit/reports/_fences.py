@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tito_audit.reports._cut import cut
-from tito_audit.reports._visible import inert, visible
+from tito_audit.terminal.cut import cut
+from tito_audit.terminal.escape import inert, visible
 
 __all__ = ["code", "fenced", "folded"]
 

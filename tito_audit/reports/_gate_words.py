@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from tito_audit.reports._verdict import rate_words
-from tito_audit.reports._visible import visible
 from tito_audit.summary import Gate, Summary
+from tito_audit.terminal.escape import visible
 
 __all__ = ["accept_lines", "gate_line", "gate_lists", "known_lines"]
 

@@ -27,8 +27,8 @@ from typing import Any
 import orjson
 
 from tito_audit.record.finding import Finding, Side
-from tito_audit.reports._visible import escaped_json
 from tito_audit.summary import SCHEMA_VERSION, Gate, Skipped, Summary
+from tito_audit.terminal.escape import escaped_json
 
 __all__ = ["as_json", "finding_object", "summary_object"]
 

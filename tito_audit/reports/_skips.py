@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from tito_audit.reports._words import many
 from tito_audit.summary import Summary
+from tito_audit.terminal.words import many
 
 __all__ = ["code_ranges", "skip_lines", "skips_by_reason"]
 

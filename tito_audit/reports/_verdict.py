@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Result, Severity
-from tito_audit.reports._words import many
 from tito_audit.summary import Gate, RateCount, Summary
+from tito_audit.terminal.words import many
 
 __all__ = [
     "Seen",

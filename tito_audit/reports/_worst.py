@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
 from tito_audit.record.finding import Finding, Severity, Where
-from tito_audit.reports._words import many
+from tito_audit.terminal.words import many
 
 __all__ = ["FIRST", "PER_CODE", "Entry", "Worst", "by_weight", "counted", "more_words"]
 

@@ -12,10 +12,10 @@ from typing import TextIO
 
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._place import range_of
 from tito_audit.reports._verdict import baseline_words, verdict_words
-from tito_audit.reports._visible import inert, visible
 from tito_audit.summary import Summary
+from tito_audit.terminal.escape import inert, visible
+from tito_audit.terminal.place import range_of
 
 __all__ = ["CONCISE"]
 

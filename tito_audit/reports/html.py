@@ -12,9 +12,9 @@ from tito_audit.reports._html.carried import BOUND, Carried
 from tito_audit.reports._html.facts import facts, rules, skips, verdict
 from tito_audit.reports._html.packed import block
 from tito_audit.reports._html.views import ViewBlocks
-from tito_audit.reports._place import one_tokenizer
 from tito_audit.reports._verdict import Seen
 from tito_audit.summary import Summary
+from tito_audit.terminal.place import one_tokenizer
 
 __all__ = ["HTML"]
 

@@ -14,13 +14,13 @@ from xml.sax.saxutils import escape, quoteattr
 
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._cut import cut
 from tito_audit.reports._kept import Kept
-from tito_audit.reports._place import place_words
 from tito_audit.reports._verdict import baseline_words, rate_words, verdict_words
-from tito_audit.reports._visible import visible
-from tito_audit.reports._words import many
 from tito_audit.summary import RateCount, Summary
+from tito_audit.terminal.cut import cut
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.place import place_words
+from tito_audit.terminal.words import many
 
 __all__ = ["JUNIT"]
 

@@ -17,10 +17,10 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._fences import code, fenced, folded
 from tito_audit.reports._skips import skip_lines
 from tito_audit.reports._verdict import known, rate_number, severities, uncompared_words, verdict
-from tito_audit.reports._visible import visible
-from tito_audit.reports._words import many
 from tito_audit.reports._worst import Entry, Worst, by_weight, counted, more_words
 from tito_audit.summary import Gate, Summary
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.words import many
 
 __all__ = ["MARKDOWN"]
 
@@ -145,7 +145,7 @@ def _findings(worst: list[Entry], summary: Summary, room: int) -> str:
 
 
 def _lines(entry: Entry) -> Iterator[str]:
-    from tito_audit.reports._page import console_for, finding_lines
+    from tito_audit.terminal.page import console_for, finding_lines
 
     console = console_for(StringIO(), ReportOptions(width=_WIDTH))
     for line in finding_lines(entry.finding, console):

@@ -15,15 +15,15 @@ from urllib.parse import quote
 
 from tito_audit.record.finding import Finding, Result, Severity, Side, Where
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._cut import cut
 from tito_audit.reports._kept import Kept
 from tito_audit.reports._manual import section
-from tito_audit.reports._place import line_of, place_words, range_of
 from tito_audit.reports._schema import as_json
 from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._visible import visible
-from tito_audit.reports._words import many
 from tito_audit.summary import Gate, Summary
+from tito_audit.terminal.cut import cut
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.place import line_of, place_words, range_of
+from tito_audit.terminal.words import many
 from tito_audit.version import VERSION
 
 __all__ = ["SARIF"]

@@ -16,15 +16,15 @@ from rich.text import Text
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._gate_words import accept_lines, gate_line, gate_lists, known_lines
-from tito_audit.reports._page import STYLES, console_for, finding_lines, print_commands, print_list
-from tito_audit.reports._place import show_command, with_tokenizer
-from tito_audit.reports._shell import shell_word
 from tito_audit.reports._skips import skip_lines
 from tito_audit.reports._verdict import Seen, nothing_compared, uncompared_words
-from tito_audit.reports._visible import inert, visible
-from tito_audit.reports._words import many
 from tito_audit.reports._worst import Entry, Worst, by_weight, counted, more_words
 from tito_audit.summary import Summary
+from tito_audit.terminal.escape import inert, visible
+from tito_audit.terminal.page import STYLES, console_for, finding_lines, print_commands, print_list
+from tito_audit.terminal.place import show_command, with_tokenizer
+from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.words import many
 
 __all__ = ["TEXT"]
 

@@ -10,8 +10,8 @@ from typing import Any
 from tito_audit.errors import StorageError
 from tito_audit.storage._arrow_checks import is_sound
 from tito_audit.storage._arrow_form import ArrowForm, form_of, lengths_of
-from tito_audit.storage.choice import Choice, seed_of
 from tito_audit.storage.row import RawRow
+from tito_audit.storage.sampling import Choice, seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_rows import (
     BATCH_BYTES,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tito_audit.storage.choice import Choice
 from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.log import unreadable
 from tito_audit.storage.row import RawRow, parse_row, too_long
+from tito_audit.storage.sampling import Choice
 from tito_audit.storage.streams import Damaged
 
 __all__ = ["Broken", "Chunk", "Pieces", "Reading"]

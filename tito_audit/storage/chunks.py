@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from tito_audit.storage.choice import Choice
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.documents import cut_values
 from tito_audit.storage.inside import Inside, Unwrapped
 from tito_audit.storage.lines import ParseRow, Piece, chosen_of_lines, cut_lines, rows_of_lines
 from tito_audit.storage.log import Log, unreadable
 from tito_audit.storage.row import RawRow, parse_row
+from tito_audit.storage.sampling import Choice
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_chunks import chunks_of_arrow, chunks_of_parquet
 from tito_audit.storage.torch_files import rows_of_torch

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from tito_audit.storage.choice import Choice
 from tito_audit.storage.lines import Between, Gathered, Piece
 from tito_audit.storage.row import RawRow, parse_row, too_long
+from tito_audit.storage.sampling import Choice
 
 __all__ = ["chosen_of_values", "cut_values", "rows_of_values"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from tito_audit.errors import SetupError
 from tito_audit.record.edits import Path
-from tito_audit.storage.choice import Choice
 from tito_audit.storage.row import RawRow, Within
+from tito_audit.storage.sampling import Choice
 
 __all__ = ["Inside", "Unwrapped", "beside", "inside_of"]
 

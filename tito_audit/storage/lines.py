@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tito_audit.storage.choice import Choice
 from tito_audit.storage.row import RawRow, parse_row, too_long
+from tito_audit.storage.sampling import Choice
 
 __all__ = ["Between", "Gathered", "ParseRow", "Piece", "chosen_of_lines", "cut_lines", "rows_of_lines"]
 

@@ -10,14 +10,14 @@ from typing import Any, BinaryIO, Literal
 from tito_audit.errors import StorageError
 from tito_audit.storage._json_kind import json_kind
 from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
-from tito_audit.storage.choice import Choice
 from tito_audit.storage.documents import chosen_of_values, rows_of_values
 from tito_audit.storage.inside import Inside, Unwrapped, inside_of
 from tito_audit.storage.lines import Between, ParseRow, chosen_of_lines, rows_of_lines
+from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.parquet import open_parquet, rows_of_parquet
 from tito_audit.storage.row import RawRow, parse_row
+from tito_audit.storage.sampling import Choice
 from tito_audit.storage.sniff import PARQUET_MAGIC
-from tito_audit.storage.splice import Splicer
 from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
 from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.choice import Choice, seed_of
 from tito_audit.storage.row import RawRow
+from tito_audit.storage.sampling import Choice, seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, chosen_of_batch, first_line, rows_of_batch
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
-from tito_audit.storage.choice import Choice
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.log import Log
 from tito_audit.storage.parquet import batches_of, chosen_of_group, open_parquet, seed_of_group
 from tito_audit.storage.row import RawRow
+from tito_audit.storage.sampling import Choice
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_rows import rows_of_batch, thinned
 

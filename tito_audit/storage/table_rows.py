@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.storage.choice import Choice
 from tito_audit.storage.row import RawRow, too_long
+from tito_audit.storage.sampling import Choice
 
 __all__ = [
     "BATCH_BYTES",

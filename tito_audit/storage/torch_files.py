@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.choice import Choice, seed_of
 from tito_audit.storage.row import RawRow
+from tito_audit.storage.sampling import Choice, seed_of
 
 __all__ = ["SAMPLES", "TORCH_HEAD", "as_array", "is_torch", "load_torch", "rows_of_torch"]
 

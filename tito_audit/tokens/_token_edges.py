@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Mask, Offsets
-from tito_audit.tokens.safe_cuts import SafeCuts
+from tito_audit.tokens.split_points import SafeCuts
 
 __all__ = ["BEGINS", "ENDS", "INSIDE", "Edges", "edges_of", "spelling_marks"]
 

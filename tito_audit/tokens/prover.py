@@ -25,7 +25,7 @@ import numpy as np
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.tokens._segment_table import LARGEST, KeySet, pack
 from tito_audit.tokens._token_edges import BEGINS, ENDS, INSIDE, edges_of, spelling_marks
-from tito_audit.tokens.safe_cuts import SafeCuts, find_safe_cuts
+from tito_audit.tokens.split_points import SafeCuts, find_safe_cuts
 from tito_audit.tokens.vocab import Prefix, Vocabulary
 
 if TYPE_CHECKING:

@@ -11,20 +11,20 @@ import numpy as np
 
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.tokens.byte_fidelity import normal_form
 from tito_audit.tokens.cache import Store, Tables
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, on_one_processor
-from tito_audit.tokens.grown import GrownEncoder, KnownTexts
-from tito_audit.tokens.local_proof import Piece, picked_segments, pieces_to_prove
+from tito_audit.tokens.prefix_cache import GrownEncoder, KnownTexts
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
 from tito_audit.tokens.selfcheck import disagreement, probes, shown
-from tito_audit.tokens.spelling import normal_form
+from tito_audit.tokens.verify_pieces import Piece, picked_segments, pieces_to_prove
 from tito_audit.tokens.vocab import Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
     from tito_audit.tokens.prover import Prover
-    from tito_audit.tokens.safe_cuts import SafeCuts
+    from tito_audit.tokens.split_points import SafeCuts
 
 __all__ = ["Tokenizer"]
 
@@ -272,7 +272,7 @@ class Tokenizer:
     @cached_property
     def _safe_cuts(self) -> SafeCuts | None:
         """Where texts may be cut between words, if that is known."""
-        from tito_audit.tokens.safe_cuts import find_safe_cuts  # here: most runs have nothing to prove
+        from tito_audit.tokens.split_points import find_safe_cuts  # here: most runs have nothing to prove
 
         return find_safe_cuts(self.backend)
 

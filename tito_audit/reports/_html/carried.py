@@ -13,7 +13,7 @@ import orjson
 
 from tito_audit.record.finding import Finding, Severity, Side
 from tito_audit.reports._schema import as_json
-from tito_audit.reports._visible import visible
+from tito_audit.terminal.escape import visible
 
 __all__ = ["BOUND", "Carried", "finding_row", "tables"]
 

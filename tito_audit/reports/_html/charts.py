@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.record.observed import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
-from tito_audit.reports._visible import visible
+from tito_audit.terminal.escape import visible
 
 __all__ = ["Chart", "charts"]
 

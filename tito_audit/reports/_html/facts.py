@@ -12,8 +12,8 @@ from tito_audit.report import ReportOptions
 from tito_audit.reports import _verdict
 from tito_audit.reports._skips import skips_by_reason
 from tito_audit.reports._verdict import Seen
-from tito_audit.reports._words import many
 from tito_audit.summary import RuleCount, Summary
+from tito_audit.terminal.words import many
 
 __all__ = ["Cause", "RuleFacts", "Verdict", "facts", "rules", "skips", "verdict"]
 

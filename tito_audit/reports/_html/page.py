@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from tito_audit.reports._verdict import rate_number
-from tito_audit.reports._visible import visible
-from tito_audit.reports._words import many
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.words import many
 
 if TYPE_CHECKING:
     from jinja2 import Template

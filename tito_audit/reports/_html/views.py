@@ -12,7 +12,7 @@ from tito_audit.record.finding import Result, Severity
 from tito_audit.record.observed import Stretch, Swap, View, ViewSequence
 from tito_audit.reports._html.carried import finding_row, tables
 from tito_audit.reports._html.packed import block
-from tito_audit.reports._visible import visible
+from tito_audit.terminal.escape import visible
 
 __all__ = ["ROOM", "ViewBlocks"]
 

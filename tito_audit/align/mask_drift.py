@@ -1,0 +1,162 @@
+"""Drift taken out of the loss: which trained tokens are not the ones that stood there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from tito_audit.align.agreement import agreement
+from tito_audit.record.arrays import Ids, Mask, as_ids
+
+__all__ = ["MaskBy", "mask_drift"]
+
+MaskBy: TypeAlias = Literal["span", "turn", "first-divergence"]
+"""How much leaves the loss: the drifted tokens, their turns, or all from the first on."""
+_WINDOWS = (64, 256)
+"""Tokens a side that are compared closely, the wider window when they do not meet in the narrow one."""
+_ANCHOR = 12
+"""Equal tokens in a row after which two sequences count as met again; fewer would meet by chance."""
+
+
+def mask_drift(
+    recorded_ids: Sequence[int] | NDArray[Any],
+    reference_ids: Sequence[int] | NDArray[Any],
+    loss_mask: Sequence[int] | NDArray[Any],
+    *,
+    by: MaskBy = "span",
+    stop_ids: int | Collection[int] = (),
+) -> list[bool]:
+    """The loss mask without the tokens that drifted, `[T]`; it never trains a token that was not.
+
+    recorded_ids   `[T]` the row that is trained
+    reference_ids  `[N]` what was sampled, or what should stand there
+    loss_mask      `[T]` booleans, or numbers that are 0 or 1
+    by             `span`: the tokens that are not in place in the reference, and they alone;
+                   `turn`: every trained run that such tokens sit in or touch;
+                   `first-divergence`: all tokens from the first of them on
+    stop_ids       for `turn`: ids that end a turn, where the mask trains several turns in one run
+
+    A token is in place when the longest common alignment of both sequences pairs it. Where the reference
+    has tokens that the row lacks, no token of the row is out of place: `span` leaves it alone, `turn` takes
+    the turn that lost them, `first-divergence` goes by where they are missing. A reference that goes on
+    after the row's end says that the row was cut, which is no drift.
+
+    ValueError when `loss_mask` has another length than `recorded_ids` or holds other values, or when `by` is
+    none of the three; RecordError for what is no ids.
+
+    The model sampled 5, 6 where the row holds 7:
+
+        >>> mask_drift([1, 2, 7, 4], [1, 2, 5, 6, 4], [0, 1, 1, 1])
+        [False, True, False, True]
+        >>> mask_drift([1, 2, 7, 4], [1, 2, 5, 6, 4], [0, 1, 1, 1], by="first-divergence")
+        [False, True, False, False]
+    """
+    if by not in get_args(MaskBy):
+        raise ValueError(f"by={by!r} is no way to mask: it is one of {', '.join(get_args(MaskBy))}")
+    recorded, reference = as_ids(recorded_ids, "recorded_ids"), as_ids(reference_ids, "reference_ids")
+    mask = _as_mask(loss_mask, len(recorded))
+    spans = list(_out_of_place(recorded, reference))
+    if by == "turn":
+        stops = [stop_ids] if isinstance(stop_ids, int | np.integer) else list(stop_ids)
+        spans = [run for run in _runs(mask, np.isin(recorded, stops)) if _touched(run, spans)]
+    elif by == "first-divergence":
+        spans = [(start, len(recorded)) for start, _ in spans[:1]]
+    for start, end in spans:
+        mask[start:end] = False
+    return list(mask.tolist())
+
+
+def _as_mask(values: Sequence[int] | NDArray[Any], length: int) -> Mask:
+    """A copy of the mask as booleans."""
+    mask = np.asarray(values)
+    if mask.shape != (length,):
+        raise ValueError(
+            f"loss_mask has shape {mask.shape} and recorded_ids has {length} tokens: each token has one entry"
+        )
+    if length and (mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all()):
+        raise ValueError("loss_mask holds other values than 0 and 1: make it 1 where a token is trained")
+    return mask.astype(np.bool_)
+
+
+def _runs(mask: Mask, is_stop: Mask) -> list[tuple[int, int]]:
+    """The trained turns: runs of the mask, each also cut behind the ids that end a turn."""
+    before = np.concatenate(([False], mask[:-1])) & ~np.concatenate(([False], is_stop[:-1]))
+    after = np.concatenate((mask[1:], [False])) & ~is_stop
+    starts, ends = np.flatnonzero(mask & ~before), np.flatnonzero(mask & ~after) + 1
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def _touched(run: tuple[int, int], spans: list[tuple[int, int]]) -> bool:
+    return any(start <= run[1] and run[0] <= end for start, end in spans)
+
+
+def _out_of_place(recorded: Ids, reference: Ids) -> Iterator[tuple[int, int]]:
+    """Ranges of `recorded` that the alignment does not pair, in order; an empty one where the reference
+    alone has tokens."""
+    i = j = 0
+    for start, other, size in [*_paired(recorded, reference), (len(recorded), len(reference), 0)]:
+        if start > i or (other > j and start < len(recorded)):
+            yield i, start
+        i, j = start + size, other + size
+
+
+def _paired(a: Ids, b: Ids) -> Iterator[tuple[int, int, int]]:
+    """Equal runs of both (start in a, start in b, size), in order.
+
+    Equal stretches are skipped at once; at a difference both are compared in windows until they meet again.
+    """
+    tail = agreement(a[::-1], b[::-1])
+    tail = min(tail, min(len(a), len(b)) - agreement(a, b))
+    m, n = len(a) - tail, len(b) - tail
+    i = j = 0
+    while i < m and j < n:
+        size = agreement(a[i:m], b[j:n])
+        if size:
+            yield i, j, size
+            i, j = i + size, j + size
+            continue
+        met = _next_meeting(a[i:m], b[j:n])
+        if not met:
+            break
+        yield from ((i + start, j + other, size) for start, other, size in met)
+        start, other, size = met[-1]
+        i, j = i + start + size, j + other + size
+    if tail:
+        yield m, n, tail
+
+
+def _next_meeting(a: Ids, b: Ids) -> list[tuple[int, int, int]]:
+    """Equal runs up to the last one long enough to go on from; every one when both end in the window."""
+    for width in _WINDOWS:
+        left, right = a[:width].tolist(), b[:width].tolist()
+        blocks = SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
+        runs = [(block.a, block.b, block.size) for block in blocks if block.size]
+        if width >= len(a) and width >= len(b):
+            return runs
+        anchors = [k for k, run in enumerate(runs) if run[2] >= _ANCHOR]
+        if anchors:
+            return runs[: anchors[-1] + 1]
+    return _far_meeting(a, b)
+
+
+def _far_meeting(a: Ids, b: Ids) -> list[tuple[int, int, int]]:
+    """The nearest run of equal tokens that is long enough, however far away; [] when there is none.
+
+    `difflib` is quadratic and a missing turn may be thousands of tokens, so runs are looked up by hash.
+    """
+    if min(len(a), len(b)) < _ANCHOR:
+        return []
+    powers = np.cumprod(np.full(_ANCHOR, np.uint64(0x9E3779B97F4A7C15)))
+    runs_a, runs_b = (sliding_window_view(ids.astype(np.uint64), _ANCHOR) @ powers for ids in (a, b))
+    _, in_a, in_b = np.intersect1d(runs_a, runs_b, return_indices=True)
+    if not len(in_a):
+        return []
+    nearest = int(np.argmin(in_a + in_b))
+    start, other = int(in_a[nearest]), int(in_b[nearest])
+    met = np.array_equal(a[start : start + _ANCHOR], b[other : other + _ANCHOR])
+    return [(start, other, _ANCHOR)] if met else []

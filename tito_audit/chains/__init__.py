@@ -1,0 +1,1 @@
+"""Which call continues which: forks and splices of their token ids."""

@@ -1,0 +1,281 @@
+"""Splice: what the model saw and said, put back into a prompt that was written anew.
+
+A chat server renders and tokenizes the whole conversation again for every call. Where that gives other
+tokens than the model was given and sampled, the next call is made on a history that never was. NeMo-RL
+mends it while serving (`replace_prefix_tokens`): it counts the end-of-sequence ids of the re-tokenized
+history and cuts the new prompt behind as many. `splice_prefix` takes the same three sequences and differs
+in how it finds the place: by aligning turns, so that several stop ids, turns cut by length, turns that the
+template drops and stop tokens spelled in a text do not move it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.align.agreement import agreement
+from tito_audit.errors import SpliceError
+from tito_audit.record.arrays import Ids, as_ids
+
+__all__ = ["splice_prefix"]
+
+_PAIRS = 250_000
+"""Pairs of turns that are compared without a second thought; past it only turns near the diagonal."""
+_MOST_PAIRS = 1_000_000
+_MATCH, _SKIP, _LAST = 10_000, 10, 15_000
+"""What an alignment is worth: as many turns as can be, then few turns skipped in the new prompt, then how
+alike they are. A pair for the last turn counts for more than one other: a template that keeps an equal
+turn keeps this one too, and what looks like a dropped end is then a dropped beginning."""
+_SAME, _INSIDE, _ALIKE, _UNLIKE = 3, 2, 1, 0
+_JOINED = 8
+"""Pieces of one turn, cut at stop tokens spelled in it, that are joined to find it without its middle."""
+_SHORTEST, _TELLING, _LONG = 2, 3, 8
+"""Tokens: a shorter turn says nothing unless it is equal; an end of so many is no accident; one this long
+says enough without a start."""
+
+
+def splice_prefix(
+    seen_ids: Sequence[int] | NDArray[Any],
+    template_prefix_ids: Sequence[int] | NDArray[Any],
+    template_ids: Sequence[int] | NDArray[Any],
+    stop_ids: int | Collection[int],
+) -> list[int]:
+    """The next prompt: `template_ids` with the part that repeats what was seen replaced by `seen_ids`.
+
+    seen_ids             `[S]` the conversation so far as the model was given and sampled it: the previous
+                         prompt and the previous completion, end token included when it was sampled
+    template_prefix_ids  `[P]` what template and tokenizer write today for the same messages, with or
+                         without the last turn's end, scaffolding after it or a generation prompt; the seen
+                         ids decoded and encoded again will do
+    template_ids         `[N]` what they write for those messages and the new ones
+    stop_ids             every id that a sampled turn or a turn of the template may end with: the end
+                         tokens of the generation settings, and the template's own (for gpt-oss `<|end|>`
+                         beside `<|return|>` and `<|call|>`)
+
+    The ids are lists, tuples or integer arrays. A plain list comes back, for a server to send on; it starts
+    with `seen_ids` and goes on with an end of `template_ids`. A sampled stop stays as sampled and the
+    template's is not added beside it; a turn that was cut by length gets the template's. With nothing seen,
+    or where `template_ids` starts with `seen_ids` already, it is `template_ids`.
+
+    The turn is looked for at its own position first. Where the template writes an earlier turn otherwise
+    (reasoning taken out, an emptied message dropped), both prompts are cut at the stop ids and the turns
+    aligned in order; the place is behind the last turn's counterpart, or, when the template dropped that
+    turn, behind that of the turn before. SpliceError when there is none, RecordError for what is no ids.
+
+    What it cannot see: a dropped last turn in a template that ends only the assistant's turns (Mistral,
+    DeepSeek), where the question before it has no end of its own and would appear twice.
+
+    With 9 ending a turn, the model sampled 5, 6 where the tokenizer writes 7:
+
+        >>> splice_prefix([1, 9, 5, 6, 9], [1, 9, 7, 9], [1, 9, 7, 9, 2, 9, 3], 9)
+        [1, 9, 5, 6, 9, 2, 9, 3]
+    """
+    seen = as_ids(seen_ids, "seen_ids")
+    prefix = as_ids(template_prefix_ids, "template_prefix_ids")
+    template = as_ids(template_ids, "template_ids")
+    stops = _stops(stop_ids)
+    if len(template) >= len(seen) and np.array_equal(template[: len(seen)], seen):
+        return list(template.tolist())
+    old, new = _cut(prefix, stops), _cut(template, stops)
+    agreed, ended = agreement(prefix, template), int(seen[-1]) in stops
+    ends_next = agreed == len(prefix) < len(template) and int(template[agreed]) in stops
+    if not old.ends or (old.rest() and (ends_next or _is_open(_cut(seen, stops), old))):
+        old = _Turns(old.ids, [*old.ends, len(old.ids)])
+    rest = _turn_end(old, new, agreed, stops, ended)
+    return [*seen.tolist(), *new.ids[rest:]]
+
+
+def _stops(stop_ids: int | Collection[int]) -> frozenset[int]:
+    ids = [stop_ids] if isinstance(stop_ids, int | np.integer) else stop_ids
+    stops = frozenset(int(stop) for stop in ids)
+    if not stops:
+        raise SpliceError(
+            "stop_ids names no id.\nWithout the ids that end a turn there is no telling where one ends.\n"
+            "Pass the end tokens of the model's generation settings."
+        )
+    return stops
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """A sequence cut at the ids that end a turn."""
+
+    ids: list[int]
+    ends: list[int]
+    """Positions of the stop ids; last of all the length of the sequence when its last turn has none."""
+
+    def body(self, turn: int) -> list[int]:
+        """The tokens of a turn without its end."""
+        return self.ids[self.ends[turn - 1] + 1 if turn else 0 : self.ends[turn]]
+
+    def rest(self) -> list[int]:
+        """What stands behind the last end."""
+        return self.ids[self.ends[-1] + 1 if self.ends else 0 :]
+
+
+def _cut(ids: Ids, stops: frozenset[int]) -> _Turns:
+    ends = np.flatnonzero(np.isin(ids, np.fromiter(stops, np.int64)))
+    return _Turns(ids.tolist(), ends.tolist())
+
+
+def _is_open(seen: _Turns, prefix: _Turns) -> bool:
+    """Whether what stands behind the prefix's last end is the last turn, still without its end.
+
+    If not, it is scaffolding or a generation prompt. Told by which of the two looks like what was seen
+    last; where that says nothing, by the number of ends.
+    """
+    behind = prefix.rest()
+    ended = bool(seen.ends) and seen.ends[-1] == len(seen.ids) - 1
+    ends = seen.ends[:-1] if ended else seen.ends
+    said = seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended]
+    as_many_ends = len(prefix.ends) <= len(ends)
+    turn = prefix.body(len(prefix.ends) - 1)
+    in_rest, in_turn = _shared(behind, said), _shared(turn, said)
+    if len(behind) < len(said) and behind == said[: len(behind)]:
+        # As a generation prompt is.
+        return as_many_ends and sum(in_rest) >= sum(in_turn)
+    if in_rest[1] >= in_turn[1] + _TELLING:
+        # What was said last ends as this does, so the stop before it was spelled in the turn.
+        return True
+    return sum(in_rest) > sum(in_turn) or (as_many_ends and sum(in_rest) == sum(in_turn))
+
+
+def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ended: bool) -> int:
+    """Where in the new prompt the rest begins: behind the end of the old prompt's last turn, or with that
+    end when the model did not sample one itself."""
+    end = old.ends[-1]
+    if agreed >= end:
+        if end == len(new.ids):
+            return end
+        if new.ids[end] in stops:
+            return end + ended
+        later = bisect_left(new.ends, end)
+        if end == len(old.ids) and later < len(new.ends):
+            # The old prompt stops inside its last turn, and the new one goes on before it ends the turn.
+            return new.ends[later] + 1 if ended else end
+    turn = _counterpart(old, new, agreed) if agreed < len(old.ids) else None
+    if turn is None:
+        raise _no_place(old, new, agreed, stops)
+    return new.ends[turn] + ended
+
+
+def _counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
+    """The new prompt's turn behind which the old one's last turn ends; None if there is none."""
+    old_bodies = [old.body(turn) for turn in range(len(old.ends))]
+    new_bodies = [new.body(turn) for turn in range(len(new.ends))]
+    same = bisect_left(old.ends, agreed)
+    turn, is_last = _align(old_bodies[same:], new_bodies[same:])
+    turn += same
+    last = old_bodies[-1]
+    if not is_last and last and last in new_bodies[:same]:
+        # An equal turn was kept, so this one was too: it is the beginning that is gone.
+        turn, is_last = _align(old_bodies, new_bodies)
+    following = turn + 1
+    opener = new.rest()
+    if not is_last and len(opener) >= _SHORTEST and following < len(new_bodies):
+        starts = [body[: len(opener)] == opener for body in (last, new_bodies[following])]
+        # Both are opened as the model's next turn is: one turn, in words too different to see it.
+        turn += all(starts)
+    return turn if turn >= 0 else None
+
+
+def _align(old: list[list[int]], new: list[list[int]]) -> tuple[int, bool]:
+    """The turn of `new` that the last matched turn of `old` is paired with (-1: none), and whether that
+    is the last of `old`.
+
+    Dynamic programming over one row of scores; `scores[j]` is for the first j turns of `new`.
+    """
+    across = abs(len(new) - len(old))
+    width = max(16, _PAIRS // max(1, len(old)))
+    if len(old) * min(len(new), across + 2 * width) > _MOST_PAIRS:
+        raise SpliceError(
+            f"{len(old)} turns of template_prefix_ids and {len(new)} of template_ids differ, too many to align.\n"
+            "Aligning them would hold up the caller for seconds.\n"
+            "Check that stop_ids holds only ids that end a turn, and that both render the same messages."
+        )
+    scores = [-_SKIP * j for j in range(len(new) + 1)]
+    earlier: list[list[int]] = []
+    places = [(-1, False)] * (len(new) + 1)
+    for i, turn in enumerate(old):
+        is_last = i == len(old) - 1
+        worth = _MATCH + _LAST * is_last
+        first = max(0, i + min(0, len(new) - len(old)) - width)
+        end = min(len(new), i + max(0, len(new) - len(old)) + width + 1)
+        earlier = [*earlier[-_JOINED:], scores]
+        scores = scores.copy()
+        for j in range(first, end):
+            likeness = _likeness(turn, new[j])
+            score = earlier[-1][j] + worth + likeness
+            if not likeness and (back := _joined(old, i, new[j])):
+                # Less than any pair of whole turns: it is the last resort.
+                likeness, score = _ALIKE, earlier[-1 - back][j] + _MATCH
+            if likeness and score >= scores[j + 1]:
+                scores[j + 1], places[j + 1] = score, (j, is_last)
+            if scores[j] - _SKIP > scores[j + 1]:
+                scores[j + 1], places[j + 1] = scores[j] - _SKIP, places[j]
+    return places[scores.index(max(scores))]
+
+
+def _likeness(a: list[int], b: list[int]) -> int:
+    """How much two turns look like one turn written twice.
+
+    A template takes a piece out of a turn or puts one in; its opening and its end stay. So one is the
+    other without a piece, or both share start and end and little else. An opening alone says no more than
+    that the same role speaks.
+    """
+    if a == b:
+        return _SAME
+    n = min(len(a), len(b))
+    if n < _SHORTEST:
+        return _UNLIKE
+    if a[-1] != b[-1]:
+        return _INSIDE if a[:n] == b[:n] else _UNLIKE
+    head, tail = _shared(a, b)
+    if head + tail == n and (head or n >= _LONG):
+        return _INSIDE
+    return _ALIKE if head and tail and 3 * (head + tail) >= 2 * n else _UNLIKE
+
+
+def _joined(old: list[list[int]], i: int, turn: list[int]) -> int:
+    """How many pieces before the i-th begin what that piece ends, so that both ends make up `turn`; or 0.
+
+    Reasoning with a stop token spelled in it is cut there, and the template takes out both sides of the cut.
+    """
+    if i == 0 or old[i][-1:] != turn[-1:]:
+        return 0
+    tail = _shared(old[i], turn)[1]
+    head = turn[: len(turn) - tail]
+    if not tail or len(head) < _SHORTEST:
+        return 0
+    return next((back for back in range(1, min(i, _JOINED) + 1) if old[i - back][: len(head)] == head), 0)
+
+
+def _shared(a: list[int], b: list[int]) -> tuple[int, int]:
+    """Tokens that both start with, and tokens behind those that both end with."""
+    n = min(len(a), len(b))
+    head = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), n)
+    left = n - head
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    tail = next((k for k, (x, y) in enumerate(pairs) if x != y or k == left), left)
+    return head, tail
+
+
+def _no_place(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int]) -> SpliceError:
+    """The error that says what was looked for and how far it got."""
+    last = old.body(len(old.ends) - 1)
+    shown = f"{'… ' if len(last) > 6 else ''}{', '.join(map(str, last[-6:]))}"
+    ids = ", ".join(map(str, sorted(stops)))
+    held = bisect_right(new.ends, agreed)
+    return SpliceError(
+        f"template_ids ({len(new.ids)} tokens, {len(new.ends)} turn ends) holds no end of the last turn of "
+        f"template_prefix_ids ({len(old.ids)} tokens, {len(old.ends)} turns), which reads [{shown}], nor of a "
+        f"turn before it; turn ends are the ids {ids}. Both agree in {agreed} tokens ({held} turn ends).\n"
+        "Without that place what was seen cannot be joined to what is new: tokens would be lost or doubled.\n"
+        "Check that both render the same messages with the same template and tools, and that stop_ids holds the "
+        "id that the template ends a turn with. If the history was changed on purpose, start a new training row."
+    )

@@ -1,0 +1,1 @@
+"""Logs of one format written as another, and what is lost on the way."""

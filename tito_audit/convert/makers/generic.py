@@ -1,0 +1,106 @@
+"""Generic rows made of other logs: one training row a row, or one list of calls a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tito_audit.convert.maker import Holds, Maker, Sample
+from tito_audit.convert.makers.shared import (
+    messages_as_logged,
+    other_lists,
+    plain_list,
+    row_of,
+    scores_as,
+    weights_as,
+)
+from tito_audit.convert.rows_and_calls import loss_weights
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.rollout import Rollout, Turn
+
+__all__ = ["CALLS", "ROWS"]
+
+_COMMON = ("messages", "tools", "chat_template_kwargs")
+
+
+def _rows(samples: Sequence[Sample]) -> Row:
+    (sample,) = samples
+    row = row_of(sample)
+    made: dict[str, Any] = {**sample.facts, **_conversation(sample.rollout)}
+    if row.prompt_length is not None:
+        made["prompt_length"] = row.prompt_length
+    made["token_ids"] = row.token_ids.tolist()
+    weights = loss_weights(row)
+    if weights is not None:
+        made["loss_mask"] = weights_as(row, int if ((weights == 0) | (weights == 1)).all() else float)
+    if (scores := scores_as(row, None)) is not None:
+        made["logprobs"] = scores
+    for name, values in other_lists(row):
+        made.setdefault(name, values)
+    return made
+
+
+def _calls(samples: Sequence[Sample]) -> Row:
+    (sample,) = samples
+    rollout = sample.rollout
+    if not rollout.turns:
+        raise RecordError("it holds no calls")
+    return {**sample.facts, **_conversation(rollout), "calls": [_call(turn) for turn in rollout.turns]}
+
+
+def _conversation(rollout: Rollout) -> dict[str, Any]:
+    """Messages, tools and template arguments, those that the log has."""
+    made: dict[str, Any] = {}
+    if rollout.messages:
+        made["messages"] = messages_as_logged(rollout.messages)
+    if rollout.tools:
+        made["tools"] = list(rollout.tools)
+    if rollout.template_kwargs:
+        made["chat_template_kwargs"] = dict(rollout.template_kwargs)
+    return made
+
+
+def _call(turn: Turn) -> dict[str, Any]:
+    assert turn.prompt_ids is not None
+    assert turn.completion_ids is not None
+    made: dict[str, Any] = {}
+    if turn.prompt_messages is not None:
+        made["messages"] = messages_as_logged(turn.prompt_messages)
+    made["prompt_ids"] = turn.prompt_ids.tolist()
+    made["completion_ids"] = turn.completion_ids.tolist()
+    if turn.completion_logprobs is not None:
+        made["logprobs"] = plain_list(turn.completion_logprobs)
+    for column in turn.columns:
+        if column.role is ColumnRole.OTHER and column.alignment is not None:
+            made.setdefault(column.name, plain_list(column.values))
+    if turn.prompt_text is not None:
+        made["prompt_text"] = turn.prompt_text
+    if turn.completion_text is not None:
+        made["text"] = turn.completion_text
+    if turn.finish_reason is not None:
+        made["finish_reason"] = turn.finish_reason
+    if turn.weight_versions:
+        made["weight_versions"] = list(turn.weight_versions)
+    return made
+
+
+ROWS = Maker(
+    name="rows",
+    format="generic",
+    title="Training rows: token_ids, loss_mask, logprobs and every other column; messages and tools",
+    holds=Holds.ROWS,
+    make=_rows,
+    own=frozenset((*_COMMON, "prompt_length", "token_ids", "loss_mask", "logprobs")),
+    tables=True,
+)
+CALLS = Maker(
+    name="calls",
+    format="generic",
+    title="Calls: a list of prompt_ids, completion_ids and logprobs; messages and tools",
+    holds=Holds.CALLS,
+    make=_calls,
+    own=frozenset((*_COMMON, "calls")),
+    tables=True,
+)

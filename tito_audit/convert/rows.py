@@ -1,0 +1,186 @@
+"""Rows made of samples, each proven: read again, it says the same tokens, mask and logprobs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tito_audit.convert.compare import difference, digest, lost_names
+from tito_audit.convert.maker import Maker, Sample
+from tito_audit.convert.makers import MAKERS
+from tito_audit.convert.outcome import Carried
+from tito_audit.errors import RecordError, SetupError
+from tito_audit.format import Format, Row
+from tito_audit.formats import all_formats, pick_format
+from tito_audit.record.column import Column, ColumnRole
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.storage.new_log import dump_row
+from tito_audit.storage.row import RawRow, parse_json
+
+__all__ = ["GROUPS", "Making", "all_makers", "digest_of", "maker_named", "makers_of"]
+
+GROUPS = ("group_id", "group", "group_index", "_ng_task_index")
+"""Names under which a log says which rollouts were sampled for one prompt."""
+
+
+def all_makers() -> dict[str, tuple[Format, Maker]]:
+    """Every form that can be made, by the name that `--to` takes, with the format that reads it."""
+    return {maker.name: (form, maker) for form in all_formats() for maker in makers_of(form)}
+
+
+def makers_of(form: Format) -> tuple[Maker, ...]:
+    """How rows of a format are made of the rollouts of other logs; () when they cannot be."""
+    return tuple(maker for maker in MAKERS if maker.format == form.name)
+
+
+def maker_named(name: str) -> tuple[Format, Maker]:
+    """The format and the maker of that name; SetupError, with the names there are, when there is none."""
+    makers = all_makers()
+    if name in makers:
+        return makers[name]
+    form = next((form for form in all_formats() if form.name == name), None)
+    close = difflib.get_close_matches(name, makers, n=3)
+    said = "no such form."
+    if form is not None and makers_of(form):
+        said = f"say which form of it: {' or '.join(maker.name for maker in makers_of(form))}."
+    elif form is not None:
+        said = f"{form.title} are read and repaired, not made: they hold what only their own writer knows."
+    elif close:
+        said += f" Did you mean {' or '.join(close)}?"
+    raise SetupError(f"--to {name}: {said}\nForms that can be made: {', '.join(makers)}.")
+
+
+@dataclass(slots=True)
+class Making:
+    """The rows of one pass over a log."""
+
+    form: Format
+    maker: Maker
+    tally: Carried
+    barred: set[str] = field(default_factory=set)
+    """Facts and columns beside which a row of this form would be read as something else."""
+
+    def sample(self, rollout: Rollout, facts: Mapping[str, Any]) -> Sample:
+        """The rollout with the facts that its row has a place for; the others are lost."""
+        kept: dict[str, Any] = {}
+        lost: list[str] = []
+        for name, value in facts.items():
+            there = self.maker.slots.get(name, name)
+            has_place = self.maker.takes_facts or there in self.maker.slots.values()
+            if has_place and there not in self.maker.own and there not in kept:
+                kept[there] = value
+            elif not (self.maker.grouped and name in GROUPS):
+                lost.append(name)
+        self.tally.lose(lost, rollout.place.row)
+        self.tally.miss(name for name in self.maker.wants if kept.get(name) is None)
+        return Sample(rollout, kept)
+
+    def row(self, samples: Sequence[Sample]) -> tuple[Row, int] | None:
+        """The row of one sample or of a group, with its digest; what cannot be in it is noted as refused.
+
+        None when no sample is left.
+        """
+        fitting: list[Sample] = []
+        made: Row = {}
+        again: Sequence[Rollout] = ()
+        for sample in samples:
+            try:
+                fitted, made, again = self._fitted(sample)
+                fitting.append(fitted)
+            except RecordError as error:
+                self.tally.refuse(sample.rollout.place, str(error))
+        if not fitting:
+            return None
+        if self.maker.grouped or len(samples) > 1:
+            try:
+                made, again = self._proven(fitting)
+            except RecordError as error:
+                for sample in fitting:
+                    self.tally.refuse(sample.rollout.place, str(error))
+                return None
+        for sample, rollout in zip(fitting, again, strict=True):
+            self.tally.lose(lost_names(sample.rollout, rollout), sample.rollout.place.row)
+        self.tally.rows_made += 1
+        return made, digest(again)
+
+    def _fitted(self, sample: Sample) -> tuple[Sample, Row, Sequence[Rollout]]:
+        """The sample without the facts and columns beside which its row cannot be read as what it is; its row."""
+        sample = self._bare_of(sample, self.barred)
+        try:
+            return sample, *self._proven([sample])
+        except RecordError:
+            names = _names(sample, self.maker)
+            # What fails without them as well fails because of what it says itself.
+            self._proven([_stripped(sample, names)])
+        kept: set[str] = set()
+        for name in names:
+            try:
+                self._proven([_stripped(sample, {*names} - kept - {name})])
+                kept.add(name)
+            except RecordError:
+                self.barred.add(name)
+        sample = self._bare_of(sample, self.barred)
+        return sample, *self._proven([sample])
+
+    def _bare_of(self, sample: Sample, names: Collection[str]) -> Sample:
+        present = [name for name in _names(sample, self.maker) if name in names] if names else []
+        self.tally.lose(present, sample.rollout.place.row)
+        return _stripped(sample, present) if present else sample
+
+    def _proven(self, samples: Sequence[Sample]) -> tuple[Row, Sequence[Rollout]]:
+        """A row, and the rollouts that are read from it; RecordError when they are others."""
+        row = self.maker.make(samples)
+        back = parse_json(dump_row(row))
+        form = pick_format(back)
+        if form.name != self.form.name:
+            raise RecordError(f"its row would be taken for {form.name}, whose columns it has as well")
+        again = form.read(back, samples[0].rollout.place)
+        if len(again) != len(samples):
+            raise RecordError(f"its row would be read as {len(again)} rollouts")
+        for sample, rollout in zip(samples, again, strict=True):
+            what = difference(sample.rollout, rollout)
+            if what is not None:
+                raise RecordError(f"its row would be read again with {what}")
+        return row, again
+
+
+def digest_of(raw: RawRow, form: Format) -> int | None:
+    """The digest of what a row says; None when it cannot be read as a row of the format."""
+    if raw.value is None:
+        return None
+    try:
+        found = pick_format(raw.value)
+        return digest(found.read(raw.value, Place("", raw.index))) if found.name == form.name else None
+    except RecordError:
+        return None
+
+
+def _names(sample: Sample, maker: Maker) -> list[str]:
+    """The facts and columns that a row could do without."""
+    slots = set(maker.slots.values())
+    names = [name for name in sample.facts if name not in slots]
+    names += [column.name for column in _others(sample.rollout)]
+    return list(dict.fromkeys(names))
+
+
+def _others(rollout: Rollout) -> list[Column]:
+    columns = [] if rollout.training_row is None else list(rollout.training_row.columns)
+    columns += [column for turn in rollout.turns for column in turn.columns]
+    return [column for column in columns if column.role is ColumnRole.OTHER]
+
+
+def _stripped(sample: Sample, names: Collection[str]) -> Sample:
+    """The sample without these facts and columns."""
+
+    def kept(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+        return tuple(one for one in columns if one.role is not ColumnRole.OTHER or one.name not in names)
+
+    rollout, row = sample.rollout, sample.rollout.training_row
+    rollout = replace(
+        rollout,
+        training_row=None if row is None else replace(row, columns=kept(row.columns)),
+        turns=tuple(replace(turn, columns=kept(turn.columns)) for turn in rollout.turns),
+    )
+    return Sample(rollout, {name: value for name, value in sample.facts.items() if name not in names})

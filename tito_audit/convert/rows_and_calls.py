@@ -1,0 +1,334 @@
+"""Calls as training rows and training rows as calls: the same tokens, trained in the same places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.chains.fork import ForkedRow, SampledCall, fork_rows
+from tito_audit.errors import RecordError
+from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, spread
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Rollout, TrainingRow, Turn, trained_runs
+
+__all__ = ["Part", "Recast", "as_calls", "as_rows", "column_over", "known_logprobs", "loss_weights"]
+
+_FINISH, _EACH_FINISH, _WEIGHTS = "finish_reason", "finish_reasons", "weight_versions"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the rollouts that stand for one."""
+
+    rollout: Rollout
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What its calls said and the training row has no place for, where it is true of the row as a whole."""
+    told: frozenset[str] = frozenset()
+    """Facts of the log that its calls say now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recast:
+    """A rollout in the other form."""
+
+    parts: tuple[Part, ...]
+    """Several where calls do not continue one another."""
+    lost: tuple[str, ...] = ()
+    """What has no place in that form, by name."""
+
+
+def as_rows(rollout: Rollout) -> Recast:
+    """The rollout as training rows: its own, or one for each chain of calls (`fork_rows`).
+
+    A row of its own is kept as it is, whatever its calls say. RecordError when ids are missing or nothing was
+    sampled.
+    """
+    row, alone = rollout.training_row, replace(rollout, turns=())
+    if row is not None and not rollout.turns:
+        return Recast((Part(alone),))
+    if row is not None and not _is_row_of(rollout, row):
+        return Recast((Part(alone),), (_OTHER_CALLS,))
+    forked = fork_rows(_calls(rollout))
+    if not forked:
+        raise RecordError("no call sampled a token, so there is nothing to train")
+    parts = tuple(_row_part(rollout, one, alone=len(forked) == 1) for one in forked)
+    if row is not None:
+        parts = (Part(alone, parts[0].facts),)
+    return Recast(parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked))))
+
+
+def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Recast:
+    """The rollout as calls: its own, or one for each stretch that its training row trains.
+
+    RecordError where that would lose a token, a logprob or a weight of the loss. What the row says of its calls
+    (`finish_reason`, `finish_reasons` in their order, `weight_versions`) becomes theirs.
+    """
+    row = rollout.training_row
+    if rollout.turns:
+        _calls(rollout)
+        lost = (_OTHER_ROW,) if row is not None and not _is_row_of(rollout, row) else ()
+        return Recast((Part(replace(rollout, training_row=None)),), lost)
+    if row is None:
+        raise RecordError(_NO_IDS)
+    runs = _runs(row)
+    columns, lost_columns = _columns_to_cut(row)
+    logprobs = known_logprobs(row)
+    answers: list[int | None] = [i for i, one in enumerate(rollout.messages) if one.sampled]
+    # As many answers as stretches that are trained: each wrote its own.
+    wrote = answers if len(answers) == len(runs) else [None] * len(runs)
+    turns = [
+        _turn(row.token_ids, start, end, logprobs, columns, index)
+        for (start, end), index in zip(runs, wrote, strict=True)
+    ]
+    turns, told = _with_facts(turns, facts)
+    part = Part(replace(rollout, turns=tuple(turns), training_row=None), told=told)
+    return Recast((part,), tuple(lost_columns))
+
+
+def known_logprobs(row: TrainingRow) -> Logprobs | None:
+    """The row's logprobs `[T]`, NaN also where an untrained token has what stands for none; None: no column."""
+    if row.logprobs is None:
+        return None
+    if row.sentinel is None or row.loss_mask is None:
+        return row.logprobs
+    return np.where(~row.loss_mask & (row.logprobs == row.sentinel), np.nan, row.logprobs)
+
+
+def loss_weights(row: TrainingRow) -> NDArray[np.float64] | None:
+    """What each token weighs in the loss, `[T]` float64: 0 or 1 unless the mask holds weights; None: no mask."""
+    if row.loss_mask is None:
+        return None
+    for column in row.columns:
+        if column.role is ColumnRole.LOSS_MASK and column.encoding is MaskEncoding.FLOAT:
+            whole = column_over(row, column)
+            if whole is not None:
+                return np.nan_to_num(whole.astype(np.float64))
+    return row.loss_mask.astype(np.float64)
+
+
+def column_over(row: TrainingRow, column: Column) -> NDArray[Any] | None:
+    """A column as one entry a token `[T]`, NaN or None where it says nothing; None when it has no place there."""
+    full = len(row.token_ids)
+    if column.alignment is Alignment.FULL and len(column.values) == full:
+        return column.values
+    if column.alignment not in (Alignment.RESPONSE, Alignment.SAMPLED, Alignment.SHIFTED):
+        return None
+    values = column.values if column.values.dtype.kind == "f" else column.values.astype(object)
+    fill = np.nan if values.dtype.kind == "f" else None
+    try:
+        return spread(
+            values,
+            column.alignment,
+            full=full,
+            prompt_length=row.prompt_length,
+            trained=row.loss_mask,
+            fill=fill,
+        )
+    except ValueError:
+        return None
+
+
+_OTHER_CALLS = "calls that say other than their training row"
+_OTHER_ROW = "a training row that says other than its calls"
+_NO_IDS = "it holds no token ids, and none are made up"
+
+
+def _calls(rollout: Rollout) -> list[SampledCall]:
+    """Every call with its ids; RecordError naming the first that lacks some."""
+    if not rollout.turns:
+        raise RecordError(_NO_IDS)
+    calls: list[SampledCall] = []
+    for number, turn in enumerate(rollout.turns):
+        for ids, what in ((turn.prompt_ids, "its prompt"), (turn.completion_ids, "its completion")):
+            if ids is None:
+                raise RecordError(f"call {number} has no ids of {what}, and none are made up")
+        assert turn.prompt_ids is not None
+        assert turn.completion_ids is not None
+        calls.append((turn.prompt_ids, turn.completion_ids, turn.completion_logprobs))
+    return calls
+
+
+def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> Part:
+    ids = np.array(forked.token_ids, np.int32)
+    mask = np.array(forked.loss_mask, np.bool_)
+    turns = rollout.turns
+    scored = any(turns[k].completion_logprobs is not None for k in forked.calls)
+    row = TrainingRow(
+        ids,
+        mask,
+        np.array(forked.logprobs, np.float64) if scored else None,
+        prompt_length=_start(turns[forked.calls[0]]),
+        columns=tuple(_columns_of_calls(turns, forked, len(ids))),
+    )
+    messages = rollout.messages if alone else _messages_up_to(rollout, turns[forked.calls[-1]])
+    facts = _facts_of([turns[k] for k in forked.trained])
+    return Part(replace(rollout, messages=messages, turns=(), training_row=row), facts)
+
+
+def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
+    """Why the calls that a row trains ended, one for each, and the weights that sampled all of them."""
+    reasons = [turn.finish_reason for turn in trained]
+    facts: dict[str, Any] = {}
+    if any(reason is not None for reason in reasons):
+        facts |= {_FINISH: reasons[0]} if len(reasons) == 1 else {_EACH_FINISH: reasons}
+    versions = {turn.weight_versions for turn in trained}
+    if len(versions) == 1 and (version := versions.pop()):
+        facts[_WEIGHTS] = list(version)
+    return facts
+
+
+def _start(turn: Turn) -> int:
+    return 0 if turn.prompt_ids is None else len(turn.prompt_ids)
+
+
+def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> Iterable[Column]:
+    """The other per-token columns of the calls of a row, each over all its tokens."""
+    names: dict[str, MovePolicy] = {}
+    for k in forked.calls:
+        names |= {c.name: c.policy for c in turns[k].columns if c.role is ColumnRole.OTHER and c.alignment}
+    for name, policy in names.items():
+        parts = [(k, c) for k in forked.calls for c in turns[k].columns if c.name == name and c.alignment]
+        floats = all(column.values.dtype.kind == "f" for _, column in parts)
+        whole = np.full(size, np.nan) if floats else np.full(size, None, object)
+        for k, column in parts:
+            start = _start(turns[k])
+            whole[start : start + len(column.values)] = column.values
+        yield Column(name, ColumnRole.OTHER, whole, Alignment.FULL, policy)
+
+
+def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:
+    """The messages of a chain that ends with a call; () when the log does not say which they are."""
+    if turn.message_index is not None:
+        return rollout.messages[: turn.message_index + 1]
+    return turn.prompt_messages or ()
+
+
+def _lost_of_calls(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[str]:
+    turns = rollout.turns
+    said = {message.text for message in rollout.messages}
+    held = {k for row in forked for k in row.calls}
+    if len(held) < len(turns):
+        yield "calls that sampled nothing"
+    for row in forked:
+        if len({turns[k].weight_versions for k in row.trained}) > 1:
+            yield _WEIGHTS
+        ends = [_start(turns[k]) + _size(turns[k]) for k in row.calls]
+        if any(_start(turns[k]) == end for k, end in zip(row.calls[1:], ends, strict=False)):
+            yield "where one call ends and the next begins"
+    for turn in turns:
+        if turn.completion_text is not None and turn.completion_text not in said:
+            yield "text of completions"
+        if turn.prompt_text is not None:
+            yield "text of prompts"
+        sent = turn.prompt_messages
+        if sent is not None and sent != rollout.messages[: len(sent)]:
+            yield "messages of single calls"
+        yield from (column.name for column in turn.columns if column.alignment is None)
+
+
+def _size(turn: Turn) -> int:
+    return 0 if turn.completion_ids is None else len(turn.completion_ids)
+
+
+def _is_row_of(rollout: Rollout, row: TrainingRow) -> bool:
+    """Whether the calls give exactly this row."""
+    try:
+        made = fork_rows(_calls(rollout))
+    except RecordError:
+        return False
+    if len(made) != 1 or row.loss_mask is None or made[0].token_ids != row.token_ids.tolist():
+        return False
+    logprobs = known_logprobs(row)
+    weights = loss_weights(row)
+    assert weights is not None
+    plain = bool(np.array_equal(weights, np.array(made[0].loss_mask, np.float64)))
+    if logprobs is None or not plain:
+        return plain
+    return bool(np.array_equal(logprobs, np.array(made[0].logprobs), equal_nan=True))
+
+
+def _runs(row: TrainingRow) -> list[tuple[int, int]]:
+    """The stretches that are trained; RecordError where calls could not hold all that the row says."""
+    weights = loss_weights(row)
+    if row.loss_mask is None or weights is None:
+        raise RecordError("it has no loss mask, so nothing tells what a call sampled")
+    runs = trained_runs(row.loss_mask)
+    if not runs:
+        raise RecordError("nothing in it is trained, so nothing tells what a call sampled")
+    if not ((weights == 0) | (weights == 1)).all():
+        raise RecordError("its loss mask holds weights, and calls have no place for them")
+    if runs[0][0] == 0:
+        raise RecordError("its first token is trained, and a call has a prompt")
+    behind = len(row.token_ids) - runs[-1][1]
+    if behind:
+        raise RecordError(f"{behind} tokens stand behind the last trained one, and no call holds them")
+    logprobs = known_logprobs(row)
+    if logprobs is not None and not np.isnan(logprobs[~row.loss_mask]).all():
+        raise RecordError("tokens have logprobs that are not trained, and calls have no place for them")
+    return runs
+
+
+def _columns_to_cut(row: TrainingRow) -> tuple[dict[str, tuple[NDArray[Any], MovePolicy]], list[str]]:
+    """The columns that calls can hold over all tokens, and the names of the others."""
+    kept: dict[str, tuple[NDArray[Any], MovePolicy]] = {}
+    lost: list[str] = []
+    for column in row.columns:
+        if column.role is not ColumnRole.OTHER:
+            if column.alignment is None:
+                lost.append(column.name)
+            continue
+        whole = column_over(row, column)
+        assert row.loss_mask is not None
+        if whole is None or not _is_filler(whole[~row.loss_mask]):
+            lost.append(column.name)
+        else:
+            kept[column.name] = whole, column.policy
+    return kept, lost
+
+
+def _is_filler(outside: NDArray[Any]) -> bool:
+    """Whether what stands at untrained tokens says nothing: null or zero."""
+    if outside.dtype.kind in "iufb":
+        return bool(((outside == 0) | (outside != outside)).all())
+    return all(value is None or value != value for value in outside.tolist())
+
+
+def _turn(
+    ids: Ids,
+    start: int,
+    end: int,
+    logprobs: Logprobs | None,
+    columns: Mapping[str, tuple[NDArray[Any], MovePolicy]],
+    message_index: int | None,
+) -> Turn:
+    scores = None if logprobs is None else logprobs[start:end]
+    cut = tuple(
+        Column(name, ColumnRole.OTHER, whole[start:end], Alignment.CALL, policy)
+        for name, (whole, policy) in columns.items()
+    )
+    return Turn(ids[:start], ids[start:end], scores, message_index, columns=cut)
+
+
+def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn], frozenset[str]]:
+    """The calls of a row with what the row says of them, and the names of those facts."""
+    told: set[str] = set()
+    reasons = [facts.get(_FINISH)] if len(turns) == 1 and _FINISH in facts else facts.get(_EACH_FINISH)
+    if isinstance(reasons, list) and len(reasons) == len(turns) and all(map(_is_text_or_none, reasons)):
+        turns = [replace(turn, finish_reason=reason) for turn, reason in zip(turns, reasons, strict=True)]
+        told.add(_FINISH if len(turns) == 1 and _FINISH in facts else _EACH_FINISH)
+    versions = facts.get(_WEIGHTS)
+    known = isinstance(versions, list) and all(isinstance(one, str) for one in versions)
+    # Of several versions nothing tells which call is whose.
+    if isinstance(versions, list) and known and (len(turns) == 1 or len(versions) == 1):
+        turns = [replace(turn, weight_versions=tuple(versions)) for turn in turns]
+        told.add(_WEIGHTS)
+    return turns, frozenset(told)
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or isinstance(value, str)

@@ -1,0 +1,259 @@
+"""A log written in another form: calls as training rows, training rows as calls, one format as another.
+
+Every row is made, read again and compared before the first is written, so that what cannot be carried is known.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tito_audit.convert.maker import Holds, Sample
+from tito_audit.convert.outcome import Carried
+from tito_audit.convert.rows import GROUPS, Making, digest_of, maker_named
+from tito_audit.convert.rows_and_calls import as_calls, as_rows
+from tito_audit.convert.unread import account_of
+from tito_audit.errors import RecordError, SetupError, StorageError
+from tito_audit.format import Format, Row
+from tito_audit.formats import format_named, map_columns, pick_format
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.speakers import Speakers
+from tito_audit.run.scan import Progress
+from tito_audit.settings.model import Settings
+from tito_audit.storage import find_logs, open_log, same_place
+from tito_audit.storage.atomic import refuse_target
+from tito_audit.storage.inside import beside
+from tito_audit.storage.new_log import Shapes, kind_of_name, new_log
+from tito_audit.storage.row import RawRow
+
+__all__ = ["Conversion", "convert_rollouts"]
+
+_STATED = ("model", "tokenizer")
+"""What formats state from deep inside their rows and any row has a place for."""
+
+
+class Conversion:
+    """One log on its way into another form: `survey` says what is lost, `write` writes.
+
+    Making one opens no file. SetupError when there is no such form, or the target's suffix is that of a file which
+    cannot hold it.
+    """
+
+    def __init__(
+        self,
+        log: str | Path,
+        to: str,
+        out: str | Path | None = None,
+        settings: Settings | None = None,
+        *,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self.log = Path(log)
+        self.form, self.maker = maker_named(to)
+        self.out = Path(out) if out is not None else None
+        self.settings = (settings or Settings()).at(log)
+        if self.settings.messages is not None or self.settings.tools is not None:
+            raise SetupError(
+                "A conversion joins no messages or tools of other files.\nLeave --messages and --tools out."
+            )
+        self.overwrite = overwrite
+        self.progress = progress
+        self.carried = Carried()
+        """What the survey found."""
+        self.written: Path | None = None
+        """The new log, once it has its name."""
+        self._shapes: Shapes | None = None
+        if self.out is not None and kind_of_name(self.out)[0] == "table":
+            self._shapes = Shapes()
+            if not self.maker.tables:
+                raise SetupError(
+                    f"{self.out}: rows of {self.maker.name} hold objects inside objects, which a table changes.\n"
+                    "Name it .jsonl or .json."
+                )
+
+    def survey(self) -> Iterator[Place]:
+        """The places of the log's rows while they are looked at; then `carried` is complete. Nothing is written.
+
+        StorageError when the log cannot be read, or the target is there already and may not be replaced.
+        """
+        self.log = _one_file(self.log)
+        if self.out is not None:
+            if same_place(self.out, self.log):
+                raise SetupError(
+                    f"-o {self.out}: this is the log, and a log is never written.\nName another file."
+                )
+            refuse_target(self.out, overwrite=self.overwrite, source=self.log)
+        self.carried = Carried()
+        for row, _, place in self._rows(self.carried):
+            if row is not None and self._shapes is not None:
+                self._shapes.learn(row)
+            yield place
+        if self._shapes is not None:
+            self._shapes.settle()
+
+    def write(self) -> Iterator[Place]:
+        """The places of the log's rows while they are converted; then the file has its name. After `survey`.
+
+        The file is read again and compared first, and when that fails nothing is left of it (StorageError).
+        """
+        if self.out is None:
+            raise ValueError("a conversion without a target has nothing to write")
+        digests, again = array("Q"), Carried()
+        with new_log(self.out, overwrite=self.overwrite, source=self.log, shapes=self._shapes) as target:
+            for row, number, place in self._rows(again):
+                if row is not None:
+                    target.add(row)
+                    digests.append(number)
+                yield place
+            if again != self.carried:
+                raise StorageError(
+                    f"{self.log}: the log was changed while it was converted, so nothing was written.\n"
+                    "Convert it once nothing writes to it any more."
+                )
+            self._compare(target.finish(), digests)
+        self.written = self.out
+
+    def _compare(self, draft: Path, digests: Sequence[int]) -> None:
+        """Nothing, if a file says what was made; StorageError else."""
+        read = 0
+        if digests:
+            for raw in open_log(draft, max_row_bytes=1 << 62):
+                if read >= len(digests) or digest_of(raw, self.form) != digests[read]:
+                    break
+                read += 1
+            else:
+                if read == len(digests):
+                    return
+            raise StorageError(
+                f"{self.out}: row {read} of {len(digests)} could not be read again as it was written, so the file "
+                "was not kept.\nWrite it as .jsonl, or on another disk."
+            )
+
+    def _rows(self, tally: Carried) -> Iterator[tuple[Row | None, int, Place]]:
+        """The rows of the new log, proven, each with its digest, and None once a row of the log is read."""
+        named = self.settings.format or ("generic" if self.settings.columns else None)
+        form = format_named(named) if named is not None else None
+        making = Making(self.form, self.maker, tally)
+        log = open_log(self.log, max_row_bytes=self.settings.max_row_bytes, rows_at=self.settings.rows_at)
+        group: list[Sample] = []
+        last: object = None
+        place = Place(str(self.log), 0)
+        for raw in log:
+            place = Place(str(self.log), raw.index)
+            tally.rows_read += 1
+            for key, sample in self._samples(raw, place, form, making):
+                if group and (not self.maker.grouped or key != last):
+                    made = making.row(group)
+                    if made is not None:
+                        yield *made, place
+                    group = []
+                group.append(sample)
+                last = key
+            if self.progress is not None:
+                self.progress(tally.rows_read, log.position, log.size)
+            yield None, 0, place
+        if group and (made := making.row(group)) is not None:
+            yield *made, place
+
+    def _samples(
+        self, raw: RawRow, place: Place, form: Format | None, making: Making
+    ) -> Iterator[tuple[object, Sample]]:
+        """The rollouts of a row in the form that is made, each with what tells its group."""
+        tally = making.tally
+        if raw.value is None:
+            tally.refuse(place, raw.error or "the row cannot be read")
+            return
+        try:
+            row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
+            told = Speakers(self.settings.sampled_roles).told
+            rollouts = tuple(map(told, (form or pick_format(row)).read(row, place)))
+        except RecordError as error:
+            tally.refuse(place, str(error))
+            return
+        account = account_of(row, rollouts)
+        tally.lose(beside(raw), place.row)
+        tally.lose(account.unread, place.row)
+        several = len(rollouts) > 1
+        tally.repeat(account.shared if several and not self.maker.grouped else ())
+        for rollout, said in zip(rollouts, account.facts, strict=True):
+            tally.rollouts += 1
+            facts = _with_stated(said, rollout, place.row if several else None)
+            group = next((facts[name] for name in GROUPS if facts.get(name) is not None), None)
+            key = ("row", place.row) if several or group is None else ("group", repr(group))
+            yield from ((key, sample) for sample in self._recast(rollout, facts, making))
+
+    def _recast(self, rollout: Rollout, facts: Mapping[str, Any], making: Making) -> Iterator[Sample]:
+        """A rollout as the samples that are made of it."""
+        tally = making.tally
+        try:
+            recast = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
+        except RecordError as error:
+            tally.refuse(rollout.place, str(error))
+            return
+        tally.lose(recast.lost, rollout.place.row)
+        if len(recast.parts) > 1:
+            tally.forked += 1
+            tally.repeat(facts)
+        for part in recast.parts:
+            own = {name: value for name, value in facts.items() if name not in part.told}
+            yield making.sample(part.rollout, {**own, **part.facts})
+
+
+def convert_rollouts(
+    log: str | Path,
+    to: str,
+    out: str | Path | None = None,
+    settings: Settings | None = None,
+    *,
+    lossy: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Conversion:
+    """A log written to `out` in the form `to` (`rows`, `calls`, `atropos_group`, …); `out` None writes nothing.
+
+    Its `carried` says what became of every row. RecordError, and nothing is written, when something cannot be
+    carried and `lossy` does not allow it; rows that cannot be converted are then left out.
+    """
+    conversion = Conversion(log, to, out, settings, overwrite=overwrite, progress=progress)
+    for _ in conversion.survey():
+        pass
+    if out is None:
+        return conversion
+    carried = conversion.carried
+    if not carried.lossless and not lossy:
+        what = [*carried.lost, *([f"{carried.not_converted} rollouts"] if carried.not_converted else [])]
+        raise RecordError(
+            f"{log}: as {to} these would be lost, so nothing was written: {', '.join(what)}.\n"
+            "Convert it with lossy=True to leave them out."
+        )
+    if carried.rows_read and not carried.rows_made:
+        raise RecordError(f"{log}: no row of it can be converted to {to}, so nothing was written.")
+    for _ in conversion.write():
+        pass
+    return conversion
+
+
+def _with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) -> dict[str, Any]:
+    """The facts with the model that the log names, and with the row as the group of several rollouts."""
+    stated = rollout.stated
+    more: dict[str, Any] = {name: stated[name] for name in _STATED if stated.get(name) is not None}
+    if not any(name in facts for name in GROUPS):
+        group = stated.get("group", row)
+        if isinstance(group, int | str):
+            more["group_id"] = group
+    return {**more, **facts}
+
+
+def _one_file(log: Path) -> Path:
+    """The one file that was named, and that can be read twice."""
+    files = find_logs([str(log)])
+    if len(files) != 1:
+        raise SetupError(f"{log}: these are {len(files)} logs, and one is converted at a time.\nName one of them.")
+    if not files[0].is_file():
+        raise SetupError(
+            f"{files[0]}: this is a pipe or a device, which cannot be read twice; save it to a file first."
+        )
+    return files[0]

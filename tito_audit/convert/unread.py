@@ -1,0 +1,287 @@
+"""What a row of a log says beside what its rollouts hold: whole values (facts), and parts nobody has read.
+
+A value counts as read where a rollout holds it: ids as ids, per-token columns by their name, text and numbers of
+messages and tools under the same kind of key. Everything else is named, so that nothing goes without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tito_audit.convert.unread_keys import BOUNDS, COUNTS, ID_LISTS, KINDS, LONGEST, SCORES, SHAPE, TEXTS_OF_CALLS
+from tito_audit.record.arrays import Ids
+from tito_audit.record.rollout import Rollout
+
+__all__ = ["Account", "account_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a row says beside what was read."""
+
+    facts: tuple[Mapping[str, Any], ...]
+    """For each rollout the values of the row that nothing was read of, by their keys."""
+    shared: tuple[str, ...]
+    """Those keys whose value is said once for all rollouts."""
+    unread: tuple[str, ...]
+    """Paths of values of which only a part was read, `response.choices[].index`."""
+
+
+def account_of(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> Account:
+    """The facts of a row and what of it was not read; null and empty values say nothing."""
+    held = _Held(rollouts)
+    facts: list[dict[str, Any]] = [{} for _ in rollouts]
+    unread: dict[str, None] = {}
+    shared: list[str] = []
+    each = len(rollouts) if _is_wrapped(row, len(rollouts)) or _is_packed(row, rollouts) else None
+    for key, value in row.items():
+        if value is None or (isinstance(value, list | tuple | dict | np.ndarray) and not len(value)):
+            continue
+        name = str(key)
+        held.start()
+        held.look(value, name, (_short(name),))
+        if held.hits:
+            unread |= dict.fromkeys(held.misses)
+        elif held.misses:
+            own_each = each is not None and _is_list(value) and len(value) == each
+            if not own_each:
+                shared.append(name)
+            for number, own in enumerate(facts):
+                mine = value[number] if own_each else value
+                if mine is not None:
+                    own[name] = mine
+    return Account(tuple(facts), tuple(shared), tuple(unread))
+
+
+class _Held:
+    """What rollouts hold, and how much of a value is among it."""
+
+    def __init__(self, rollouts: Sequence[Rollout]) -> None:
+        self.hits = 0
+        self.misses: list[str] = []
+        self._whole: list[Ids] = []
+        """Sequences of ids that a log may hold as a list."""
+        self._columns: set[str] = set()
+        self._pairs: set[tuple[str, object]] = set()
+        self._counts: set[int] = {len(rollouts)}
+        self._scores: set[float] | None = None
+        self._rollouts = rollouts
+        for rollout in rollouts:
+            self._add(rollout)
+        self._counts.add(_row_tokens(rollouts))
+
+    def start(self) -> None:
+        """Count from nothing."""
+        self.hits, self.misses = 0, []
+
+    def look(self, value: Any, key: str, path: tuple[str, ...]) -> None:
+        """Count what of a value is held, and collect the paths of what is not."""
+        if isinstance(value, Mapping):
+            for inner, entry in value.items():
+                name = str(inner)
+                self.look(entry, name, (*path, "." + _short(name)))
+        elif _is_list(value):
+            self._list(value, key, path)
+        elif value is None or self._tells_nothing(value, key, nested=len(path) > 1):
+            return
+        elif isinstance(value, str) and value[:1] in ("{", "[") and (kind(key), value) not in self._pairs:
+            self._json(value, key, path)
+        else:
+            self._note(self._scalar(value, key, nested=len(path) > 1), path)
+
+    def _tells_nothing(self, value: Any, key: str, *, nested: bool) -> bool:
+        """A word of the format, or a count of what is there."""
+        if isinstance(value, str):
+            return key in SHAPE and nested
+        return key in COUNTS and type(value) is int and value in self._counts
+
+    def _note(self, known: bool, path: tuple[str, ...]) -> None:
+        if known:
+            self.hits += 1
+        else:
+            self.misses.append("".join(path))
+
+    def _json(self, text: str, key: str, path: tuple[str, ...]) -> None:
+        """A table may hold as JSON in a string what it has no type for."""
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            value = None
+        if isinstance(value, dict | list):
+            self.look(value, key, path)
+        else:
+            self._note(self._scalar(text, key, nested=len(path) > 1), path)
+
+    def _list(self, value: Any, key: str, path: tuple[str, ...]) -> None:
+        if not len(value):
+            return
+        if any(step.lstrip(".") in self._columns for step in path) and not isinstance(value[0], Mapping):
+            self.hits += 1
+        elif _is_plain(value) and not isinstance(value[0], str):
+            self._note(self._numbers(value, key), path)
+        else:
+            inside = path if path[-1] == "[]" else (*path, "[]")
+            for entry in value:
+                self.look(entry, key, inside)
+
+    def _scalar(self, value: Any, key: str, *, nested: bool) -> bool:
+        if key in SCORES and isinstance(value, int | float):
+            return float(value) in self._numbers_held()
+        name = key.rsplit(".", 1)[-1]
+        if name.isdigit() and "." in key:
+            name = key.split(".")[-2]
+        pair = kind(name), _hashable(value)
+        if not nested:
+            # A text in the row itself is a fact unless it is what a call is known to have said.
+            return pair in self._pairs and (pair[0] in ("finish", "weights") or key in TEXTS_OF_CALLS)
+        return pair in self._pairs
+
+    def _numbers(self, value: Any, key: str) -> bool:
+        entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
+        if key in COUNTS and all(type(entry) is int and entry in self._counts for entry in entries):
+            return True
+        if key in BOUNDS and all(type(entry) is int for entry in entries):
+            return all(after - before in (0, *self._counts) for before, after in pairwise(entries))
+        if key != "bytes" and set(map(type, entries)) <= {int}:
+            if key == "attention_mask":
+                return sum(entry > 0 for entry in entries) in self._counts
+            if key == "position_ids":
+                return all(after - before in (0, 1) for before, after in pairwise(entries))
+            return self._are_ids(entries, key)
+        if len(entries) == 3 and isinstance(entries[0], float):  # SGLang's [logprob, id, text]
+            return entries[0] in self._numbers_held() and entries[2] is None
+        return False
+
+    def _are_ids(self, entries: Sequence[int], key: str) -> bool:
+        if max(entries) > np.iinfo(np.int32).max or min(entries) < 0:
+            return False
+        ids = np.array(entries, np.int32)
+        named = key.rsplit(".", 1)[-1] in ID_LISTS
+        for whole in self._whole:
+            if np.array_equal(whole, ids) and (named or len(ids) > 2):
+                return True
+            if named and (_inside(ids, whole) or _inside(whole, ids)):
+                return True
+        return False
+
+    def _numbers_held(self) -> set[float]:
+        """Every logprob and id, for logs that hold them in an object a token."""
+        if self._scores is None:
+            found: set[float] = set()
+            for rollout in self._rollouts:
+                row = rollout.training_row
+                if row is not None:
+                    found.update(row.token_ids.tolist(), [] if row.logprobs is None else row.logprobs.tolist())
+                for turn in rollout.turns:
+                    for values in (turn.completion_ids, turn.completion_logprobs):
+                        found.update([] if values is None else values.tolist())
+            self._scores = found
+        return self._scores
+
+    def _add(self, rollout: Rollout) -> None:
+        row = rollout.training_row
+        if row is not None:
+            self._whole.append(row.token_ids)
+            self._columns |= {column.name for column in row.columns}
+            self._count(row.token_ids, row.token_ids[row.prompt_length or 0 :])
+            if row.prompt_length is not None:
+                self._counts.add(row.prompt_length)
+                self._whole += [row.token_ids[: row.prompt_length], row.token_ids[row.prompt_length :]]
+        self._counts |= {len(rollout.turns), len(rollout.messages)}
+        for turn in rollout.turns:
+            self._columns |= {column.name for column in turn.columns}
+            sequences = [ids for ids in (turn.prompt_ids, turn.completion_ids, turn.seen_ids) if ids is not None]
+            self._whole += sequences
+            self._count(*sequences)
+            for name in ("finish_reason", "completion_text", "prompt_text"):
+                self._say(getattr(turn, name), name)
+            self._pairs.update(("text", text) for text in (turn.completion_text,) if text is not None)
+            for version in turn.weight_versions:
+                self._pairs.add(("weights", version))
+            self._say([message.wire for message in turn.prompt_messages or ()], "messages")
+        self._say([message.wire for message in rollout.messages], "messages")
+        self._say(rollout.tools, "tools")
+        self._say(rollout.template_kwargs, "template_kwargs")
+        self._say(rollout.stated.get("model"), "model")
+
+    def _count(self, *sequences: Ids) -> None:
+        self._counts.update(len(ids) for ids in sequences)
+
+    def _say(self, value: Any, key: str) -> None:
+        """Note every scalar of a value under the kind of its key."""
+        if isinstance(value, Mapping):
+            for name, entry in value.items():
+                self._say(entry, str(name))
+        elif _is_list(value):
+            for entry in value:
+                self._say(entry, key)
+        elif value is not None:
+            self._pairs.add((kind(key), _hashable(value)))
+
+
+def _short(key: str) -> str:
+    """A key as a path shows it: some logs have whole texts as keys."""
+    return key if len(key) <= LONGEST else f"{key[: LONGEST - 1]}…"
+
+
+def kind(key: str) -> str:
+    """The one name for keys that formats have for the same thing."""
+    return KINDS.get(key, key)
+
+
+def _hashable(value: Any) -> object:
+    """A scalar as text says it where logs write numbers as text."""
+    return value if isinstance(value, str | bool) else str(value)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple | np.ndarray)
+
+
+def _is_plain(value: Any) -> bool:
+    """A list of scalars; its first and last entries tell."""
+    return not any(isinstance(value[at], Mapping) or _is_list(value[at]) for at in (0, -1))
+
+
+def _is_wrapped(row: Mapping[str, Any], count: int) -> bool:
+    """Whether the row's lists have an entry for each rollout: one of them is a list of lists of ids."""
+    return any(
+        _is_list(value) and len(value) == count and all(_is_list(own) and _is_ids(own) for own in value)
+        for value in row.values()
+    )
+
+
+def _is_packed(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> bool:
+    """Whether one list of ids of the row holds those of several training rows."""
+    if len(rollouts) < 2 or any(rollout.training_row is None for rollout in rollouts):
+        return False
+    total = _row_tokens(rollouts)
+    return any(_is_list(value) and len(value) >= total and _is_ids(value) for value in row.values())
+
+
+def _row_tokens(rollouts: Sequence[Rollout]) -> int:
+    return sum(len(one.training_row.token_ids) for one in rollouts if one.training_row is not None)
+
+
+def _is_ids(value: Iterable[Any]) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in "iu"
+    entries = list(value)
+    return bool(entries) and all(type(entry) is int for entry in entries[:4])
+
+
+def _inside(part: Ids, whole: Ids) -> bool:
+    """Whether one sequence of ids stands somewhere in another."""
+    if not 0 < len(part) <= len(whole):
+        return False
+    data, wanted = whole.tobytes(), part.tobytes()
+    at = data.find(wanted)
+    while at >= 0 and at % 4:
+        at = data.find(wanted, at + 1)
+    return at >= 0

@@ -1,0 +1,275 @@
+"""Call to call: does each prompt start with everything seen before it, and if not, what broke."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+
+from tito_audit.align.drift import align, common_prefix
+from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.built_tools import tools_in
+from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
+from tito_audit.evidence.model import Against, Break, Difference, Link, TextSide
+from tito_audit.evidence.prefix_reuse import GrownPieces, common_start
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Severity
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Rollout, Turn
+
+__all__ = ["Chains", "before_end", "chain_turns"]
+
+_OPENER = 8
+"""Tokens that a template has around an answer; a stretch with more holds another message as well."""
+_ANSWER_ROLES = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END))
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The links of a rollout's turns and what follows from them."""
+
+    links: tuple[Link, ...]
+    """In the order of their turns."""
+    regions: tuple[tuple[Region, ...], ...]
+    """For turn k, the completions inside its prompt + completion that are known to sit there."""
+    seen: tuple[Ids | None, ...]
+    differences: tuple[Difference, ...]
+    """What later prompts hold in place of what was sampled."""
+
+    def link(self, turn: int) -> Link | None:
+        """The link of a turn; None for the first."""
+        at = bisect_left(self.links, turn, key=attrgetter("turn"))
+        return self.links[at] if at < len(self.links) and self.links[at].turn == turn else None
+
+
+def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
+    """Every turn joined to the one it continues or breaks, with the differences of the broken ones."""
+    turns = rollout.turns
+    seen = tuple(turn.seen_ids for turn in turns)
+    indices = tuple(turn.message_index for turn in turns)
+    links: list[Link] = []
+    regions: list[tuple[Region, ...]] = []
+    differences: list[Difference] = []
+    pieces = GrownPieces(reference) if reference is not None else None
+    earlier: list[tuple[int, Ids]] = []
+    for k, turn in enumerate(turns):
+        found: list[Stretch] = []
+        link = None
+        if turn.prompt_ids is not None and earlier:
+            link, found = _link(turns, k, earlier, regions, reference, pieces)
+            links.append(link)
+        if link is not None and link.parent is not None:
+            effect = f"turn {k} was sampled after that, not after what turn {link.parent} said"
+            differences += [
+                difference(
+                    stretch,
+                    Against.NEXT_PROMPT,
+                    Severity.ERROR,
+                    effect,
+                    regions=regions[link.parent],
+                    turn=link.parent,
+                    message_indices=indices,
+                    later_turn=k,
+                )
+                for stretch in found
+            ]
+        regions.append(_regions(k, turn, link, regions))
+        if (mine := seen[k]) is not None:
+            earlier.append((k, mine))
+    return Chains(tuple(links), tuple(regions), seen, tuple(differences))
+
+
+def _regions(k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Region, ...]]) -> tuple[Region, ...]:
+    """The completions in this turn's prompt, known when it extends its parent, and its own."""
+    inherited = before[link.parent] if link and link.kind is Break.EXTENDS and link.parent is not None else ()
+    if turn.prompt_ids is None or turn.completion_ids is None:
+        return ()
+    start = len(turn.prompt_ids)
+    return (*inherited, Region(k, start, start + len(turn.completion_ids)))
+
+
+def _link(
+    turns: Sequence[Turn],
+    k: int,
+    earlier: list[tuple[int, Ids]],
+    regions: Sequence[tuple[Region, ...]],
+    reference: Reference | None,
+    pieces: GrownPieces | None,
+) -> tuple[Link, list[Stretch]]:
+    """How turn k relates to the turns before it; with the stretches that its prompt holds otherwise."""
+    prompt = turns[k].prompt_ids
+    assert prompt is not None
+    last, last_seen = earlier[-1]
+    if _starts(prompt, last_seen):
+        return Link(k, last, Break.EXTENDS, len(prompt), len(last_seen)), []
+    for j, _ in reversed(earlier):
+        asked = turns[j].prompt_ids
+        if asked is not None and np.array_equal(prompt, asked):
+            return Link(k, j, Break.RETRY, len(prompt), len(prompt), f"the same prompt as turn {j}"), []
+    if reference is None or pieces is None:
+        return _without_text(k, prompt, earlier)
+    data, last_data = pieces.of(prompt), pieces.of(last_seen)
+    if data.data.startswith(last_data.data):
+        return _retokenized(k, last, data, last_data)
+    linear = _messages_changed(turns[last], turns[k]) is False
+    parent, parent_seen = _closest(prompt, earlier) if linear else _sibling_or_closest(prompt, earlier)
+    before = turns[last].prompt_ids
+    inside = before is not None and data.data.startswith(pieces.of(before).data)
+    # Longer than what the last call was asked, it holds another answer to that, whole.
+    beside = not inside or (before is not None and len(parent_seen) > len(before))
+    if parent != last and _starts(prompt, parent_seen) and beside:
+        detail = f"continues turn {parent} beside turn {last}"
+        return Link(k, parent, Break.RETRY, len(prompt), len(parent_seen), detail), []
+    if inside:
+        parent, parent_seen = last, last_seen
+    return _other_text(turns, k, parent, data, pieces.of(parent_seen), regions[parent], reference)
+
+
+def _without_text(k: int, prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[Link, list[Stretch]]:
+    """Without a tokenizer: what can be said of ids alone."""
+    parent, parent_seen = _sibling_or_closest(prompt, earlier)
+    at = common_start(prompt, parent_seen)
+    if parent != earlier[-1][0] and at == len(parent_seen):
+        detail = f"continues turn {parent} beside turn {earlier[-1][0]}"
+        return Link(k, parent, Break.RETRY, len(prompt), at, detail), []
+    detail = "no tokenizer given: whether the text is the same cannot be told"
+    return Link(k, parent, Break.TEMPLATE, at, at, detail), []
+
+
+def _retokenized(k: int, parent: int, prompt: Pieces, seen: Pieces) -> tuple[Link, list[Stretch]]:
+    at = common_start(prompt.ids, seen.ids)
+    return Link(k, parent, Break.RETOKENIZED, at, at), before_end(seen, prompt, 0, frozenset())
+
+
+def _other_text(
+    turns: Sequence[Turn],
+    k: int,
+    parent: int,
+    prompt: Pieces,
+    seen: Pieces,
+    regions: tuple[Region, ...],
+    reference: Reference,
+) -> tuple[Link, list[Stretch]]:
+    """The texts differ: written otherwise by the template, rewritten on purpose, or of no chain."""
+    at = common_start(prompt.ids, seen.ids)
+    end_ids = reference.end_ids()
+    changed = _messages_changed(turns[parent], turns[k])
+    found = before_end(seen, prompt, regions[-1].start if regions else 0, end_ids)
+    if changed is False and (_lost_turns(found, regions) or _cut_out(prompt.ids, seen.ids, at, regions)):
+        return Link(k, parent, Break.REWRITTEN, at, at, "older turns dropped"), []
+    first = _first_message(seen, regions, end_ids)
+    if at < first and not _other_tools(found, first, len(seen)):
+        return Link(k, None, Break.ORPHAN, at, at, "it shares no first message with any earlier call"), []
+    roles = token_roles(seen, end_ids)
+    given = [s for s in found if _is_given(s, roles, regions)] if at >= first else []
+    if changed or (changed is None and given):
+        what = given[0] if given else None
+        detail = f"{roles[what.start]} text changed" if what and what.end > what.start else "messages changed"
+        return Link(k, parent, Break.REWRITTEN, at, at, detail), []
+    return Link(k, parent, Break.TEMPLATE, at, at), found
+
+
+def before_end(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]) -> list[Stretch]:
+    """What differs up to the end of what was seen; what the prompt adds after it is new.
+
+    When the texts part inside the last answer, that answer goes on in the prompt up to the next turn end,
+    and no further: nothing of the messages after it may be paired with it.
+    """
+    parted = common_prefix(seen.data, prompt.data)
+    if answer_start and parted >= int(seen.end[answer_start - 1]):
+        closes = np.flatnonzero(np.isin(prompt.ids, np.fromiter(end_ids, np.int64)) & (prompt.end > parted))
+        if len(closes):
+            prompt = prompt.part(0, int(closes[0]) + 1)
+    blocks = align(seen, prompt, open_end=True)
+    return [s for s in stretches(seen, prompt, blocks) if s.start < len(seen)]
+
+
+def _is_given(stretch: Stretch, roles: Roles, regions: tuple[Region, ...]) -> bool:
+    """Whether a stretch changes text that was given to the model, more than in its white space."""
+    if region_of(stretch, regions) is not None:
+        given = set(range(stretch.start, stretch.end))
+        for region in regions:
+            given.difference_update(range(region.start, region.end))
+        return any(roles[position] not in _ANSWER_ROLES | {TEMPLATE, UNKNOWN} for position in given)
+    recorded = re.sub(rb"\s+", b"", stretch.recorded.data)
+    if recorded == re.sub(rb"\s+", b"", stretch.canonical.data):
+        return False
+    mine = set(roles[stretch.start : stretch.end])
+    return not mine <= _ANSWER_ROLES | {TEMPLATE} or (TEMPLATE in mine and len(mine) > 1)
+
+
+def _messages_changed(parent: Turn, turn: Turn) -> bool | None:
+    """Whether the call was sent other messages than the one before it; None if the log does not say."""
+    if parent.prompt_messages is None or turn.prompt_messages is None:
+        same_list = parent.message_index is not None and turn.message_index is not None
+        return False if same_list and parent.message_index != turn.message_index else None
+    before, after = parent.prompt_messages, turn.prompt_messages
+    return len(after) < len(before) or any(
+        _said(a) != _said(b) for a, b in zip(before, after[: len(before)], strict=True)
+    )
+
+
+def _said(message: Message) -> tuple[object, ...]:
+    return message.role, message.text, message.tool_calls
+
+
+def _lost_turns(found: Sequence[Stretch], regions: Sequence[Region]) -> bool:
+    """Whether a prompt leaves out an older answer with the messages around it, and goes on with the last one."""
+    for stretch in found:
+        lost = [one for one in regions if stretch.start - 1 <= one.start and one.end <= stretch.end + 1]
+        more = sum(one.end - one.start for one in lost) + _OPENER < stretch.end - stretch.start
+        if lost and more and stretch.canonical_start == stretch.canonical_end and lost[-1] is not regions[-1]:
+            return True
+    return False
+
+
+def _cut_out(prompt: Ids, seen: Ids, at: int, regions: Sequence[Region]) -> bool:
+    """Whether a prompt goes on with the end of what was seen where it leaves it, an older answer skipped."""
+    if at >= len(prompt) or not regions:
+        return False
+    for skipped in (np.flatnonzero(seen[at:] == prompt[at]) + at).tolist():
+        lost = any(at <= one.start + 1 and one.end <= skipped + 1 for one in regions[:-1])
+        if lost and skipped <= regions[-1].start and _starts(prompt[at:], seen[skipped:]):
+            return True
+    return False
+
+
+def _other_tools(found: Sequence[Stretch], first: int, size: int) -> bool:
+    """Whether nothing differs but tool definitions in the first message, and a history follows it."""
+    if not found or first >= size or found[-1].start > first:
+        return False
+    return all(tools_in(_around(stretch.recorded)) != tools_in(_around(stretch.canonical)) for stretch in found)
+
+
+def _around(side: TextSide) -> str:
+    return (side.before + side.data + side.after).decode("utf-8", "replace")
+
+
+def _first_message(pieces: Pieces, regions: Sequence[Region], end_ids: frozenset[int]) -> int:
+    """Tokens up to the first turn end or answer: less than that in common is no common history."""
+    ends = np.flatnonzero(np.isin(pieces.ids, np.fromiter(end_ids, np.int64)))
+    first = int(ends[0]) if len(ends) else len(pieces) // 4
+    return min(first, regions[0].start) if regions else first
+
+
+def _sibling_or_closest(prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[int, Ids]:
+    """The longest earlier history that the prompt holds whole; if none, the closest.
+
+    What two branches share behind their fork (the header of the next message) is not history.
+    """
+    return max(earlier, key=lambda pair: (_starts(prompt, pair[1]), common_start(prompt, pair[1]), pair[0]))
+
+
+def _closest(prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[int, Ids]:
+    """The earlier call whose history the prompt shares most of; of equals the last."""
+    return max(earlier, key=lambda pair: (common_start(prompt, pair[1]), pair[0]))
+
+
+def _starts(ids: Ids, prefix: Ids) -> bool:
+    return len(ids) >= len(prefix) and np.array_equal(ids[: len(prefix)], prefix)

@@ -1,0 +1,195 @@
+"""What a prompt has in common with the prompts before it, so that only what is new is looked at.
+
+A conversation of T calls holds O(T²) tokens of prompts, of which O(T) are new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tito_audit.align.drift import align
+from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.differences import Stretch, stretches
+from tito_audit.evidence.reference import Reference
+from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.tokens.prefix_cache import KnownText, KnownTexts
+
+__all__ = ["Comparison", "GrownPieces", "Spelled", "common_start", "compared", "settled"]
+
+_KEPT = 4
+"""Sequences whose pieces are remembered: two chains with their other sides."""
+_WORTH = 64
+"""Tokens in common from which on pieces are joined."""
+_REPLACED = "\ufffd"
+"""What stands for broken characters, whatever their bytes were."""
+
+
+class GrownPieces:
+    """The pieces of sequences that begin alike, worked out once for what they have in common."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self._known: list[Pieces] = []
+
+    def of(self, ids: Ids) -> Pieces:
+        """What `Reference.pieces` returns."""
+        best, shared = None, 0
+        for known in self._known:
+            common = common_start(ids, known.ids)
+            if common == len(ids) == len(known):
+                return known
+            if common > shared:
+                best, shared = known, common
+        if best is None or shared < _WORTH:
+            pieces = self._reference.pieces(ids)
+        else:
+            pieces = _joined(best, shared, self._reference.pieces(ids[shared:]), ids)
+            if shared == len(best):
+                self._known = [known for known in self._known if known is not best]
+        self._known.append(pieces)
+        del self._known[:-_KEPT]
+        return pieces
+
+
+def common_start(a: Ids, b: Ids) -> int:
+    """How many tokens two sequences start with in common."""
+    size, at, n = 64, 0, min(len(a), len(b))
+    while at < n:
+        unequal = np.flatnonzero(a[at : min(at + size, n)] != b[at : min(at + size, n)])
+        if len(unequal):
+            return at + int(unequal[0])
+        at, size = at + size, 4 * size
+    return n
+
+
+def _joined(known: Pieces, shared: int, rest: Pieces, ids: Ids) -> Pieces:
+    """The first tokens of known pieces and what follows them as the pieces of all ids."""
+    size = int(known.end[shared - 1])
+    return Pieces(
+        ids,
+        np.concatenate([known.end[:shared], rest.end + size]),
+        known.data[:size] + rest.data,
+        np.concatenate([known.control[:shared], rest.control]),
+    )
+
+
+class Spelled:
+    """Texts that recorded ids spell: a guess at a text that the record spells is no guess any more."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self._known = KnownTexts(reference.tokenizer.cuts)
+
+    def keep(self, text: str, recorded: Ids) -> None:
+        """Take note that these ids stand for this text."""
+        self._known.keep(text, recorded)
+
+    def bears_out(self, text: str, recorded: Ids) -> bool:
+        """True if the ids spell just this text, in whatever tokens."""
+        if _REPLACED in text:
+            return False
+        known, shared = self._known.find(text)
+        characters, first = known.up_to(shared) if known is not None else (0, 0)
+        if known is not None and not np.array_equal(known.ids[:first], recorded[:first]):
+            known, shared, characters, first = None, 0, 0, 0
+        if self._reference.text(recorded[first:]) != text[characters:]:
+            return False
+        self._known.keep(text, recorded, known, shared)
+        return True
+
+
+class Comparison:
+    """A text with its ids and with recorded ids that spell the same; both have the same control tokens."""
+
+    def __init__(self, canonical: KnownText, recorded: KnownText) -> None:
+        self.canonical = canonical
+        self.recorded = recorded
+
+    def shared(self, text: str, recorded: Ids, reference: Reference) -> int:
+        """How many cuts another text and its record begin with in common, the last at a control token."""
+        shared = self.canonical.shared(text)
+        ids, tokens = self.canonical.ids, self.canonical.tokens
+        while shared and ids[tokens[shared - 1] - 1] not in reference.vocabulary.special_ids:
+            shared -= 1
+        first = self.recorded.up_to(shared)[1] if shared else 0
+        return shared if np.array_equal(self.recorded.ids[:first], recorded[:first]) else 0
+
+
+def compared(
+    text: str, recorded: Ids, before: Comparison | None, reference: Reference, pieces: GrownPieces
+) -> tuple[list[Stretch], Comparison | None]:
+    """Where recorded ids are not those of a text, beyond what was compared `before`; and the comparison.
+
+    Ids of the same bytes are paired by the ends of their tokens, so what stands before a control token that
+    both have says nothing of what stands behind it. Without such bytes, or without anything in common,
+    all is compared, and the stretches are those of all.
+    """
+    shared = before.shared(text, recorded, reference) if before is not None else 0
+    if before is not None and shared:
+        found = _behind(text, recorded, before, shared, reference)
+        if found is not None:
+            return found
+    encoded = reference.encode_as(text, recorded)
+    if np.array_equal(encoded, recorded):
+        return [], settled(text, recorded, reference)
+    held, canonical = pieces.of(recorded), pieces.of(encoded)
+    found_all = stretches(held, canonical, align(held, canonical))
+    if held.data != canonical.data:
+        return found_all, None
+    cuts = reference.tokenizer.cuts
+    mine, theirs = KnownText(cuts, text, recorded), KnownText(cuts, text, encoded)
+    mine.read()
+    theirs.read()
+    alike = _cut_alike(held, canonical, np.array(mine.tokens, np.int64), np.array(theirs.tokens, np.int64))
+    return found_all, Comparison(theirs, mine) if alike else None
+
+
+def settled(text: str, ids: Ids, reference: Reference) -> Comparison:
+    """The comparison of a text whose ids are the recorded ones."""
+    known = KnownText(reference.tokenizer.cuts, text, ids)
+    return Comparison(known, known)
+
+
+def _behind(
+    text: str, recorded: Ids, before: Comparison, shared: int, reference: Reference
+) -> tuple[list[Stretch], Comparison] | None:
+    """The same from the last shared control token on; None where not all there is spelled alike."""
+    characters, first = before.canonical.up_to(shared)
+    mine = before.recorded.up_to(shared)[1] - 1
+    first -= 1
+    characters -= len(reference.vocabulary.token_bytes(int(before.canonical.ids[first])).decode())
+    rest = recorded[mine:]
+    encoded = reference.encode_as(text[characters:], rest)
+    found: list[Stretch] = []
+    cuts = reference.tokenizer.cuts
+    whole = KnownText(
+        cuts, text, np.concatenate([before.canonical.ids[:first], encoded]), before.canonical, shared
+    )
+    if np.array_equal(encoded, rest):
+        if before.canonical is before.recorded:
+            return found, Comparison(whole, whole)
+        return found, Comparison(whole, KnownText(cuts, text, recorded, before.recorded, shared))
+    held, canonical = reference.pieces(rest), reference.pieces(encoded)
+    if held.data != canonical.data:
+        return None
+    known = KnownText(cuts, text, recorded, before.recorded, shared)
+    new = np.array(known.tokens[shared:], np.int64) - mine, np.array(whole.tokens[shared:], np.int64) - first
+    if not _cut_alike(held, canonical, *new):
+        return None
+    for one in stretches(held, canonical, align(held, canonical)):
+        moved = replace(
+            one,
+            start=one.start + mine,
+            end=one.end + mine,
+            canonical_start=one.canonical_start + first,
+            canonical_end=one.canonical_end + first,
+        )
+        found.append(moved)
+    return found, Comparison(whole, known)
+
+
+def _cut_alike(held: Pieces, canonical: Pieces, mine: Offsets, theirs: Offsets) -> bool:
+    """True if the cuts of two sequences, given as the tokens up to them, are at the same bytes."""
+    return len(mine) == len(theirs) and np.array_equal(held.end[mine - 1], canonical.end[theirs - 1])

@@ -1,0 +1,176 @@
+"""The whole conversation as the template writes it, with whose byte each byte is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.align.drift import align
+from tito_audit.errors import RenderError
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles
+from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Rollout
+from tito_audit.record.speakers import GIVEN_ANSWER, told_name
+from tito_audit.render.sentinels import SpanKind
+from tito_audit.render.spans import Rendering, Span, spans, spans_fast
+
+__all__ = ["COMMON_ROLES", "Owners", "Written", "castings", "write_conversation"]
+
+
+COMMON_ROLES = frozenset(("system", "user", "assistant", "tool"))
+"""Roles that every template knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Whose the bytes of a text are, span by span."""
+
+    names: tuple[str, ...]
+    """Role names that `codes` counts in."""
+    codes: NDArray[np.int16]
+    """`[S]` the role of each span."""
+    starts: Offsets
+    """`[S]` the byte at which each span begins, the first at 0; a span ends where the next begins."""
+    sampled: tuple[tuple[int, int], ...]
+    """Stretches of bytes that the model would have generated; none is empty."""
+    size: int
+    """Bytes in all, more than none."""
+
+    def of_tokens(self, at: Offsets) -> tuple[Roles, Mask]:
+        """`[N]` each: the role of the byte at which each token begins, and whether the model would generate it.
+
+        `at` is where each token begins; it never falls. What begins behind the last byte is that byte's.
+        """
+        first = at.searchsorted(self.starts)
+        counts = np.empty_like(first)
+        counts[:-1] = first[1:] - first[:-1]
+        counts[-1] = len(at) - first[-1]
+        mine = np.zeros(len(at), np.bool_)
+        if self.sampled:
+            edges = at.searchsorted([edge for stretch in self.sampled for edge in stretch]).tolist()
+            for (_, end), start, stop in zip(self.sampled, edges[::2], edges[1::2], strict=True):
+                mine[start : stop if end < self.size else None] = True
+        return Roles(self.names, self.codes.repeat(counts)), mine
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A rendered conversation, encoded."""
+
+    ids: Ids
+    """`[N]` its tokens today."""
+    starts: Offsets
+    """`[N]` the byte at which each of them begins."""
+    owners: Owners | None
+    """Whose its bytes are; None when that is not known."""
+
+
+def write_conversation(rollout: Rollout, reference: Reference) -> tuple[Written | None, str | None]:
+    """All messages as the template writes them today; or None and why it cannot."""
+    if all(message.role in COMMON_ROLES for message in rollout.messages):
+        return _write(rollout, reference)
+    recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
+    first: tuple[Written | None, str | None] | None = None
+    best, most = None, -1
+    for messages in castings(rollout.messages):
+        found = _write(replace(rollout, messages=messages), reference)
+        first = first or found
+        if found[0] is None:
+            continue
+        if np.array_equal(found[0].ids, recorded):
+            return found
+        blocks = align(reference.pieces(recorded), reference.pieces(found[0].ids), open_end=True)
+        if (held := len(blocks.matched()[0])) > most:
+            best, most = found, held
+    return best or first or (None, None)
+
+
+def castings(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
+    """The messages in their roles, and then in roles that every template knows, as loaders put them before they
+    render: what tools returned as theirs, or as what the user said."""
+    others = [message for message in messages if message.role not in COMMON_ROLES]
+    yield messages
+    for of_tools in ("tool", "user") if any(told_name(one.speaker) is None for one in others) else ():
+        common = {ASSISTANT: "assistant", GIVEN_ANSWER: "assistant", "tool": of_tools}
+        yield tuple(_in_role(one, common.get(one.speaker, one.speaker)) for one in messages)
+
+
+def _in_role(message: Message, role: str) -> Message:
+    if message.role in COMMON_ROLES or told_name(role) is not None:
+        return message
+    return replace(message, role=role, wire={**message.wire, "role": role}, heard=message.speaker)
+
+
+def _write(rollout: Rollout, reference: Reference) -> tuple[Written | None, str | None]:
+    """The messages in the very roles that they have."""
+    renderer = reference.renderer
+    assert renderer is not None
+    recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
+    guess = spans_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+    if guess is not None and reference.leads_to(guess.text, recorded):
+        return _written(rollout, guess, recorded, reference), None
+    if guess is not None and reference.spells(recorded, guess.text):
+        rendering = guess  # other tokens of this very text bear it out as well
+    else:
+        try:
+            rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs, guess=guess)
+        except RenderError as error:
+            return None, str(error)
+    return _written(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
+
+
+def _written(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Reference) -> Written:
+    """A rendered conversation with its tokens."""
+    lengths = reference.vocabulary.byte_lengths(ids)
+    ends = lengths.cumsum()
+    size = int(ends[-1]) if len(ends) else 0
+    # Where a normaliser changed the text, its spans say nothing of the bytes of the tokens.
+    known = reference.spell(ids, size, rendering.text)
+    return Written(ids, ends - lengths, _owners(rollout, rendering, size) if known else None)
+
+
+def _owners(rollout: Rollout, rendering: Rendering, size: int) -> Owners | None:
+    """Whose each byte of a text is; None where an answer of the model is not found in it."""
+    ranges = [rendering.sampled.get(i) for i, message in enumerate(rollout.messages) if message.sampled]
+    sampled = [found for found in ranges if found is not None]
+    if not size or not ranges or len(sampled) < len(ranges):
+        return None
+    edges = {edge for found in sampled for edge in found} | {span.start for span in rendering.spans}
+    byte = _byte_offsets(rendering.text, edges)
+    names: dict[str, int] = {}
+    codes = [names.setdefault(_role_name(span, rollout.messages), len(names)) for span in rendering.spans]
+    return Owners(
+        tuple(names),
+        np.array(codes, np.int16),
+        np.array([byte[span.start] for span in rendering.spans], np.int64),
+        tuple((byte[start], byte[end]) for start, end in sampled if start < end),
+        size,
+    )
+
+
+def _role_name(span: Span, messages: Sequence[Message]) -> str:
+    speaker = messages[span.message_index].speaker if span.message_index is not None else UNKNOWN
+    if span.kind is SpanKind.GENERATION_PROMPT:
+        return GENERATION_PROMPT
+    if span.kind is SpanKind.TURN_END:
+        return TURN_END if speaker == ASSISTANT else TEMPLATE
+    return TEMPLATE if span.kind is SpanKind.SCAFFOLD else speaker
+
+
+def _byte_offsets(text: str, places: Iterable[int]) -> dict[int, int]:
+    """At which byte of a text in UTF-8 each of these characters begins."""
+    if text.isascii():
+        return {place: place for place in places}
+    out: dict[int, int] = {}
+    before = byte = 0
+    for place in sorted(places):
+        part = text[before:place]
+        byte += len(part) if part.isascii() else len(part.encode("utf-8", "surrogatepass"))
+        out[place] = byte
+        before = place
+    return out

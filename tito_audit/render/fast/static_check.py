@@ -1,0 +1,281 @@
+"""Which templates may be run by an engine that asks no budget: those whose values cannot grow out of hand.
+
+minijinja counts instructions, but not how large a value is, and it calls any method of what it is given. So a
+template is read before it is run there: every name must be one known to be harmless and to mean in both engines
+the same, and every value must stay within a small multiple of what the messages hold. What is written is
+counted while it is written and needs no proof here. Anything else is left to the reference environment.
+This module imports jinja2 and is itself imported late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jinja2 import nodes
+
+from tito_audit.render.fast.growth_bounds import GATHERED, WRITTEN, Weights, Wild, constant, place
+
+__all__ = ["is_tame", "joins_values", "longest_constant"]
+
+_LONG = 100
+_NAMES = """
+filters abs capitalize count d default dictsort first float int items join last length list lower map reject
+filters rejectattr replace reverse safe select selectattr string title tojson trim upper
+mapped length lower string tojson trim upper
+tests boolean defined divisibleby eq equalto even false float ge gt in integer iterable le lt mapping ne none
+tests number odd sequence string true undefined == != < > <= >=
+methods capitalize count endswith find get items join keys lower lstrip replace rfind rstrip split startswith
+methods strip title upper values
+functions dict namespace raise_exception range strftime_now
+of_dicts clear copy fromkeys get items keys pop popitem setdefault update values
+changing append clear extend insert pop popitem remove reverse setdefault sort update
+forbidden self cycler joiner lipsum varargs kwargs caller
+"""
+
+
+def _names(kind: str) -> frozenset[str]:
+    lines = (line.split() for line in _NAMES.splitlines())
+    return frozenset(name for line in lines if line[:1] == [kind] for name in line[1:])
+
+
+_FILTERS, _MAPPED, _TESTS = _names("filters"), _names("mapped"), _names("tests")
+_METHODS, _FUNCTIONS, _FORBIDDEN = _names("methods"), _names("functions"), _names("forbidden")
+_OF_DICTS, _CHANGING = _names("of_dicts"), _names("changing")
+_WILD = (nodes.Mul, nodes.Pow, nodes.ExtensionAttribute, nodes.EnvironmentAttribute, nodes.NSRef)
+_STATEMENTS = (nodes.Output, nodes.For, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.With)
+_JUMPS = (nodes.Break, nodes.Continue, nodes.TemplateData)
+
+
+def is_tame(tree: nodes.Template) -> bool:
+    """True if minijinja may run this template."""
+    try:
+        _Reader(tree).read()
+    except Wild:
+        return False
+    return True
+
+
+def longest_constant(tree: nodes.Template) -> int:
+    """The number of characters of the longest text that stands in the template itself."""
+    data = (len(found.data) for found in tree.find_all(nodes.TemplateData))
+    texts = (len(found.value) for found in tree.find_all(nodes.Const) if isinstance(found.value, str))
+    return max([1, *data, *texts])
+
+
+def joins_values(tree: nodes.Template) -> bool:
+    """True if the template makes texts of values, unseen, before it writes them."""
+    return any(tree.find_all(nodes.Concat))
+
+
+class _Reader:
+    """Reads a template: checks every name in it and collects its assignments."""
+
+    def __init__(self, tree: nodes.Template) -> None:
+        self._tree = tree
+        self._macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
+        self._weights = Weights(set(self._macros))
+        spaces = [assign for assign in tree.find_all(nodes.Assign) if _is_space(assign)]
+        self._spaces = {place(assign.target) for assign in spaces}
+        self._made = {id(assign.node) for assign in spaces}
+        self._depths: dict[str, int] = {}
+
+    def read(self) -> None:
+        """Nothing; raises Wild where the template is not tame."""
+        self._statements(self._tree.body, loops=0)
+        if self._weights.names & {*self._macros, *_FUNCTIONS, "loop"} or _FUNCTIONS & {*self._macros}:
+            raise Wild
+        self._weights.settle({argument.name for macro in self._macros.values() for argument in macro.args})
+        for output in self._tree.find_all(nodes.Output):
+            for node in output.nodes:
+                self._weights.weigh(node)
+
+    # Statements
+
+    def _statements(self, body: list[nodes.Node], loops: int) -> None:
+        for node in body:
+            self._statement(node, loops)
+
+    def _statement(self, node: nodes.Node, loops: int) -> None:
+        if isinstance(node, nodes.CallBlock):  # {% generation %}: the parser makes no other without a call
+            if not isinstance(node.call.node, nodes.ExtensionAttribute):
+                raise Wild
+            self._statements(node.body, loops)
+            return
+        if not isinstance(node, _STATEMENTS + _JUMPS):
+            raise Wild
+        if isinstance(node, nodes.For):
+            self._loop(node, loops)
+        elif isinstance(node, nodes.If):
+            self._statements([*node.body, *node.elif_, *node.else_], loops)
+            self._expression(node.test)
+        elif isinstance(node, nodes.Assign):
+            self._assign(node, loops)
+        elif isinstance(node, nodes.Output):
+            for part in node.nodes:
+                self._expression(part)
+        elif isinstance(node, nodes.AssignBlock):
+            if node.filter is not None:
+                raise Wild
+            self._target(node.target, nodes.Const(""), WRITTEN)
+            self._statements(node.body, loops)
+        elif isinstance(node, nodes.Macro):
+            self._macro(node)
+        elif isinstance(node, nodes.With):
+            for target, value in zip(node.targets, node.values, strict=True):
+                self._expression(value)
+                self._target(target, value)
+            self._statements(node.body, loops)
+
+    def _loop(self, node: nodes.For, loops: int) -> None:
+        if node.recursive:
+            raise Wild
+        self._expression(node.iter)
+        if node.test is not None:
+            self._expression(node.test)
+        self._target(node.target, node.iter)
+        counted = isinstance(node.iter, nodes.Call)
+        self._statements([*node.body, *node.else_], loops + (2 if counted else 1))
+
+    def _macro(self, node: nodes.Macro) -> None:
+        for argument in node.args:
+            self._weights.put(argument.name, nodes.Const(""))
+        for default in node.defaults:
+            self._expression(default)
+            for argument in node.args:
+                self._weights.put(argument.name, default)
+        self._statements(node.body, loops=9)
+
+    def _assign(self, node: nodes.Assign, loops: int) -> None:
+        self._expression(node.node)
+        name, added = place(node.target), _added_to(node)
+        if added is not None and name is not None and any(map(_is_text, added)):
+            # As long as all messages together, if this is done once a message.
+            if loops - self._depths.get(name.partition(".")[0], 0) > 1:
+                raise Wild
+            for part in added:
+                self._weights.put(name, part, GATHERED)
+            return
+        if isinstance(node.node, nodes.Call) and id(node.node) in self._made:
+            self._depths[str(name)] = min(loops, self._depths.get(str(name), loops))
+            for pair in node.node.kwargs:
+                self._weights.put(f"{name}.{pair.key}", pair.value)
+        self._target(node.target, node.node)
+
+    def _target(self, target: nodes.Node, value: nodes.Node, times: int = 1) -> None:
+        """Remember that a name, or each of several, takes this value."""
+        if isinstance(target, nodes.Tuple):
+            for item in target.items:
+                self._target(item, value, times)
+            return
+        name = place(target)
+        if name is None:
+            raise Wild
+        self._weights.put(name, value, times)
+
+    # Expressions
+
+    def _expression(self, node: nodes.Node) -> None:
+        """Check the names in an expression."""
+        parts = [node, *node.find_all(nodes.Node)]
+        called = {id(part.node) for part in parts if isinstance(part, nodes.Call)}
+        held = {id(part.node) for part in parts if isinstance(part, nodes.Getattr | nodes.Getitem) and place(part)}
+        for part in parts:
+            if isinstance(part, _WILD) or (isinstance(part, nodes.Test) and part.name not in _TESTS):
+                raise Wild
+            if isinstance(part, nodes.Filter):
+                self._filter(part)
+            elif isinstance(part, nodes.Call):
+                self._call(part)
+            elif isinstance(part, nodes.Name):
+                # A namespace under a second name would grow unseen.
+                if part.name in _FORBIDDEN or (part.name in self._spaces and id(part) not in held):
+                    raise Wild
+            elif isinstance(part, nodes.Getattr) and id(part) not in called:
+                self._attribute(part.attr)
+            elif isinstance(part, nodes.Getitem) and constant(part.arg) in _CHANGING:
+                raise Wild
+
+    def _attribute(self, name: str) -> None:
+        # In a dict jinja2 finds the method, minijinja what is stored under its name.
+        if name.startswith("_") or name in _OF_DICTS:
+            raise Wild
+
+    def _filter(self, node: nodes.Filter) -> None:
+        if node.name not in _FILTERS or node.dyn_args is not None or node.dyn_kwargs is not None:
+            raise Wild
+        if node.name in ("map", "select", "reject") and node.args:
+            allowed = _MAPPED if node.name == "map" else _TESTS
+            if constant(node.args[0]) not in allowed:
+                raise Wild
+        if (
+            node.name in ("selectattr", "rejectattr")
+            and len(node.args) > 1
+            and constant(node.args[1]) not in _TESTS
+        ):
+            raise Wild
+        if node.name in ("join", "replace", "tojson"):
+            self._short([*node.args, *(pair.value for pair in node.kwargs)])
+
+    def _call(self, node: nodes.Call) -> None:
+        if node.dyn_args is not None or node.dyn_kwargs is not None:
+            raise Wild
+        if isinstance(node.node, nodes.Getattr):
+            if node.node.attr not in _METHODS:
+                raise Wild
+            if node.node.attr == "replace":
+                self._short(node.args)
+            if node.node.attr == "join":
+                self._short([node.node.node])
+        elif not isinstance(node.node, nodes.Name) or node.node.name not in {*_FUNCTIONS, *self._macros}:
+            raise Wild
+        elif node.node.name == "strftime_now":
+            self._short(node.args)
+        elif node.node.name == "namespace" and id(node) not in self._made:
+            raise Wild
+        elif node.node.name in self._macros:
+            self._pass(node, self._macros[node.node.name])
+
+    def _pass(self, call: nodes.Call, macro: nodes.Macro) -> None:
+        names = [argument.name for argument in macro.args]
+        given = [*zip(names, call.args, strict=False), *((pair.key, pair.value) for pair in call.kwargs)]
+        for name, value in given:
+            self._weights.put(name, value)
+
+    def _short(self, values: list[nodes.Expr]) -> None:
+        for value in values:
+            if isinstance(value, nodes.Tuple | nodes.List):
+                self._short(list(value.items))
+            elif not isinstance(value, nodes.Const) or _size(value.value) > _LONG:
+                raise Wild
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, str) else value if isinstance(value, int) else 0
+
+
+def _is_space(node: nodes.Assign) -> bool:
+    """True for `{% set name = namespace(…) %}`."""
+    made = node.node.node if isinstance(node.node, nodes.Call) else None
+    return isinstance(made, nodes.Name) and made.name == "namespace" and isinstance(node.target, nodes.Name)
+
+
+def _added_to(node: nodes.Assign) -> list[nodes.Node] | None:
+    """What `x = x + …` adds to x; None if the assignment has another form."""
+    parts = list(_summands(node.node))
+    own = [part for part in parts if place(part) == place(node.target)]
+    return [part for part in parts if part is not own[0]] if len(own) == 1 and len(parts) > 1 else None
+
+
+def _summands(node: nodes.Node) -> Iterator[nodes.Node]:
+    if isinstance(node, nodes.Add):
+        yield from _summands(node.left)
+        yield from _summands(node.right)
+    elif isinstance(node, nodes.Concat):
+        for part in node.nodes:
+            yield from _summands(part)
+    else:
+        yield node
+
+
+def _is_text(node: nodes.Node) -> bool:
+    return not (isinstance(node, nodes.Const) and isinstance(node.value, int))

@@ -1,0 +1,254 @@
+"""Auditor: what rollouts are audited with, loaded once for all of them, and the audit of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from tito_audit.errors import SetupError
+from tito_audit.evidence.gather import gather
+from tito_audit.evidence.judgement import witness
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs, words_for
+from tito_audit.join import joined_counts
+from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
+from tito_audit.record.observed import Observed
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.repair import Repair
+from tito_audit.repairs import all_repairs
+from tito_audit.rule import Rule, selected
+from tito_audit.rules import all_rules
+from tito_audit.run.check import check_explained, explain
+from tito_audit.run.fit import TOKENIZER
+from tito_audit.settings.model import Settings
+from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.tokens.vocab import Vocabulary
+
+__all__ = [
+    "Auditor",
+    "Loader",
+    "Viewed",
+    "audit_rollout",
+    "counts_of",
+    "load_renderer",
+    "selected_codes",
+    "unreadable",
+]
+
+Viewed = Callable[[Iterable[Finding]], bool]
+"""Whether a rollout with these findings comes with a view; it is asked once for each rollout, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Auditor:
+    """What rollouts are audited with, loaded once for all of them, before processes are forked."""
+
+    tokenizer: Tokenizer | None
+    renderer: Renderer | None
+    rules: Sequence[Rule]
+    codes: frozenset[str]
+    """The rules that are asked."""
+    repairs: Callable[[], Sequence[Repair]]
+    """Imported when the first finding asks what would mend it."""
+    speakers: Speakers = DEFAULT
+    """Which roles were sampled."""
+    misfit: Finding | None = None
+    """Why there is no tokenizer or no renderer here, where there would be one; None where nothing is held back."""
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """For showing pieces; None without a tokenizer."""
+        return self.tokenizer.vocabulary if self.tokenizer is not None else None
+
+    def held_back(self, misfit: Finding) -> Auditor:
+        """The same for logs that do not fit: without whatever the finding says that they were not written with."""
+        tokenizer = None if misfit.hit.cause == TOKENIZER else self.tokenizer
+        return replace(self, tokenizer=tokenizer, renderer=None, misfit=misfit)
+
+    def silent(self) -> Auditor:
+        """The same with no rule to ask: rows say how they were written, and nothing is found in them."""
+        return replace(self, rules=(), codes=frozenset(), repairs=tuple)
+
+    def load(self) -> None:
+        """Have everything in memory, to be shared with processes that are forked from this one."""
+        if self.tokenizer is not None:
+            self.tokenizer.load()
+        if self.renderer is not None:
+            self.renderer.load()
+        self.repairs()
+
+
+def audit_rollout(rollout: Rollout, engine: Auditor, viewed: Viewed | None = None) -> Result:
+    """Everything that is found in one rollout; with `viewed`, what is observed of it as well."""
+    evidence = explain(gather(rollout, engine.tokenizer, engine.renderer, engine.speakers), engine.rules)
+    findings, skips = check_explained(evidence, engine.rules, engine.codes, engine.repairs)
+    observed = _observed(evidence, findings, viewed) if viewed is not None else None
+    said, counts, misfit = witness(evidence), counts_of(evidence), engine.misfit
+    if counts["tokens"] and _uncompared(skips, engine.codes):
+        counts["uncompared"] = 1
+    if misfit is not None:
+        skips = _held_back(skips, misfit)
+    return Result(
+        rollout.place, evidence.rollout, findings, skips, counts, observed=observed, witness=said, misfit=misfit
+    )
+
+
+_COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK404"))
+"""Rules that hold calls against calls or against the training row, which takes no tokenizer."""
+
+
+def _uncompared(skips: Sequence[Skip], codes: frozenset[str]) -> bool:
+    """Whether nothing in a rollout was held against anything, for want of a tokenizer."""
+    skipped = {skip.code for skip in skips}
+    return any(words_for(Needs.TOKENIZER) in skip.because for skip in skips) and not (codes & _COMPARING) - skipped
+
+
+_LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED)))
+"""What a rollout lacks where tokenizer and template are held back."""
+
+
+def _held_back(skips: Sequence[Skip], misfit: Finding) -> tuple[Skip, ...]:
+    """The skips, with the reason why there is no tokenizer or template."""
+    because = f"the {misfit.hit.cause.removeprefix('another ')} does not fit the log ({misfit.code})"
+    return tuple(
+        Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
+    )
+
+
+def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed) -> Observed:
+    from tito_audit.viewer.measures import measure, view  # only those who look pay for it
+
+    return Observed(measure(evidence, findings), view(evidence, findings) if viewed(findings) else None)
+
+
+def unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:
+    """A row that cannot be read, as its finding."""
+    hit = Hit(Where.ROW, 0, 0, error, cause="row cannot be read")
+    finding = Finding("REC001", Severity.ERROR, place, hit)
+    return Result(place, None, (finding,) if "REC001" in codes else ())
+
+
+def counts_of(evidence: Evidence) -> dict[str, int]:
+    """Turns, tokens that were audited, and tokens that were generated, which are those that `measure` counts."""
+    rollout = evidence.rollout
+    generated = sum(len(t.completion_ids) for t in rollout.turns if t.completion_ids is not None)
+    tokens = generated + sum(len(t.prompt_ids) for t in rollout.turns if t.prompt_ids is not None)
+    row = rollout.training_row
+    if row is not None:
+        tokens += len(row.token_ids)
+        sampled = evidence.generated_in_row
+        if sampled is not None:
+            generated += int(np.count_nonzero(sampled))
+    return {"turns": len(rollout.turns), "tokens": tokens, "generated_tokens": generated, **joined_counts(rollout)}
+
+
+class Loader:
+    """Tokenizers and templates of a run, each loaded once, however many settings name it."""
+
+    def __init__(self) -> None:
+        self._tokenizers: dict[str, Tokenizer] = {}
+        self._renderers: dict[str, Renderer] = {}
+
+    @property
+    def tokenizers(self) -> list[Tokenizer]:
+        """Those that were loaded, in the order in which they were asked for."""
+        return list(self._tokenizers.values())
+
+    def engine(self, settings: Settings) -> tuple[Auditor, str | None]:
+        """What logs with these settings are audited with, and what a reader should know of it."""
+        tokenizer, renderer, notice = self._loaded(settings)
+        speakers = Speakers(settings.sampled_roles)
+        engine = Auditor(tokenizer, renderer, all_rules(), selected_codes(settings), all_repairs, speakers)
+        return engine, notice
+
+    def _loaded(self, settings: Settings) -> tuple[Tokenizer | None, Renderer | None, str | None]:
+        """The tokenizer and the renderer, each None when there is none, and why there is none."""
+        if settings.tokenizer is None:
+            if settings.chat_template:
+                raise SetupError(
+                    "--chat-template was given without a tokenizer.\n"
+                    "The template's text has to be encoded before it can be compared.\n"
+                    "Pass --tokenizer DIR as well."
+                )
+            return (
+                None,
+                None,
+                "No tokenizer given: only rules that need none could run. Pass --tokenizer DIR or a hub name.",
+            )
+        key = repr((settings.tokenizer, settings.trust_remote_code))
+        tokenizer = self._tokenizers.get(key)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code)
+            self._tokenizers[key] = tokenizer
+        if not settings.chat_template and not tokenizer.chat_templates:
+            return (
+                tokenizer,
+                None,
+                f"{tokenizer.name} has no chat template, so nothing could be rendered again. "
+                "Pass --chat-template FILE to check prompts against one.",
+            )
+        key += repr(_of_template(settings))
+        renderer = self._renderers.get(key)
+        if renderer is None:
+            renderer = self._renderers[key] = _renderer(tokenizer, settings)
+        return tokenizer, renderer, None
+
+
+def load_renderer(tokenizer: str, settings: Settings | None = None) -> Renderer:
+    """The chat template of a tokenizer folder or hub name, ready to render; SetupError without one."""
+    settings = settings or Settings()
+    loaded = load_tokenizer(tokenizer, trust_remote_code=settings.trust_remote_code)
+    return _renderer(loaded, settings)
+
+
+def _of_template(settings: Settings) -> tuple[object, ...]:
+    """All settings that a renderer depends on, beside the tokenizer."""
+    return (
+        settings.chat_template,
+        settings.template_name,
+        dict(settings.template_args),
+        settings.tool_arguments,
+        settings.template_seconds,
+    )
+
+
+def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
+    source = None
+    if settings.chat_template:
+        path = Path(settings.chat_template)
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SetupError(
+                f"{path}: the chat template cannot be read ({error}).\n"
+                "Pass --chat-template with the path of a Jinja text file."
+            ) from None
+    return make_renderer(
+        tokenizer,
+        chat_template=source,
+        template_name=settings.template_name,
+        template_args=settings.template_args,
+        tool_arguments=settings.tool_arguments,
+        time_limit=settings.template_seconds,
+    )
+
+
+def selected_codes(settings: Settings) -> frozenset[str]:
+    """The codes that run; a prefix that fits no rule is a mistake of the user's."""
+    codes = [rule.code for rule in all_rules()]
+    for prefix in (*settings.select, *settings.extend_select, *settings.ignore):
+        if not any(code.startswith(prefix) for code in codes):
+            raise SetupError(
+                f"{prefix!r} is the beginning of no rule's code.\n"
+                "A selection that fits nothing would let every fault pass.\n"
+                "`tito-audit list rules` prints the codes."
+            )
+    return frozenset(
+        code for code in codes if selected(code, settings.select, settings.ignore, settings.extend_select)
+    )

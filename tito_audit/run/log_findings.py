@@ -1,0 +1,175 @@
+"""Findings of a whole log: what all its rows say together, where some of them cannot say it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tito_audit.record.finding import Finding, Hit, Severity, Where
+from tito_audit.record.rollout import Place
+from tito_audit.record.testimony import PLACES, Reading, Tally, Testimony
+from tito_audit.terminal.words import many
+
+__all__ = ["findings_of_log"]
+
+_MASK, _LOGPROBS = "MSK401", "LPR502"
+_ZERO = "a logprob of exactly 0.0 looks like the fill"
+
+
+def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> tuple[Finding, ...]:
+    """What the rows of a log prove together of those that prove nothing alone, as far as `codes` ask for it.
+
+    Rows that show how they were written have findings of their own, or none. The others are settled where all
+    rows leave one reading open; where they do not, a finding says that nobody knows.
+    """
+    open_ = _Rows.of(
+        (standing, tally)
+        for standing, tally in testimony.tallies.items()
+        if len(standing) > 1 and any(reading.right for reading in standing)
+    )
+    if not open_.rows:
+        return ()
+    common = testimony.common()
+    if len(common) == 1:
+        (reading,) = common
+        hits = () if reading.right else _settled(reading, testimony, open_)
+    else:
+        hits = _undecided(testimony, codes, agreed=bool(common) and not any(one.right for one in common))
+    return tuple(
+        Finding(code, hit.severity or Severity.NOTE, Place(file, rows.first), hit, repair)
+        for code, hit, repair, rows in hits
+        if code in codes
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of the log that leave much the same open."""
+
+    rows: int
+    spans: int
+    places: tuple[Place, ...]
+    readings: tuple[Reading, ...]
+    """Everything that any of them leaves open."""
+
+    @classmethod
+    def of(cls, tallies: Iterable[tuple[tuple[Reading, ...], Tally]]) -> _Rows:
+        """Those of these tallies together."""
+        found = list(tallies)
+        places = sorted(
+            {place for _, tally in found for place in tally.places}, key=lambda one: (one.row, one.item)
+        )
+        readings = sorted({reading for standing, _ in found for reading in standing})
+        rows, spans = sum(tally.rows for _, tally in found), sum(tally.spans for _, tally in found)
+        return cls(rows, spans, tuple(places[:PLACES]), tuple(readings))
+
+    @property
+    def first(self) -> int:
+        """The first of them."""
+        return self.places[0].row if self.places else 0
+
+    def named(self) -> str:
+        """`row 3`, `rows 3, 7[1], 9 and 4 more`."""
+        names = [f"{one.row}[{one.item}]" if one.item else f"{one.row}" for one in self.places]
+        more = f" and {self.rows - len(names):,} more" if self.rows > len(names) else ""
+        return f"row{'' if self.rows == 1 else 's'} {', '.join(names)}{more}"
+
+
+_Said = tuple[str, Hit, str | None, _Rows]
+"""Code, hit, repair, and the rows that it is about."""
+
+
+def _settled(reading: Reading, testimony: Testimony, open_: _Rows) -> Sequence[_Said]:
+    """Every row leaves this one reading open, which is wrong: rows that show nothing alone are wrong as well."""
+    every = _Rows.of(testimony.tallies.items())
+    alone = sum(tally.rows for standing, tally in testimony.tallies.items() if len(standing) == 1)
+    all_rows = f"all {many(every.rows, 'row')} ({many(every.spans, 'sampled span')})"
+    shows = (
+        f"{many(alone, 'row')} {'shows' if alone == 1 else 'show'} it alone, and the other {every.rows - alone:,}"
+    )
+    shows = shows if alone else "no row shows it alone, but together they"
+    proof = f"{shows} allow nothing else that all rows share ({open_.named()} among them){_chance(testimony)}"
+    said: list[_Said] = []
+    if reading.logprobs:
+        words = f"the logprobs lie {_lie(reading.logprobs)} in {all_rows}: {proof}"
+        said.append(
+            (_LOGPROBS, _hit(words, f"shifted by {reading.logprobs:+d}", Severity.ERROR), "realign", open_)
+        )
+    if reading.mask:
+        words = f"the loss mask lies {_lie(reading.mask)} in {all_rows}: {proof}"
+        said.append((_MASK, _hit(words, f"slid by {reading.mask:+d}", Severity.ERROR), "realign", open_))
+    return said
+
+
+def _chance(testimony: Testimony) -> str:
+    """What would have to be chance for the logprobs to lie in place, where only that rules it out."""
+    tokens = len(testimony.chances.get(Reading(), ()))
+    shared = [standing for standing in testimony.tallies if Reading() not in standing]
+    if shared or not tokens:
+        return ""
+    odds = testimony.odds(Reading(), (reading for standing in testimony.tallies for reading in standing))
+    chance = f"a chance of 1 in 10^{-odds:.0f}"
+    return f"; in place, {many(tokens, 'different token')} would all have a logprob of exactly 0.0, {chance}"
+
+
+def _undecided(testimony: Testimony, codes: frozenset[str], *, agreed: bool) -> Sequence[_Said]:
+    """Several readings are left, or none that all rows share; `agreed`: all rows say that it is wrong somehow."""
+    by_code: dict[str, list[tuple[tuple[Reading, ...], Tally]]] = {}
+    total = sum(tally.rows for tally in testimony.tallies.values())
+    for standing, tally in testimony.tallies.items():
+        if len(standing) > 1 and any(reading.right for reading in standing):
+            by_code.setdefault(_code(standing, codes), []).append((standing, tally))
+    said: list[_Said] = []
+    for code, tallies in sorted(by_code.items()):
+        rows = _Rows.of(tallies)
+        what = "logprobs" if code == _LOGPROBS else "loss mask"
+        verb = "does" if rows.rows == 1 else "do"
+        words = f"{rows.rows:,} of {many(total, 'row')} {verb} not show whether the {what} {_on(code)}: "
+        words += f"{rows.named()} {'allows' if rows.rows == 1 else 'allow'} {_choices(rows.readings, code)}"
+        words += _advice(code, agreed=agreed)
+        severity = Severity.WARNING if agreed else Severity.NOTE
+        said.append((code, _hit(words, "undecided", severity), None, rows))
+    return said
+
+
+def _code(standing: Sequence[Reading], codes: frozenset[str]) -> str:
+    """What the readings differ in: logprobs first, as they are what a row most often hides."""
+    differ = [
+        code
+        for code, values in (
+            (_LOGPROBS, {reading.logprobs for reading in standing}),
+            (_MASK, {reading.mask for reading in standing}),
+        )
+        if len(values) > 1
+    ]
+    return next((code for code in differ if code in codes), differ[0] if differ else _LOGPROBS)
+
+
+def _choices(readings: Iterable[Reading], code: str) -> str:
+    """`in place or 1 place late`."""
+    places = sorted(
+        {one.logprobs if code == _LOGPROBS else one.mask for one in readings}, key=lambda n: (abs(n), n)
+    )
+    return " or ".join(_lie(place) for place in places)
+
+
+def _on(code: str) -> str:
+    return "lie on their tokens" if code == _LOGPROBS else "lies on the sampled tokens"
+
+
+def _advice(code: str, *, agreed: bool) -> str:
+    proven = "; what other rows show rules out that it is right" if agreed else ""
+    if code == _LOGPROBS:
+        return f" ({_ZERO}){proven}; log the calls, or write null where no logprob exists"
+    return f"{proven}; log the calls, or which tokens were sampled"
+
+
+def _hit(message: str, cause: str, severity: Severity) -> Hit:
+    return Hit(Where.LOG, 0, 0, message, cause=cause, severity=severity)
+
+
+def _lie(places: int) -> str:
+    """`in place`, `1 place late`, `2 places early`."""
+    if not places:
+        return "in place"
+    return f"{many(abs(places), 'place')} {'late' if places > 0 else 'early'}"

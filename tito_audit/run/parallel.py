@@ -1,0 +1,347 @@
+"""A scan over several processes: chunks of logs go out, results come back in the order of the rows."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import TypeAlias
+
+from tito_audit.errors import StorageError
+from tito_audit.record.finding import Finding, Result, Skip
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.run.workers import in_order, sendable
+from tito_audit.storage import RawRow
+from tito_audit.storage.chunks import Chunk, Reading
+from tito_audit.storage.log import lost_row
+from tito_audit.summary import Sampled, Summary
+from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.viewer.selection import Views
+
+__all__ = ["Audit", "Counted", "Encoders", "Spread", "bare", "chunk_bytes", "spread"]
+
+Audit: TypeAlias = Callable[[RawRow, Place, Callable[[Iterable[Finding]], bool] | None], Iterable[Result]]
+"""The results of one row of a log: one a rollout, or one that says why it cannot be read. The last argument is
+there where results are to be observed: whether a rollout with these findings comes with a view."""
+
+_LARGEST = 8 << 20
+_SMALLEST = 1 << 18
+_EACH = 8
+"""Chunks for each process where logs are small, so that none waits long for the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a scan is spread."""
+
+    jobs: int
+    chunk: int
+    """Bytes of a chunk, about."""
+    limit: int | None
+    """Rows after which to stop."""
+    chunks: Callable[[Path, int], Iterator[Chunk]]
+    """How a log becomes chunks of about so many bytes."""
+    observe: bool = False
+    """Whether results are observed."""
+
+
+@dataclass(slots=True)
+class Counted:
+    """Rows of a run, counted as they pass."""
+
+    rows: int = 0
+    """Rows that were audited."""
+    left_out: int = 0
+    """Rows that a sample left out: before the last that was audited, and to the end of logs read to their end."""
+
+    def full(self, limit: int | None, summary: Summary) -> bool:
+        """Whether no more rows are to be audited; the summary is told why."""
+        if limit is None or self.rows < limit:
+            return False
+        summary.notices.append(f"Stopped after {self.rows} rows, as asked by --limit.")
+        return True
+
+    def sampled(self, share: float | None) -> Sampled | None:
+        """The same for a summary; None when no sample was asked for."""
+        return Sampled(share, self.rows, self.rows + self.left_out) if share is not None else None
+
+
+class Encoders:
+    """What encodes for each tokenizer of a run, in this process and in those that are forked from it."""
+
+    def __init__(self, tokenizers: Sequence[Tokenizer]) -> None:
+        self._tokenizers = tokenizers
+        self._elsewhere: dict[int, str | None] = {}
+
+    def here(self) -> tuple[tuple[str | None, str | None], ...]:
+        """Of each, what encodes in this process, as a summary names it, and why no fast encoder does."""
+        return tuple((one.encoder_name, one.encoder_notice) for one in self._tokenizers)
+
+    def hear(self, said: Sequence[tuple[str | None, str | None]], summary: Summary) -> None:
+        """What another process says: one that went without a fast encoder counts for all."""
+        for number, (name, notice) in enumerate(said):
+            if notice is not None:
+                self._elsewhere[number] = name
+                if notice not in summary.notices:
+                    summary.notices.append(notice)
+
+    def settle(self, summary: Summary) -> None:
+        """Say in the summary what encoded."""
+        here = self.here()
+        names = [self._elsewhere.get(number) or name for number, (name, _) in enumerate(here)]
+        summary.encoder = "; ".join(dict.fromkeys(name for name in names if name)) or None
+        for _, notice in here:
+            if notice and notice not in summary.notices:
+                summary.notices.append(notice)
+
+
+def chunk_bytes(total: int, jobs: int) -> int:
+    """How large chunks of logs of `total` bytes should be."""
+    return min(max(total // (jobs * _EACH), _SMALLEST), _LARGEST)
+
+
+def bare(result: Result) -> Result:
+    """The result with no more of its rollout than place, format and notice, which is cheap to hand around."""
+    if result.rollout is None:
+        return result
+    told = {name: value for name, value in result.rollout.stated.items() if name == "notice"}
+    return replace(result, rollout=Rollout(result.rollout.place, result.rollout.format, stated=told))
+
+
+def spread(
+    files: Sequence[Path],
+    audit: Audit,
+    how: Spread,
+    summary: Summary,
+    counted: Counted,
+    progress: Callable[[int, int, int], None] | None,
+    encoders: Encoders,
+) -> Generator[Result, None, None]:
+    """The results of all rows, with bare rollouts, as one process would give them.
+
+    Files and notices go into the summary, what other processes encode with to the encoders. What cannot be read
+    raises StorageError in its turn, behind the results before it.
+    """
+    views = Views() if how.observe else None
+    log = _Merged(audit, how.limit, summary, counted, encoders, views)
+    total = sum(file.stat().st_size for file in files if file.is_file())
+    done = 0
+    work = partial(_audited, audit=audit, limit=how.limit, encoders=encoders)
+    with closing(in_order(_planned(files, how, views), work, how.jobs)) as parts:
+        for part, answer in parts:
+            if isinstance(part, StorageError):
+                raise part
+            if isinstance(part, _Begun):
+                done += log.size
+                log.begin(part)
+                continue
+            if answer is not None:
+                yield from log.results(answer)
+            if log.stopped:
+                return
+            if progress is not None:
+                progress(counted.rows, done + part.done, total)
+        log.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The rows from here on are those of this file."""
+
+    file: Path
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A chunk as its results come back; as text it says where it lies."""
+
+    file: Path
+    done: int
+
+    def __str__(self) -> str:
+        return f"{self.file}, rows before byte {self.done:,}"
+
+
+@dataclass(slots=True)
+class _Audited:
+    """What a process says of a chunk."""
+
+    rows: list[tuple[int, tuple[Result, ...]]] = field(default_factory=list)
+    """Row by row, counted from 0 at the start of the chunk."""
+    left_out: list[int] = field(default_factory=list)
+    """Of a sample: how many rows of the chunk were left out before each, and in all."""
+    last: int = -1
+    """Of a sample: the number of the last row of the chunk, left out or not; -1 for none."""
+    views: dict[int, bytes] = field(default_factory=dict)
+    """By number of the result in the chunk: its view, packed, as most are not taken and chunks wait their turn."""
+    size: int = 0
+    damage: str | None = None
+    encoders: tuple[tuple[str | None, str | None], ...] = ()
+    error: BaseException | None = None
+
+    def add(self, row: int, results: Iterable[Result], passed: int) -> int:
+        """Take the results of the next row, behind `passed` others; how many they are with them."""
+        kept = []
+        for result in results:
+            if result.observed is not None and result.observed.view is not None:
+                packed = pickle.dumps(result.observed.view, pickle.HIGHEST_PROTOCOL)
+                self.views[passed] = zlib.compress(packed, 1)
+                result = replace(result, observed=replace(result.observed, view=None))
+            kept.append(result)
+            passed += 1
+        self.rows.append((row, tuple(kept)))
+        return passed
+
+
+_Task: TypeAlias = tuple[Chunk, Views | None]
+"""A chunk, and which rollouts were viewed before it, as far as is known when it is handed out."""
+
+
+def _planned(
+    files: Sequence[Path], how: Spread, views: Views | None
+) -> Iterator[tuple[_Begun | _Part | StorageError, _Task | None]]:
+    """The chunks of all files; a file that cannot be read ends them with the reason."""
+    for file in files:
+        try:
+            yield _Begun(file, file.stat().st_size if file.is_file() else 0), None
+            for chunk in how.chunks(file, how.chunk):
+                yield _Part(file, chunk.done), (chunk, views.copy() if views is not None else None)
+        except StorageError as error:
+            yield error, None
+            return
+
+
+def _audited(task: _Task, audit: Audit, limit: int | None, encoders: Encoders) -> _Audited:
+    """The results of a chunk; past `limit` rows only that there is one more."""
+    chunk, views = task
+    found = _Audited()
+    reading = Reading(chunk)
+    viewed = views.offer if views is not None else None
+    passed = 0
+    skips: dict[tuple[Skip, ...], tuple[Skip, ...]] = {}
+    try:
+        for raw in reading:
+            if limit is not None and len(found.rows) == limit:
+                found.rows.append((raw.index, ()))
+                break
+            place = Place(str(chunk.path), raw.index)
+            results = [bare(result) for result in audit(raw, place, viewed)]
+            # Most rollouts lack the same: one tuple for all of them is pickled once.
+            shared = (replace(one, skips=skips.setdefault(one.skips, one.skips)) for one in results)
+            passed = found.add(raw.index, shared, passed)
+            if reading.choice is not None:
+                found.left_out.append(reading.choice.left_out)
+    except Exception as error:
+        found.error = sendable(error)
+    if reading.choice is not None:
+        found.left_out.append(reading.choice.left_out)
+        found.last = reading.choice.last
+    found.size, found.damage, found.encoders = reading.size, reading.damage, encoders.here()
+    return found
+
+
+class _Merged:
+    """Rows of chunks, counted on."""
+
+    def __init__(
+        self,
+        audit: Audit,
+        limit: int | None,
+        summary: Summary,
+        counted: Counted,
+        encoders: Encoders,
+        views: Views | None,
+    ) -> None:
+        self.size = 0
+        """Bytes of this file."""
+        self.stopped = False
+        """Whether the limit was met."""
+        self._audit = audit
+        self._limit = limit
+        self._summary = summary
+        self._counts = counted
+        self._encoders = encoders
+        self._views = views
+        self._left_out = 0
+        """Rows that a sample left out behind the last that was audited."""
+        self._file = Path()
+        self._start = 0
+        """The row at which the next chunk starts."""
+        self._last = -1
+        self._broken = False
+
+    def begin(self, news: _Begun) -> None:
+        """Go on with another file."""
+        self.end()
+        self._summary.files.append(str(news.file))
+        self.size = news.size
+        self._file, self._start, self._last, self._broken = news.file, 0, -1, False
+
+    def end(self) -> None:
+        """The file was read to its end."""
+        self._counts.left_out += self._left_out
+        self._left_out = 0
+
+    def results(self, chunk: _Audited) -> Iterator[Result]:
+        """The results of the next chunk of the file."""
+        if self._broken:
+            return
+        before = passed = 0
+        left_out = chunk.left_out or repeat(0)
+        for (number, results), now in zip(chunk.rows, left_out, strict=False):
+            self._left_out += now - before
+            before = now
+            if not self._counted():
+                return
+            self._last = self._start + number
+            for result in results:
+                yield _moved(self._with_view(result, chunk.views.get(passed)), self._start)
+                passed += 1
+        self._encoders.hear(chunk.encoders, self._summary)
+        if chunk.error is not None:
+            raise chunk.error
+        if chunk.left_out:
+            self._left_out += chunk.left_out[-1] - before
+        if chunk.last >= 0:
+            self._last = self._start + chunk.last
+        if chunk.damage is not None:
+            self._broken = True
+            raw = lost_row(self._file, self._last, chunk.damage)
+            if self._counted():
+                yield from map(bare, self._audit(raw, Place(str(self._file), raw.index), None))
+        self._start += chunk.size
+
+    def _counted(self) -> bool:
+        """Whether one more row is within the limit."""
+        counts = self._counts
+        self.stopped = counts.full(self._limit, self._summary)
+        if self.stopped:
+            return False
+        counts.rows += 1
+        counts.left_out += self._left_out
+        self._left_out = 0
+        return True
+
+    def _with_view(self, result: Result, packed: bytes | None) -> Result:
+        """The result with its view, if it is one of those that come with one."""
+        if self._views is None or result.observed is None or not self._views.take(result.findings):
+            return result
+        assert packed is not None, "a process offers the view of every rollout that may be taken"
+        view = pickle.loads(zlib.decompress(packed))  # bytes of a process of ours, never of a file
+        return replace(result, observed=replace(result.observed, view=view))
+
+
+def _moved(result: Result, rows: int) -> Result:
+    """The result of a rollout so many rows further on."""
+    if not rows:
+        return result
+    place = replace(result.place, row=result.place.row + rows)
+    findings = tuple(replace(finding, place=place) for finding in result.findings)
+    rollout = replace(result.rollout, place=place) if result.rollout is not None else None
+    return replace(result, place=place, rollout=rollout, findings=findings)

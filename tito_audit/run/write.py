@@ -1,0 +1,65 @@
+"""write_rollouts: a log again, with rollouts that a caller changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tito_audit.errors import RecordError
+from tito_audit.formats import format_named, map_columns, unmap_columns
+from tito_audit.join import Join, form_of
+from tito_audit.record.repaired import unmended
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.settings.model import Settings
+from tito_audit.storage import open_log, open_output
+
+__all__ = ["write_rollouts"]
+
+
+def write_rollouts(
+    log: str | Path,
+    rollouts: Iterable[Rollout],
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    overwrite: bool = False,
+) -> int:
+    """How many rows of a log were written otherwise: a copy of it with these rollouts in place of its own.
+
+    `rollouts` come in the order in which `read_rollouts` gives them and may leave out some; each takes the
+    place of the one with its `place`. Prompts, per-token columns and training rows may differ from what was
+    read, completions and the number of turns may not. Everything else of the log stays as it is. RecordError
+    when a row cannot hold what its rollouts say, and then nothing is written.
+    """
+    settings = (settings or Settings()).at(log)
+    named = format_named(settings.format or "generic") if settings.format or settings.columns else None
+    waiting = iter(rollouts)
+    upcoming = next(waiting, None)
+    written = 0
+    source = open_log(Path(log), max_row_bytes=settings.max_row_bytes, keep_text=True, rows_at=settings.rows_at)
+    join = Join.of(settings, [Path(log)])
+    with open_output(source, Path(out), overwrite=overwrite, added=()) as whole:
+        output = whole if join is None else join.output(whole, source)
+        for raw in source if join is None else join.rows(source):
+            mine: dict[int, Rollout] = {}
+            while upcoming is not None and upcoming.place.row == raw.index:
+                mine[upcoming.place.item] = upcoming
+                upcoming = next(waiting, None)
+            if not mine or raw.value is None:
+                output.keep(raw)
+                continue
+            row = map_columns(raw.value, settings.columns) if settings.columns else raw.value
+            form = form_of(row, named)
+            now = [mine.get(old.place.item, old) for old in form.read(row, Place(str(log), raw.index))]
+            rows = form.update(row, [unmended(rollout) for rollout in now])
+            if settings.columns:
+                rows = [unmap_columns(raw.value, one, settings.columns) for one in rows]
+            written += len(rows) != 1 or rows[0] is not raw.value
+            output.replace(raw, rows)
+        if upcoming is not None:
+            raise RecordError(
+                f"{upcoming.place}: no row of {log} is left for this rollout. "
+                "Give rollouts in the order in which they are read."
+            )
+        output.finish(source)
+    return written

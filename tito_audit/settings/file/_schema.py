@@ -1,0 +1,70 @@
+"""What a file may say, as a JSON schema for editors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tito_audit.settings.file._keys import EXTEND, KEYS, OVERRIDES, PATHS, Key
+from tito_audit.settings.file._patterns import MEANINGLESS
+
+__all__ = ["config_schema"]
+
+_TEXT = {"type": "string", "minLength": 1}
+_PATTERN = {**_TEXT, "not": {"pattern": MEANINGLESS}}
+_JSON = {
+    "description": "A value that JSON can write.",
+    "anyOf": [
+        {"type": ["string", "number", "boolean"]},
+        {"type": "array", "items": {"$ref": "#/$defs/json"}},
+        {"type": "object", "additionalProperties": {"$ref": "#/$defs/json"}},
+    ],
+}
+
+
+def config_schema(helps: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) of `tito-audit.toml` and of the table in `pyproject.toml`.
+
+    `helps` says of each key what it is, `defaults` of those that have one what holds where nobody says.
+    """
+    keys = {name: _said(key, helps[name], defaults.get(name)) for name, key in KEYS.items()}
+    some = {name: {"$ref": f"#/properties/{name}"} for name, key in KEYS.items() if key.per_log}
+    paths = {
+        "title": PATHS,
+        "description": "Patterns of the logs that these settings are for, from this file's folder: * and ? within "
+        "one name, ** through folders; one without a slash is a file's name anywhere.",
+        "anyOf": [_PATTERN, {"type": "array", "items": _PATTERN, "minItems": 1}],
+    }
+    override = {
+        "type": "object",
+        "properties": {PATHS: paths, **some},
+        "required": [PATHS],
+        "additionalProperties": False,
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tito-audit.toml, and the table [tool.tito-audit] of pyproject.toml",
+        "type": "object",
+        "properties": {
+            EXTEND: {
+                "title": EXTEND,
+                "description": "Files whose settings hold where this one says nothing.",
+                "anyOf": [_TEXT, {"type": "array", "items": _TEXT}],
+            },
+            **keys,
+            OVERRIDES: {
+                "title": OVERRIDES,
+                "description": "Settings for some of the logs; of those that fit a log, the later one wins.",
+                "type": "array",
+                "items": override,
+            },
+        },
+        "additionalProperties": False,
+        "$defs": {"json": _JSON},
+    }
+
+
+def _said(key: Key, help: str, default: Any) -> dict[str, Any]:
+    said = help.replace(" Repeatable.", "")
+    at_first = {"default": default} if default is not None else {}
+    return {"title": key.name, "description": f"{said} Takes {key.kind.takes}.", **key.kind.schema, **at_first}

@@ -1,0 +1,216 @@
+"""Recorded over canonical, token by token, with the ids beneath: the picture of one finding.
+
+    recorded   │Skin│ny│·cat│
+                4821 77  922
+    canonical  │Skinny │·cat│
+                10233    922
+
+Where both sides are the same text, tokens that begin and end together stand above each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from tito_audit.record.finding import Side
+from tito_audit.terminal.escape import visible
+
+__all__ = ["Cell", "boxes", "cells_of", "shortened"]
+
+_LABEL = 11
+_HEAD, _TAIL = 8, 4
+"""Tokens of one side shown at both ends of a long one."""
+_PIECE = 28
+"""Characters of one token shown; a run of blanks can be a thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One token as it is drawn, or a stretch of them left out."""
+
+    piece: str
+    token_id: str
+    raw: str | None = None
+    """The piece itself, for pairing; None for a stretch left out."""
+
+    @property
+    def width(self) -> int:
+        """Columns of a terminal that it takes, without the border."""
+        return max(cell_len(self.piece), cell_len(self.token_id))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Cells of both sides that begin and end at the same text."""
+
+    recorded: tuple[Cell, ...]
+    canonical: tuple[Cell, ...]
+
+    @property
+    def width(self) -> int:
+        return max(_width(self.recorded), _width(self.canonical))
+
+    @property
+    def same(self) -> bool:
+        return [cell.token_id for cell in self.recorded] == [cell.token_id for cell in self.canonical]
+
+
+def boxes(recorded: Side, canonical: Side, width: int) -> Iterator[Text]:
+    """The lines of the picture, at most `width` columns each; none when both sides are empty."""
+    top, bottom = cells_of(recorded), cells_of(canonical)
+    room = width - _LABEL - 1
+    if top and bottom:
+        blocks = _elided(_paired(top, bottom))
+        if all(block.width < room for block in blocks):
+            yield from _aligned(blocks, room)
+            return
+    for label, cells, style in (("recorded", top, "not dim red"), ("canonical", bottom, "not dim green")):
+        if cells:
+            for line in _wrapped(_short(cells), room):
+                yield from _drawn(label, [(line, _width(line), style)])
+                label = ""
+
+
+def cells_of(side: Side) -> tuple[Cell, ...]:
+    """One cell a token; without a tokenizer the ids stand alone."""
+    ids = [str(number) for number in side.ids]
+    if len(side.pieces) != len(ids):
+        if not ids:
+            return tuple(Cell(shortened(piece), "", piece) for piece in side.pieces)
+        return tuple(Cell(number, "", number) for number in ids)
+    return tuple(Cell(shortened(piece), number, piece) for piece, number in zip(side.pieces, ids, strict=True))
+
+
+def shortened(piece: str) -> str:
+    """A token's text made visible, its middle left out when long."""
+    if len(piece) > 4 * _PIECE:
+        piece = piece[: 2 * _PIECE] + piece[-2 * _PIECE :]
+    shown = visible(piece, edges=True)
+    if cell_len(shown) <= _PIECE:
+        return shown
+    half = _PIECE // 2 - 1
+    while cell_len(shown[:half]) + cell_len(shown[-half:]) >= _PIECE:  # wide characters
+        half -= 1
+    return f"{shown[:half]}…{shown[-half:]}"
+
+
+def _paired(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> list[_Block]:
+    ends_top = list(accumulate(len(cell.raw or "") for cell in top))
+    ends_bottom = list(accumulate(len(cell.raw or "") for cell in bottom))
+    text = "".join(cell.raw or "" for cell in top)
+    if text and text == "".join(cell.raw or "" for cell in bottom):
+        cuts = sorted(set(ends_top) & set(ends_bottom))
+        # A piece of no characters shares its end with the one before it and stays in that block.
+        return _cut(top, bottom, [(_last(ends_top, cut) + 1, _last(ends_bottom, cut) + 1) for cut in cuts])
+    before = _common(top, bottom)
+    after = _common(top[before:][::-1], bottom[before:][::-1])
+    edges = [(i, i) for i in range(1, before + 1)]
+    edges += [(len(top) - i, len(bottom) - i) for i in range(after, -1, -1)]
+    return _cut(top, bottom, edges)
+
+
+def _last(ends: list[int], cut: int) -> int:
+    return max(index for index, end in enumerate(ends) if end == cut)
+
+
+def _common(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> int:
+    count = 0
+    for one, other in zip(top, bottom, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _cut(top: tuple[Cell, ...], bottom: tuple[Cell, ...], edges: Iterable[tuple[int, int]]) -> list[_Block]:
+    blocks = []
+    at, also = 0, 0
+    for end, other in edges:
+        if end > at or other > also:
+            blocks.append(_Block(top[at:end], bottom[also:other]))
+        at, also = end, other
+    return blocks
+
+
+def _elided(blocks: list[_Block]) -> list[_Block]:
+    """The blocks with the middle of long ones, and of a long row of them, left out."""
+    short = [_Block(_short(block.recorded), _short(block.canonical)) for block in blocks]
+    if len(short) <= _HEAD + _TAIL + 1:
+        return short
+    middle = blocks[_HEAD:-_TAIL]
+    left_out = _Block(
+        _left_out(sum(len(block.recorded) for block in middle)),
+        _left_out(sum(len(block.canonical) for block in middle)),
+    )
+    return [*short[:_HEAD], left_out, *short[-_TAIL:]]
+
+
+def _short(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+    hidden = len(cells) - _HEAD - _TAIL
+    if hidden <= 1:
+        return cells
+    return (*cells[:_HEAD], *_left_out(hidden), *cells[-_TAIL:])
+
+
+def _left_out(number: int) -> tuple[Cell, ...]:
+    return (Cell(f"… {number:,} tokens …", ""),)
+
+
+def _width(cells: tuple[Cell, ...]) -> int:
+    return sum(cell.width for cell in cells) + max(len(cells) - 1, 0)
+
+
+def _aligned(blocks: list[_Block], room: int) -> Iterator[Text]:
+    for line in _lines(blocks, room):
+        for label, style, cells in (
+            ("recorded", "red", [block.recorded for block in line]),
+            ("canonical", "green", [block.canonical for block in line]),
+        ):
+            parts = [
+                (of_block, block.width, "" if block.same else f"not dim {style}")
+                for of_block, block in zip(cells, line, strict=True)
+            ]
+            yield from _drawn(label, parts)
+
+
+def _lines(blocks: list[_Block], room: int) -> Iterator[list[_Block]]:
+    line: list[_Block] = []
+    used = 0
+    for block in blocks:
+        if line and used + block.width + 1 > room:
+            yield line
+            line, used = [], 0
+        line.append(block)
+        used += block.width + 1
+    if line:
+        yield line
+
+
+def _wrapped(cells: tuple[Cell, ...], room: int) -> Iterator[tuple[Cell, ...]]:
+    for line in _lines([_Block((cell,), ()) for cell in cells], room):
+        yield tuple(block.recorded[0] for block in line)
+
+
+def _drawn(label: str, parts: list[tuple[tuple[Cell, ...], int, str]]) -> Iterator[Text]:
+    """Two lines, pieces and ids; each part is some cells, the width they fill and their style."""
+    pieces = Text(f"{label:<{_LABEL}}│", style="dim")
+    numbers = Text(" " * (_LABEL + 1), style="dim")
+    for cells, width, style in parts:
+        spare = width - _width(cells)
+        for index, cell in enumerate(cells):
+            wide = cell.width + (spare if index == len(cells) - 1 else 0)
+            pieces.append(cell.piece + " " * (wide - cell_len(cell.piece)), style=style)
+            pieces.append("│")
+            numbers.append(cell.token_id + " " * (wide - cell_len(cell.token_id) + 1))
+        if not cells:
+            pieces.append(" " * width + "│")
+            numbers.append(" " * (width + 1))
+    yield pieces
+    numbers.rstrip()
+    if numbers.plain:
+        yield numbers

@@ -1,0 +1,62 @@
+"""Where a finding is, as tools that show files understand it."""
+
+from __future__ import annotations
+
+from tito_audit.record.finding import Finding, Where
+from tito_audit.record.rollout import Place
+from tito_audit.summary import Summary
+from tito_audit.terminal.shell import shell_word
+
+__all__ = ["line_of", "one_tokenizer", "place_words", "range_of", "show_command", "with_tokenizer"]
+
+
+def show_command(place: Place, summary: Summary) -> str:
+    """The command that shows a rollout as this run saw it, to paste into a shell."""
+    item = f" --item {place.item}" if place.item else ""
+    file = shell_word(place.file)
+    return f"tito-audit show {file} --row {place.row}{item}{with_tokenizer(summary)}"
+
+
+def with_tokenizer(summary: Summary) -> str:
+    """` -t DIR` as this run had it; nothing where there is not one tokenizer for all logs."""
+    name = one_tokenizer(summary)
+    return "" if name is None else f" -t {shell_word(name)}"
+
+
+def one_tokenizer(summary: Summary) -> str | None:
+    """The tokenizer of all logs; None without one, and where logs had different ones."""
+    name = summary.tokenizer
+    return None if name is None or ", " in name else name
+
+
+def line_of(place: Place) -> int | None:
+    """The line of the file, counted from 1; None where rows are no lines that a person could open."""
+    return place.row + 1 if place.file.lower().endswith((".jsonl", ".ndjson")) else None
+
+
+def range_of(finding: Finding) -> tuple[int, int] | None:
+    """The half-open token range; None for a finding about a whole row of the file or about the log."""
+    hit = finding.hit
+    if hit.where is Where.LOG:
+        return None
+    if hit.start == hit.end and hit.where is Where.ROW and finding.code.startswith("REC"):
+        return None
+    return hit.start, hit.end
+
+
+def place_words(finding: Finding) -> str:
+    """`row 4, item 1, turn 2, tokens 12:14 of the completion`; `the log as a whole, from row 4 on`."""
+    place, hit = finding.place, finding.hit
+    if hit.where is Where.LOG:
+        return f"the log as a whole, from row {place.row} on"
+    words = [f"row {place.row}"]
+    if place.item:
+        words.append(f"item {place.item}")
+    if hit.turn is not None:
+        words.append(f"turn {hit.turn}")
+    tokens = range_of(finding)
+    if tokens is not None:
+        start, end = tokens
+        of = "training row" if hit.where is Where.ROW else str(hit.where)
+        words.append(f"tokens {start}:{end} of the {of}" if end > start else f"at token {start} of the {of}")
+    return ", ".join(words)

@@ -1,0 +1,32 @@
+"""Logged text as a word of a shell, for commands that a person pastes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from tito_audit.terminal.escape import visible
+
+__all__ = ["shell_word"]
+
+
+def shell_word(text: str) -> str:
+    """The text as one word that a shell reads back to the letter; no character of it acts where it is shown.
+
+    `'my run.jsonl'`; `$'a\\x1b.jsonl'` where there are characters that would.
+    """
+    if visible(text) == text:
+        return shlex.quote(text)
+    return f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(char: str) -> str:
+    if char in "\\'":
+        return f"\\{char}"
+    if char != "[" and char.isascii() and char.isprintable():
+        return char  # some runners of CI take `##[` for a command
+    try:
+        data = os.fsencode(char)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        data = char.encode("utf-8", "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,0 +1,226 @@
+"""Where a text may be cut so that the parts encode as the whole does, whatever stands around the cut.
+
+    The quick| brown| fox|.
+
+A tokenizer cuts a text with regexes before it merges anything, so nothing that stands before a cut of its
+own changes how the text behind it is encoded. A table for the splitting steps of a tokenizer says which two
+characters, with the next one, always have such a cut between them. The tables were worked out with the
+tokenizer itself (`_derive_cuts.py`) and lie in `cut_tables/`; for steps that have none there are no safe cuts.
+
+    python -m tito_audit.tokens.split_points FOLDER      derive the table for the tokenizer of a folder
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from tito_audit.errors import TokenizerError
+from tito_audit.record.arrays import Offsets
+from tito_audit.tokens._derive_cuts import CODE_POINTS, Derived, derive, in_matcher, splitting_steps
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["SafeCuts", "find_safe_cuts"]
+
+TABLES = Path(__file__).parent / "cut_tables"
+"""One file for each kind of splitting, named after its hash."""
+
+
+class SafeCuts:
+    """The safe cuts of one tokenizer. Characters have classes; a cut is safe by the classes around it.
+
+    `[before, after, next]` in `safe`: the class of the character before the cut, of the one after it, and
+    of the one behind that; `unknown` stands for any character there, `end` for the end of the text or a
+    control token. Characters that border no cut at all have the class `unknown`.
+    """
+
+    def __init__(self, classes: NDArray[np.uint8], safe: NDArray[np.bool_], contents: Iterable[str]) -> None:
+        self.classes = classes
+        """`[0x110000]` uint8, the class of every character."""
+        self.safe = safe
+        """`[K, K, K + 1]` bool."""
+        self.unknown, self.end = safe.shape[0] - 1, safe.shape[0]
+        words = sorted({content for content in contents if content}, key=lambda content: (-len(content), content))
+        self.apart = _apart(words)
+        """Whether no two control tokens can share a character of a text."""
+        either = "|".join(map(re.escape, words))
+        self._words = re.compile(either if self.apart else f"(?=({either}))") if words else None
+        self._flat = safe.reshape(-1)
+
+    def within(self, text: str) -> Offsets:
+        """The positions at which a text may be cut, `[N]` int64, rising, without 0 and its length.
+
+        `encode(text)` is `encode(text[:p])` and `encode(text[p:])` joined, for each of them and so for all
+        together. Control tokens that the text spells are seen to: no cut lies in one, and the ends of one
+        are cuts. Nothing is asked of the caller.
+        """
+        if len(text) < 2:
+            return np.empty(0, np.int64)
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        classes = self.classes.take(codes)
+        following = np.full(len(classes) - 1, self.end, np.uint8)
+        following[:-1] = classes[2:]
+        spans = self._control_tokens(text)
+        starts = spans[:, 0] - 2
+        # A control token ends what stands before it; of tokens that overlap it is not known which is one.
+        following[starts[starts >= 0]] = self.end if self.apart else self.unknown
+        safe = self._safe(classes[:-1], classes[1:], following)
+        if len(spans):
+            self._around(spans, safe)
+        return np.flatnonzero(safe) + 1
+
+    def _safe(
+        self, before: NDArray[np.uint8], after: NDArray[np.uint8], following: NDArray[np.uint8]
+    ) -> NDArray[np.bool_]:
+        size = self.safe.shape[0]
+        key = before.astype(np.intp)
+        key *= size
+        key += after
+        key *= size + 1
+        key += following
+        return self._flat.take(key)
+
+    def _control_tokens(self, text: str) -> Offsets:
+        """`[N, 2]` where control tokens are spelled; they may overlap if some of them can."""
+        if self._words is None:
+            return np.empty((0, 2), np.int64)
+        group = 0 if self.apart else 1
+        return np.array([found.span(group) for found in self._words.finditer(text)], np.int64).reshape(-1, 2)
+
+    def _around(self, spans: Offsets, safe: NDArray[np.bool_]) -> None:
+        """No cuts inside of control tokens; where these are sure, cuts at both ends."""
+        size = len(safe) + 1
+        wide = 0 if self.apart else 1
+        change = np.zeros(size + 2, np.int64)
+        np.add.at(change, np.maximum(spans[:, 0] + 1 - wide, 0), 1)
+        np.add.at(change, spans[:, 1] + wide, -1)
+        safe &= np.cumsum(change)[1:size] == 0
+        if self.apart:
+            ends = spans[(spans > 0) & (spans < size)]
+            safe[ends - 1] = True
+
+
+def find_safe_cuts(backend: tokenizers.Tokenizer) -> SafeCuts | None:
+    """The safe cuts of a tokenizer; None where there is no table for how it splits a text.
+
+    None too where its merges are left out at random, where control tokens take blanks or whole words
+    beside them or are looked for in normalised text, and where this version of `tokenizers` sees
+    characters otherwise than the one that the table was derived with.
+    """
+    steps = _steps(backend)
+    if steps is None or getattr(backend.model, "dropout", None):
+        return None
+    added = backend.get_added_tokens_decoder().values()
+    composed = steps[1]
+    if any(
+        token.lstrip or token.rstrip or token.single_word or (composed and token.normalized) for token in added
+    ):
+        return None
+    table = _table(_key(*steps))
+    return None if table is None else SafeCuts(*table, (token.content for token in added))
+
+
+def _steps(backend: tokenizers.Tokenizer) -> tuple[list[str], bool] | None:
+    """How a tokenizer splits a text; None if that is not understood."""
+    try:
+        parts = [backend.normalizer, backend.pre_tokenizer]
+        states = [None if part is None else orjson.loads(part.__getstate__()) for part in parts]
+        return splitting_steps(*states)
+    except Exception:  # tokenizers raises plain Exception for parts written in Python
+        return None
+
+
+def _key(patterns: list[str], composed: bool) -> str:
+    """The name of the table for these regexes and normalizer."""
+    return sha256(orjson.dumps([patterns, composed])).hexdigest()[:16]
+
+
+@lru_cache(maxsize=8)
+def _table(key: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]] | None:
+    """The classes and safe places of a table; None if there is none, or it is not true of this library."""
+    try:
+        stored = orjson.loads((TABLES / f"{key}.json").read_bytes())
+    except FileNotFoundError:
+        return None
+    starts, run_classes = np.cumsum(stored["run_lengths"]), np.array(stored["run_classes"], np.uint8)
+    size = len(stored["members"]) + 1
+    classes = np.repeat(run_classes, stored["run_lengths"])
+    shape = (size, size, size + 1)
+    bits = np.frombuffer(bytes.fromhex(stored["safe"]), np.uint8)
+    safe = np.unpackbits(bits)[: size * size * (size + 1)].astype(np.bool_).reshape(shape)
+    edges = np.concatenate((starts - 1, starts[:-1]))
+    edges = edges[classes[edges] < size - 1]
+    characters = [chr(point) for point in edges.tolist()]
+    members = np.array([[mark == "1" for mark in row] for row in stored["members"]])
+    for number, matcher in enumerate(stored["matchers"]):
+        if not np.array_equal(in_matcher(matcher, characters), members[classes[edges], number]):
+            return None
+    return classes, safe
+
+
+def _stored(derived: Derived, patterns: list[str], composed: bool) -> dict[str, Any]:
+    """A table as its file holds it."""
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(derived.classes.astype(np.int16))) + 1))
+    return {
+        "regexes": patterns,
+        "nfc": composed,
+        "settled_at": derived.longest,
+        "matchers": derived.matchers,
+        "members": ["".join("01"[int(bit)] for bit in row) for row in derived.members],
+        "safe": np.packbits(derived.safe.reshape(-1)).tobytes().hex(),
+        "run_lengths": np.diff(np.append(starts, CODE_POINTS)).tolist(),
+        "run_classes": derived.classes[starts].tolist(),
+    }
+
+
+def _apart(words: list[str]) -> bool:
+    """True if no word begins or lies inside another, or inside itself."""
+    known, starts = set(words), {word[:n] for word in words for n in range(1, len(word))}
+    lengths = sorted({len(word) for word in words})
+    for word in words:
+        for at in range(len(word)):
+            rest = word[at:]
+            if (at and (rest in starts or rest in known)) or any(
+                rest[:n] in known for n in lengths if n < len(rest)
+            ):
+                return False
+    return True
+
+
+def write_table(folder: str, into: Path = TABLES) -> Path:
+    """Derive the table for the tokenizer of a folder and write it; takes up to some minutes."""
+    from tito_audit.tokens.load import load_tokenizer
+
+    backend = load_tokenizer(folder).backend
+    steps = _steps(backend)
+    if steps is None:
+        raise TokenizerError(f"{folder}: its way of splitting texts is not understood, so no cuts are known safe.")
+    file = into / f"{_key(*steps)}.json"
+    file.write_bytes(orjson.dumps(_stored(derive(backend, *steps), *steps)) + b"\n")
+    return file
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tito_audit.tokens.split_points", description=write_table.__doc__
+    )
+    parser.add_argument("folder", nargs="+", help="a folder with a tokenizer.json")
+    parser.add_argument("-o", "--output", type=Path, default=TABLES, help="where to write it")
+    arguments = parser.parse_args()
+    for folder in arguments.folder:
+        print(write_table(folder, arguments.output))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,124 @@
+"""Proof by pieces: of a text that another encoder encoded, the pieces that the reference has to confirm.
+
+    text        … The| quick| brown| fox …       | safe cuts
+    recorded     The   quick  br own  fox
+    fast         The   quick  brown   fox
+    to prove                  brown
+
+What stands between two safe cuts is encoded as it is alone, so nothing else needs to be asked about. Which
+tokens are different is told by the bytes at which they end, as the alignment of equal bytes does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.tokens.segments import Cuts
+from tito_audit.tokens.vocab import Vocabulary
+
+if TYPE_CHECKING:
+    from tito_audit.tokens.split_points import SafeCuts
+
+__all__ = ["Piece", "picked_segments", "pieces_to_prove"]
+
+Piece = tuple[str, Ids]
+"""A piece of a text and the ids that it is said to have."""
+
+_ENDS = (0, 1, 2, 3, -4, -3, -2, -1)
+"""Tokens of a segment by which a sample picks it, from its start and from its end."""
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def pieces_to_prove(
+    text: str, fast: Ids, recorded: Ids, vocabulary: Vocabulary, controls: Cuts, safe: SafeCuts
+) -> list[Piece] | None:
+    """Pieces of a text that cover every fast token which is not recorded at its place.
+
+    None where it is not plain what the pieces are: unless recorded and fast tokens spell one text, all of them
+    some of it, the recorded ones perhaps not to its end.
+    """
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError:
+        return None
+    ends, recorded_ends = _ends(fast, vocabulary), _ends(recorded, vocabulary)
+    if ends is None or recorded_ends is None or ends[-1] != len(data) or recorded_ends[-1] > len(data):
+        return None
+    token_at = np.full(len(data) + 1, -1, np.int32)  # the recorded token that ends at a byte
+    token_at[recorded_ends] = np.arange(len(recorded), dtype=np.int32)
+    at = token_at[ends]
+    same = recorded[at] == fast
+    same &= at >= 0
+    differing = np.flatnonzero(~same)
+    whole = recorded_ends[-1] == len(data)
+    if not whole and ends[np.searchsorted(ends, recorded_ends[-1])] != recorded_ends[-1]:
+        return None
+    between = controls.positions(fast)
+    between = between[same[between]]
+    starts, stops = np.concatenate(([0], between + 1)), np.concatenate((between, [len(fast)]))
+    stretch_of = np.searchsorted(between, differing)
+    pieces: list[Piece] = []
+    for number in np.unique(stretch_of).tolist():
+        start, stop = int(starts[number]), int(stops[number])
+        first, last = int(ends[start - 1]) if start else 0, int(ends[stop - 1])
+        # The control tokens around it have to stand in the text as well: only there may it be cut.
+        low, high = max(start - 1, 0), min(stop + 1, len(fast))
+        around = data[int(ends[low - 1]) if low else 0 : int(ends[high - 1])]
+        mine = slice(int(token_at[first]) + 1, int(token_at[last]) + 1 if last < recorded_ends[-1] else None)
+        stretch = data[first:last]
+        if vocabulary.data(fast[low:high]) != around or not stretch.startswith(vocabulary.data(recorded[mine])):
+            return None
+        asked = differing[stretch_of == number] - start
+        pieces += _cells(stretch, fast[start:stop], ends[start:stop] - first, asked, safe)
+    return pieces
+
+
+def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
+    """Which of the segments between control tokens a sample holds, `[N]`, those without tokens left out.
+
+    Told by a segment's length and the ids at both its ends: the same whatever stands around it.
+    """
+    at = controls.positions(ids)
+    starts, stops = np.concatenate(([0], at + 1)), np.concatenate((at, [len(ids)]))
+    numbers = np.flatnonzero(stops > starts)
+    starts, stops = starts[numbers], stops[numbers]
+    sign = (stops - starts).astype(np.uint64) * _MIX
+    for end in _ENDS:
+        token = np.maximum(stops + end, starts) if end < 0 else np.minimum(starts + end, stops - 1)
+        sign = (sign ^ (sign >> np.uint64(29)) ^ ids[token].astype(np.uint64)) * _MIX
+    picked: Offsets = numbers[(sign >> np.uint64(33)) % np.uint64(one_in) == 0]
+    return picked
+
+
+def _ends(ids: Ids, vocabulary: Vocabulary) -> Offsets | None:
+    """The byte at which each token ends, `[N]`; None where there are no tokens or some of no bytes."""
+    lengths = vocabulary.byte_lengths(ids)
+    if not len(ids) or lengths.min() < 1:
+        return None
+    ends: Offsets = np.cumsum(lengths)
+    return ends
+
+
+def _cells(data: bytes, ids: Ids, ends: Offsets, asked: Offsets, safe: SafeCuts) -> list[Piece]:
+    """What lies between the safe cuts around each of these tokens, of cuts at which tokens end."""
+    text = data.decode("utf-8")
+    cuts = safe.within(text)
+    if len(text) != len(data):
+        cuts = _character_starts(data)[cuts]
+    is_cut = np.zeros(len(data) + 1, np.bool_)
+    is_cut[cuts] = True
+    is_cut[-1] = True
+    stops = np.flatnonzero(is_cut[ends]) + 1  # tokens up to each cut
+    found = np.unique(np.searchsorted(stops, asked, side="right"))
+    bounds = [0, *stops.tolist()]
+    at = [0, *ends[stops - 1].tolist()]
+    return [(data[at[i] : at[i + 1]].decode("utf-8"), ids[bounds[i] : bounds[i + 1]]) for i in found.tolist()]
+
+
+def _character_starts(data: bytes) -> Offsets:
+    """The bytes at which characters start, `[characters]`."""
+    starts: Offsets = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
+    return starts

@@ -1,0 +1,1 @@
+"""What a viewer shows of a rollout: its sequences token by token, replacements, charts."""

@@ -1,0 +1,229 @@
+"""What is observed of a rollout beside its findings: counts of its tokens, and what a person looks at."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, compress, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.roles import ASSISTANT, UNKNOWN, Roles
+from tito_audit.record.arrays import Logprobs, Mask, Offsets
+from tito_audit.record.finding import Finding, Where
+from tito_audit.record.observed import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
+from tito_audit.record.rollout import trained_runs
+from tito_audit.viewer.sequences import view
+
+__all__ = ["measure", "view"]
+
+_DRIFT = ("TOK", "TPL")
+_FAR = np.iinfo(np.int64).max
+_POSITIONS: Offsets = np.array(POSITION_EDGES, np.int64)
+_POSITION_CUTS: Offsets = np.append(_POSITIONS, _FAR)
+_FINITE = np.finfo(np.float64).max
+_LOGPROBS = np.array((-_FINITE, *LOGPROB_EDGES[1:], np.inf))
+"""Edges that tell finite numbers from others: bin 0 is below all of them, the last above all of them."""
+_UNKNOWN = len(_LOGPROBS)
+
+assert LOGPROB_EDGES[0] == -np.inf
+assert POSITION_EDGES[0] == 0
+
+
+def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
+    """The counts of one rollout's tokens; a token's state is the worst of the TOK and TPL findings it lies in.
+
+    Generated tokens are the completions of the calls; where the log has no calls, those of the training row that
+    its mask trains, and without a mask those that the messages say were sampled. Positions count from the start
+    of the prompt of their call (of the completion, where the log does not hold the prompt) or of that row.
+
+    A finding that lies in a prompt counts for what the prompt repeats of earlier completions, one that lies in
+    the training row for the tokens of the completions that sit there. What it covers beside them is not
+    generated, and a place between tokens covers none.
+
+    `roles` counts every token of the training row: trained by its mask, without one trained where sampled. Where
+    there is no training row, what the calls generated counts as trained and nothing else is counted; where
+    neither mask nor messages say anything of the row, nothing is.
+    """
+    spans = _of_calls(evidence) if evidence.rollout.turns else _of_row(evidence)
+    out = Measures(roles=_roles(evidence, spans.total))
+    if not spans.total:
+        return out
+    bins = spans.logprob_bins()
+    turns = [0] * TURNS
+    for turn, length in zip(spans.turns, spans.lengths, strict=True):
+        turns[min(turn, TURNS - 1)] += length
+    out.by_turn[:, 0] = turns
+    out.by_position[:, 0] = spans.positions()
+    if bins is None:
+        out.without_logprob[0] = spans.total
+    else:
+        counts = np.bincount(bins, minlength=_UNKNOWN + 1)
+        out.by_logprob[:, 0] = counts[1:-1]
+        out.without_logprob[0] = counts[0] + counts[-1]
+    drift = [one for one in findings if one.code.startswith(_DRIFT)]
+    if drift:
+        _move(out, spans, bins, _states(evidence, spans, drift))
+    return out
+
+
+@dataclass(slots=True)
+class _Spans:
+    """The generated tokens of a rollout, all in one row, as stretches that one turn generated."""
+
+    turns: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """Where each begins, counted from the start of its conversation."""
+    lengths: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs | None] = field(default_factory=list)
+    row_mask: Mask | None = None
+    """`[T]` the generated tokens of the training row, of a log without calls."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.lengths)
+
+    def offsets(self) -> list[int]:
+        """Where each stretch begins in the row of all generated tokens."""
+        return [0, *accumulate(self.lengths)][:-1]
+
+    def logprob_bins(self) -> NDArray[np.int64] | None:
+        """`[N]` int64, for every generated token its bin of logprobs + 1; 0 and the last: no finite number."""
+        if all(values is None for values in self.logprobs):
+            return None
+        parts = [
+            np.full(length, np.nan) if values is None else values
+            for values, length in zip(self.logprobs, self.lengths, strict=True)
+        ]
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return _LOGPROBS.searchsorted(values, side="right")
+
+    def positions(self) -> Counts:
+        """`[len(POSITION_EDGES)]` int64: how many generated tokens stand in each bin of positions."""
+        first = np.array(self.starts, np.int64)[:, None]
+        last = first + np.array(self.lengths, np.int64)[:, None]
+        counts: Counts = np.diff(_POSITION_CUTS.clip(first, last), axis=1).sum(axis=0)
+        return counts
+
+
+def _of_calls(evidence: Evidence) -> _Spans:
+    """The completions, one stretch each; those that the log does not hold are of no tokens."""
+    spans = _Spans()
+    for number, turn in enumerate(evidence.rollout.turns):
+        prompt, completion = turn.prompt_ids, turn.completion_ids
+        spans.turns.append(number)
+        spans.starts.append(0 if prompt is None else len(prompt))
+        spans.lengths.append(0 if completion is None else len(completion))
+        spans.logprobs.append(None if completion is None else turn.completion_logprobs)
+    return spans
+
+
+def _of_row(evidence: Evidence) -> _Spans:
+    """The trained tokens of the row, cut where the next turn begins."""
+    row, known, mask = evidence.rollout.training_row, evidence.row, evidence.generated_in_row
+    if row is None or mask is None:
+        return _Spans()
+    runs = trained_runs(mask)
+    asked = runs if known is None or known.sampled is mask else trained_runs(known.sampled)
+    firsts = [start for start, _ in asked]
+    logprobs = row.logprobs
+    if logprobs is not None and row.sentinel:  # 0.0 may be a logprob as well
+        logprobs = np.where(logprobs == row.sentinel, np.nan, logprobs)
+    spans = _Spans(row_mask=mask)
+    for start, end in runs:
+        inner = firsts[bisect_right(firsts, start) : bisect_right(firsts, end - 1)]
+        for first, last in pairwise((start, *inner, end)):
+            spans.turns.append(max(bisect_right(firsts, first) - 1, 0))
+            spans.starts.append(first)
+            spans.lengths.append(last - first)
+            spans.logprobs.append(None if logprobs is None else logprobs[first:last])
+    return spans
+
+
+def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> NDArray[np.uint8]:
+    """`[N]` uint8, for every generated token the number of its state."""
+    states = np.zeros(spans.total, np.uint8)
+    offsets = spans.offsets()
+    bases = np.array(offsets)
+    before: Offsets | None = None
+    if spans.row_mask is not None:
+        before = np.concatenate(([0], spans.row_mask.cumsum()))
+    for finding in sorted(findings, key=lambda one: one.severity):
+        hit, state = finding.hit, STATES.index(finding.severity.word)
+        start, end = max(hit.start, 0), hit.end
+        if before is not None:
+            if hit.where is Where.ROW:
+                first, last = np.minimum((start, end), len(before) - 1)
+                states[before[first] : before[last]] = state
+        elif hit.where is Where.ROW:
+            if evidence.row is not None:
+                turns = evidence.row.turn[start:end]
+                sampled = turns >= 0
+                at = bases[turns[sampled]] + evidence.row.turn_offset[start:end][sampled]
+                states[at] = state
+        elif hit.turn is not None and hit.turn < len(offsets):
+            for turn, first, last in _said(evidence, hit.where, hit.turn, start, end):
+                last = min(last, spans.lengths[turn])
+                states[offsets[turn] + first : offsets[turn] + max(first, last)] = state
+    return states
+
+
+def _said(evidence: Evidence, where: Where, turn: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The parts of completions (turn, start, end) that a range of a turn's prompt or completion is known to be."""
+    if where is Where.COMPLETION:
+        yield turn, start, end
+        return
+    links = {link.turn: link for link in evidence.links}
+    while (link := links.get(turn)) is not None and link.parent is not None:
+        end = min(end, link.at, link.seen_at)
+        prompt = evidence.rollout.turns[link.parent].prompt_ids
+        if start >= end or prompt is None:
+            return
+        if end > len(prompt):
+            yield link.parent, max(start - len(prompt), 0), end - len(prompt)
+        turn = link.parent
+
+
+def _move(out: Measures, spans: _Spans, bins: NDArray[np.int64] | None, states: NDArray[np.uint8]) -> None:
+    """Count the tokens that are not the same under their state instead."""
+    at = states.nonzero()[0]
+    state = states[at]
+    span = np.array(spans.offsets()).searchsorted(at, side="right") - 1
+    turn = np.minimum(np.array(spans.turns)[span], TURNS - 1)
+    position = np.array(spans.starts)[span] + at - np.array(spans.offsets())[span]
+    _shift(out.by_turn, turn, state)
+    _shift(out.by_position, _POSITIONS.searchsorted(position, side="right") - 1, state)
+    mine = np.zeros(len(at), np.int64) if bins is None else bins[at]
+    known = (mine > 0) & (mine < _UNKNOWN)
+    _shift(out.by_logprob, mine[known] - 1, state[known])
+    _shift(out.without_logprob[None], np.zeros(int((~known).sum()), np.int64), state[~known])
+
+
+def _shift(counts: Counts, at: NDArray[Any], state: NDArray[np.uint8]) -> None:
+    moved = np.bincount(at * len(STATES) + state, minlength=counts.size).reshape(counts.shape)
+    counts += moved
+    counts[:, 0] -= moved.sum(axis=1)
+
+
+def _roles(evidence: Evidence, generated: int) -> dict[str, tuple[int, int]]:
+    """By role, how many tokens of the training row are trained and how many are not."""
+    row, known = evidence.rollout.training_row, evidence.row
+    if row is None:
+        return {ASSISTANT: (generated, 0)} if generated else {}
+    trained = row.loss_mask
+    if known is None:
+        if trained is None or not len(trained):
+            return {}
+        count = int(np.count_nonzero(trained))
+        return {UNKNOWN: (count, len(trained) - count)}
+    if trained is None:
+        trained = known.sampled
+    if isinstance(known.roles, Roles):
+        return known.roles.counted(trained)
+    every, those = Counter(known.roles), Counter(compress(known.roles, trained.tolist()))
+    return {role: (those[role], count - those[role]) for role, count in every.items()}

@@ -1,0 +1,192 @@
+"""What stands elsewhere in place of recorded tokens, sequence by sequence."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+
+from tito_audit.evidence.chains import before_end
+from tito_audit.evidence.model import Against, Break, Difference, Evidence
+from tito_audit.evidence.reference import pieces_of
+from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.record.finding import Finding, Severity, Where
+from tito_audit.record.rollout import Rollout
+
+__all__ = ["SAMPLED", "SEEN", "Key", "Replaced", "replaced", "same_as"]
+
+Key = tuple[Where, int | None]
+"""A recorded sequence: its kind and its turn, None for the training row."""
+
+SEEN = "what was seen"
+"""What a prompt that breaks its history is compared with: what the call before it saw and said."""
+SAMPLED = "what was sampled"
+"""What a training row that holds other tokens is compared with: what the calls generated."""
+
+
+_HELD = (Against.NEXT_PROMPT, Against.ROW)
+"""Comparisons with tokens that the training row may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A range of a recorded sequence and the tokens that stand in its place, all of them."""
+
+    start: int
+    end: int
+    canonical: Ids
+    code: str
+    against: str
+    severity: Severity
+    before: int = 0
+    after: int = 0
+    same_text: bool = False
+    """Whether the tokens in its place spell the same."""
+
+    @property
+    def rank(self) -> tuple[int, int, bool, int]:
+        """The more severe comes first, then the longer, then what is other text as well."""
+        return -self.severity, self.start - self.end, self.same_text, self.start
+
+    def overlaps(self, other: Replaced) -> bool:
+        """Whether both claim the same token, or the same place between two."""
+        if (self.start, self.end) == (other.start, other.end):
+            return True
+        return self.start < other.end and other.start < self.end
+
+
+def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[Replaced]]:
+    """For each recorded sequence what replaces parts of it, in order, nothing twice.
+
+    Of two that overlap the more severe is kept, then the longer, then that of other text. Prompts that a SEQ
+    finding says break their history are compared with what was seen before them, and a training row that holds
+    other tokens than the calls generated with those.
+    """
+    found: dict[Key, list[Replaced]] = {}
+    codes = {id(one.difference): one.code for one in evidence.explained}
+    for difference in evidence.differences:
+        key = (difference.where, None if difference.where is Where.ROW else difference.turn)
+        found.setdefault(key, []).append(_of(difference, codes.get(id(difference), ""), evidence.rollout))
+    for turn, one in _of_history(evidence, findings):
+        found.setdefault((Where.PROMPT, turn), []).append(one)
+    for one in _of_row(evidence, codes):
+        found.setdefault((Where.ROW, None), []).append(one)
+    return {key: _apart(several) for key, several in found.items()}
+
+
+def same_as(evidence: Evidence, key: Key) -> str:
+    """What was compared with a whole sequence and holds the same tokens; "" when something differs or nothing was.
+
+    A prompt repeats what came before it, and what drifted there is said there: it is the template's only where
+    nothing before it drifted either.
+    """
+    where, turn = key
+    places = {(one.where, one.turn) for one in evidence.differences}
+    if evidence.vocabulary is None or key in places:
+        return ""
+    if where is Where.COMPLETION:
+        return str(Against.REENCODED)
+    if where is Where.PROMPT:
+        before = any(at is not None and turn is not None and at < turn for _, at in places)
+        return str(Against.TEMPLATE) if turn in evidence.rendered and not before else ""
+    if evidence.rollout.turns:
+        return ""
+    return str(Against.TEMPLATE if None in evidence.rendered else Against.REENCODED)
+
+
+def _of(difference: Difference, code: str, rollout: Rollout) -> Replaced:
+    before = _before(difference, rollout)
+    inside = difference.end - difference.start
+    return Replaced(
+        difference.start,
+        difference.end,
+        difference.canonical.ids,
+        code,
+        difference.against.value,
+        difference.severity,
+        before,
+        len(difference.recorded.ids) - inside - before,
+        difference.recorded.data == difference.canonical.data,
+    )
+
+
+def _before(difference: Difference, rollout: Rollout) -> int:
+    """How many of the recorded tokens stand before the completion that the difference is of."""
+    recorded, inside = difference.recorded.ids, difference.end - difference.start
+    beside = len(recorded) - inside
+    if not beside or difference.start or difference.turn is None:
+        return 0
+    call = rollout.turns[difference.turn]
+    held = empty_ids() if call.prompt_ids is None else call.prompt_ids
+    said = empty_ids() if call.completion_ids is None else call.completion_ids[:inside]
+    for before in range(min(beside, len(held)), 0, -1):
+        here = recorded[: before + inside]
+        if np.array_equal(here[:before], held[-before:]) and np.array_equal(here[before:], said):
+            return before
+    return 0
+
+
+def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tuple[int, Replaced]]:
+    """What prompts hold in place of what was seen and said before, each with the turn of its prompt."""
+    said = {one.hit.turn: one for one in findings if one.code.startswith("SEQ")}
+    for link in evidence.links:
+        finding = said.get(link.turn)
+        if finding is None or link.parent is None or link.kind in (Break.EXTENDS, Break.RETRY):
+            continue
+        parent = evidence.rollout.turns[link.parent]
+        seen, prompt = parent.seen_ids, evidence.rollout.turns[link.turn].prompt_ids
+        if seen is None or prompt is None or parent.prompt_ids is None:
+            continue
+        whole = link.kind is Break.RETOKENIZED
+        for stretch in before_end(
+            pieces_of(seen, evidence.vocabulary),
+            pieces_of(prompt, evidence.vocabulary),
+            0 if whole else len(parent.prompt_ids),
+            frozenset() if whole else evidence.end_ids,
+        ):
+            start, end = stretch.canonical_start, stretch.canonical_end
+            yield link.turn, Replaced(start, end, stretch.recorded.ids, finding.code, SEEN, finding.severity)
+
+
+def _of_row(evidence: Evidence, codes: Mapping[int, str]) -> Iterator[Replaced]:
+    """What the training row holds in place of what the calls generated, where its place in the row is certain."""
+    row, known = evidence.rollout.training_row, evidence.row
+    if row is None or known is None or not known.proven:
+        return
+    places: dict[int, dict[int, int]] = {}
+    for difference in evidence.differences:
+        turn, held = difference.turn, difference.canonical.ids
+        if turn is None or difference.where is not Where.COMPLETION or difference.against not in _HELD:
+            continue
+        if turn not in places:
+            at = (known.turn == turn).nonzero()[0]
+            places[turn] = dict(zip(known.turn_offset[at].tolist(), at.tolist(), strict=True))
+        start = _start_in_row(places[turn], difference, len(held))
+        if start is None or not np.array_equal(row.token_ids[start : start + len(held)], held):
+            continue
+        code, severity = codes.get(id(difference), ""), difference.severity
+        yield Replaced(start, start + len(held), difference.recorded.ids, code, SAMPLED, severity)
+
+
+def _start_in_row(places: Mapping[int, int], difference: Difference, size: int) -> int | None:
+    """Where the row holds the other tokens, `size` of them, by the row's places of the tokens on both sides."""
+    before, behind = places.get(difference.start - 1), places.get(difference.end)
+    if any(offset in places for offset in range(difference.start, difference.end)):
+        return None
+    if before is None:
+        return None if behind is None or behind < size else behind - size
+    return before + 1 if behind is None or behind == before + 1 + size else None
+
+
+def _apart(several: list[Replaced]) -> list[Replaced]:
+    """Those that overlap none that ranks before them, in order."""
+    kept: list[Replaced] = []
+    for one in sorted(several, key=attrgetter("rank")):
+        at = bisect_left(kept, (one.start, one.end), key=attrgetter("start", "end"))
+        # Those kept lie apart, so that only the neighbours can be in the way.
+        if not any(one.overlaps(other) for other in kept[max(at - 1, 0) : at + 1]):
+            kept.insert(at, one)
+    return kept

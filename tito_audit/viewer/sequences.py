@@ -1,0 +1,256 @@
+"""A rollout as a person looks at it: its sequences token by token, cut to what is worth showing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+
+import numpy as np
+
+from tito_audit.evidence.model import Break, Evidence, Link
+from tito_audit.evidence.reference import pieces_of
+from tito_audit.evidence.roles import ASSISTANT, TURN_END, token_roles
+from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.finding import Finding, Where
+from tito_audit.record.observed import Stretch, Swap, View, ViewSequence
+from tito_audit.record.rollout import IdsFrom, TrainingRow, Turn
+from tito_audit.tokens.vocab import Vocabulary
+from tito_audit.viewer.excerpts import Spot, Windows, chosen
+from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
+
+__all__ = ["CONTEXT", "PIECE", "SEQUENCES", "SWAP", "SWAPPED", "TOKENS", "view"]
+
+TOKENS = 3_000
+"""Recorded tokens shown of a rollout."""
+SEQUENCES = 64
+"""Sequences shown of a rollout."""
+SWAP = 512
+"""Canonical tokens shown of one swap."""
+SWAPPED = 3_000
+"""Canonical tokens shown in all."""
+PIECE = 200
+"""Characters, and bytes, shown of a token or a word of the log."""
+CONTEXT = 8
+"""Tokens of what was seen before that are shown in front of what a prompt adds."""
+_ROLES_OF = 200_000
+"""Tokens of prompts whose roles are looked for; what is beyond stays without."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """One recorded sequence, whole."""
+
+    key: Key
+    ids: Ids
+    new: int = 0
+    """Where it goes beyond what was seen before."""
+    note: str = ""
+    logprobs: Logprobs | None = None
+    trained: Mask | None = None
+    roles: Sequence[str] | None = None
+
+
+def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
+    """The prompts, completions and training row of a rollout, bounded, with what stands in place of their tokens.
+
+    `evidence` is what `check.explain` made of it, for the codes of swaps. Shown first is what surrounds findings
+    and swaps, the most severe first, then the beginnings of completions, of what prompts add and of the row.
+    """
+    swaps = replaced(evidence, findings)
+    severity: dict[Key, int] = {}
+    about: list[tuple[Key, int, int, int]] = []
+    for finding in findings:
+        hit = finding.hit
+        about.append((_key(hit.where, hit.turn), hit.start, hit.end, int(finding.severity)))
+    for key, several in swaps.items():
+        about += [(key, one.start, one.end, int(one.severity)) for one in several]
+    for key, _, _, worst in about:
+        severity[key] = max(severity.get(key, -1), worst)
+    every = list(_sequences(evidence))
+    shown = _most_severe(every, severity)
+    at = {one.key: number for number, one in enumerate(shown)}
+    spots = [Spot(at[key], start, end, worst) for key, start, end, worst in about if key in at]
+    windows = chosen([len(one.ids) for one in shown], spots, _fill(shown), TOKENS)
+    words = _Words(evidence.vocabulary)
+    drawn = _swaps([swaps.get(one.key, []) for one in shown], windows, words)
+    return View(
+        tuple(_cut(message.role) for message in evidence.rollout.messages),
+        tuple(
+            ViewSequence(
+                *one.key,
+                len(one.ids),
+                tuple(map(partial(_stretch, one, words), window.starts, window.ends)),
+                swapped,
+                one.note,
+                "" if swapped else same_as(evidence, one.key),
+            )
+            for one, window, swapped in zip(shown, windows, drawn, strict=True)
+        ),
+        len(every) - len(shown),
+    )
+
+
+def _key(where: Where, turn: int | None) -> Key:
+    return where, None if where is Where.ROW else turn
+
+
+def _most_severe(every: Sequence[_Sequence], severity: Mapping[Key, int]) -> list[_Sequence]:
+    """As many as may be shown, in their order; of those without findings the row and the completions first."""
+    order = (Where.ROW, Where.COMPLETION, Where.PROMPT)
+    ranked = sorted(every, key=lambda one: (-severity.get(one.key, -1), order.index(one.key[0])))
+    kept = {one.key for one in ranked[:SEQUENCES]}
+    return [one for one in every if one.key in kept]
+
+
+def _fill(shown: Sequence[_Sequence]) -> list[tuple[int, int]]:
+    """The sequences, by number and position, that are shown from there on while there is room."""
+    order = (Where.COMPLETION, Where.PROMPT, Where.ROW)
+    ranked = sorted(range(len(shown)), key=lambda number: order.index(shown[number].key[0]))
+    return [(number, max(shown[number].new - CONTEXT, 0) if shown[number].new else 0) for number in ranked]
+
+
+def _sequences(evidence: Evidence) -> Iterator[_Sequence]:
+    """Every recorded sequence in the order in which it came about, the training row last."""
+    links = {link.turn: link for link in evidence.links}
+    room = _ROLES_OF
+    for number, turn in enumerate(evidence.rollout.turns):
+        prompt = turn.prompt_ids
+        if prompt is not None:
+            roles = None
+            if evidence.vocabulary is not None and len(prompt) <= room:
+                room -= len(prompt)
+                roles = token_roles(pieces_of(prompt, evidence.vocabulary), evidence.end_ids)
+            new, note = _beyond(links.get(number), prompt)
+            yield _Sequence((Where.PROMPT, number), prompt, new, note, roles=roles)
+        if turn.completion_ids is not None:
+            yield _Sequence(
+                (Where.COMPLETION, number),
+                turn.completion_ids,
+                note=_ended(turn),
+                logprobs=turn.completion_logprobs,
+                roles=[TURN_END if i in evidence.end_ids else ASSISTANT for i in turn.completion_ids.tolist()],
+            )
+    row = evidence.rollout.training_row
+    if row is not None:
+        yield _Sequence(
+            (Where.ROW, None),
+            row.token_ids,
+            note=_trained(row),
+            logprobs=_scored(row, evidence),
+            trained=row.loss_mask,
+            roles=evidence.row.roles if evidence.row is not None else None,
+        )
+
+
+def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
+    """Where a prompt goes beyond what the call that it follows saw and said, and that in words."""
+    if link is None or link.parent is None:
+        return 0, ""
+    new = min(link.at, link.seen_at, len(prompt))
+    if link.kind is Break.RETRY:
+        return new, link.detail
+    call = f"what turn {link.parent} saw and said"
+    if link.kind is Break.EXTENDS:
+        return new, f"the first {new:,} tokens are {call}"
+    return new, f"from token {new:,} on not {call}"
+
+
+def _ended(turn: Turn) -> str:
+    """How a completion came about, in words."""
+    notes = [f"ended by {_cut(turn.finish_reason)}"] if turn.finish_reason else []
+    if turn.ids_from is IdsFrom.RECOVERED:
+        notes.append("ids looked up from token strings")
+    return "; ".join(notes)
+
+
+def _trained(row: TrainingRow) -> str:
+    if row.loss_mask is None:
+        return "no loss mask"
+    return f"{int(np.count_nonzero(row.loss_mask)):,} trained"
+
+
+def _scored(row: TrainingRow, evidence: Evidence) -> Logprobs | None:
+    """The row's logprobs without what only fills the places of tokens that nobody sampled."""
+    if row.logprobs is None or row.sentinel is None:
+        return row.logprobs
+    filler = row.logprobs == row.sentinel
+    if row.loss_mask is not None:
+        filler &= ~row.loss_mask
+    elif evidence.row is not None:
+        filler &= ~evidence.row.sampled
+    else:
+        return row.logprobs
+    return np.where(filler, np.nan, row.logprobs)
+
+
+class _Words:
+    """How ids read, each worked out once."""
+
+    def __init__(self, vocabulary: Vocabulary | None) -> None:
+        self._vocabulary = vocabulary
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def of(self, ids: Ids) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
+        """The ids, their pieces and their bytes in hexadecimal; the last two are () without a vocabulary."""
+        numbers = tuple(ids.tolist())
+        if self._vocabulary is None:
+            return numbers, (), ()
+        for number in set(numbers) - self._known.keys():
+            data = self._vocabulary.token_bytes(number)
+            short = data[:PIECE].hex() + ("…" if len(data) > PIECE else "")
+            self._known[number] = _cut(self._vocabulary.piece(number)), short
+        both = [self._known[number] for number in numbers]
+        return numbers, tuple(piece for piece, _ in both), tuple(data for _, data in both)
+
+
+def _stretch(one: _Sequence, words: _Words, start: int, end: int) -> Stretch:
+    part = slice(start, end)
+    logprobs = None
+    if one.logprobs is not None:
+        values = one.logprobs[part]
+        pairs = zip(values.tolist(), np.isfinite(values).tolist(), strict=True)
+        logprobs = tuple(value if finite else None for value, finite in pairs)
+    return Stretch(
+        start,
+        *words.of(one.ids[part]),
+        logprobs,
+        None if one.trained is None else tuple(one.trained[part].tolist()),
+        None if one.roles is None else tuple(one.roles[part]),
+    )
+
+
+def _swaps(
+    several: Sequence[Sequence[Replaced]], windows: Sequence[Windows], words: _Words
+) -> list[tuple[Swap, ...]]:
+    """For each sequence the swaps that touch what is shown of it; the most severe may take the most room."""
+    ranked = sorted(
+        (one.rank, number, one)
+        for number, (mine, window) in enumerate(zip(several, windows, strict=True))
+        for one in mine
+        if window.touches(one.start, one.end)
+    )
+    out: list[list[Swap]] = [[] for _ in several]
+    room = SWAPPED
+    for _, number, one in ranked:
+        ids = one.canonical[: min(SWAP, room)]
+        room -= len(ids)
+        out[number].append(
+            Swap(
+                one.start,
+                one.end,
+                *words.of(ids),
+                total=len(one.canonical),
+                code=one.code,
+                against=one.against,
+                before=one.before,
+                after=one.after,
+            )
+        )
+    return [tuple(sorted(mine, key=attrgetter("start", "end"))) for mine in out]
+
+
+def _cut(text: str) -> str:
+    """A word of the log, or a piece of the vocabulary, of bounded length."""
+    return text if len(text) <= PIECE else text[: PIECE - 1] + "…"
