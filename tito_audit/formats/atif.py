@@ -14,12 +14,12 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atif import EXTRA, IDS, Call, Conversation, conversation_of, routing_of, step_turn
-from tito_audit.formats._call_places import CallPlace, lengths_of, object_at, updated_calls
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import one_model
+from tito_audit.formats._sources import CallSource, Counter, object_at, plain_sources
+from tito_audit.formats._writer import calls_written, lengths_of
 from tito_audit.record.edits import ABSENT, Edit, Path
 from tito_audit.record.message import as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -37,10 +37,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         _rollout(trajectory, _words(path), replace(place, item=item))
         for item, (path, trajectory) in enumerate(_trajectories(row, ()))
     )
-
-
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_calls(row, mended, _read, _places, gone=ABSENT, only_numbers=True, totals=_totals)
 
 
 def _trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -95,27 +91,28 @@ def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation)
     return {"model": model} if model is not None else {}
 
 
-def _places(row: Row) -> Sequence[Sequence[CallPlace]]:
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sequence[CallSource]]:
     return [
         [
-            _place(call, (*path, "steps", call.step, "metrics"))
+            _source(call, (*path, "steps", call.step, "metrics"))
             for call in conversation_of(trajectory.get("steps"), "steps").calls
         ]
         for path, trajectory in _trajectories(row, ())
     ]
 
 
-def _place(call: Call, path: Path) -> CallPlace:
+def _source(call: Call, path: Path) -> CallSource:
     metrics = call.metrics
     extra = metrics.get("extra")
     extra = extra if isinstance(extra, Mapping) else {}
-    columns = {EXTRA + name: ((*path, "extra", name),) for name in extra}
-    return CallPlace(
-        prompts=((*path, "prompt_token_ids"),),
-        logprobs=((*path, "logprobs"),),
-        columns={**columns, "logprobs": ((*path, "logprobs"),)},
+    columns = {EXTRA + name: plain_sources([(*path, "extra", name)]) for name in extra}
+    scored = plain_sources([(*path, "logprobs")])
+    return CallSource(
+        prompts=plain_sources([(*path, "prompt_token_ids")]),
+        logprobs=scored,
+        columns={**columns, "logprobs": scored},
         routing=tuple((*path, "extra", name) for name in routing_of(extra)),
-        counters=(path,),
+        counters=(Counter(path),),
     )
 
 
@@ -146,7 +143,7 @@ FORMAT = Format(
     precedence=30,
     matches=_matches,
     read=_read,
-    update=_update,
+    update=calls_written(_read, _sources, gone=ABSENT, only_numbers=True, totals=_totals),
     shows="Messages, tools and every call whose step has ids, of sub-agents too. Parsed arguments hide how a "
     "call was spelled; steps copied from elsewhere and sums over several calls are not audited; most coding "
     "agents log no ids.",

@@ -13,16 +13,16 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_places import CallPlace, copies_of, object_at, updated_calls
 from tito_audit.formats._calls import finish_reason, weight_versions
 from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import model_facts
+from tito_audit.formats._sources import CallSource, copies_of, object_at, plain_sources
+from tito_audit.formats._writer import calls_written
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -53,10 +53,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         _rollout(trajectory, f"trajectories[{item}]", replace(place, item=item), stated)
         for item, trajectory in enumerate(row["trajectories"])
     )
-
-
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_calls(row, mended, _read, _places)
 
 
 def _rollout(trajectory: object, where: str, place: Place, said: Mapping[str, object]) -> Rollout:
@@ -166,22 +162,22 @@ def _in_order(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(found[::-1])
 
 
-def _places(row: Row) -> Sequence[Sequence[CallPlace]]:
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sequence[CallSource]]:
     return [
         [
-            _place(step, ("trajectories", item, "steps", number))
+            _source(step, ("trajectories", item, "steps", number))
             for number, step in enumerate(_steps(trajectory, f"trajectories[{item}]"))
         ]
         for item, trajectory in enumerate(row["trajectories"])
     ]
 
 
-def _place(step: Mapping[str, Any], path: Path) -> CallPlace:
+def _source(step: Mapping[str, Any], path: Path) -> CallSource:
     prompt, logprobs = step.get(_PROMPT), step.get("logprobs")
     output = object_at(step, "model_output")
     copies = ({_PROMPT: prompt}, {"logprobs": logprobs})
     prompts, scored = (
-        tuple(
+        plain_sources(
             place
             for name, value in one.items()
             if _filled(value) and not _is_multimodal(value)
@@ -189,8 +185,8 @@ def _place(step: Mapping[str, Any], path: Path) -> CallPlace:
         )
         for one, names in zip(copies, (_COPIES, ("logprobs",)), strict=True)
     )
-    columns = {name: ((*path, name),) for name, value in step.items() if is_list(value)}
-    return CallPlace(
+    columns = {name: plain_sources([(*path, name)]) for name, value in step.items() if is_list(value)}
+    return CallSource(
         prompts=prompts,
         logprobs=scored,
         columns={**columns, "logprobs": scored},
@@ -227,7 +223,7 @@ FORMAT = Format(
     precedence=130,
     matches=_matches,
     read=_read,
-    update=_update,
+    update=calls_written(_read, _sources),
     shows="Messages and every call of each trajectory, with its complete prompt, logprobs and advantages. Tools "
     "are in the gateway's traces only; evaluations and the training-time logger keep no ids.",
 )

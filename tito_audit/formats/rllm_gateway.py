@@ -14,16 +14,16 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_places import CallPlace, copies_of, object_at, updated_calls
 from tito_audit.formats._calls import finish_reason, weight_versions
 from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import model_facts
+from tito_audit.formats._sources import CallSource, Counter, Layout, Source, copies_of, object_at, plain_sources
+from tito_audit.formats._writer import calls_written
 from tito_audit.record.arrays import as_floats, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import as_message, as_messages, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
 __all__ = ["FORMAT"]
@@ -72,10 +72,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
             stated=stated,
         ),
     )
-
-
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_calls(row, mended, _read, lambda row: [[_place(row)]], totals=_counts)
 
 
 def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn:
@@ -132,22 +128,27 @@ def _choice(response: Mapping[str, Any]) -> Mapping[str, Any]:
     return first if isinstance(first, Mapping) else {}
 
 
-def _place(row: Row) -> CallPlace:
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sequence[CallSource]]:
     parts = {name: row[name] for name in ("raw_request", "raw_response") if isinstance(row.get(name), Mapping)}
-    scored: list[Path] = [("logprobs",)] if is_list(row.get("logprobs")) else []
+    scored = [Source(("logprobs",))] if is_list(row.get("logprobs")) else []
+    gone = [*scored]
     choice = _choice(object_at(row, "raw_response"))
     content = object_at(choice, "logprobs").get("content")
     if scored and _scores_equal(content, row["logprobs"]):
-        scored.append(("raw_response", "choices", 0, "logprobs"))
-    columns = {name: ((name,),) for name, value in row.items() if is_list(value)}
+        inside: Path = ("raw_response", "choices", 0, "logprobs")
+        scored.append(Source((*inside, "content"), Layout.ENTRIES))
+        gone.append(Source(inside))
+    columns = {name: plain_sources([(name,)]) for name, value in row.items() if is_list(value)}
     prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else ()
-    return CallPlace(
-        prompts=((_PROMPT,), *copies_of(parts, (), _PROMPT_NAMES, prompt)),
+    usage = object_at(row, "raw_response", "usage")
+    one = CallSource(
+        prompts=plain_sources([(_PROMPT,), *copies_of(parts, (), _PROMPT_NAMES, prompt)]),
         logprobs=tuple(scored),
-        columns={**columns, "logprobs": tuple(scored)},
+        columns={**columns, "logprobs": tuple(gone)},
         routing=tuple(_routing(row)),
-        counters=(("raw_response", "usage"),) if object_at(row, "raw_response", "usage") else (),
+        counters=(Counter(("raw_response", "usage")),) if usage else (),
     )
+    return [[one]]
 
 
 def _scores_equal(content: object, logprobs: Any) -> bool:
@@ -197,7 +198,7 @@ FORMAT = Format(
     precedence=140,
     matches=_matches,
     read=_read,
-    update=_update,
+    update=calls_written(_read, _sources, totals=_counts),
     shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "
     "prompt; the calls of a session are rows of their own, so drift from call to call is not seen.",
 )
