@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, is_numbers, policy_of
+from tito_audit.formats._columns import flat_logprobs, is_list, is_numbers, policy_of
 from tito_audit.formats._models import real_name
 from tito_audit.formats._sources import CallSource, object_at, plain_sources
+from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._writer import calls_written, lengths_of
-from tito_audit.record.arrays import empty_ids
-from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -163,24 +163,12 @@ def _turns(detail: _Detail) -> tuple[Turn, ...]:
     for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
         at = detail.logprobs[number]
         try:
-            prompt_ids, ids = ids_or_none(prompt, _PROMPTS), ids_or_none(completion, _COMPLETIONS)
-            ids = empty_ids() if ids is None and prompt_ids is not None and completion is not None else ids
             scored = {} if at is None else {_LOGPROBS: detail.value[_LOGPROBS][at]}
-            values, columns = call_columns(
-                empty_ids() if ids is None else ids,
-                logprobs=flat_logprobs(scored, _LOGPROBS),
-                other=dict(_columns(detail, number)),
-            )
+            logprobs = partial(flat_logprobs, scored, _LOGPROBS)
+            other = dict(_columns(detail, number))
+            turns.append(turn_of_tokens((_PROMPTS, prompt), (_COMPLETIONS, completion), logprobs, other))
         except RecordError as error:
             raise RecordError(f"{where}call {number}: {error}") from None
-        turns.append(
-            Turn(
-                prompt_ids,
-                ids,
-                completion_logprobs=None if ids is None else values,
-                columns=tuple(column for column in columns if ids is not None or len(column.values)),
-            )
-        )
     return tuple(turns)
 
 

@@ -14,13 +14,12 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import finish_reason, weight_versions
-from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns
+from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._sources import CallSource, copies_of, object_at, plain_sources
+from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._writer import calls_written
-from tito_audit.record.arrays import empty_ids
-from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -120,31 +119,25 @@ def _turn(
     in_place = answer is not None and messages is not None and _begins(messages, talk)
     whole = answer is not None and not answer.tool_calls and answer.reasoning is None
     try:
-        prompt = None if _is_multimodal(step.get(_PROMPT)) else ids_or_none(step.get(_PROMPT), _PROMPT)
-        completion = ids_or_none(step.get(_RESPONSE), _RESPONSE)
-        if completion is None and prompt is not None and step.get(_RESPONSE) is not None:
-            completion = empty_ids()
         scored = step.get("logprobs")
-        # An empty list is what a step is made with; it says no more than null.
-        values, columns = call_columns(
-            empty_ids() if completion is None else completion,
-            logprobs=flat_logprobs(step, "logprobs") if _filled(scored) else None,
-            other=other_columns(step, _TAKEN),
+        turn = turn_of_tokens(
+            (_PROMPT, None if _is_multimodal(step.get(_PROMPT)) else step.get(_PROMPT)),
+            (_RESPONSE, step.get(_RESPONSE)),
+            # An empty list is what a step is made with; it says no more than null.
+            lambda: flat_logprobs(step, "logprobs") if _filled(scored) else None,
+            other_columns(step, _TAKEN),
         )
         if scored is not None and not is_list(scored):
             raise RecordError("column 'logprobs' is not a list of numbers")
     except RecordError as error:
         raise RecordError(f"{where}: {error}") from None
-    return Turn(
-        prompt_ids=prompt,
-        completion_ids=completion,
-        completion_logprobs=None if completion is None else values,
+    return replace(
+        turn,
         message_index=len(talk) - 1 if in_place else None,
         prompt_messages=None if in_place or messages is None or not sent else sent,
         completion_text=answer.text if answer is not None and whole else None,
         finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
         weight_versions=weight_versions(step),
-        columns=tuple(column for column in columns if completion is not None or len(column.values)),
     )
 
 

@@ -8,6 +8,7 @@ adds to the call before it (`prompt_delta_token_ids`); a reader of the store put
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,13 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import finish_reason, weight_versions
-from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns
+from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._sources import CallSource, Counter, Layout, Source, copies_of, object_at, plain_sources
+from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._writer import calls_written
-from tito_audit.record.arrays import as_floats, empty_ids
-from tito_audit.record.build import call_columns
+from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -75,26 +76,21 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn:
-    prompt, completion = ids_or_none(row.get(_PROMPT), _PROMPT), ids_or_none(row.get(_COMPLETION), _COMPLETION)
-    if completion is None and prompt is not None and row.get(_COMPLETION) is not None:
-        completion = empty_ids()
-    values, columns = call_columns(
-        empty_ids() if completion is None else completion,
-        logprobs=flat_logprobs(row, "logprobs"),
-        other=other_columns(row, _TAKEN),
+    turn = turn_of_tokens(
+        (_PROMPT, row.get(_PROMPT)),
+        (_COMPLETION, row.get(_COMPLETION)),
+        lambda: flat_logprobs(row, "logprobs"),
+        other_columns(row, _TAKEN),
     )
     told = {} if answer is None else answer
     hidden = any(told.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
     text = None if hidden else told.get("content")
-    return Turn(
-        prompt_ids=prompt,
-        completion_ids=completion,
-        completion_logprobs=None if completion is None else values,
+    return replace(
+        turn,
         message_index=index,
         completion_text=text if isinstance(text, str) else None,
         finish_reason=finish_reason(row),
         weight_versions=weight_versions(row),
-        columns=tuple(column for column in columns if completion is not None or len(column.values)),
     )
 
 
