@@ -30,6 +30,7 @@ LAYERS = (
     ("run", "inspect"),
     ("join",),
     ("storage", "formats", "rules", "repairs", "reports"),
+    ("report_objects",),
     ("viewer", "terminal"),
     ("format", "rule", "repair", "report", "registry"),
     ("evidence",),
@@ -92,6 +93,17 @@ def test_plugin_files_do_not_import_each_other(folder: str) -> None:
             if parts[1:2] == [folder]:
                 assert len(parts) > 2, f"{name_of(path)} imports its folder"
                 assert parts[2].startswith("_"), f"{name_of(path)} imports its sibling {module}"
+
+
+def test_no_module_imports_the_private_module_of_another_room() -> None:
+    strangers = [
+        f"{name_of(path)} imports {module}"
+        for path in MODULES
+        for module in imports(path)
+        if any(part.startswith("_") and not part.startswith("__") for part in module.split(".")[2:])
+        and module.split(".")[1] != room_of(path)
+    ]
+    assert not strangers, strangers
 
 
 @pytest.mark.parametrize(("room", "number"), STAGES.items())
