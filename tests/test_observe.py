@@ -23,16 +23,6 @@ from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.record.observed import (
-    LOGPROB_EDGES,
-    POSITION_EDGES,
-    STATES,
-    TURNS,
-    Measures,
-    Swap,
-    View,
-    ViewSequence,
-)
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.rules import all_rules
@@ -45,6 +35,16 @@ from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Entries, Prefix, Vocabulary
 from tito_audit.viewer.excerpts import Spot, Windows, chosen
 from tito_audit.viewer.measures import measure, view
+from tito_audit.viewer.model import (
+    LOGPROB_EDGES,
+    POSITION_EDGES,
+    STATES,
+    TURNS,
+    Measures,
+    Swap,
+    View,
+    ViewSequence,
+)
 from tito_audit.viewer.replacements import SAMPLED, SEEN
 from tito_audit.viewer.sequences import PIECE, SEQUENCES, SWAP, SWAPPED, TOKENS
 
