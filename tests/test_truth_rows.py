@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,14 +17,15 @@ from truth.table import lines
 from truth.tokenizers import NAMES, broken, pair
 from truth.tool import Finding, Said
 
-SLOW = bool(os.environ.get("TITO_AUDIT_SLOW"))
+from tests.tiers import DEEP
+
 TOY = Model("toy", start=1, end=2, other_end=3, newline=4, pad=0, user=(5,))
 
 shared = pytest.mark.shared
 no_rollouts = pytest.mark.skipif(
     not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout"
 )
-slow = pytest.mark.skipif(not SLOW, reason="the whole tier: TITO_AUDIT_SLOW=1")
+deep = pytest.mark.skipif(not DEEP, reason="`make deep` judges ten thousand rows")
 
 
 def chat(*reasons: str, size: int = 8) -> Chat:
@@ -213,7 +213,7 @@ def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp
 
 @shared
 @no_rollouts
-@slow
+@deep
 def test_ten_thousand_rows_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
     held(files(10_000, list(FORMS), seed=1), tmp_path)
 
@@ -224,7 +224,7 @@ SOME = (("smollm2", "smollm2"), ("smollm2", "qwen3"), ("llama-3.1", "smollm2"))
 @shared
 @pytest.mark.skipif(not (SHARED / "tokenizers").is_dir(), reason="no shared/tokenizers beside the checkout")
 @pytest.mark.parametrize(
-    ("log", "read_with"), [(a, b) for a in NAMES for b in NAMES] if SLOW else SOME, ids="-with-".join
+    ("log", "read_with"), [(a, b) for a in NAMES for b in NAMES] if DEEP else SOME, ids="-with-".join
 )
 def test_a_log_read_with_another_tokenizer_says_so_first(log: str, read_with: str, tmp_path: Path) -> None:
     assert not list(broken(pair(log, read_with, tmp_path)))
