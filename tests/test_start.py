@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import make_renderer
@@ -92,7 +93,7 @@ def test_a_tokenizer_out_of_the_cache_is_the_one_that_was_put_in(name, folder):
 
 @pytest.mark.shared
 @pytest.mark.skipif(not REAL, reason=f"no tokenizer folders at {SHARED}")
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", some(REAL[::-1], 1))
 def test_a_real_tokenizer_out_of_the_cache_is_the_one_that_was_put_in(name, folder):
     fresh = load_tokenizer(str(SHARED / name))
     fresh.save()
@@ -112,7 +113,7 @@ def assert_same(kept, fresh) -> None:
     assert not needed_the_library(kept)
 
 
-@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+@pytest.mark.parametrize("log", some(LOGS, 6), ids=lambda log: log.stem)
 def test_a_scan_says_the_same_without_with_an_empty_and_with_a_full_cache(log, folder, monkeypatch):
     empty = found(log, TOY)
     with monkeypatch.context() as patch:
@@ -124,7 +125,7 @@ def test_a_scan_says_the_same_without_with_an_empty_and_with_a_full_cache(log, f
 
 @pytest.mark.shared
 @pytest.mark.skipif(not SAMPLED, reason=f"no rollouts at {ROLLOUTS}")
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", some(SAMPLED[::-1], 1))
 def test_a_scan_of_real_rollouts_says_the_same_whatever_the_cache(name, folder, monkeypatch):
     logs, tokenizer = sorted((ROLLOUTS / name).glob("*.jsonl.gz")), SHARED / name
     empty = found(logs, tokenizer, limit=40)
@@ -173,7 +174,7 @@ def test_a_file_that_is_cut_off_is_worthless_wherever_it_ends(folder):
     ids = warmed()
     (file,) = folder.glob("*.segments")
     content = file.read_bytes()
-    for end in range(0, len(content), max(1, len(content) // 40)):
+    for end in range(0, len(content), max(1, len(content) // examples(10, 40))):
         file.write_bytes(content[:end])
         assert warmed() == ids
         assert file.read_bytes() == content
@@ -193,7 +194,7 @@ def test_a_byte_of_the_notes_that_is_not_as_it_was_written_makes_them_worthless(
     empty = found(GENERIC, TOY)
     before = held(folder)
     (file,) = folder.glob("*.notes")
-    for at in range(0, len(before[".notes"]), 97):
+    for at in range(0, len(before[".notes"]), examples(485, 97)):
         damage(file, at)
         assert found(GENERIC, TOY) == empty
         assert held(folder) == before  # made anew

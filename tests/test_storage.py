@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from tito_audit.errors import StorageError
 from tito_audit.storage import RawRow, find_logs, open_log
 from tito_audit.storage.documents import cut_values, rows_of_values
@@ -376,7 +377,7 @@ def test_folders_and_missing_and_forbidden_files_are_storage_errors(tmp_path):
             open_log(path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60, 200), deadline=None)
 @given(st.binary(max_size=200) | st.binary(max_size=80).map(gzip.compress) | st.binary(max_size=80).map(zstd))
 def test_no_bytes_whatever_raise_anything_else(tmp_path_factory, data):
     path = write(tmp_path_factory.getbasetemp() / "any.jsonl", data)
