@@ -65,9 +65,22 @@ def test_seconds_are_masked_where_they_are_printed_and_nothing_else() -> None:
     assert found(ran(head.format("1.2", "4,957")), ran(head.format("30", "12"))) == []
     assert found(ran('{"seconds":1.5}'), ran('{"seconds":2e-05}')) == []
     assert found(ran(report_json=b'{"seconds":1.5}'), ran(report_json=b'{"seconds":2}')) == []
+    suites = '<testsuites name="a" tests="4" time="{}">\n  <testsuite name="b" time="0">'
+    assert found(ran(suites.format("0.850")), ran(suites.format("1.076"))) == []
+    took = "<div><dt>took</dt><dd>{}</dd></div><div><dt>rows</dt><dd>{}</dd></div>"
+    assert found(ran(took.format("0.8 s", 3)), ran(took.format("1 min", 3))) == []
+    assert len(found(ran(took.format("0.8 s", 3)), ran(took.format("0.8 s", 4)))) == 1
     assert len(found(ran(out_jsonl=b'{"seconds":1.5}'), ran(out_jsonl=b'{"seconds":2}'))) == 1
     assert len(found(ran("1 error · 20 rows"), ran("1 error · 21 rows"))) == 1
     assert len(found(ran("gave up after 10 s"), ran("gave up after 11 s"))) == 1
+
+
+def test_of_a_crash_only_the_error_is_compared() -> None:
+    crash = 'before\nTraceback (most recent call last):\n  File "{}", line {}, in f\n    x()\n    ^^^\n{}\nafter\n'
+    one = ran(err=crash.format("/a/b.py", 3, "TypeError: no"))
+    assert found(one, ran(err=crash.format("/c/d.py", 14, "TypeError: no"))) == []
+    (other,) = found(one, ran(err=crash.format("/a/b.py", 3, "TypeError: yes")))
+    assert other.lines == ("-TypeError: no", "+TypeError: yes")
 
 
 def test_a_snapshot_holds_files_rights_and_links(tmp_path: Path) -> None:

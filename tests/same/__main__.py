@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
@@ -92,16 +93,20 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _progress(total: int):
+    tenth = max(1, total // 10)
+
     def tell(done: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{done} of {total} ", end="", file=sys.stderr, flush=True)
+        if done % tenth == 0:
+            print(f"{done} of {total} cases", file=sys.stderr, flush=True)
 
     return tell
 
 
 def _summary(outcome: Outcome, entries: list[Allowed], notes: list[str], most: int, seconds: float) -> int:
     wanted = [one for one in outcome.different if is_allowed(one, entries)]
-    loud = [one for one in outcome.different if one not in wanted]
+    loud = sorted(
+        (one for one in outcome.different if one not in wanted), key=lambda one: (one.command, one.place)
+    )
     for one in loud[:most]:
         print("\n".join(one.shown(_MOST)))
     for one in outcome.unlike[:most]:
@@ -111,6 +116,8 @@ def _summary(outcome: Outcome, entries: list[Allowed], notes: list[str], most: i
     for entry in entries:
         print(f"allowed {entry.met} times: {entry.reason}" + ("" if entry.met else " (never met: remove it)"))
     print(f"masked: {'; '.join(what for what, _, _ in MASKS)}")
+    if outcome.crashed:
+        print(f"{len(outcome.crashed)} commands crashed in the new checkout, as {min(outcome.crashed, key=len)!r}")
     codes = ", ".join(f"{code}: {count}" for code, count in sorted(outcome.codes.items()))
     print(f"{outcome.commands} commands (exit codes {codes}), {outcome.files} files written")
     print(
@@ -119,8 +126,10 @@ def _summary(outcome: Outcome, entries: list[Allowed], notes: list[str], most: i
     )
     print(
         f"{outcome.equal} commands equal, {outcome.commands - outcome.equal} different: "
-        f"{len(loud)} outputs differ, {len(wanted)} more as wanted; {seconds:.0f} s"
+        f"{len(loud)} outputs differ, {len(wanted)} more as wanted"
     )
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{seconds:.0f} s, {used.ru_utime + used.ru_stime:.0f} CPU-s")
     return int(bool(loud or outcome.unlike))
 
 

@@ -15,6 +15,11 @@ __all__ = ["Case", "cases", "rules_of"]
 REPORTS = ("concise", "github", "html", "json", "jsonl", "junit", "markdown", "sarif", "text")
 REPAIRS = ("splice", "fork", "realign", "mask", "normalize", "canonical", "drop")
 FORMS = ("rows", "calls", "atropos_group", "nemo_rl", "nemo_rl_message_log", "nemo_gym", "slime", "tito_sample")
+TEMPLATE = """\
+{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 COMMANDS = ("scan", "repair", "convert", "show", "inspect", "config", "explain", "list")
 NO_CONFIG = "--no-config"
 CONFIG = """\
@@ -154,9 +159,43 @@ def _settings() -> Iterator[Case]:
         yield _plain("scan", "scan", log, "-t", TOY, NO_CONFIG, "--jobs", "1", *more)
     yield _plain("scan", "scan", "in/formats", "-t", TOY, NO_CONFIG, "--jobs", "1", "-r", "json=report.json")
     yield _plain("repair", "repair", "in/formats/*.jsonl", "-o", "out", "-t", TOY, NO_CONFIG)
+    yield from _others(log)
     own = ("--map", "token_ids=toks", "--map", "loss_mask=train_on", "--map", "logprobs=lp")
     yield _plain("scan", "scan", "in/docs/own_columns.jsonl", "-t", TOY, NO_CONFIG, "--jobs", "1", *own)
     yield _plain("repair", "repair", "in/docs/own_columns.jsonl", "-o", "out.jsonl", "-t", TOY, NO_CONFIG, *own)
+
+
+def _others(log: str) -> Iterator[Case]:
+    """Other tokenizers and templates, messages from elsewhere, rows deep in a document, files that are there."""
+    toy = ("-t", TOY, NO_CONFIG)
+    audit = ("-f", "concise", "--jobs", "1")
+    yield _plain("scan", "scan", log, "-t", "in/toy_metaspace", NO_CONFIG, *audit)
+    for text in (TEMPLATE, "{{ raise_exception('no') }}", "{% for", "{{ messages | tojson }}"):
+        files = {"own.jinja": text}
+        yield _plain("scan", "scan", log, *toy, *audit, "--chat-template", "own.jinja", files=files)
+    joined = ("--messages", "in/joined/messages.jsonl", "--tools", "in/joined/tools.json")
+    for more in (joined, (*joined, "--on", "id"), (*joined, "--on", "none"), joined[:2]):
+        yield _plain("scan", "scan", "in/joined/rows.jsonl", *toy, *audit, *more)
+        yield _plain("repair", "repair", "in/joined/rows.jsonl", "-o", "out.jsonl", *toy, *more)
+    deep = ("in/joined/deep.json", "--rows-at", "data.rollouts")
+    for place in ("data.rollouts", "data", "none", "data.*"):
+        yield _plain("scan", "scan", "in/joined/deep.json", "--rows-at", place, *toy, *audit)
+    yield _plain("repair", "repair", *deep, "-o", "out.json", *toy)
+    yield _plain("convert", "convert", *deep, "--to", "calls", "-o", "out.jsonl", "--lossy", NO_CONFIG)
+    yield _plain("inspect", "inspect", *deep, NO_CONFIG)
+    there = {"out.jsonl": "mine\n"}
+    for more in ((), ("--force",)):
+        yield _plain("repair", "repair", log, "-o", "out.jsonl", *toy, *more, files=there)
+        convert = ("convert", log, "--to", "rows", "--lossy", "-o", "out.jsonl", NO_CONFIG)
+        yield _plain("convert", *convert, *more, files=there)
+    yield _plain("scan", "scan", "in/packed", *toy, *audit)
+    for name in ("out.jsonl.gz", "out.jsonl.zst", "out.parquet", "out.arrow", "out.json"):
+        yield _plain("repair", "repair", "in/packed/rows.jsonl", "-o", name, *toy)
+        yield _plain(
+            "convert", "convert", "in/packed/rows.jsonl", "--to", "slime", "--lossy", "-o", name, NO_CONFIG
+        )
+    steps = (("repair", log, "-o", "out.jsonl", *toy), ("scan", "out.jsonl", *toy, *audit))
+    yield Case("repair and scan", steps)
 
 
 def _audit(command: str, log: Log, *more: str, jobs: int = 1) -> tuple[str, ...]:

@@ -18,8 +18,12 @@ MASKS = (
         b"\xc2\xb7 N s",
     ),
     ("seconds in a JSON report", re.compile(rb'"seconds":\s*[\d.e+-]+'), b'"seconds":N'),
+    ("seconds in an HTML report", re.compile(rb"<dt>took</dt><dd>[^<]*</dd>"), b"<dt>took</dt><dd>N s</dd>"),
+    ("seconds in a JUnit report", re.compile(rb'(<testsuites [^>]*)time="[\d.]+"'), rb'\1time="N"'),
+    ("frames of a traceback", re.compile(rb"(?m)(^Traceback .*\n)(?:^ .*\n)+"), rb"\1"),
 )
-"""What differs from run to run: seconds and tokens a second. Masked in what is printed and in reports only."""
+"""What differs from run to run, seconds and tokens a second, and where in the code a crash was. Masked in what is
+printed and in reports only."""
 _REPORT = "report."
 """How the names of written reports begin; nothing is masked in other files."""
 _SHOWN = 160

@@ -26,6 +26,13 @@ __all__ = ["Inputs", "Log", "make"]
 TOY = "in/toy_bpe"
 _LOG_SUFFIXES = (".jsonl", ".json", ".parquet")
 _SEED = 7
+_COPIED = (
+    ("formats", "formats"),
+    ("docs", "docs"),
+    ("tokenizers/toy_bpe", "toy_bpe"),
+    ("tokenizers/toy_metaspace", "toy_metaspace"),
+)
+"""Folders of the fixtures, and what they are called here."""
 _RECORDED = {"nemo-rl-merged-tokens.json": "qwen3", "nemo-gym-round-trip.json": "qwen3"}
 """The tokenizer of a recorded log; all others are of smollm2."""
 
@@ -62,13 +69,14 @@ def make(checkout: Path, folder: Path, *, whole: bool) -> Inputs:
     """All inputs, in a folder that is made here; fixtures are those of the checkout."""
     inputs = Inputs(folder)
     fixtures = checkout / "fixtures"
-    for source, name in (("formats", "formats"), ("docs", "docs"), ("tokenizers/toy_bpe", "toy_bpe")):
+    for source, name in _COPIED:
         shutil.copytree(fixtures / source, folder / name, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for path in sorted([*(folder / "formats").iterdir(), *(folder / "docs").iterdir()]):
         if path.suffix in _LOG_SUFFIXES:
             inputs.add(path, TOY, "format")
     _broken(inputs, 120 if whole else 24)
     _packed(inputs)
+    _joined(inputs)
     if SHARED.is_dir():
         _shared(inputs, whole=whole)
     else:
@@ -103,6 +111,20 @@ def _packed(inputs: Inputs) -> None:
         _compressed((inputs.folder / "broken" / "generic.jsonl").read_bytes(), folder / f"broken.jsonl{suffix}")
     for path in sorted(folder.iterdir()):
         inputs.add(path, TOY, "packed")
+
+
+def _joined(inputs: Inputs) -> None:
+    """Rows apart from their messages and tools, and rows deep in a document."""
+    folder = inputs.folder / "joined"
+    folder.mkdir()
+    rows = rows_of((inputs.folder / "formats" / "generic.jsonl").read_text(encoding="utf-8"))
+    apart = [{key: value for key, value in row.items() if key not in ("messages", "tools")} for row in rows]
+    said = [{"id": row["id"], "messages": row["messages"]} for row in rows if "messages" in row]
+    tools = next(row["tools"] for row in rows if "tools" in row)
+    write_rows(folder / "rows.jsonl", apart)
+    write_rows(folder / "messages.jsonl", said[::-1])
+    (folder / "tools.json").write_text(json.dumps(tools), encoding="utf-8")
+    (folder / "deep.json").write_text(json.dumps({"data": {"rollouts": rows}}), encoding="utf-8")
 
 
 def _slid(row: dict[str, Any], by: int) -> dict[str, Any]:

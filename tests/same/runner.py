@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from zlib import crc32
 
@@ -29,6 +30,8 @@ class Outcome:
     """Files that they wrote."""
     sampled: int = 0
     """Commands that were also run in processes of their own."""
+    crashed: list[str] = field(default_factory=list)
+    """Command lines that ended with a traceback in the new checkout."""
     different: list[Difference] = field(default_factory=list)
     unlike: list[Difference] = field(default_factory=list)
     """Where the driver gave something else than a process of its own."""
@@ -58,7 +61,7 @@ def run(
 ) -> Outcome:
     """Run every case in the old and the new checkout, one after the other in the same folder."""
     outcome, lock, twice = Outcome(), threading.Lock(), samples(cases)
-    queue = deque(enumerate(cases))
+    queue, done = deque(enumerate(cases)), count(1)
 
     def work(number: int) -> None:
         slot = folder / f"slot{number}"
@@ -79,14 +82,14 @@ def run(
                     for ran, alone in zip((old, new), again, strict=False):
                         outcome.sampled += len(alone.steps)
                         outcome.unlike += differences(ran, alone)
-                    tell(len(cases) - len(queue))
+                    tell(next(done))
         finally:
             for side in sides:
                 side.close()
 
     with ThreadPoolExecutor(jobs) as pool:
-        for done in [pool.submit(work, number) for number in range(jobs)]:
-            done.result()
+        for worker in [pool.submit(work, number) for number in range(jobs)]:
+            worker.result()
     return outcome
 
 
@@ -95,5 +98,6 @@ def _count(outcome: Outcome, case: Case, old: Ran, new: Ran) -> None:
     outcome.different += found
     outcome.commands += len(case.steps)
     outcome.equal += len(case.steps) if not found else 0
+    outcome.crashed += [step.command for step in new.steps if b"Traceback (most recent" in step.err]
     outcome.codes.update(step.code for step in new.steps)
     outcome.files += sum(not name.endswith(")") for name in new.files) - len(case.files)
