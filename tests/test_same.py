@@ -146,7 +146,11 @@ def test_two_checkouts_are_run_and_held_against_each_other(tmp_path: Path, says:
     assert outcome.codes == {3: 2}
     assert outcome.sampled == 2
     assert len(outcome.different) == 2 * count
+    kept = tmp_path / "work" / "different" / "1"
+    assert kept.is_dir() == bool(count)
     if count:
+        assert (kept / "old" / "0.out").read_bytes() == b"old show in/x\n"
+        assert (kept / "new" / "files" / "out").read_bytes() == b"new"
         assert {(one.place, one.lines) for one in outcome.different} == {
             ("stdout", ("-old scan in/x", "+new scan in/x")),
             ("stdout", ("-old show in/x", "+new show in/x")),

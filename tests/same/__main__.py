@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ def main() -> int:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="some of everything (the default)")
     size.add_argument("--whole", action="store_true", help="everything")
-    parser.add_argument("--keep", type=Path, help="a folder for the inputs and what was run last")
+    parser.add_argument("--keep", type=Path, help="a folder for the inputs, and all that differs in `different`")
     parser.add_argument("--allow", type=Path, help="a TOML file of the differences that are wanted")
     parser.add_argument("--only", default="", help="only cases whose command lines hold this")
     parser.add_argument("--show", type=int, default=40, help="differences that are printed")
@@ -53,6 +54,8 @@ def main() -> int:
 def _compared(chosen: argparse.Namespace, folder: Path, entries: list[Allowed]) -> int:
     began = time.monotonic()
     old, new = (path.resolve() for path in chosen.checkouts)
+    for left in (folder / "inputs", folder / "different", *folder.glob("slot*")):
+        shutil.rmtree(left, ignore_errors=True)
     made = corpus.make(old, folder / "inputs", whole=chosen.whole)
     before = _stamps(made.folder)
     todo = cases(made, _codes(old, folder), whole=chosen.whole)

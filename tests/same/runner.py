@@ -78,7 +78,7 @@ def run(
                 old, new = (side.run_alone(case) if case.alone else side.run(case) for side in sides)
                 again = [side.run_alone(case) for side in sides] if at in twice else []
                 with lock:
-                    _count(outcome, case, old, new)
+                    _count(outcome, case, old, new, folder / "different" / str(at))
                     for ran, alone in zip((old, new), again, strict=False):
                         outcome.sampled += len(alone.steps)
                         outcome.unlike += differences(ran, alone)
@@ -93,11 +93,35 @@ def run(
     return outcome
 
 
-def _count(outcome: Outcome, case: Case, old: Ran, new: Ran) -> None:
+def _count(outcome: Outcome, case: Case, old: Ran, new: Ran, aside: Path) -> None:
     found = list(differences(old, new))
     outcome.different += found
+    if found:
+        _write(old, aside / "old")
+        _write(new, aside / "new")
     outcome.commands += len(case.steps)
     outcome.equal += len(case.steps) if not found else 0
     outcome.crashed += [step.command for step in new.steps if b"Traceback (most recent" in step.err]
     outcome.codes.update(step.code for step in new.steps)
     outcome.files += sum(not name.endswith(")") for name in new.files) - len(case.files)
+
+
+def _write(ran: Ran, folder: Path) -> None:
+    """Everything that a case gave, to look at."""
+    for number, step in enumerate(ran.steps):
+        outputs = {
+            "command": step.command.encode(),
+            "exit": str(step.code).encode(),
+            "out": step.out,
+            "err": step.err,
+        }
+        for name, data in outputs.items():
+            _put(folder / f"{number}.{name}", data)
+    for name, data in ran.files.items():
+        if not name.endswith(")"):
+            _put(folder / "files" / name, data)
+
+
+def _put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
