@@ -140,7 +140,7 @@ def test_two_checkouts_are_run_and_held_against_each_other(tmp_path: Path, says:
     pair = checkout(tmp_path / "a", "old"), checkout(tmp_path / "b", says)
     (tmp_path / "inputs").mkdir()
     cases = [Case("scan", (("scan", "in/x"),)), Case("show", (("show", "in/x"),), alone=True)]
-    outcome = run(pair, cases, tmp_path / "work", tmp_path / "inputs", jobs=1, tell=lambda done: None)
+    outcome = run(pair, cases, tmp_path / "work", tmp_path / "inputs", jobs=1, tell=lambda done, differ: None)
     assert outcome.unlike == []
     assert (outcome.commands, outcome.equal) == (2, 2 if not count else 0)
     assert outcome.codes == {3: 2}

@@ -96,11 +96,13 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _progress(total: int):
-    tenth = max(1, total // 10)
+    part, known = max(1, total // 10), 0
 
-    def tell(done: int) -> None:
-        if done % tenth == 0:
-            print(f"{done} of {total} cases", file=sys.stderr, flush=True)
+    def tell(done: int, found: int) -> None:
+        nonlocal known
+        if done % part == 0 or found > known:
+            print(f"{done} of {total} cases, {found} outputs differ", file=sys.stderr, flush=True)
+        known = found
 
     return tell
 

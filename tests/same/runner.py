@@ -38,12 +38,12 @@ class Outcome:
 
 
 def samples(cases: list[Case]) -> set[int]:
-    """The cases that are also run in processes of their own, by number: one of each kind."""
+    """The cases that are also run in processes of their own, by number: one of each kind, and every hundredth."""
     chosen: dict[str, int] = {}
     for number, case in enumerate(cases):
         if not case.alone and (case.kind not in chosen or _chance(case) < _chance(cases[chosen[case.kind]])):
             chosen[case.kind] = number
-    return set(chosen.values())
+    return set(chosen.values()) | {number for number in range(99, len(cases), 100) if not cases[number].alone}
 
 
 def _chance(case: Case) -> int:
@@ -57,7 +57,7 @@ def run(
     inputs: Path,
     *,
     jobs: int,
-    tell: Callable[[int], None],
+    tell: Callable[[int, int], None],
 ) -> Outcome:
     """Run every case in the old and the new checkout, one after the other in the same folder."""
     outcome, lock, twice = Outcome(), threading.Lock(), samples(cases)
@@ -82,7 +82,7 @@ def run(
                     for ran, alone in zip((old, new), again, strict=False):
                         outcome.sampled += len(alone.steps)
                         outcome.unlike += differences(ran, alone)
-                    tell(next(done))
+                    tell(next(done), len(outcome.different) + len(outcome.unlike))
         finally:
             for side in sides:
                 side.close()
