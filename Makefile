@@ -38,11 +38,11 @@ demo: $(VENV)/.installed
 	@$(call shown,scan build/demo -t $(TOY) --worst 0 --fail-on never)
 
 test: $(VENV)/.installed-dev
-	@PYTHON=$(BIN)/python MAKE='$(MAKE)' tests/suite.sh quick
+	@PYTHON=$(BIN)/python tests/suite.sh quick
 
 # SINCE=origin/main: only the test files that changed since that commit, or what they test.
 deep: $(VENV)/.installed-dev
-	@PYTHON=$(BIN)/python MAKE='$(MAKE)' tests/suite.sh deep $(SINCE)
+	@PYTHON=$(BIN)/python tests/suite.sh deep $(SINCE)
 
 # What nothing but the tests of Torch files needs; they are skipped without it.
 torch: $(VENV)/.installed-dev

@@ -17,7 +17,7 @@ names() {  # LINES ELSE: the last parts of paths in one line
 }
 
 begun=$SECONDS
-${MAKE:-make} --no-print-directory torch || exit
+make --no-print-directory torch || exit
 real=${TITO_AUDIT_TOKENIZERS-$(tests/real_tokenizers.sh)}
 frameworks=${TITO_AUDIT_FRAMEWORKS-$(PYTHON=$python tests/frameworks/install.sh)}
 validators=${TITO_AUDIT_VALIDATORS-$(PYTHON=$python tests/validators.sh)}
@@ -37,7 +37,7 @@ echo "schemas that reports are held against: $(names "$([ -n "$validators" ] && 
 installs=$((SECONDS - begun))
 
 begun=$SECONDS
-${MAKE:-make} --no-print-directory lint || exit
+make --no-print-directory lint || exit
 lint=$((SECONDS - begun))
 
 files=()
