@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from tests.fuzz_encoders import FRAGMENTS, Drawn
+from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens import split_points
 from tito_audit.tokens.encoders import ReferenceEncoder
@@ -26,9 +27,9 @@ from tools import split_points as derivation
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" / "tokenizers")
-STRINGS = int(os.environ.get("TITO_AUDIT_FUZZ", "2000"))
+STRINGS = int(os.environ.get("TITO_AUDIT_FUZZ", examples(250, 2000)))
 WANTED = ("qwen3", "qwen2.5-coder", "llama-3.1", "gpt-oss", "deepseek-v3", "smollm2")
-NAMES = ["toy_bpe", *(pytest.param(name, marks=pytest.mark.shared) for name in WANTED)]
+NAMES = ["toy_bpe", *(pytest.param(name, marks=pytest.mark.shared) for name in some(WANTED, 1))]
 HARD = (
     *(
         "'",
@@ -238,7 +239,7 @@ def states(name: str) -> tuple[list[str], bool]:
     return steps
 
 
-@pytest.mark.parametrize("name", ["toy_bpe", *(pytest.param(n, marks=pytest.mark.shared) for n in ("smollm2",))])
+@pytest.mark.parametrize("name", some(["toy_bpe", pytest.param("smollm2", marks=pytest.mark.shared)], 1))
 def test_the_table_that_is_kept_is_the_one_that_is_derived(name, monkeypatch):
     # The kept ones took strings of one character more and forty times as many random ones.
     monkeypatch.setattr(derivation, "_RANDOM_STRINGS", 5_000)
@@ -261,7 +262,7 @@ def test_every_character_is_of_the_class_that_the_library_puts_it_in(name):
     steps = states(name)
     stored = orjson.loads((TABLES / f"{split_points.table_name(*steps)}.json").read_bytes())
     cuts = cuts_of(name)
-    points = np.flatnonzero(cuts.classes != cuts.unknown)
+    points = np.flatnonzero(cuts.classes != cuts.unknown)[:: examples(16, 1)]
     characters = [chr(point) for point in points.tolist()]
     for number, matcher in enumerate(stored["matchers"]):
         marks = np.array([row[number] == "1" for row in stored["members"]])
