@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 import tokenizers
 
+from tests.tiers import some
 from tito_audit.config import Settings
 from tito_audit.pipeline import scan_rollouts
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.tokens.load import load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-MODELS = ("qwen2.5-coder", "gemma-3", "smollm2")
+MODELS = some(("qwen2.5-coder", "gemma-3", "smollm2"), 1)
 KINDS = {"TOK101": "merge", "TOK102": "split", "TOK103": "resplit"}
 pytestmark = [
     pytest.mark.shared,
