@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import examples, some
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render.fast import GivenUp
@@ -23,7 +24,7 @@ from tito_audit.tokens.load import load_tokenizer
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = ROOT.parent / "shared" / "tokenizers"
-RENDERS = int(os.environ.get("TITO_AUDIT_RENDERS", "1500"))
+RENDERS = int(os.environ.get("TITO_AUDIT_RENDERS") or examples(500, 1500))
 """How many conversations are rendered in each of the large comparisons, over all templates together."""
 
 OWN = {
@@ -166,7 +167,7 @@ def cases(dice: random.Random):
 def renderers():
     toy = load_tokenizer(str(TOYS / "toy_bpe"))
     found = {name: make_renderer(toy, chat_template=template) for name, template in OWN.items()}
-    for folder in (TOYS / "toy_bpe", TOYS / "toy_metaspace", *sorted(SHARED.glob("*/"))):
+    for folder in (TOYS / "toy_bpe", TOYS / "toy_metaspace", *some(sorted(SHARED.glob("*/"))[::-1], 1)):
         tokenizer = load_tokenizer(str(folder)) if (folder / "tokenizer.json").is_file() else None
         if tokenizer is not None and tokenizer.chat_templates:
             found[folder.name] = make_renderer(tokenizer)
