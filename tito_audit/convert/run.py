@@ -169,11 +169,12 @@ class Conversion:
         try:
             row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
             told = Speakers(self.settings.sampled_roles).told
-            rollouts = tuple(map(told, (form or pick_format(row)).read(row, place)))
+            taken = form or pick_format(row)
+            rollouts = tuple(map(told, taken.read(row, place)))
         except RecordError as error:
             tally.refuse(place, str(error))
             return
-        account = account_of(row, rollouts)
+        account = account_of(row, rollouts, taken.sources and taken.sources(row, rollouts))
         tally.lose(beside(raw), place.row)
         tally.lose(account.unread, place.row)
         several = len(rollouts) > 1

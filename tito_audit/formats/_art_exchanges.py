@@ -19,12 +19,13 @@ from tito_audit.formats._call_log import LoggedCall, chat_calls, threads
 from tito_audit.formats._calls import call_turn
 from tito_audit.formats._responses_items import chat_tools, input_steps, steps, text_of, unread_types
 from tito_audit.formats._responses_read import request_facts, request_fields
-from tito_audit.formats._sources import CallSource, Counter, Layout, Source, plain_sources
+from tito_audit.formats._sources import plain_sources
 from tito_audit.record.arrays import as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Turn
+from tito_audit.record.sources import CallSource, Counter, Layout, Source
 
 __all__ = ["KINDS", "exchange_threads"]
 

@@ -8,16 +8,17 @@ from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Row
+from tito_audit.format import Row, SourcesOf
 from tito_audit.formats._choice_sources import choice_source
 from tito_audit.formats._responses_log import Exchange, choices
 from tito_audit.formats._responses_read import answered, request_facts, request_fields, request_messages
-from tito_audit.formats._sources import CallSource
+from tito_audit.formats._sources import of_calls
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Sources
 
 __all__ = [
     "FindSource",
@@ -26,6 +27,7 @@ __all__ = [
     "chat_calls",
     "numbered",
     "part_of",
+    "parts_sources",
     "parts_written",
     "rewritten_parts",
     "threads",
@@ -163,11 +165,17 @@ def rewritten_parts(row: Row, mended: Sequence[RepairedRollout], parts_of: Parts
     def read(again: Row, place: Place) -> Sequence[Rollout]:
         return tuple(part.rollout for part in parts_of(again, place))
 
-    def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sequence[CallSource]]:
-        return [[source() for source in part.sources] for part in parts_of(row, rollouts[0].place)]
-
     stays = "this format has no way to leave out a call of a conversation"
-    return rewritten_calls(row, mended, read, sources, stays=stays)
+    return rewritten_calls(row, mended, read, parts_sources(parts_of), stays=stays)
+
+
+def parts_sources(parts_of: PartsOf) -> SourcesOf:
+    """The sources of a format whose rows hold threads of calls."""
+
+    def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+        return of_calls([source() for source in part.sources] for part in parts_of(row, rollouts[0].place))
+
+    return sources
 
 
 def _context(call: LoggedCall) -> tuple[Any, ...]:

@@ -8,11 +8,12 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._responses_log import Exchange, answers, exchange, is_numbers, logged_tokens, scores_of
-from tito_audit.formats._sources import CallSource, Counter, Layout, Source, at, plain_sources, same_as
+from tito_audit.formats._sources import at, of_calls, plain_sources, same_as
 from tito_audit.formats._turn_change import logged_logprobs, same_floats
 from tito_audit.record.arrays import Ids, Logprobs, as_floats
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 
 __all__ = ["ONE_CALL", "choice_source", "choice_sources"]
 
@@ -23,18 +24,18 @@ _PARTS = ("", "meta_info", "usage")
 """The answer or its choice itself, and the objects in it that say more of the prompt."""
 
 
-def choice_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sequence[CallSource]]:
+def choice_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     """The source of each choice of the row's answers."""
     found = exchange(row)
     listed = list(answers(found)) if found is not None else []
-    return [
+    return of_calls(
         [
             choice_source(row, found, path if choice is response else path[:-2], path, turn)
             for turn in rollout.turns
             if found is not None
         ]
         for (response, choice, _, path), rollout in zip(listed, rollouts, strict=True)
-    ]
+    )
 
 
 def choice_source(row: Row, found: Exchange, above: Path, path: Path, turn: Turn) -> CallSource:

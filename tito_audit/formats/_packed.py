@@ -15,10 +15,10 @@ from tito_audit.formats._copies import total_counts, with_counts
 from tito_audit.formats._cuts import BOUNDS, LENGTHS, Cuts, cuts_of
 from tito_audit.formats._padding import trained_by
 from tito_audit.formats._samples import ReadSample, Samples, UpdateSample, put_back, samples_read, updated_samples
-from tito_audit.formats._sources import Source
 from tito_audit.formats._update import as_logged, with_values
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Source
 
 __all__ = ["Packed", "packed", "packed_read", "packed_update"]
 
@@ -40,7 +40,12 @@ class Packed:
     places: Mapping[str, str]
     """Names in a sample whose column has one entry a sample, to the name of that column."""
 
-    def source(self, number: int, name: str) -> Source | None:
+    @property
+    def parted(self) -> Samples:
+        """The samples, and where the row holds their columns."""
+        return Samples(self.samples, self._source)
+
+    def _source(self, number: int, name: str) -> Source | None:
         """Where the row holds a column of a sample; None where it holds one for all of them."""
         if name in self.parts:
             return Source((name,), part=self.parts[name][number])
@@ -95,7 +100,7 @@ def packed_update(
     row: Row, one: Packed, mended: Sequence[RepairedRollout], read: ReadSample, update: UpdateSample
 ) -> Sequence[Row]:
     """The row with what its samples say from now on, and where each of them ends now."""
-    samples = Samples(one.samples, one.source)
+    samples = one.parted
     new = updated_samples(samples, mended, read, update)
     made = put_back(row, samples, new, one.ids)
     if made is row:

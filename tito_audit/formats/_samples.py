@@ -10,12 +10,21 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._sources import Source
 from tito_audit.formats._update import as_logged, at_most_one_each, with_values
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.sources import CallSource, Source, Sources
 
-__all__ = ["ReadSample", "Samples", "UpdateSample", "put_back", "row_written", "samples_read", "updated_samples"]
+__all__ = [
+    "ReadSample",
+    "Samples",
+    "UpdateSample",
+    "put_back",
+    "row_written",
+    "samples_read",
+    "sources_in",
+    "updated_samples",
+]
 
 ReadSample = Callable[[Row, Place], Rollout]
 UpdateSample = Callable[[Row, Rollout, RepairedRollout], Row]
@@ -51,6 +60,17 @@ def row_written(
         return (written(row, old, new),)
 
     return update
+
+
+def sources_in(samples: Samples, rollouts: Sequence[Rollout]) -> list[Sources]:
+    """Where a row holds the columns of its samples."""
+    found = []
+    for number, rollout in enumerate(rollouts):
+        names = [column.name for one in (rollout.training_row, *rollout.turns) if one for column in one.columns]
+        there = {name: source for name in names if (source := samples.source(number, name)) is not None}
+        columns = {name: (source,) for name, source in there.items()}
+        found.append(Sources(columns, tuple(CallSource(columns=columns) for _ in rollout.turns)))
+    return found
 
 
 def samples_read(samples: Iterable[Row], place: Place, read: ReadSample) -> tuple[Rollout, ...]:

@@ -1,10 +1,8 @@
-"""Where a row holds what was read: the place of each array, every copy of it, and how it is written there."""
+"""What formats say of where a row holds its rollouts, and how they find it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,75 +12,23 @@ from tito_audit.format import Row
 from tito_audit.formats._columns import is_list, is_numbers
 from tito_audit.record.arrays import Ids, as_floats
 from tito_audit.record.edits import Path
-from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.rollout import Rollout
+from tito_audit.record.sources import CallSource, Source, Sources
 
-__all__ = [
-    "CallSource",
-    "Counter",
-    "Layout",
-    "Source",
-    "SourcesOf",
-    "at",
-    "copies_of",
-    "object_at",
-    "plain_sources",
-    "same_as",
-]
+__all__ = ["at", "copies_of", "object_at", "of_calls", "own_sources", "plain_sources", "same_as"]
 
 
-class Layout(StrEnum):
-    """How the values of an array lie in the list at its place."""
-
-    PLAIN = "plain"  # one entry a token
-    ENTRIES = "entries"  # objects with a `logprob`
-    PARALLEL = "parallel"  # an object of lists, of which `token_logprobs` is this one
-    TRIPLES = "triples"  # `[logprob, id, text]`
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One place of an array; a list in a string is written into the string."""
-
-    path: Path
-    layout: Layout = Layout.PLAIN
-    part: tuple[int, int] | None = None
-    """Which of the entries are here, where the array is spread over several places; None: all."""
+def own_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    """The sources of a row that is one training row or one call: every column stands in it under its own name."""
+    return [
+        Sources({name: (Source((name,)),) for name in row}, tuple(CallSource(entry=()) for _ in rollout.turns))
+        for rollout in rollouts
+    ]
 
 
-@dataclass(frozen=True, slots=True)
-class Counter:
-    """An object that counts the tokens of a call."""
-
-    path: Path
-    prefix: str = ""
-    """In front of the names of its counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallSource:
-    """Where a row holds one call; every path leads to a value that is there."""
-
-    prompts: tuple[Source, ...] = ()
-    """Every copy of the prompt's ids."""
-    logprobs: tuple[Source, ...] = ()
-    """Every copy of the logprobs."""
-    columns: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
-    """Every copy of each other column, by the name of the column."""
-    routing: tuple[Path, ...] = ()
-    """What was computed over the prompt as it was and cannot be rebuilt."""
-    counters: tuple[Counter, ...] = ()
-    entry: Path | None = None
-    """The object that is the call, all its columns under names in use."""
-    scored: bool = False
-    """The server scored the prompt as it was, so there can be no other."""
-    whole: str = "{name} holds the tokens too, so it cannot be left out"
-    """Why a column without a place cannot go, and logprobs that are spread over several places cannot be fewer."""
-    retries: tuple[tuple[Turn, CallSource], ...] = ()
-    """Calls that asked the same before and are no turns: their prompts change with this one's."""
-
-
-SourcesOf = Callable[[Row, Sequence[Rollout]], Sequence[Sequence[CallSource]]]
-"""For each rollout of a row, in the order in which they are read, the sources of its turns."""
+def of_calls(calls: Iterable[Iterable[CallSource]]) -> list[Sources]:
+    """The sources of rollouts that hold calls and no training row."""
+    return [Sources(calls=tuple(own)) for own in calls]
 
 
 def at(row: Any, path: Path) -> Any:
@@ -99,7 +45,7 @@ def object_at(row: Any, *path: str) -> Mapping[str, Any]:
     return row if isinstance(row, Mapping) else {}
 
 
-def plain_sources(paths: Iterator[Path] | Sequence[Path]) -> tuple[Source, ...]:
+def plain_sources(paths: Iterable[Path]) -> tuple[Source, ...]:
     """Places with one entry a token."""
     return tuple(map(Source, paths))
 

@@ -9,8 +9,9 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._responses_items import text_of
-from tito_audit.formats._sources import CallSource, Layout, Source, plain_sources
+from tito_audit.formats._sources import plain_sources
 from tito_audit.record.edits import Path
+from tito_audit.record.sources import CallSource, Layout, Source
 
 __all__ = ["Joined", "is_chunks", "joined"]
 

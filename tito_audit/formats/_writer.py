@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Row
+from tito_audit.format import Row, SourcesOf
 from tito_audit.formats._calls import updated_call
 from tito_audit.formats._logprob_lists import rescored
-from tito_audit.formats._sources import CallSource, Counter, SourcesOf, at
+from tito_audit.formats._sources import at
 from tito_audit.formats._spans import literal
 from tito_audit.formats._turn_change import Change, Read, changes_of, recounted, rollouts_before, says_this
 from tito_audit.formats._update import as_logged, at_most_one_each
@@ -22,6 +22,7 @@ from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter, Sources
 
 __all__ = ["Totals", "calls_written", "lengths_of", "rewritten_calls"]
 
@@ -61,7 +62,7 @@ def rewritten_calls(
     chosen = at_most_one_each(before, mended)
     edits: dict[Path, Any] = {}
     changed = False
-    where: Sequence[Sequence[CallSource]] = ()
+    where: Sequence[Sources] = ()
     for item, (rollout, one) in enumerate(zip(before, chosen, strict=True)):
         if len(one.turns_from) != len(rollout.turns):
             raise RecordError(stays)
@@ -73,7 +74,7 @@ def rewritten_calls(
         for number, change in changes.items():
             if only_numbers:
                 _refuse_unknown(change)
-            for edit in _call_edits(row, where[item][number], change, gone):
+            for edit in _call_edits(row, where[item].calls[number], change, gone):
                 _add(edits, edit)
     if not changed:
         return row

@@ -24,16 +24,17 @@ from tito_audit.formats._call_log import (
     chat_calls,
     numbered,
     part_of,
+    parts_sources,
     parts_written,
     threads,
 )
 from tito_audit.formats._calls import call_turn
 from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import text_of
-from tito_audit.formats._sources import CallSource, Counter
 from tito_audit.formats._stream import is_chunks, joined
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter
 
 __all__ = ["FORMAT"]
 
@@ -185,6 +186,7 @@ FORMAT = Format(
     precedence=150,
     matches=_matches,
     read=_read,
+    sources=parts_sources(_parts),
     update=parts_written(_parts),
     shows="A call each: prompt, completion, logprobs, weight version, and the request's messages and tools unless "
     "it was trimmed to a triplet. Only an archived rollout holds its calls together.",

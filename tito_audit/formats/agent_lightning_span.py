@@ -14,15 +14,16 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import LoggedCall, Part, numbered, part_of, parts_written
+from tito_audit.formats._call_log import LoggedCall, Part, numbered, part_of, parts_sources, parts_written
 from tito_audit.formats._columns import ids_or_none, is_list
 from tito_audit.formats._models import real_name
-from tito_audit.formats._sources import CallSource, Counter, Layout, Source, plain_sources, same_as
+from tito_audit.formats._sources import plain_sources, same_as
 from tito_audit.formats._spans import as_chat, literal, span_tools, unflattened
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter, Layout, Source
 
 __all__ = ["FORMAT"]
 
@@ -213,6 +214,7 @@ FORMAT = Format(
     precedence=151,
     matches=_matches,
     read=_read,
+    sources=parts_sources(_parts),
     update=parts_written(_parts),
     shows="A call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are not joined.",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._art import is_trajectory, trajectory_parts
-from tito_audit.formats._call_log import Part, numbered, parts_written
+from tito_audit.formats._call_log import Part, numbered, parts_sources, parts_written
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -49,6 +49,7 @@ FORMAT = Format(
     precedence=120,
     matches=_matches,
     read=_read,
+    sources=parts_sources(_parts),
     update=parts_written(_parts),
     shows="Messages, tools and finish reasons; each call's prompt and completion when the server returned ids. "
     "Logprobs are not written. Additional histories are rollouts of their own.",

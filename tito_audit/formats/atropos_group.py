@@ -15,11 +15,11 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
 from tito_audit.formats._columns import Raw, is_list, stated_facts
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._samples import Samples, put_back
-from tito_audit.formats._sources import Source
+from tito_audit.formats._samples import Samples, put_back, sources_in
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -86,8 +86,12 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
         updated_row(sample, was.training_row, one.rollout.training_row, "tokens")
         for sample, was, one in zip(old, before, at_most_one_each(before, mended), strict=True)
     ]
-    samples = Samples(tuple(old), lambda number, name: Source((name, number)))
-    return (put_back(row, samples, new, "tokens"),)
+    return (put_back(row, Samples(tuple(old), _source), new, "tokens"),)
+
+
+def _source(number: int, name: str) -> Source:
+    """Where a group holds a column of a sample."""
+    return Source((name, number))
 
 
 def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
@@ -106,6 +110,10 @@ def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
     return list(value)
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    return sources_in(Samples((), _source), rollouts)
+
+
 FORMAT = Format(
     name="atropos_group",
     title="Atropos groups (ScoredDataGroup)",
@@ -113,6 +121,7 @@ FORMAT = Format(
     precedence=100,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="Each sample's training row, its mask (labels or 0/1) and logprobs; messages when the run included "
     "them. No calls, so nothing proves what was sampled; no tools, no model name.",

@@ -13,6 +13,7 @@ from tito_audit.formats._atropos import sample_columns, sample_messages, sample_
 from tito_audit.formats._columns import is_list, stated_facts
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._samples import row_written
+from tito_audit.formats._sources import own_sources
 from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout
 
@@ -53,6 +54,7 @@ FORMAT = Format(
     precedence=110,
     matches=_matches,
     read=_read,
+    sources=own_sources,
     update=row_written(_read, partial(updated_row, ids="tokens")),
     shows="One training row with its mask (labels or 0/1) and logprobs; messages when the run included them.",
 )

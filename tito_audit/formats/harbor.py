@@ -16,12 +16,13 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import flat_logprobs, is_list, is_numbers, policy_of
 from tito_audit.formats._models import real_name
-from tito_audit.formats._sources import CallSource, object_at, plain_sources
+from tito_audit.formats._sources import object_at, of_calls, plain_sources
 from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._writer import calls_written, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Sources
 
 __all__ = ["FORMAT"]
 
@@ -180,8 +181,8 @@ def _columns(detail: _Detail, number: int) -> Iterator[tuple[str, tuple[Any, Mov
             yield f"extra.{name}", (entries, policy)
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sequence[CallSource]]:
-    return [[_source(detail, number) for number in range(len(detail.completions))] for detail in _details(row)]
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+    return of_calls(map(partial(_source, detail), range(len(detail.completions))) for detail in _details(row))
 
 
 def _source(detail: _Detail, number: int) -> CallSource:
@@ -232,6 +233,7 @@ FORMAT = Format(
     precedence=220,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=calls_written(_read, _sources, totals=_totals),
     shows="Every call of each conversation, sub-agents after the main one, with its complete prompt and "
     "logprobs. No messages or tools: they are in the trial's ATIF trajectory.",

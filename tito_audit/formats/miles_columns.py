@@ -13,6 +13,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._samples import row_written
 from tito_audit.formats._slime_samples import sample_row, updated_sample
+from tito_audit.formats._sources import own_sources
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -44,6 +45,7 @@ FORMAT = Format(
     precedence=20,
     matches=_matches,
     read=_read,
+    sources=own_sources,
     update=row_written(_read, updated_sample, "a sample"),
     shows="The training row, its mask and its logprobs, no text. The messages are in `trajectory/*.jsonl`, and "
     "the same ids in `rollout_data/*.pt`, which a repair of this file does not touch.",

@@ -20,6 +20,7 @@ from tito_audit.formats._calls import updated_call
 from tito_audit.formats._columns import is_list, other_columns
 from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import TOKEN_KEYS, steps, text_of
+from tito_audit.formats._sources import own_sources
 from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.record.arrays import Ids
@@ -121,6 +122,7 @@ FORMAT = Format(
     precedence=60,
     matches=_matches,
     read=_read,
+    sources=own_sources,
     update=_update,
     shows="One call a line: its complete prompt, what was sampled, its logprobs and its text. What it was sent "
     "is in the rollout row of the same rollout id. State files beside the log know its old content.",

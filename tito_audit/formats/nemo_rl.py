@@ -19,6 +19,7 @@ from tito_audit.formats._columns import policy_of
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._samples import row_written
+from tito_audit.formats._sources import own_sources
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import training_row
@@ -172,6 +173,7 @@ FORMAT = Format(
     precedence=90,
     matches=_matches,
     read=_read,
+    sources=own_sources,
     update=row_written(_read, _written),
     shows="The training row with its mask and logprobs. There are no roles, tools or model, so tokens can be "
     "checked and templates cannot; distillation and validation dumps hold no ids.",

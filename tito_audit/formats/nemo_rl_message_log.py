@@ -25,8 +25,10 @@ from tito_audit.formats._update import as_logged, changed_columns, with_values
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
+from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
+from tito_audit.record.sources import Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -210,6 +212,16 @@ def _unwrapped(log: Sequence[Any]) -> Sequence[Any]:
     return log[0] if len(log) == 1 and isinstance(log[0], list) else log
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    log = row["message_log"]
+    inside: Path = ("message_log",) if _unwrapped(log) is log else ("message_log", 0)
+    columns: dict[str, tuple[Source, ...]] = {}
+    for number, entry in enumerate(_unwrapped(log)):
+        for name in entry:
+            columns[name] = (*columns.get(name, ()), Source((*inside, number, name)))
+    return [Sources(columns) for _ in rollouts]
+
+
 FORMAT = Format(
     name="nemo_rl_message_log",
     title="NeMo-RL message logs",
@@ -217,6 +229,7 @@ FORMAT = Format(
     precedence=92,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=row_written(_read, _written, "a conversation"),
     shows="The training row put together from its messages, with mask and logprobs. Messages are rendered "
     "only when their contents are bodies, not text that a template already wrote.",

@@ -25,11 +25,12 @@ from tito_audit.formats._responses_items import (
 )
 from tito_audit.formats._responses_log import exchange, token_texts
 from tito_audit.formats._responses_read import request_facts, rollouts_of
-from tito_audit.formats._sources import CallSource, Layout, Source
+from tito_audit.formats._sources import of_calls
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
+from tito_audit.record.sources import CallSource, Layout, Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -105,18 +106,18 @@ def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:
     return tuple(found) or None
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sequence[CallSource]]:
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     found = exchange(row)
     if found is None or not all(is_response_object(response) for response in found.responses):
         return choice_sources(row, rollouts)
-    return [
+    return of_calls(
         [
             _source(response["output"], (*path, "output"), s)
             for s in steps(response["output"], "output")
             if s.is_call
         ]
         for path, response in zip(found.response_paths, found.responses, strict=True)
-    ]
+    )
 
 
 def _source(output: Sequence[Item], path: Path, call: Step) -> CallSource:
@@ -144,6 +145,7 @@ FORMAT = Format(
     precedence=250,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=calls_written(_read, _sources, stays=ONE_CALL),
     shows="Token strings with logprobs when they were asked for: ids are looked up from their bytes and "
     "marked as a guess. Without logprobs there is text only and nothing to audit.",

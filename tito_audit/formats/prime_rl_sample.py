@@ -9,6 +9,7 @@ that holds the environment's tokens too. The framework itself sends them as msgp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from tito_audit.formats._columns import Raw, ids_or_none, is_list, policy_of
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._samples import row_written
+from tito_audit.formats._sources import own_sources
 from tito_audit.formats._update import as_logged, updated_row, with_values
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.sources import Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -152,6 +155,14 @@ def _is_flat(row: Row) -> bool:
     )
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    own = own_sources(row, rollouts)
+    if _is_flat(row):
+        return own
+    mask = tuple(Source((name,)) for name in _JOINED["mask"])
+    return [replace(sources, columns={**sources.columns, "mask": mask}) for sources in own]
+
+
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",
@@ -160,6 +171,7 @@ FORMAT = Format(
     precedence=75,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=row_written(_read, _written),
     shows="The sequence with mask, logprobs and weights, where samples are saved as JSON. Neither text nor tools. "
     "The msgpack files of the file transport (`rank_*.bin`) are not read.",

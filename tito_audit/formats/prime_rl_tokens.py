@@ -17,6 +17,7 @@ from tito_audit.formats._columns import ids_or_none, is_list, policy_of
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._samples import row_written
+from tito_audit.formats._sources import own_sources
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
@@ -74,6 +75,7 @@ FORMAT = Format(
     precedence=70,
     matches=_matches,
     read=_read,
+    sources=own_sources,
     update=row_written(_read, partial(updated_row, ids="token_ids")),
     shows="The trained sequence with mask, the sampler's logprobs and all that the trainer computed. Neither "
     "text nor tools nor a model: only merges and splits of tokens, masks and logprobs can be told.",

@@ -17,12 +17,13 @@ from tito_audit.formats._calls import finish_reason, weight_versions
 from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import model_facts
-from tito_audit.formats._sources import CallSource, copies_of, object_at, plain_sources
+from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Sources
 
 __all__ = ["FORMAT"]
 
@@ -155,14 +156,14 @@ def _in_order(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(found[::-1])
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sequence[CallSource]]:
-    return [
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+    return of_calls(
         [
             _source(step, ("trajectories", item, "steps", number))
             for number, step in enumerate(_steps(trajectory, f"trajectories[{item}]"))
         ]
         for item, trajectory in enumerate(row["trajectories"])
-    ]
+    )
 
 
 def _source(step: Mapping[str, Any], path: Path) -> CallSource:
@@ -216,6 +217,7 @@ FORMAT = Format(
     precedence=130,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=calls_written(_read, _sources),
     shows="Messages and every call of each trajectory, with its complete prompt, logprobs and advantages. Tools "
     "are in the gateway's traces only; evaluations and the training-time logger keep no ids.",

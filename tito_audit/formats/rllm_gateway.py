@@ -19,13 +19,14 @@ from tito_audit.formats._calls import finish_reason, weight_versions
 from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import model_facts
-from tito_audit.formats._sources import CallSource, Counter, Layout, Source, copies_of, object_at, plain_sources
+from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -124,7 +125,7 @@ def _choice(response: Mapping[str, Any]) -> Mapping[str, Any]:
     return first if isinstance(first, Mapping) else {}
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sequence[CallSource]]:
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     parts = {name: row[name] for name in ("raw_request", "raw_response") if isinstance(row.get(name), Mapping)}
     scored = [Source(("logprobs",))] if is_list(row.get("logprobs")) else []
     gone = [*scored]
@@ -135,16 +136,18 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sequence[CallSource]]:
         scored.append(Source((*inside, "content"), Layout.ENTRIES))
         gone.append(Source(inside))
     columns = {name: plain_sources([(name,)]) for name, value in row.items() if is_list(value)}
-    prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else ()
+    prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else None
     usage = object_at(row, "raw_response", "usage")
     one = CallSource(
-        prompts=plain_sources([(_PROMPT,), *copies_of(parts, (), _PROMPT_NAMES, prompt)]),
+        prompts=plain_sources(
+            [] if prompt is None else [(_PROMPT,), *copies_of(parts, (), _PROMPT_NAMES, prompt)]
+        ),
         logprobs=tuple(scored),
         columns={**columns, "logprobs": tuple(gone)},
         routing=tuple(_routing(row)),
         counters=(Counter(("raw_response", "usage")),) if usage else (),
     )
-    return [[one]]
+    return of_calls([[one]])
 
 
 def _scores_equal(content: object, logprobs: Any) -> bool:
@@ -194,6 +197,7 @@ FORMAT = Format(
     precedence=140,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=calls_written(_read, _sources, totals=_counts),
     shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "
     "prompt; the calls of a session are rows of their own, so drift from call to call is not seen.",

@@ -34,6 +34,7 @@ FORMAT = Format(
     precedence=230,
     matches=_matches,
     read=_read,
+    sources=choice_sources,
     update=calls_written(_read, choice_sources, stays=ONE_CALL),
     shows="The call's completion, logprobs and weight version; its prompt only when the request's "
     "`input_ids` or the prompt's scores were logged. Calls of one conversation are not joined.",

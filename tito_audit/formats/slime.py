@@ -16,6 +16,7 @@ from tito_audit.formats._columns import is_list, parsed, stated_facts
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._samples import row_written
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
+from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
@@ -87,6 +88,7 @@ FORMAT = Format(
     precedence=190,
     matches=_matches,
     read=_read,
+    sources=own_sources,
     update=row_written(_read, updated_sample, "a sample"),
     shows="The training row, its mask and its logprobs; null for a mask trains the whole response. No calls; "
     "messages and tools only where `metadata` keeps them. Torch files need the extra `torch`.",

@@ -28,6 +28,7 @@ from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
+from tito_audit.record.sources import Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -255,6 +256,11 @@ def _common(left: Ids, right: Ids) -> int:
     return int(differ[0]) if len(differ) else size
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    columns = {name: (Source(("loss_fn_inputs", name)),) for name in row["loss_fn_inputs"]}
+    return [Sources(columns) for _ in rollouts]
+
+
 FORMAT = Format(
     name="tinker",
     title="tinker datums",
@@ -262,6 +268,7 @@ FORMAT = Format(
     precedence=200,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=row_written(_read, _written, "a datum"),
     shows="The training row with its mask, logprobs and advantages, shifted by one. No calls, messages or model: "
     "a conversation that was cut into several datums cannot be put together again.",

@@ -34,6 +34,7 @@ FORMAT = Format(
     precedence=240,
     matches=_matches,
     read=_read,
+    sources=choice_sources,
     update=calls_written(_read, choice_sources, stays=ONE_CALL),
     shows="The call's completion and logprobs, its prompt if the answer or the request holds it; messages "
     "and tools only when the request was logged too. One rollout a choice; calls of one conversation are "
