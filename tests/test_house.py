@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,16 @@ def test_no_module_imports_the_private_module_of_another_room() -> None:
         and module.split(".")[1] != room_of(path)
     ]
     assert not strangers, strangers
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {
+        name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in MODULES
+    }
+    order = TopologicalSorter(
+        {name: set(imports(path)) & modules.keys() - {name} for name, path in modules.items()}
+    )
+    order.prepare()  # CycleError names the circle
 
 
 @pytest.mark.parametrize(("room", "number"), STAGES.items())
