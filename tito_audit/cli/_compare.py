@@ -18,7 +18,7 @@ from rich.text import Text
 from tito_audit.cli._tally import NEEDS_UNSAFE, Said, Sayings, Tally
 from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
-from tito_audit.reports._schema import as_json, summary_object
+from tito_audit.report_objects import as_json, summary_object
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.summary import RuleCount, Summary
 from tito_audit.terminal.escape import inert, visible

@@ -7,7 +7,7 @@ from typing import Any
 
 from tito_audit.cli._shown import Part, wanted_parts
 from tito_audit.record.finding import Result
-from tito_audit.reports._schema import finding_object
+from tito_audit.report_objects import finding_object
 from tito_audit.terminal.sequence import Tokens
 
 __all__ = ["rollout_object"]

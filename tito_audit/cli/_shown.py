@@ -16,12 +16,11 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.rollout import IdsFrom, Rollout
 from tito_audit.repairs import all_repairs
-from tito_audit.reports._skips import code_ranges
 from tito_audit.rules import all_rules
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import STYLES, finding_lines, range_words
 from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, Look, Tokens, drawn
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import code_ranges, many
 
 __all__ = ["Part", "page_lines", "parts_of", "wanted_parts"]
 

@@ -30,7 +30,7 @@ def config(
     import sys
 
     from tito_audit.cli._effective import as_object, effective, lines
-    from tito_audit.reports._schema import as_json
+    from tito_audit.report_objects import as_json
     from tito_audit.storage import find_logs
     from tito_audit.terminal.escape import inert, visible
 

@@ -34,7 +34,7 @@ def inspect(
     from tito_audit.cli._mapping import as_object, mapping_lines
     from tito_audit.inspect import inspect_log
     from tito_audit.report import ReportOptions
-    from tito_audit.reports._schema import as_json
+    from tito_audit.report_objects import as_json
     from tito_audit.terminal.escape import inert, visible
     from tito_audit.terminal.page import console_for
     from tito_audit.terminal.terminal import colors, page_width

@@ -149,7 +149,7 @@ def _spots(around: list[str], wanted: Wanted, result: Result) -> Spots | None:
 
 def _write_object(result: Result, run: Scan, wanted: Wanted, spots: Spots | None) -> None:
     from tito_audit.cli._show_object import rollout_object
-    from tito_audit.reports._schema import as_json
+    from tito_audit.report_objects import as_json
 
     if spots is not None:
         raise SetupError("--json writes whole sequences; leave out --around and the tokens of the place.")

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from tito_audit.errors import SetupError
 from tito_audit.gate.known import Entries
-from tito_audit.reports._verdict import rate_number
 from tito_audit.settings.model import MaxRate
 from tito_audit.summary import RateCount
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import many, rate_number
 
 __all__ = ["Rated", "Rates", "excess"]
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 from tito_audit.summary import Summary
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import code_ranges, many
 
-__all__ = ["code_ranges", "skip_lines", "skips_by_reason"]
+__all__ = ["skip_lines", "skips_by_reason"]
 
 
 def skip_lines(summary: Summary) -> list[str]:
@@ -24,18 +22,3 @@ def skips_by_reason(summary: Summary) -> list[tuple[str, str, int]]:
             codes.setdefault((because, number), []).append(code)
     ranked = sorted(codes.items(), key=lambda item: (-item[0][1], item[0][0]))
     return [(because, code_ranges(those), number) for (because, number), those in ranked]
-
-
-def code_ranges(codes: list[str]) -> str:
-    """Sorted codes with neighbours joined: `LPR501-LPR506, TOK101`."""
-    words = []
-    neighbours = groupby(enumerate(codes), key=lambda pair: (pair[1][:3], _number(pair[1]) - pair[0]))
-    for _, pairs in neighbours:
-        run = [code for _, code in pairs]
-        words.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run))
-    return ", ".join(words)
-
-
-def _number(code: str) -> int:
-    digits = "".join(char for char in code if char.isdecimal())
-    return int(digits or 0)

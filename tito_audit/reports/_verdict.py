@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.summary import Gate, RateCount, Summary
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import many, rate_number
 
 __all__ = [
     "Seen",
     "baseline_words",
     "known",
     "nothing_compared",
-    "rate_number",
     "rate_words",
     "severities",
     "uncompared_words",
@@ -141,15 +140,3 @@ def rate_words(rate: RateCount) -> str:
     often = f", {rate_number(rate)}" if math.isfinite(rate.rate) else ""
     found = f"{many(rate.findings, 'finding')} in {rate.of:,} {rate.unit}"
     return f"{rate.limit}: {found}{often}: {'too many' if rate.failed else 'passed'}"
-
-
-def rate_number(rate: RateCount) -> str:
-    """`0.00205`, with as many digits as tell it from the limit; `–` where there is nothing to divide by."""
-    if not math.isfinite(rate.rate):
-        return "–"
-    try:
-        limit = float(rate.limit.partition("=")[2].removesuffix("/rollout"))
-    except ValueError:  # words of somebody else: they are shown, not read
-        return f"{rate.rate:.3g}"
-    texts = (f"{rate.rate:.{digits}g}" for digits in range(3, 18))
-    return next((text for text in texts if (float(text) > limit) == rate.failed), repr(rate.rate))

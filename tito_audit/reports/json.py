@@ -9,7 +9,7 @@ from typing import TextIO
 
 from tito_audit.record.finding import Result
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._schema import as_json, finding_object, summary_object
+from tito_audit.report_objects import as_json, finding_object, summary_object
 from tito_audit.summary import Summary
 
 __all__ = ["JSON"]

@@ -16,11 +16,11 @@ from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._fences import code, fenced, folded
 from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import known, rate_number, severities, uncompared_words, verdict
+from tito_audit.reports._verdict import known, severities, uncompared_words, verdict
 from tito_audit.reports._worst import Entry, Worst, by_weight, counted, more_words
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import many, rate_number
 
 __all__ = ["MARKDOWN"]
 

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 from tito_audit.record.finding import Finding, Result, Severity, Side, Where
 from tito_audit.report import Report, ReportOptions
+from tito_audit.report_objects import as_json
 from tito_audit.reports._kept import Kept
 from tito_audit.reports._manual import section
-from tito_audit.reports._schema import as_json
 from tito_audit.reports._skips import skip_lines
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.cut import cut

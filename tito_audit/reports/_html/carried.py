@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from tito_audit.record.finding import Finding, Severity, Side
-from tito_audit.reports._schema import as_json
+from tito_audit.report_objects import as_json
 from tito_audit.terminal.escape import visible
 
 __all__ = ["BOUND", "Carried", "finding_row", "tables"]

@@ -7,7 +7,7 @@ import re
 import zlib
 from typing import Any
 
-from tito_audit.reports._schema import as_json
+from tito_audit.report_objects import as_json
 
 __all__ = ["PLAIN", "block", "escaped"]
 

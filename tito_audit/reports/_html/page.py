@@ -9,9 +9,8 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from tito_audit.reports._verdict import rate_number
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import many, rate_number
 
 if TYPE_CHECKING:
     from jinja2 import Template
