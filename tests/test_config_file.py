@@ -285,7 +285,6 @@ id = "uid"
         "tools": str(tmp_path / "tools.json"),
         "on": ["id=uid"],
     }
-    assert set(KEYS) - set(config.values) == {"chat-template"}
     commands = {name: config.parameters(name) for name in ("scan", "repair", "show", "inspect", "convert")}
     assert commands["scan"]["output_format"] == "github"
     other = {"report", "output_format", "worst"}  # what repair and inspect mean by them, no file says

@@ -146,13 +146,26 @@ def test_schema_and_file_take_the_same_tables_in_either_file(tmp_path: Path, tex
     assert valid(document["tool"]["tito-audit"]) == right
 
 
-def test_every_key_together_is_taken_by_both(tmp_path: Path) -> None:
-    def first_good(name: str) -> Any:
-        return next(value for value in VALUES if valid({name: value}) and value not in ("", []))
+def first_good(name: str) -> Any:
+    return next(value for value in VALUES if valid({name: value}) and value not in ("", []))
 
+
+def test_every_key_together_is_taken_by_both(tmp_path: Path) -> None:
     table = {name: first_good(name) for name in KEYS}
     assert valid(table)
     assert taken(tmp_path, "".join(f"{name} = {toml(value)}\n" for name, value in table.items()))
+
+
+def test_the_value_of_every_key_reaches_its_option_in_each_command_that_has_it(tmp_path: Path) -> None:
+    table = {name: first_good(name) for name in KEYS}
+    assert taken(tmp_path, "".join(f"{name} = {toml(value)}\n" for name, value in table.items()))
+    config = read_config(tmp_path / "tito-audit.toml")
+    for command in ("scan", "repair", "convert", "show", "inspect"):
+        assert config.parameters(command) == {
+            option.name: option.kind.read(table[key], tmp_path)
+            for key, option in KEYS.items()
+            if command in option.commands
+        }
 
 
 @pytest.mark.parametrize("name", KEYS)

@@ -145,7 +145,7 @@ def test_every_key_of_the_configuration_file_is_documented() -> None:
     keys = re.findall(r"^`{4}\{confval\} (.*)\n:type: (.*)\n", page, re.M)
     assert sorted(name for name, _ in keys) == sorted([*KEYS, EXTEND, OVERRIDES])
     assert re.findall(r"confval\} quiet\n:type: true or false\n:default: (\w+)", page) == ["false"]
-    assert {(key.name, key.kind.takes) for key in KEYS.values()} <= set(keys)
+    assert {(key, option.kind.takes) for key, option in KEYS.items()} <= set(keys)
     for flag, why in FLAG_ONLY.items():
         assert f"| `--{flag}` | {why} |" in page
 
