@@ -231,7 +231,7 @@ Jobs = Annotated[
         "-j",
         metavar="N",
         min=1,
-        help="Processes that audit at once; the findings are the same. [default: one a core]",
+        help="Processes that work at once; the results are the same. [default: one a core]",
     ),
 ]
 EncoderOption = Annotated[

@@ -93,6 +93,8 @@ def repair(
     trust_remote_code: options.TrustRemoteCode = False,
     no_config: options.NoConfig = False,
     config: options.ConfigFile = None,
+    jobs: options.Jobs = None,
+    encoder: options.EncoderOption = options.EncoderWord.AUTO,
     quiet: Annotated[
         bool,
         typer.Option("--quiet/--no-quiet", "-q", help="No progress, and no report that --report did not ask for."),
@@ -108,6 +110,7 @@ def repair(
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
     from tito_audit.run.repair import repair_rollouts
+    from tito_audit.run.workers import can_fork, usable_cores
     from tito_audit.terminal.terminal import colors, page_width, watched
 
     if out is None and not dry_run and not diff:
@@ -135,6 +138,8 @@ def repair(
         fail_on=fail_on,
         max_row_bytes=max_row_bytes,
         trust_remote_code=trust_remote_code,
+        jobs=jobs or (usable_cores() if can_fork() else 1),
+        encoder=encoder,
         overrides=options.overrides_of(context),
     )
     how = choices.repair_settings_of(
