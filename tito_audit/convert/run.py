@@ -17,7 +17,7 @@ from tito_audit.convert.rows_and_calls import as_calls, as_rows
 from tito_audit.convert.unread import account_of
 from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.format import Row
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.rollout import Place, Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
@@ -162,8 +162,8 @@ class Conversion:
         """The rollouts of a row in the form that is made, each with what tells its group."""
         tally = making.tally
         try:
-            read = reader.read(raw, place)
-            rollouts = tuple(map(Speakers(self.settings.sampled_roles).told, read.rollouts))
+            read, speakers = reader.read(raw, place), Speakers(self.settings.sampled_roles)
+            rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
         except RecordError as error:
             tally.refuse(place, str(error))
             return

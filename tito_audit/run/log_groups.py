@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,6 @@ _Alike = list[tuple[Settings, list[Path]]]
 """Settings, each with the logs for which they hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a flow is made of."""
-
-    files: tuple[Path, ...]
-    settings: Settings
-    standing_for: Mapping[Path, Path]
-    audits: bool
-    asks_rules: bool
-
-
 class RowFlow:
     """The logs of a run and what each is read and audited with, all of it loaded.
 
@@ -59,7 +48,7 @@ class RowFlow:
         audits: bool = True,
         asks_rules: bool = True,
     ) -> None:
-        self._asked = _Asked(tuple(files), settings, standing_for or {}, audits, asks_rules)
+        self._made_of = tuple(files), settings, standing_for or {}, asks_rules
         self._loader = Loader()
         self._notices: list[str] = []
         """What a reader should know of which logs."""
@@ -67,12 +56,12 @@ class RowFlow:
         share_of(settings)
         self.files = files
         self.settings = settings
-        self.groups = self._grouped()
+        self.groups = self._grouped(standing_for or {}, audits=audits, asks_rules=asks_rules)
         """By log, whether the log fits what it is audited with or not."""
         self.encoders = Encoders(self.tokenizers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, (self._asked,)
+        return _made_again, self._made_of
 
     @property
     def tokenizers(self) -> Sequence[Tokenizer]:
@@ -172,32 +161,20 @@ class RowFlow:
         for tokenizer in self.tokenizers:
             tokenizer.save()
 
-    def _grouped(self) -> dict[str, LogGroup]:
-        alike = self._alike()
-        auditors = self._auditors(alike) if self._asked.audits else [READS_ONLY for _ in alike]
+    def _grouped(
+        self, standing_for: Mapping[Path, Path], *, audits: bool, asks_rules: bool
+    ) -> dict[str, LogGroup]:
+        alike = _alike(self.files, self.settings, standing_for)
+        auditors = self._auditors(alike) if audits else [READS_ONLY for _ in alike]
         joins: dict[str, Join | None] = {}
         groups: dict[str, LogGroup] = {}
         for (own, members), auditor in zip(alike, auditors, strict=True):
             key = _of_join(own)
             if key not in joins:
                 joins[key] = Join.of(own, [file for one, all_ in alike if _of_join(one) == key for file in all_])
-            group = LogGroup(own, auditor if self._asked.asks_rules else auditor.silent(), joins[key])
+            group = LogGroup(own, auditor if asks_rules else auditor.silent(), joins[key])
             groups.update(dict.fromkeys(map(str, members), group))
         return groups
-
-    def _alike(self) -> _Alike:
-        settings, standing_for = self.settings, self._asked.standing_for
-        if not settings.overrides or not self.files:
-            return [(settings, list(self.files))]
-        alike: _Alike = []
-        for file in self.files:
-            own = settings.at(standing_for.get(file, file))
-            members = next((members for other, members in alike if own is other or own == other), None)
-            if members is None:
-                alike.append((own, [file]))
-            else:
-                members.append(file)
-        return alike
 
     def _auditors(self, alike: _Alike) -> list[Auditor]:
         """The auditor of each; what a reader should know is kept with the logs that it is about."""
@@ -215,10 +192,11 @@ class RowFlow:
         return auditors
 
 
-def _made_again(asked: _Asked) -> RowFlow:
+def _made_again(
+    files: tuple[Path, ...], settings: Settings, standing_for: Mapping[Path, Path], asks_rules: bool
+) -> RowFlow:
     """The flow that was pickled, loaded in this process."""
-    more = {"audits": asked.audits, "asks_rules": asked.asks_rules}
-    flow = RowFlow(asked.files, asked.settings, asked.standing_for, **more)
+    flow = RowFlow(files, settings, standing_for, asks_rules=asks_rules)
     flow.choose_encoders()
     return flow
 
@@ -235,3 +213,17 @@ def _of_join(settings: Settings) -> str:
     """All settings that a join depends on and that may differ inside one run."""
     columns = dict(settings.columns)
     return repr((settings.messages, settings.tools, dict(settings.on), settings.format, columns, settings.rows_at))
+
+
+def _alike(files: Sequence[Path], settings: Settings, standing_for: Mapping[Path, Path]) -> _Alike:
+    if not settings.overrides or not files:
+        return [(settings, list(files))]
+    alike: _Alike = []
+    for file in files:
+        own = settings.at(standing_for.get(file, file))
+        members = next((members for other, members in alike if own is other or own == other), None)
+        if members is None:
+            alike.append((own, [file]))
+        else:
+            members.append(file)
+    return alike
