@@ -97,7 +97,7 @@ CURED = json.loads((ROOT / "fixtures" / "formats" / "generic.jsonl").read_text(e
 
 
 def rows(count: int) -> list[dict[str, Any]]:
-    """Rows that are well, that a repair cures, that nothing cures, and that cannot be read."""
+    """Rows that are well, that two repairs cure, and that cannot be read."""
     return [{**(CLEAN, CURED, BROKEN, {"no": "ids"})[n % 4], "n": n} for n in range(count)]
 
 
@@ -112,8 +112,8 @@ def test_several_files_come_out_one_by_one(tmp_path: Path) -> None:
     outcomes, (before, *_), files = the_same(str(folder), tmp_path, tokenizer=TOKENIZER)
     assert len(before.files) == 5
     assert {Path(name).name for name in files} == {*(path.name for path in folder.iterdir()), "aside"}
-    assert sum(outcome.repaired for outcome in outcomes) == 2 + 0 + 10 + 10 + 2
-    assert files["aside"].count(b"\n") == 4 + 0 + 20 + 20 + 3
+    assert sum(outcome.repaired for outcome in outcomes) == 4 + 0 + 20 + 20 + 4
+    assert files["aside"].count(b"\n") == 2 + 0 + 10 + 10 + 1
 
 
 @pytest.mark.parametrize("group", [3, 100])
@@ -121,8 +121,8 @@ def test_a_table_of_any_row_groups_comes_out_the_same(tmp_path: Path, group: int
     log = tmp_path / "log.parquet"
     pq.write_table(pa.Table.from_pylist([row for row in rows(40) if "no" not in row]), log, row_group_size=group)
     outcomes, _, files = the_same(log, tmp_path, out="out.parquet", tokenizer=TOKENIZER)
-    assert sum(outcome.repaired for outcome in outcomes) == 10
-    assert pq.read_table(pa.BufferReader(files["out.parquet"])).num_rows == 20
+    assert sum(outcome.repaired for outcome in outcomes) == 20
+    assert pq.read_table(pa.BufferReader(files["out.parquet"])).num_rows == 30
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -132,7 +132,7 @@ def test_rows_inside_others_and_under_other_names_come_out_the_same(tmp_path: Pa
     options: dict[str, Any] = {"columns": {"token_ids": "ids"}} if mapped else {}
     options |= {"rows_at": "data.rollouts", "tokenizer": TOKENIZER}
     outcomes, _, _ = the_same(log, tmp_path, out="out.jsonl", **options)
-    assert sum(outcome.repaired for outcome in outcomes) == 3
+    assert sum(outcome.repaired for outcome in outcomes) == 6
 
 
 def test_calls_gathered_from_lines_come_out_the_same(tmp_path: Path) -> None:
