@@ -52,6 +52,7 @@ def repair(
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
     from tito_audit.run.repair import repair_rollouts
+    from tito_audit.run.workers import can_fork, usable_cores
     from tito_audit.terminal.terminal import colors, page_width, watched
 
     if out is None and not dry_run and not diff:
@@ -60,6 +61,7 @@ def repair(
             "Pass -o OUT, or --dry-run to see what would be done, or --diff to see every change."
         )
     settings, how = given.settings(), given.repair()
+    settings = replace(settings, jobs=settings.jobs or (usable_cores() if can_fork() else 1))
     target = None if dry_run else out
     named, inputs = report or ([] if quiet else ["text"]), given.inputs(settings)
     wanted = _wanted_reports(named, logs, [target, how.quarantine], inputs, diff=diff)

@@ -134,8 +134,8 @@ class Settings:
     trust_remote_code: bool = False
     """Allow a tokenizer's own Python code to run (transformers fallback only)."""
     jobs: int | None = None
-    """Processes that audit at once; None: this one alone. Findings are the same whatever the number. With more
-    than one, the rollout of a result holds its place and format only: the rest stays where it was audited."""
+    """Processes that work at once; None: this one alone. Results are the same whatever the number. With more than
+    one, the rollout of a result holds its place and format only: the rest stays where it was audited."""
 
     overrides: tuple[Override, ...] = ()
     """Other settings for some of the logs; of those that fit a log, the later one wins."""

@@ -101,8 +101,8 @@ RUN_OPTIONS: Final = (
     ),
     Option(
         "jobs",
-        "Processes that audit at once; the findings are the same. [default: one a core]",
-        ("scan",),
+        "Processes that work at once; the results are the same. [default: one a core]",
+        ("scan", "repair"),
         short="-j",
         metavar="N",
         takes=int,
@@ -115,7 +115,7 @@ RUN_OPTIONS: Final = (
         "encoder",
         "Who encodes first; tokenizers proves every difference before it is reported. auto: fastokens where logs "
         "are large.",
-        ("scan",),
+        ("scan", "repair"),
         takes=get_args(Encoder),
         fills=Settings,
         key_takes=values.one_of(*get_args(Encoder)),
