@@ -1,1 +1,1 @@
-"""Which call continues which: forks and splices of their token ids."""
+"""Who continues whom: the links and chains of a rollout's calls, and what is made of them."""

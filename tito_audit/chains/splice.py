@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.agreement import agreement
+from tito_audit.align.prefix import common_prefix, starts_with
 from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids
 
@@ -79,10 +79,10 @@ def splice_prefix(
     prefix = as_ids(template_prefix_ids, "template_prefix_ids")
     template = as_ids(template_ids, "template_ids")
     stops = _stops(stop_ids)
-    if len(template) >= len(seen) and np.array_equal(template[: len(seen)], seen):
+    if starts_with(template, seen):
         return list(template.tolist())
     old, new = _cut(prefix, stops), _cut(template, stops)
-    agreed, ended = agreement(prefix, template), int(seen[-1]) in stops
+    agreed, ended = common_prefix(prefix, template), int(seen[-1]) in stops
     ends_next = agreed == len(prefix) < len(template) and int(template[agreed]) in stops
     if not old.ends or (old.rest() and (ends_next or _is_open(_cut(seen, stops), old))):
         old = _Turns(old.ids, [*old.ends, len(old.ids)])
