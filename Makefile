@@ -1,5 +1,6 @@
 # make demo    install into .venv, scan the example logs, repair them and scan them again
-# make test    everything a change has to pass
+# make test    everything a change has to pass, in a few minutes
+# make deep    the same with every example that tests have; SINCE=origin/main: those of what changed since then
 # make bench   how fast a scan is
 # make lint    style and types only
 # make docs    the site, into build/docs/index.html
@@ -15,7 +16,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TOY := fixtures/tokenizers/toy_bpe
 shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
-.PHONY: demo test bench lint torch docs
+.PHONY: demo test deep bench lint torch docs
 
 demo: $(VENV)/.installed
 	@echo "Example logs of every format, made by hand, with faults planted in them:"
@@ -36,25 +37,12 @@ demo: $(VENV)/.installed
 	@echo
 	@$(call shown,scan build/demo -t $(TOY) --worst 0 --fail-on never)
 
-test: lint torch
-	@for kind in rollouts recorded; do \
-		found=$$(ls -d ../shared/$$kind/*/ ../shared/$$kind/*.json 2>/dev/null | xargs -rn1 basename | xargs); \
-		echo "real $$kind beside the checkout: $${found:-none, so their tests are skipped}"; \
-	done
-	@real=$$(tests/real_tokenizers.sh); \
-		found=$$(test -n "$$real" && ls -d "$$real"/*/ | xargs -rn1 basename | xargs); \
-		echo "real tokenizers: $${found:-none, so their tests are skipped}"; \
-		frameworks=$${TITO_AUDIT_FRAMEWORKS-$$(PYTHON=$(BIN)/python tests/frameworks/install.sh)}; \
-		found=$$(test -n "$$frameworks" && ls -d "$$frameworks"/*/bin 2>/dev/null | xargs -rn1 dirname | xargs -rn1 basename | grep -vx shared | xargs); \
-		echo "Pythons with frameworks: $${found:-none, so their tests are skipped}"; \
-		browser=$$(command -v chromedriver >/dev/null && for name in chromium chromium-browser google-chrome; do \
-			command -v $$name && break; done); \
-		echo "a browser for pages: $${browser:-none, so their tests are skipped}"; \
-		validators=$${TITO_AUDIT_VALIDATORS-$$(PYTHON=$(BIN)/python tests/validators.sh)}; \
-		found=$$(test -n "$$validators" && ls "$$validators" | xargs); \
-		echo "schemas that reports are held against: $${found:-none, so their tests are skipped}"; \
-		TITO_AUDIT_TOKENIZERS="$$real" TITO_AUDIT_FRAMEWORKS="$$frameworks" TITO_AUDIT_VALIDATORS="$$validators" \
-			$(BIN)/python tests/halves.py -q -rs
+test: $(VENV)/.installed-dev
+	@PYTHON=$(BIN)/python tests/suite.sh quick
+
+# SINCE=origin/main: only the test files that changed since that commit, or what they test.
+deep: $(VENV)/.installed-dev
+	@PYTHON=$(BIN)/python tests/suite.sh deep $(SINCE)
 
 # What nothing but the tests of Torch files needs; they are skipped without it.
 torch: $(VENV)/.installed-dev

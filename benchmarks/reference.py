@@ -27,7 +27,6 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
-from tito_audit.tokens.tokenizer import Tokenizer
 
 __all__ = ["by_reference", "main", "nothing_fast", "said"]
 
@@ -64,7 +63,6 @@ def nothing_fast() -> Iterator[None]:
             (Reference, "render_fast", nothing),
             (Reference, "encode_as", whole),
             (Reference, "leads_to", never),
-            (Tokenizer, "prover", nothing),
         ):
             stack.enter_context(patch.object(target, name, instead))
         yield

@@ -1,21 +1,40 @@
-"""The command as tests call it, and logs as they write them."""
+"""The command as tests call it, and logs as they write them.
+
+In this process a run is as new as in its own: what it is told, what it reads and what it prints. Only what is the
+same each time is made once: the parser of the command line, the code of a chat template, and a tokenizer out of
+files that did not change. Tests about these call `load_tokenizer` or a process of their own.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pytest
+import typer.main
+import typer.testing
 from typer.testing import CliRunner
 
 from tito_audit.cli import app
+from tito_audit.render.sandbox import ChatEnvironment
+from tito_audit.render.template import Template
+from tito_audit.tokens import load
+from tito_audit.tokens.cache import cache_folder
+from tito_audit.tokens.tokenizer import Tokenizer
 
-__all__ = ["run", "written"]
+__all__ = ["loading_once", "run", "written"]
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
+def run(*arguments: object, env: Mapping[str, str | None] | None = None) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the command, run in this process."""
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    with loading_once():
+        result = CliRunner().invoke(app, [str(one) for one in arguments], env=env)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr
@@ -25,3 +44,56 @@ def written(path: Path, rows: Iterable[object]) -> Path:
     """The path, once the rows are written there as JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+@contextmanager
+def loading_once() -> Iterator[None]:
+    """Inside, parser, templates and tokenizers are those of an earlier run where these are the same."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(typer.testing, "_get_command", _parser)
+        patched.setattr(ChatEnvironment, "compile", _code)
+        patched.setattr(Template, "_read", _reading)
+        patched.setattr(load, "_from_files", _tokenizer)
+        yield
+
+
+_parser = cache(typer.main.get_command)
+_compile = ChatEnvironment.compile
+_read = Template._read
+_from_files = load._from_files
+_codes: dict[str, Any] = {}
+_readings: dict[str, Any] = {}
+_tokenizers: dict[object, Tokenizer] = {}
+
+
+def _code(self: ChatEnvironment, source: Any, *arguments: Any, **options: Any) -> Any:
+    """The code of a template, which holds nothing of the environment that it was compiled in."""
+    if not isinstance(source, str) or arguments or options:
+        return _compile(self, source, *arguments, **options)
+    if source not in _codes:
+        _codes[source] = _compile(self, source)
+    return _codes[source]
+
+
+def _reading(self: Template) -> Any:
+    """The facts of a template, with its opener in the environment of the template that asks."""
+    if self.source not in _readings:
+        _readings[self.source] = _read(self)
+    facts, opener = _readings[self.source]
+    return facts, opener and opener.set_environment(self._reference.environment)
+
+
+def _tokenizer(path: Path, name: str) -> Tokenizer:
+    """The tokenizer of a folder, which remembers nothing of an earlier run."""
+    if cache_folder() is not None:
+        return _from_files(path, name)
+    key = tuple((str(file), *_stamp(file)) for file in sorted(path.rglob("*")))
+    if key not in _tokenizers:
+        _tokenizers[key] = _from_files(path, name)
+    return replace(_tokenizers[key], name=name)
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """What changes with a file's content."""
+    found = os.stat(file)  # noqa: PTH116  a pipe or a link that leads nowhere is for the loader to speak of
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import tests.tiers  # noqa: F401  (sets how many examples hypothesis tries)
 
 os.environ["TITO_AUDIT_CACHE"] = "off"
+
+# A shell starts what runs in the background deaf to Ctrl-C, and so would be each process that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.command import run, written
+from tests.tiers import DEEP, examples, some
 from tito_audit import (
     RecordError,
     Rollout,
@@ -51,7 +52,14 @@ LOGS = sorted(
 )
 FORMS = tuple(all_makers())
 OF_ROWS = tuple(name for name, (_, maker) in all_makers().items() if maker.holds is Holds.ROWS)
-few = settings(max_examples=40, deadline=None)
+INTO = [
+    (log, form)
+    for at, log in enumerate(LOGS)
+    for form in FORMS
+    if DEEP or form in ("rows", FORMS[at % len(FORMS)])
+]
+"""Every log in every form; in `make test` as rows and in one more, so that each form is made of several logs."""
+few = settings(max_examples=examples(15, 40), deadline=None)
 Json = dict[str, Any]
 Said = tuple[tuple[int, ...], tuple[float, ...] | None, tuple[float | None, ...]]
 """Token ids, loss weights and the logprobs of trained tokens, None at all others."""
@@ -156,8 +164,7 @@ def holds_all_ids(rollout: Rollout) -> bool:
     return all(turn.prompt_ids is not None and turn.completion_ids is not None for turn in rollout.turns)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(("log", "form"), INTO, ids=lambda value: getattr(value, "stem", value))
 def test_a_converted_log_says_what_was_read_and_the_rest_is_listed(log: Path, form: str, tmp_path: Path) -> None:
     before = log.read_bytes()
     out = tmp_path / "out.jsonl"
@@ -561,7 +568,9 @@ def test_rows_that_cannot_be_read_are_counted_with_their_place_and_never_passed_
     ],
 )
 @pytest.mark.parametrize("form", ["rows", "calls", "tito_sample"])
-def test_the_suffix_chooses_the_file_and_all_say_the_same(tmp_path: Path, name: str, form: str) -> None:
+def test_the_suffix_chooses_the_file_and_all_say_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: str
+) -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "q"}]},
         {"role": "assistant", "content": "a"},
@@ -572,7 +581,8 @@ def test_the_suffix_chooses_the_file_and_all_say_the_same(tmp_path: Path, name: 
         {**ROW, "note": "ä \u2028 \\ud800", "reward": 2},
         {"token_ids": [1, 2], "loss_mask": [0, 1]},
     ]
-    log = written(tmp_path / "log.jsonl", rows * (400 if name.endswith((".parquet", ".arrow")) else 2))
+    monkeypatch.setattr(new_log, "_BATCH_ROWS", 4)
+    log = written(tmp_path / "log.jsonl", rows * 3)
     out = tmp_path / name
     code, page, err = run("convert", log, "--to", form, "-o", out)
     assert (code, err) == (0, ""), page
@@ -743,9 +753,13 @@ def test_a_mapped_log_is_converted_under_the_names_that_were_given(tmp_path: Pat
     assert (lines_of(out)[0]["tokens"], lines_of(out)[0]["loss_mask"]) == ([1, 2, 3], [1, 1])
 
 
-def test_a_log_of_several_batches_keeps_its_order_in_a_table(tmp_path: Path) -> None:
+def test_a_log_of_several_batches_keeps_its_order_in_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not DEEP:
+        monkeypatch.setattr(new_log, "_BATCH_ROWS", 16)
     rng = random.Random(0)
-    rows = [{"index": n, **ROW, "token_ids": [1, 2, rng.randrange(3, 99), n]} for n in range(3000)]
+    rows = [{"index": n, **ROW, "token_ids": [1, 2, rng.randrange(3, 99), n]} for n in range(examples(50, 3000))]
     log, out = written(tmp_path / "log.jsonl", rows), tmp_path / "out.parquet"
     convert_rollouts(log, "rows", out)
     again = [one.training_row.token_ids.tolist() for one in read_rollouts(out) if one.training_row is not None]
@@ -770,7 +784,7 @@ def test_every_form_that_the_help_names_can_be_made_and_all_are_named(tmp_path: 
 @pytest.mark.shared
 @pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout")
 @pytest.mark.parametrize("mode", ["tito", "retok"])
-@pytest.mark.parametrize("model", ["qwen2.5-coder", "gemma-3", "smollm2"])
+@pytest.mark.parametrize("model", some(["smollm2", "gemma-3", "qwen2.5-coder"], 1))
 def test_sampled_calls_of_real_models_go_into_every_form_and_back(model: str, mode: str, tmp_path: Path) -> None:
     log = SHARED / "rollouts" / model / f"{mode}.jsonl.gz"
     expected = said_as_rows(list(read_rollouts(log)))

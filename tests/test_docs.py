@@ -6,6 +6,7 @@ import ast
 import contextlib
 import doctest
 import html.parser
+import importlib
 import io
 import os
 import re
@@ -17,11 +18,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urldefrag
+from urllib.parse import unquote, urldefrag, urljoin
 
 import pytest
+from click.testing import CliRunner
 
 import tito_audit
+from tests.command import run
+from tests.tiers import DEEP
 from tito_audit.cli._exits import EXIT_CODES
 from tito_audit.formats import all_formats
 from tito_audit.repairs import all_repairs
@@ -43,6 +47,8 @@ FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[a-z]+)\n(?P<text>.*?)\n(?P=f
 PLACEHOLDERS = {"LOG", "DIR", "OUT", "FILE", "…", "...", "NAME", "CODE", "COMMAND"}
 RUN = re.compile(r"tito-audit (.*fixtures/|explain \w|list \w|scan cured|scan no-such|--version)")
 """Commands that need nothing but a checkout."""
+SHELL_ONLY = set("|&;<>$*?`(){}")
+"""What no command is given as it is typed."""
 PACE = re.compile(r"· [\d.]+ s(, [\d,]+ tokens/s)?")
 EXTERNAL = {
     "https://github.com/pradyunsg/furo": "the theme's own footer",
@@ -68,6 +74,11 @@ class Block:
 def pages() -> dict[str, str]:
     """Every page of the site by its path, and the README."""
     return {**generate.site(), "README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
+
+
+def site() -> dict[str, str]:
+    """Every page of the site by its path."""
+    return {path: text for path, text in pages().items() if path != "README.md"}
 
 
 def blocks(*languages: str, written: bool = False) -> list[Block]:
@@ -279,10 +290,22 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def as_shown(done: subprocess.CompletedProcess[str]) -> str:
+def tried(command: str, code: int, place: Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command behind one that ended so; `make deep` asks a shell for all."""
+    if DEEP or set(command) & SHELL_ONLY or not command.startswith("tito-audit "):
+        script = ["bash", "-c", f"(exit {code}); {command}"]
+        done = subprocess.run(script, capture_output=True, encoding="utf-8", cwd=place, env=environment(place))
+        return done.returncode, done.stdout, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        for name, value in environment(place).items():
+            patch.setenv(name, value)
+        return run(*shlex.split(command)[1:])
+
+
+def as_shown(code: int, out: str, err: str) -> str:
     """What a reader sees of a run."""
-    said = done.stdout + (done.stderr if done.returncode == 2 else "")
-    return said.strip("\n")
+    return (out + (err if code == 2 else "")).strip("\n")
 
 
 def fits(shown: str, printed: str) -> bool:
@@ -309,20 +332,13 @@ def test_the_commands_of_a_page_do_what_it_shows(path: Path, place: Path) -> Non
                 assert not shown, f"{command}: what it prints cannot be checked"
                 renewed.append(f"$ {command}")
                 continue
-            script = f"(exit {code}); {command}"
-            done = subprocess.run(
-                ["bash", "-c", script],
-                capture_output=True,
-                encoding="utf-8",
-                cwd=place,
-                env=environment(place),
-            )
-            code = done.returncode
-            assert code in EXIT_CODES, done.stderr
+            code, out, err = tried(command, code, place)
+            said = as_shown(code, out, err)
+            assert code in EXIT_CODES, err
             if shown and os.environ.get("UPDATE_GOLDENS") and "…" not in shown.split("\n"):
-                shown = as_shown(done)
-            assert not shown or fits(shown, as_shown(done)), (
-                f"{path.name} is stale: {command}\n{as_shown(done)}\n"
+                shown = said
+            assert not shown or fits(shown, said), (
+                f"{path.name} is stale: {command}\n{said}\n"
                 "UPDATE_GOLDENS=1 pytest tests/test_docs.py renews what has no line …"
             )
             renewed.append("\n".join([f"$ {command}", *([shown] if shown else [])]))
@@ -374,6 +390,15 @@ def schema_of(value: Any) -> list[str]:
     return ["check_jsonschema", "--builtin-schema", kind]
 
 
+def checked(words: list[str]) -> tuple[int, str]:
+    """Exit code of a checker, and what it says."""
+    if words[0] == "check_jsonschema":
+        done = CliRunner().invoke(importlib.import_module(words[0]).main, words[1:])
+        return done.exit_code, done.output
+    started = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+    return started.returncode, started.stdout + started.stderr
+
+
 @pytest.mark.parametrize("block", blocks("yaml", written=True), ids=str)
 def test_a_recipe_is_a_file_that_its_system_takes(block: Block, tmp_path: Path) -> None:
     # `on` is a word of YAML 1.1 for true.
@@ -382,8 +407,8 @@ def test_a_recipe_is_a_file_that_its_system_takes(block: Block, tmp_path: Path) 
     pytest.importorskip(checker[0], reason=f"{checker[0]} is in the extra dev")
     file = tmp_path / "recipe.yaml"
     file.write_text(block.text)
-    done = subprocess.run([sys.executable, "-m", *checker, str(file)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = checked([*checker, str(file)])
+    assert code == 0, said
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     steps = [step for job in value.get("jobs", {}).values() for step in job["steps"]]
     for step in steps:
@@ -429,6 +454,8 @@ class Page(html.parser.HTMLParser):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     """Every page of the site, as `make docs` builds it: warnings are errors."""
+    if not DEEP:
+        pytest.skip("`make deep` builds the site")
     for module in ("sphinx", "myst_parser", "furo"):
         pytest.importorskip(module, reason=f"{module} is in the extra docs")
     folder = tmp_path_factory.mktemp("site")
@@ -471,6 +498,16 @@ def test_the_site_names_no_address_of_others_but_those_listed_and_loads_nothing_
         for source in page.loads:
             assert not re.match(r"[a-z]+:|//", source), source
             assert (path.parent / urldefrag(source)[0].split("?")[0]).is_file(), source
+
+
+def test_a_link_between_pages_leads_to_a_page() -> None:
+    checked = 0
+    for path, text in site().items():
+        for link in re.findall(r"\]\(([^)\s#:]+\.md)[)#]", prose(text)):
+            place = urljoin(f"/{path}", link).removeprefix("/")
+            assert place in site(), f"{path} links to {link}"
+            checked += 1
+    assert checked > 500
 
 
 def test_an_address_of_this_project_is_a_placeholder() -> None:
@@ -540,7 +577,10 @@ def test_what_is_built_is_not_tracked() -> None:
     assert "build/" in ignored
 
 
-def test_the_generator_replaces_no_folder_that_it_did_not_write(tmp_path: Path) -> None:
+def test_the_generator_replaces_no_folder_that_it_did_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "site", site)
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(SystemExit, match="holds something else"):
         generate.write(tmp_path)

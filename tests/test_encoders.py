@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from tests.fuzz_encoders import Drawn
+from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder
@@ -33,11 +34,11 @@ TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = Path(
     os.environ.get("TITO_AUDIT_TOKENIZERS") or Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
 )
-STRINGS = int(os.environ.get("TITO_AUDIT_FUZZ", "2000"))
+STRINGS = int(os.environ.get("TITO_AUDIT_FUZZ") or examples(400, 2000))
 """How many random texts each vocabulary is tried on; TITO_AUDIT_FUZZ=20000 for a thorough run."""
 WANTED = ("qwen3", "llama-3.1", "gpt-oss", "deepseek-v3", "gemma-3", "smollm2")
 REAL = [name for name in WANTED if (SHARED / name / "tokenizer.json").is_file()]
-NAMES = ["toy_bpe", "toy_metaspace", *(pytest.param(name, marks=pytest.mark.shared) for name in WANTED)]
+NAMES = ["toy_bpe", "toy_metaspace", *(pytest.param(name, marks=pytest.mark.shared) for name in some(WANTED, 1))]
 
 
 @functools.cache
@@ -313,7 +314,7 @@ WORDS = st.text("ab<|", min_size=1, max_size=5)
 
 
 @given(words=st.lists(WORDS, min_size=1, max_size=8, unique=True), text=st.text("ab<|", max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 300), deadline=None)
 def test_the_pattern_takes_the_first_and_there_the_longest(words, text):
     found, at = [], 0
     while at < len(text):
@@ -383,7 +384,7 @@ def test_a_token_that_is_looked_for_in_normalised_text_is_no_cut():
     ],
 )
 @given(parts_of_text=st.lists(st.sampled_from(["a", "b", " ", "é", "<b>", "<", "b>", "\n", "<b"]), max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 def test_what_is_prepended_is_prepended_to_the_same_segments(parts, cuts, parts_of_text):
     backend = with_tokens(["<b>"], decoder=decoders.Replace("▁", " "), **parts)
     if cuts is not None:

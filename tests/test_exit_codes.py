@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import run
+from tests.tiers import some
 from tito_audit.cli._exits import EXIT_CODES, epilog
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,9 +55,18 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "tito_audit", *arguments]
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_a_run_ends_with_the_documented_code(run: str, tmp_path: Path) -> None:
-    code, arguments = RUNS[run]
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_ends_with_the_documented_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, arguments = RUNS[name]
+    ended, _, complaint = run(*arguments)
+    assert ended == code, complaint
+    assert code in EXIT_CODES
+
+
+@pytest.mark.parametrize("name", some([*RUNS], 5))
+def test_a_process_ends_with_the_documented_code(name: str, tmp_path: Path) -> None:
+    code, arguments = RUNS[name]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command(*arguments), capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == code, done.stderr

@@ -30,7 +30,6 @@ needs_rollouts = [
 
 def check(log: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = list(by_reference(log, replace(settings, jobs=1)))
-    monkeypatch.setattr("tito_audit.tokens.tokenizer._WORTH_PROVING", -1)
     for encoder in ("tokenizers", "fastokens"):
         for jobs in (1, 2):
             scan = scan_rollouts(log, replace(settings, encoder=encoder, jobs=jobs))

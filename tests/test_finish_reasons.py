@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.command import run
 from tito_audit import convert_rollouts
-from tito_audit.cli import app
 from tito_audit.formats import pick_format
 from tito_audit.record.rollout import Place, Rollout
 
@@ -121,10 +120,9 @@ def test_a_reward_that_the_log_does_not_state_is_named_and_not_made_up(to: str, 
 def test_a_conversion_lists_what_the_log_lacks(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({**FLAT, "prompt_length": 2}))
-    run = CliRunner().invoke(app, ["convert", str(log), "--to", "slime", "--dry-run"])
+    _, shown, _ = run("convert", log, "--to", "slime", "--dry-run")
     assert (
-        "Not in the log, and not made up: left out or null, with the rollouts that lack it\n  reward  1\n"
-        in run.stdout
+        "Not in the log, and not made up: left out or null, with the rollouts that lack it\n  reward  1\n" in shown
     )
-    run = CliRunner().invoke(app, ["convert", str(log), "--to", "atropos_group", "--dry-run"])
-    assert "put it into the log under one of these names" in run.stdout
+    _, shown, _ = run("convert", log, "--to", "atropos_group", "--dry-run")
+    assert "put it into the log under one of these names" in shown

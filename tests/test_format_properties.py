@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from test_formats import check, fixture_rows
 from test_update import as_table, plain
 
+from tests.tiers import examples
 from tito_audit import Settings, scan_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
@@ -30,7 +31,7 @@ from tito_audit.rules import all_rules
 from tito_audit.run.auditor import Auditor, audit_rollout
 
 PLACE = Place("log.jsonl", 0)
-MUTANTS = int(os.environ.get("TITO_AUDIT_MUTANTS", "24"))
+MUTANTS = int(os.environ.get("TITO_AUDIT_MUTANTS") or examples(6, 24))
 """How often each row is broken, as JSON or as a table gives it."""
 FORMATS = {form.name: form for form in all_formats()}
 ROWS = {name: [plain(row) for row in fixture_rows(name)] for name in FORMATS}

@@ -9,10 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import command
+from tests.tiers import examples
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -23,12 +27,19 @@ CALLS = {
 }
 LOOP = "{% for i in range(90000) %}{% for j in range(90000) %}{% for k in range(90000) %}{% endfor %}" * 2
 LOOP += "{% endfor %}" * 4
-BIG = 200 * 1024 * 1024
+BIG = examples(20, 200) * 1024 * 1024
 SUMMARY_KEYS = {"schema_version", "rollouts", "findings", "notices"}
 
 
-def tito(*arguments: object, timeout: float = 60, **environment: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command, which may not print a traceback."""
+def tito(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command, which may neither raise an exception nor print a traceback."""
+    code, out, err = command.run(*arguments)
+    assert "Traceback" not in out + err
+    return code, out, err
+
+
+def apart(*arguments: object, timeout: float = 60, **environment: str) -> tuple[int, str, str]:
+    """The same of the command in a process of its own, for what could bring a process down or make it hang."""
     done = subprocess.run(
         [sys.executable, "-m", "tito_audit", *map(str, arguments)],
         capture_output=True,
@@ -40,9 +51,11 @@ def tito(*arguments: object, timeout: float = 60, **environment: str) -> tuple[i
     return done.returncode, done.stdout, done.stderr
 
 
-def audited(log: Path, *options: object, timeout: float = 60) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
+def audited(
+    log: Path, *options: object, by: Callable[..., tuple[int, str, str]] = tito
+) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
     """Exit code, findings and summary of a scan; stdout has to hold the report and nothing else."""
-    code, out, err = tito("scan", log, "-t", TOY, "--report", "json", *options, timeout=timeout)
+    code, out, err = by("scan", log, "-t", TOY, "--report", "json", *options)
     assert err == ""
     report = json.loads(out)
     assert report["summary"].keys() >= SUMMARY_KEYS
@@ -145,7 +158,7 @@ def chat_template(tmp_path: Path, source: str) -> Path:
 def test_a_template_that_fails_is_a_finding_of_every_rollout(tmp_path: Path, source: str, says: str) -> None:
     log = rows(tmp_path / "log.jsonl", CALLS, CALLS)
     template = chat_template(tmp_path, source)
-    code, findings, _ = audited(log, "--chat-template", template)
+    code, findings, _ = audited(log, "--chat-template", template, by=apart)
     found = [one for one in findings if one["code"] == "TPL211"]
     assert code == 0
     assert {one["row"] for one in found} == {0, 1}
@@ -156,7 +169,7 @@ def test_a_template_that_loops_costs_its_limit_once_however_long_the_log(tmp_pat
     log = rows(tmp_path / "log.jsonl", *[CALLS] * 300)
     template = chat_template(tmp_path, LOOP)
     started = time.monotonic()
-    _, findings, _ = audited(log, "--chat-template", template, "--template-seconds", 0.5)
+    _, findings, _ = audited(log, "--chat-template", template, "--template-seconds", 0.5, by=apart)
     assert time.monotonic() - started < 15
     found = [one for one in findings if one["code"] == "TPL211"]
     assert len(found) == 300
@@ -207,12 +220,12 @@ def big_garbage(log: Path) -> None:
 
 
 @pytest.mark.parametrize(("make", "broken"), [(big_row, 0), (big_garbage, 1)])
-def test_a_line_of_200_megabytes_is_read_or_reported_and_the_next_is_audited(
+def test_a_line_of_many_megabytes_is_read_or_reported_and_the_next_is_audited(
     tmp_path: Path, make: Callable[[Path], None], broken: int
 ) -> None:
     log = tmp_path / "log.jsonl"
     make(log)
-    _, findings, summary = audited(log, timeout=180)
+    _, findings, summary = audited(log, by=partial(apart, timeout=180))
     log.unlink()
     assert summary["rows_unreadable"] == len(unreadable(findings)) == broken
     assert summary["rollouts"] == 2 - broken
@@ -297,7 +310,8 @@ def test_a_file_that_may_not_be_read_is_a_mistake(tmp_path: Path) -> None:
 def test_a_mistake_on_the_command_line_is_one_message_and_exit_2(
     tmp_path: Path, options: list[str], says: str
 ) -> None:
-    code, out, err = tito("scan", rows(tmp_path / "log.jsonl", CLEAN), *options, HF_HUB_OFFLINE="1")
+    asked = partial(apart, HF_HUB_OFFLINE="1") if "-t" in options else tito
+    code, out, err = asked("scan", rows(tmp_path / "log.jsonl", CLEAN), *options)
     assert (code, out) == (2, "")
     assert says in err
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from markdown_it import MarkdownIt
-from typer.testing import CliRunner
 
+from tests import command
 from tests.runner import commands
-from tito_audit.cli import app
+from tests.tiers import DEEP, examples, some
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"
@@ -34,17 +34,16 @@ TRAPS = {
     "markdown": "@someone #1 http://x.example [a](b) ![i](j) | a | b ` `` ``` **b** </details> <b>",
     "terminal": "\x1b[31mred\x1b[2J\x1b]8;;http://x\x1b\\l\x1b]8;;\x1b\\\x1b]52;c;cm0gLXJm\x07\x07\r\x08\x9b2J\x7f\x00",
     "letters": "\u202eturned\u202c\u2066\u200b\u200d\u2028\u2029\x85\ufeff\ud83d\udcff\ufff9\U000e0041\u3164",
-    "marks": "e" + "\u0301" * 400,
+    "marks": "e" + "\u0301" * examples(40, 400),
 }
 """What a model may say to make somebody's terminal, page or runner do something."""
+TOGETHER = [(name,) for name in TRAPS] if DEEP else [tuple(TRAPS)]
+"""The traps of each log: all in one, or in `make deep` one alone."""
 
 
 def run(*arguments: object, **environment: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command."""
-    result = CliRunner().invoke(app, [str(one) for one in arguments], env={"COLUMNS": "80", **environment})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
+    return command.run(*arguments, env={"COLUMNS": "80", **environment})
 
 
 def poisoned(value: Any, trap: str, *, keys: bool) -> Any:
@@ -69,7 +68,7 @@ def hostile_rows(trap: str) -> Iterator[str]:
     """Rows of many formats with the trap in them, of no format, unreadable ones, very long and very deep ones."""
     for name in ("nemo_gym", "slime", "openai_chat", "nemo_rl", "tito_sample", "calls"):
         path = FORMATS / f"{name}.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines()[:2] if path.exists() else ():
+        for line in path.read_text(encoding="utf-8").splitlines()[: examples(1, 2)] if path.exists() else ():
             for keys in (False, True):
                 yield json.dumps(poisoned(json.loads(line), trap, keys=keys))
     called = {"id": trap, "type": "function", "function": {"name": trap, "arguments": json.dumps({trap: trap})}}
@@ -94,27 +93,41 @@ def hostile_rows(trap: str) -> Iterator[str]:
     yield '{"token_ids": [1, ' + json.dumps(encodable(trap), ensure_ascii=False)
     if trap != TRAPS["runner"]:
         return
-    yield json.dumps({**ids, "text": trap * 20_000})
+    yield json.dumps({**ids, "text": trap * examples(2_000, 20_000)})
     yield '{"messages": ' + "[" * 50_000 + json.dumps(trap) + "]" * 50_000 + "}"
 
 
-@pytest.fixture(scope="module", params=TRAPS, ids=str)
-def trap(request: pytest.FixtureRequest) -> str:
-    return TRAPS[request.param]
+@pytest.fixture(scope="module", params=TOGETHER, ids=lambda names: names[0] if DEEP else "all")
+def traps(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return tuple(TRAPS[name] for name in request.param)
+
+
+def file_name(traps: Sequence[str]) -> str:
+    """A name that says the traps, each as long as there is room for it."""
+    parts = [encodable(trap).replace("/", "\u2215").replace("\0", "") for trap in traps]
+    return "".join(part[: 60 if len(parts) == 1 else 20] for part in parts)
 
 
 @pytest.fixture(scope="module")
-def logs(trap: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def logs(traps: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same words in lines and in Parquet, in a file whose name says them as well."""
     folder = tmp_path_factory.mktemp("logs")
-    name = encodable(trap).replace("/", "\u2215").replace("\0", "")[:60]
-    lines = folder / f"{name}.jsonl"
-    lines.write_text("".join(row + "\n" for row in hostile_rows(trap)), encoding="utf-8")
-    text = encodable(trap)
+    lines = folder / f"{file_name(traps)}.jsonl"
+    rows = [row + "\n" for trap in traps for row in hostile_rows(trap)]
+    lines.write_text("".join(rows), encoding="utf-8")
     ids = {"token_ids": [5, 6, 7, 300], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, 0.5, 0.0]}
-    row = {**ids, text: text, "group_id": text, "messages": [{"role": text, "content": text}]}
-    table = folder / f"{name}.parquet"
-    pq.write_table(pa.Table.from_pylist([row, {**row, "loss_mask": [1]}]), table)
+    words = [encodable(trap) for trap in traps]
+    whole = [
+        {
+            **ids,
+            **dict(zip(words, words, strict=True)),
+            "group_id": text,
+            "messages": [{"role": text, "content": text}],
+        }
+        for text in words
+    ]
+    table = folder / f"{file_name(traps)}.parquet"
+    pq.write_table(pa.Table.from_pylist([one for row in whole for one in (row, {**row, "loss_mask": [1]})]), table)
     return {"lines": lines, "parquet": table}
 
 
@@ -127,18 +140,18 @@ def holds_still(text: str, *, colored: bool = False) -> None:
     assert FLOOD.search(plain) is None
 
 
-def asked(log: Path, out: Path) -> dict[str, list[object]]:
-    """Every command that prints what is in a log, by a name."""
+def asked(log: Path, out: Path, row: int = 0) -> dict[str, list[object]]:
+    """Every command that prints what is in a log, by a name; `show` prints a row and the next."""
     toy = ["-t", TOY]
     return {
-        "scan": ["scan", log, *toy],
-        "scan without a tokenizer": ["scan", log],
+        "scan": ["scan", log, *toy, "--worst", 1000],
+        "scan without a tokenizer": ["scan", log, "--worst", 1000],
         "scan concise": ["scan", log, *toy, "--output-format", "concise"],
-        "show": ["show", f"{log}:0", *toy, "--full", "--ids", "--logprobs"],
-        "show json": ["show", f"{log}:0", *toy, "--json"],
-        "show the last": ["show", f"{log}:1", "--row", 1, *toy],
+        "show": ["show", f"{log}:{row}", *toy, "--full", "--ids", "--logprobs"],
+        "show json": ["show", f"{log}:{row}", *toy, "--json"],
+        "show the last": ["show", f"{log}:{row + 1}", "--row", row + 1, *toy],
         "show none": ["show", f"{log}:9999"],
-        "repair": ["repair", log, "--diff", *toy, "--unsafe", "--fail-on", "note", "--worst", 100],
+        "repair": ["repair", log, "--diff", *toy, "--unsafe", "--fail-on", "note", "--worst", 1000],
         "repair to a file": [
             "repair",
             log,
@@ -166,8 +179,17 @@ def asked(log: Path, out: Path) -> dict[str, list[object]]:
         *((name, "parquet") for name in ("scan", "show", "repair", "convert", "inspect")),
     ],
 )
-def test_what_a_command_prints_holds_still(name: str, kind: str, logs: dict[str, Path], tmp_path: Path) -> None:
-    arguments = asked(logs[kind], tmp_path)[name]
+def test_what_a_command_prints_holds_still(
+    name: str, kind: str, traps: tuple[str, ...], logs: dict[str, Path], tmp_path: Path
+) -> None:
+    per_trap = [2 if kind == "parquet" else len(list(hostile_rows(trap))) for trap in traps]
+    firsts = [sum(per_trap[:number]) for number in range(len(traps))]
+    for row in firsts if name.startswith("show") else [0]:
+        prints_still(asked(logs[kind], tmp_path, row)[name])
+
+
+def prints_still(arguments: list[object]) -> None:
+    """A command holds still, whether it may use colours or not."""
     code, out, err = run(*arguments)
     assert code in (0, 1, 2)
     assert out or err
@@ -201,14 +223,22 @@ def test_what_a_command_prints_holds_still(name: str, kind: str, logs: dict[str,
     ids=" ".join,
 )
 def test_what_a_mistake_is_told_with_holds_still(
-    arguments: list[str], trap: str, logs: dict[str, Path], tmp_path: Path
+    arguments: list[str], traps: tuple[str, ...], tmp_path: Path
 ) -> None:
+    for trap in traps:
+        tells_still(arguments, trap, tmp_path)
+
+
+def tells_still(arguments: list[str], trap: str, folder: Path) -> None:
+    """A command that is given a trap, in its arguments or in a file that they name, holds still."""
     word = encodable(trap).replace("\0", "")
-    template = tmp_path / "chat.jinja"
+    log = folder / f"{file_name([trap])}.jsonl"
+    log.write_text("".join(row + "\n" for row in some(list(hostile_rows(trap)), 6)), encoding="utf-8")
+    template = folder / "chat.jinja"
     template.write_text(f"{{{{ raise_exception({json.dumps(word, ensure_ascii=False)}) }}}}", encoding="utf-8")
-    config = tmp_path / "tito-audit.toml"
+    config = folder / "tito-audit.toml"
     config.write_text(f"{json.dumps(word)} = {json.dumps(word)}\n", encoding="utf-8")
-    places = {"LOG": str(logs["lines"]), "TEMPLATE": str(template), "CONFIG": str(config)}
+    places = {"LOG": str(log), "TEMPLATE": str(template), "CONFIG": str(config)}
     code, out, err = run(*(places.get(one, one).replace("TRAP", word) for one in arguments), HF_HUB_OFFLINE="1")
     assert code in (0, 1, 2)
     holds_still(out)

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from tests import report_results
 from tests.browser import made
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
-from tito_audit.record.observed import Measures, Observed
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
 from tito_audit.reports._html import views as views_module
@@ -29,6 +28,7 @@ from tito_audit.reports._html.charts import charts
 from tito_audit.reports._html.packed import PLAIN, block
 from tito_audit.rules import all_rules
 from tito_audit.summary import Gate, Summary
+from tito_audit.viewer.model import Measures, Observed
 
 ROOT = Path(__file__).resolve().parents[1]
 

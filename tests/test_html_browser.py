@@ -15,10 +15,10 @@ from tests import report_results
 from tests.browser import driver, made
 from tests.browser.made import HOSTILE
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
-from tito_audit.record.observed import Observed, Stretch, Swap, View, ViewSequence
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
 from tito_audit.summary import Gate, RateCount, Summary
+from tito_audit.viewer.model import Observed, Stretch, Swap, View, ViewSequence
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples, some
 from tito_audit import Result, Settings, SetupError, StorageError, scan_rollouts
 from tito_audit.record.arrays import Ids
 from tito_audit.run.parallel import bare, chunk_bytes
@@ -347,17 +348,29 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("log", FORMATS, ids=lambda path: path.stem)
-def test_results_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
+def assert_same_for_all(log: Path, place: Path) -> None:
+    """The log, and its rows as a packed array, give the same whatever the number of processes and the chunks."""
     expected = scanned(log, tokenizer=TOKENIZER)
     assert expected[0]
     assert not expected[2]
     for jobs, chunk in ((1, None), (2, 997), (3, 20_011), (2, 1 << 20)):
         assert scanned(log, jobs, chunk, tokenizer=TOKENIZER) == expected
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
-    array = tmp_path / "array.json.gz"
+    array = place / "array.json.gz"
     array.write_bytes(gzip.compress(json.dumps(rows).encode()))
     assert scanned(array, 2, 5_000, tokenizer=TOKENIZER) == scanned(array, tokenizer=TOKENIZER)
+
+
+@pytest.mark.parametrize("log", some(FORMATS, 3), ids=lambda path: path.stem)
+def test_results_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
+    assert_same_for_all(log, tmp_path)
+
+
+def test_results_of_all_formats_in_one_log_are_the_same_too(tmp_path: Path) -> None:
+    log = tmp_path / "all.jsonl"
+    lines = (line for one in FORMATS for line in one.read_bytes().splitlines(keepends=True)[: examples(1, 99)])
+    log.write_bytes(b"".join(lines))
+    assert_same_for_all(log, tmp_path)
 
 
 def test_a_fast_encoder_that_one_process_gave_up_is_not_named_in_the_summary(
@@ -384,7 +397,7 @@ def test_a_fast_encoder_that_one_process_gave_up_is_not_named_in_the_summary(
     assert summary.encoder == "fastokens, proved by tokenizers"
 
 
-@pytest.mark.parametrize("limit", [None, 1, 4, 10, 12, 13, 25, 100])
+@pytest.mark.parametrize("limit", some([None, 1, 12, 13, 4, 10, 25, 100], 4))
 def test_a_limit_stops_at_the_same_row(tmp_path: Path, limit: int | None) -> None:
     logs = [written(tmp_path / "a.jsonl", [CLEAN, BROKEN, CLEAN] * 4), FORMATS[0]]
     logs.append(written(tmp_path / "c.jsonl", [BROKEN, {"no": 1}] * 4))
@@ -415,7 +428,7 @@ def test_a_file_that_cannot_be_read_ends_the_run_behind_the_results_before_it(tm
 
 
 def test_a_file_that_breaks_does_not_end_the_others(tmp_path: Path) -> None:
-    text = b"".join(json.dumps({**CLEAN, "n": i}).encode() + b"\n" for i in range(3000))
+    text = b"".join(json.dumps({**CLEAN, "n": i}).encode() + b"\n" for i in range(examples(600, 3000)))
     broken = tmp_path / "a.jsonl.gz"
     packed = gzip.compress(text)
     broken.write_bytes(packed[: len(packed) // 2])
@@ -470,12 +483,16 @@ def test_progress_counts_rows_and_bytes_up_to_all_of_them(tmp_path: Path) -> Non
 # The command line
 
 
+LONG_ROW = (
+    json.dumps({"token_ids": [5] * 4000, "loss_mask": [1] * 4000, "logprobs": [0.5] * 4000}).encode() + b"\n"
+)
+
+
 @pytest.fixture
 def long(tmp_path: Path) -> Path:
     """A log that takes two processes some seconds."""
-    row = {"token_ids": [5] * 4000, "loss_mask": [1] * 4000, "logprobs": [0.5] * 4000}
     path = tmp_path / "long.jsonl"
-    path.write_bytes((json.dumps(row).encode() + b"\n") * 1500)
+    path.write_bytes(LONG_ROW * 1500)
     return path
 
 
@@ -502,18 +519,18 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def test_a_scan_with_jobs_prints_what_it_prints_without(long: Path) -> None:
-    short = long.with_name("short.jsonl")
-    short.write_bytes(b"".join(long.read_bytes().splitlines(keepends=True)[:60]))
+def test_a_scan_with_jobs_prints_what_it_prints_without(tmp_path: Path) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_bytes(LONG_ROW * 60)
     printed = {}
     for jobs in (1, 2):
-        words = [*command(short, "--report", "json", "--report", f"jsonl={long.with_name('out')}")]
+        words = [*command(short, "--report", "json", "--report", f"jsonl={tmp_path / 'out'}")]
         words[words.index("2")] = str(jobs)
         done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
         assert (done.returncode, done.stderr) == (1, "")
         page = json.loads(done.stdout)
         page["summary"].pop("seconds")
-        lines = long.with_name("out").read_text(encoding="utf-8").splitlines()
+        lines = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
         printed[jobs] = (page, lines[:-1])
     assert printed[1] == printed[2]
     assert len(printed[1][1]) >= 60

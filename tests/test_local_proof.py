@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.test_encoders import NAMES, drawn, real, toy
+from tests.tiers import examples, some
 from tito_audit.align.drift import align
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
@@ -20,6 +21,8 @@ CHAT = (
     "<|im_start|>user\nI like Skinny jeans, grüße 👍🏽 e\u0301 and 1234 dogs\n\n  x<|im_end|>\n"
     "<|im_start|>assistant\nMe too, don't you?\r\nYes <|im_end|>\n<|im_start|>user\n你好 <|im<|im_end|>\n"
 )
+KINDS = [*NAMES[:2], *some(NAMES[2:], 1)]
+"""Both toys and, in `make test`, one real tokenizer."""
 WORDS = ("dogs", " Skinny", "\n", "\n\n", " 42", "é", "🙂", ' {"q":', " 你好", "<|im", "s", "<|im_end|>", "'s")
 
 
@@ -101,11 +104,11 @@ def texts_of(name: str, rng: np.random.Generator, count: int) -> list[str]:
     return [CHAT, *own, *drawn(name).chats(count)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_an_encoder_that_is_right_is_believed_and_the_ids_are_those_of_the_reference(name: str) -> None:
     tokenizer = believed(kind(name))
     rng = np.random.default_rng(1)
-    for text in texts_of(name, rng, 20):
+    for text in texts_of(name, rng, examples(8, 20)):
         right = tokenizer.encode(text)
         for recorded in (
             respelled(name, right, rng, 0.02),
@@ -119,12 +122,12 @@ def test_an_encoder_that_is_right_is_believed_and_the_ids_are_those_of_the_refer
     assert tokenizer.encoder_notice is None, "an honest encoder was given up"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_lying_encoder_never_gets_a_wrong_finding_out(name: str) -> None:
     tokenizer = believed(kind(name))
     encoder, rng = tokenizer._fast, np.random.default_rng(2)
     found_out = 0
-    for text in texts_of(name, rng, 25):
+    for text in texts_of(name, rng, examples(8, 25)):
         right = kind(name).encode(text)
         recorded = respelled(name, right, rng, 0.05)
         lies = [
@@ -149,7 +152,7 @@ def test_a_lying_encoder_never_gets_a_wrong_finding_out(name: str) -> None:
     assert found_out > 25
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_every_token_that_differs_is_asked_of_the_reference(name: str) -> None:
     """One lie at a time, at each place where the log differs: none of them is believed."""
     tokenizer = believed(kind(name))

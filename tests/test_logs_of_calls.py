@@ -22,6 +22,7 @@ from benchmarks.calls import recorded_ids  # noqa: E402
 from benchmarks.corpus import Factory, Shape  # noqa: E402
 from tests import test_fast_engine, toy  # noqa: E402
 from tests.faults import END, Log, clean_logs, encode, log_of, places, spelling  # noqa: E402
+from tests.tiers import examples  # noqa: E402
 from tito_audit.align.drift import align  # noqa: E402
 from tito_audit.evidence.chains import chain_turns  # noqa: E402
 from tito_audit.evidence.differences import Stretch, stretches  # noqa: E402
@@ -37,8 +38,8 @@ from tito_audit.tokens.prefix_cache import GrownEncoder, KnownText, KnownTexts  
 from tito_audit.tokens.segments import Cuts, SegmentEncoder  # noqa: E402
 
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-few = settings(max_examples=25, deadline=None, derandomize=True)
-some = settings(max_examples=60, deadline=None, derandomize=True)
+few = settings(max_examples=examples(10, 25), deadline=None, derandomize=True)
+some = settings(max_examples=examples(20, 60), deadline=None, derandomize=True)
 PARTS = (
     "<|im_start|>",
     "<tool_call>",
@@ -343,7 +344,7 @@ def disturbed(log: Log, dice: random.Random) -> Rollout:
     return replace(rollout, turns=tuple(turns), messages=as_messages(messages, "messages"))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(60, 200), deadline=None, derandomize=True)
 @given(clean_logs(), st.integers(0, 1 << 30))
 def test_prompts_compared_where_they_are_new_show_what_whole_prompts_show(log: Log, seed: int) -> None:
     check(disturbed(log, random.Random(seed)))

@@ -19,20 +19,11 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.faults import Log, clean_logs, spelling
 from tests.test_rules_on_rollouts import SHARED, row_of, turns_of
+from tests.tiers import examples, some
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.record.observed import (
-    LOGPROB_EDGES,
-    POSITION_EDGES,
-    STATES,
-    TURNS,
-    Measures,
-    Swap,
-    View,
-    ViewSequence,
-)
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.rules import all_rules
@@ -45,6 +36,16 @@ from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Entries, Prefix, Vocabulary
 from tito_audit.viewer.excerpts import Spot, Windows, chosen
 from tito_audit.viewer.measures import measure, view
+from tito_audit.viewer.model import (
+    LOGPROB_EDGES,
+    POSITION_EDGES,
+    STATES,
+    TURNS,
+    Measures,
+    Swap,
+    View,
+    ViewSequence,
+)
 from tito_audit.viewer.replacements import SAMPLED, SEEN
 from tito_audit.viewer.sequences import PIECE, SEQUENCES, SWAP, SWAPPED, TOKENS
 
@@ -56,8 +57,8 @@ FORMATS = sorted(
     if path.suffix in (".json", ".jsonl", ".parquet")
 )
 CASES = sorted((toy.ROOT / "fixtures" / "rules").glob("*.toml"))
-MODELS = ("qwen2.5-coder", "gemma-3", "smollm2")
-few = settings(max_examples=25, deadline=None, derandomize=True)
+MODELS = ("smollm2", "gemma-3", "qwen2.5-coder")
+few = settings(max_examples=examples(10, 25), deadline=None, derandomize=True)
 
 Audited = tuple[Evidence, tuple[Finding, ...]]
 
@@ -308,7 +309,7 @@ def test_the_cases_of_all_rules_are_counted_and_shown() -> None:
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="no recorded rollouts beside the checkout")
 @pytest.mark.parametrize("mode", ["tito", "retok"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, 1))
 def test_recorded_rollouts_are_counted_and_shown(name: str, mode: str) -> None:
     tokenizer = load_tokenizer(str(SHARED / "tokenizers" / name))
     renderer = make_renderer(tokenizer)
@@ -684,7 +685,7 @@ def test_a_large_swap_is_cut_and_says_how_many_tokens_there_are() -> None:
 # Windows.
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(50, 200), deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(-5, 60), st.integers(-5, 70), st.integers(0, 30)), max_size=12))
 def test_windows_are_what_a_set_of_positions_is(added: list[tuple[int, int, int]]) -> None:
     windows, held = Windows(), set[int]()
@@ -701,7 +702,7 @@ def test_windows_are_what_a_set_of_positions_is(added: list[tuple[int, int, int]
                 assert windows.touches(first, last) is inside
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(25, 100), deadline=None, derandomize=True)
 @given(
     st.lists(st.integers(0, 300), min_size=1, max_size=5),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 300), st.integers(0, 80), st.integers(0, 2)), max_size=8),

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage import RawRow, atomic, open_log, open_output
 from tito_audit.storage.atomic import new_file
@@ -118,7 +119,7 @@ def test_leads_texts_and_tail_are_the_file(tmp_path, data, pack):
     assert all(row.text is None and row.lead == b"" for row in open_log(path))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50, 200), deadline=None)
 @given(st.lists(st.sampled_from([*b' \n\r,[]{}"\\:a1', *BOM]), max_size=40).map(bytes))
 def test_any_bytes_whatever_are_kept(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "any.json"

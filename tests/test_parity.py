@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.tiers import some
 from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import make_renderer
@@ -120,7 +121,7 @@ def reference(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, opens_
 @needs_tokenizers
 @needs_rollouts
 @pytest.mark.shared
-@pytest.mark.parametrize("name", folders())
+@pytest.mark.parametrize("name", some(folders()[::-1], 1))
 def test_text_and_ids_of_real_conversations_are_those_of_transformers(name):
     tokenizer, oracle = ours(name), theirs(name)
     if not tokenizer.chat_templates:
@@ -150,7 +151,9 @@ def test_text_and_ids_of_real_conversations_are_those_of_transformers(name):
 @needs_tokenizers
 @needs_rollouts
 @pytest.mark.shared
-@pytest.mark.parametrize("name", [name for name in ("gemma-3", "qwen2.5-coder", "smollm2") if name in folders()])
+@pytest.mark.parametrize(
+    "name", some([name for name in ("smollm2", "qwen2.5-coder", "gemma-3") if name in folders()], 1)
+)
 def test_first_prompts_encode_to_what_the_sampler_was_given(name):
     tokenizer = ours(name)
     renderer = make_renderer(tokenizer)
@@ -184,7 +187,7 @@ ODD_TEXTS = [
 
 @needs_tokenizers
 @pytest.mark.shared
-@pytest.mark.parametrize("name", folders())
+@pytest.mark.parametrize("name", some(folders()[::-1], 1))
 def test_odd_texts_encode_as_with_transformers(name):
     texts = [*ODD_TEXTS, "".join(ODD_TEXTS), "long " * 50_000]
     expected = theirs(name)(texts, add_special_tokens=False).input_ids
@@ -193,7 +196,7 @@ def test_odd_texts_encode_as_with_transformers(name):
 
 @needs_tokenizers
 @pytest.mark.shared
-@pytest.mark.parametrize("name", folders())
+@pytest.mark.parametrize("name", some(folders()[::-1], 1))
 def test_special_tokens_and_templates_are_those_of_transformers(name):
     tokenizer, oracle = ours(name), theirs(name)
     for key, text in tokenizer.special_tokens.items():

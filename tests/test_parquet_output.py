@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from tito_audit.errors import StorageError
 from tito_audit.record.edits import Edit, with_edits
 from tito_audit.storage import open_log
@@ -586,7 +587,9 @@ def swaps(draw: st.DrawFn) -> tuple[pa.DataType, list[Any], list[Any]]:
     return kind, [old for old, _ in pairs], [new for _, new in pairs]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(swaps(), st.integers(1, 3))
 def test_any_value_can_take_the_place_of_any_other_of_its_type(tmp_path, swap, rows_per_group):
     """A file made to say what another says is that other, read back."""

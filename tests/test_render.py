@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import make_renderer
@@ -443,7 +444,7 @@ CONTENT = st.sampled_from(
 
 @pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])
 @given(contents=st.lists(CONTENT, min_size=1, max_size=7), opens_answer=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 150), deadline=None)
 def test_spans_partition_the_text_and_turns_end_in_a_control_token(name, contents, opens_answer):
     renderer = RENDERERS[name]
     chat = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]

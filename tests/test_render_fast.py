@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -163,17 +164,42 @@ def cases(dice: random.Random):
     return as_messages(chat, "m"), dice.choice([(), TOOLS, TOOLS[:1], list(TOOLS)]), kwargs, dice.random() < 0.3
 
 
-def renderers():
-    toy = load_tokenizer(str(TOYS / "toy_bpe"))
-    found = {name: make_renderer(toy, chat_template=template) for name, template in OWN.items()}
-    for folder in (TOYS / "toy_bpe", TOYS / "toy_metaspace", *sorted(SHARED.glob("*/"))):
-        tokenizer = load_tokenizer(str(folder)) if (folder / "tokenizer.json").is_file() else None
-        if tokenizer is not None and tokenizer.chat_templates:
-            found[folder.name] = make_renderer(tokenizer)
-    return found
+class Renderers(Mapping):
+    """Renderers by name, each loaded when it is first asked for: a collection of the tests loads none."""
+
+    def __init__(self):
+        folders = [TOYS / "toy_bpe", TOYS / "toy_metaspace", *sorted(SHARED.glob("*/"))]
+        self._folders = {folder.name: folder for folder in folders if has_template(folder)}
+        self._loaded = {}
+
+    def __getitem__(self, name):
+        if name not in self._loaded:
+            tokenizer = load_tokenizer(str(self._folders.get(name, TOYS / "toy_bpe")))
+            self._loaded[name] = make_renderer(tokenizer, chat_template=OWN.get(name))
+        return self._loaded[name]
+
+    def __iter__(self):
+        return iter([*OWN, *self._folders])
+
+    def __len__(self):
+        return len(OWN) + len(self._folders)
+
+    def __contains__(self, name):
+        return name in OWN or name in self._folders
 
 
-RENDERERS = renderers()
+def has_template(folder):
+    """Whether a folder is a tokenizer with chat templates."""
+    if not (folder / "tokenizer.json").is_file():
+        return False
+    settings = folder / "tokenizer_config.json"
+    stated = settings.is_file() and json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
+    return (
+        bool(stated) or any(folder.glob("chat_template.jinja")) or any(folder.glob("additional_chat_templates/*"))
+    )
+
+
+RENDERERS = Renderers()
 
 
 @pytest.mark.parametrize("name", RENDERERS)

@@ -22,13 +22,16 @@ from hypothesis import strategies as st
 
 from tests import toy
 from tests.faults import Log, clean_logs, encode, literal, places, spelling, text_of
+from tests.tiers import examples
 from tito_audit import scan_rollouts
 from tito_audit.record.finding import Result, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.settings.model import RepairChoices, RepairSettings, Settings
 
-few = settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+few = settings(
+    max_examples=examples(6, 12), deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate)
+)
 Row = dict[str, Any]
 Truth = tuple[list[int], list[int], list[float | None]]
 TOY = str(toy.TOKENIZERS / "toy_bpe")

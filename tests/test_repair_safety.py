@@ -1,6 +1,6 @@
 """`tito-audit repair` through the real command: whatever happens to a run, the log stays and no half file appears.
 
-`TITO_AUDIT_KILLS=50` kills each kind of run that often instead of 5 times (two minutes, `-s` shows when);
+`TITO_AUDIT_KILLS=50` kills each kind of run that often instead of once (two minutes, `-s` shows when);
 `TITO_AUDIT_SLOW=1` measures the memory of a run over a log of 300 MB (a minute).
 """
 
@@ -27,9 +27,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
+from tests.command import run as run_command
 from tests.test_parquet_output import form_of, same_values
+from tests.tiers import examples, some
 from tito_audit.cli import app
 from tito_audit.record.outcome import Outcome
 from tito_audit.run.repair import repair_rollouts
@@ -41,7 +42,7 @@ SHARED = ROOT.parent / "shared"
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 FIXTURES = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
 FAULTY = [path for path in FIXTURES if path.stem in {"generic", "nemo_gym", "atropos_group", "nemo_rl"}]
-KILLS = int(os.environ.get("TITO_AUDIT_KILLS", "5"))
+KILLS = int(os.environ.get("TITO_AUDIT_KILLS", examples(1, 5)))
 SLOW = bool(os.environ.get("TITO_AUDIT_SLOW"))
 KINDS = (".jsonl", ".jsonl.gz", ".parquet")
 REPEATED = 7
@@ -143,6 +144,12 @@ def run(*arguments: object, seed: str = "0", limit: int | None = None) -> subpro
     return subprocess.run(
         command(*arguments), cwd=ROOT, env=env, capture_output=True, text=True, preexec_fn=limited, check=False
     )
+
+
+def run_here(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same run within this process, where the process is not what is tried."""
+    code, out, err = run_command("repair", *arguments, "-t", TOKENIZER, env={"COLUMNS": "100"})
+    return subprocess.CompletedProcess(arguments, code, out, err)
 
 
 def outcomes(log: Path, out: Path, tokenizer: Path = TOKENIZER) -> list[Outcome]:
@@ -448,11 +455,11 @@ def test_a_place_that_cannot_be_is_refused_and_nothing_changes(
     log = placed(tmp_path)
     before = contents(tmp_path)
     places = [one if one[0] in "-/" else str(tmp_path / one) for one in arguments]
-    done = CliRunner().invoke(app, ["repair", str(log), *places])
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    assert says in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    code, page, err = run_command("repair", log, *places)
+    assert code == 2
+    assert page == ""
+    assert says in " ".join(err.split())
+    assert "Traceback" not in err
     assert contents(tmp_path) == before
 
 
@@ -462,14 +469,14 @@ def test_the_target_of_any_log_is_refused_before_the_first_is_written(tmp_path: 
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "b.jsonl").write_text("old", encoding="utf-8")
     before = contents(tmp_path)
-    refused(run(tmp_path / "a.jsonl", tmp_path / "b.jsonl", "-o", tmp_path / "out"), "out/b.jsonl", "--force")
+    refused(run_here(tmp_path / "a.jsonl", tmp_path / "b.jsonl", "-o", tmp_path / "out"), "out/b.jsonl", "--force")
     assert contents(tmp_path) == before
 
 
 # The same bytes each time
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])
+@pytest.mark.parametrize("suffix", some([".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"], 2))
 def test_two_runs_write_the_same_bytes_whatever_the_hash_seed(tmp_path: Path, suffix: str) -> None:
     log = store(tmp_path / f"log{suffix.replace('.zst', '')}", example_rows("nemo_gym")[:10], per_group=3)
     made = []
@@ -490,7 +497,7 @@ def test_two_runs_write_the_same_bytes_whatever_the_hash_seed(tmp_path: Path, su
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_a_log_with_nothing_to_cure_is_written_byte_for_byte(tmp_path: Path, path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
-    for number, data in enumerate((path.read_bytes(), *lines, *(line.rstrip(b"\n") for line in lines[:1]))):
+    for number, data in enumerate((path.read_bytes(), *some(lines, 2), lines[0].rstrip(b"\n"))):
         log = tmp_path / f"{number}.jsonl"
         log.write_bytes(data)
         # Another compression than that of the log, so that the log is not simply copied.
@@ -511,6 +518,11 @@ def test_rows_that_no_repair_cured_keep_every_byte_beside_those_that_one_did(tmp
     assert next(written, None) is None
 
 
+def alone(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that can each be one Parquet file; in `make test` at most two of them."""
+    return [[row] for row in some([row for row in rows if fits([row])], 2)]
+
+
 def assert_same_table(old: pa.Table, new: pa.Table) -> None:
     """Type for type and value for value, null and NaN told apart."""
     assert new.schema.equals(old.schema, check_metadata=True)
@@ -521,7 +533,7 @@ def assert_same_table(old: pa.Table, new: pa.Table) -> None:
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_parquet_with_nothing_to_cure_is_written_byte_for_byte(tmp_path: Path, path: Path) -> None:
     rows = example_rows(path.stem)
-    for number, group in enumerate((*fitting(rows), *([row] for row in rows if fits([row])))):
+    for number, group in enumerate((*fitting(rows), *alone(rows))):
         log = store(tmp_path / f"{number}.parquet", group, per_group=2)
         out = tmp_path / f"{number}.out.parquet"
         assert_nothing_cured(log, out)
@@ -531,7 +543,7 @@ def test_parquet_with_nothing_to_cure_is_written_byte_for_byte(tmp_path: Path, p
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_parquet_in_which_another_row_changed_is_the_same_type_for_type(tmp_path: Path, path: Path) -> None:
     rows = example_rows(path.stem)
-    for number, group in enumerate((*fitting(rows), *([row] for row in rows if fits([row])))):
+    for number, group in enumerate((*fitting(rows), *alone(rows))):
         source = store(tmp_path / f"{number}.parquet", group, per_group=2)
         target = tmp_path / f"{number}.out.parquet"
         log = open_log(source)
@@ -616,7 +628,8 @@ def test_a_log_of_a_real_model_is_repaired_in_parquet_as_in_jsonl(tmp_path: Path
     source = SHARED / "rollouts" / "qwen2.5-coder" / "retok.jsonl.gz"
     if not source.is_file():
         pytest.skip("no shared/rollouts beside the checkout")
-    assert assert_repaired_alike(tmp_path, lines_of(source)[:20], SHARED / "tokenizers" / "qwen2.5-coder") > 0
+    rows = lines_of(source)[: examples(4, 20)]
+    assert assert_repaired_alike(tmp_path, rows, SHARED / "tokenizers" / "qwen2.5-coder") > 0
 
 
 # Memory
@@ -642,7 +655,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     rows = [{**row, "note": "x" * 150_000} for row in example_rows("nemo_gym")]
     data = json_lines(rows)
     peaks = []
-    for megabytes in (3, 300 if SLOW else 30):
+    for megabytes in (3, 300 if SLOW else examples(15, 30)):
         log = tmp_path / f"{megabytes}.jsonl"
         with log.open("wb") as out:
             for _ in range(megabytes * 1_000_000 // len(data) + 1):
@@ -676,7 +689,7 @@ LOGS = {"a.jsonl", "deep/er/b.jsonl.gz", "deep/c.parquet"}
 def test_a_folder_is_written_into_a_folder_with_paths_kept(tmp_path: Path) -> None:
     logs = folder_of_logs(tmp_path / "logs")
     before = contents(logs)
-    done = run(logs, "-o", tmp_path / "cured", "--quarantine", tmp_path / "bad.jsonl")
+    done = run_here(logs, "-o", tmp_path / "cured", "--quarantine", tmp_path / "bad.jsonl")
     assert (done.returncode, done.stderr) == (0, "")
     assert contents(tmp_path / "cured").keys() == LOGS
     assert contents(logs) == before
@@ -688,11 +701,11 @@ def test_a_folder_is_written_into_a_folder_with_paths_kept(tmp_path: Path) -> No
 def test_a_folder_inside_the_logs_is_written_once_and_is_then_a_log_itself(tmp_path: Path) -> None:
     logs = folder_of_logs(tmp_path / "logs")
     before = contents(logs)
-    assert run(logs, "-o", logs / "cured").returncode == 0
+    assert run_here(logs, "-o", logs / "cured").returncode == 0
     after = contents(logs)
     assert after.keys() == before.keys() | {f"cured/{name}" for name in LOGS}
-    refused(run(logs, "-o", logs / "cured", "--force"), "a log is never written")
-    refused(run(logs, "-o", logs, "--force"), "a log is never written")
+    refused(run_here(logs, "-o", logs / "cured", "--force"), "a log is never written")
+    refused(run_here(logs, "-o", logs, "--force"), "a log is never written")
     assert contents(logs) == after
 
 
@@ -702,9 +715,10 @@ def test_logs_that_would_be_written_to_one_file_are_refused(tmp_path: Path) -> N
         store(tmp_path / name / "log.jsonl", example_rows("nemo_rl"))
     before = contents(tmp_path)
     out = tmp_path / "out"
-    refused(run(tmp_path / "x" / "log.jsonl", tmp_path / "y" / "log.jsonl", "-o", out), "would both be written")
-    refused(run(tmp_path / "x", tmp_path / "y", "-o", out), "would both be written")
-    refused(run(tmp_path, "-o", tmp_path / "x" / "log.jsonl"), "this is a file")
+    logs = [tmp_path / name / "log.jsonl" for name in ("x", "y")]
+    refused(run_here(*logs, "-o", out), "would both be written")
+    refused(run_here(tmp_path / "x", tmp_path / "y", "-o", out), "would both be written")
+    refused(run_here(tmp_path, "-o", tmp_path / "x" / "log.jsonl"), "this is a file")
     assert contents(tmp_path) == before
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests import toy
 from tests.faults import Log, clean_logs, encode, places, spelling, text_of
+from tests.tiers import examples
 from tito_audit.errors import RecordError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
@@ -25,7 +26,7 @@ from tito_audit.rules import all_rules
 from tito_audit.run.check import check, explain
 from tito_audit.settings.model import RepairChoices
 
-few = settings(max_examples=20, deadline=None, derandomize=True)
+few = settings(max_examples=examples(8, 20), deadline=None, derandomize=True)
 anywhere = st.integers(0, 10**6)
 ways = st.sampled_from(["span", "turn", "first-divergence"])
 RULES = all_rules()

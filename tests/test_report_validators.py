@@ -1,4 +1,4 @@
-"""One command for each report, and its file held against what the format's own makers publish.
+"""One command for every report, and each file held against what the format's own makers publish.
 
 The schemas of SARIF and JUnit are fetched by tests/validators.sh; without them their tests are skipped.
 """
@@ -135,16 +135,21 @@ VALID: dict[str, Callable[[str], None]] = {
 }
 
 
-@pytest.mark.parametrize("log", LOGS)
-@pytest.mark.parametrize("report", all_reports(), ids=lambda report: report.name)
-def test_one_command_writes_a_file_that_its_validator_accepts(report: Any, log: list[str], tmp_path: Path) -> None:
-    file = tmp_path / f"report.{report.suffix}"
-    to = f"{report.name}={file}"
-    command = [sys.executable, "-m", "tito_audit", "scan", *log, "--report", to, "--quiet", "--no-config"]
+@pytest.fixture(scope="module", params=LOGS)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every report of a log, written by one command."""
+    folder = tmp_path_factory.mktemp("reports")
+    named = [word for one in all_reports() for word in ("--report", f"{one.name}={folder / one.name}")]
+    command = [sys.executable, "-m", "tito_audit", "scan", *request.param, *named, "--quiet", "--no-config"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
-    text = file.read_bytes().decode()
+    return folder
+
+
+@pytest.mark.parametrize("report", all_reports(), ids=lambda report: report.name)
+def test_one_command_writes_a_file_that_its_validator_accepts(report: Any, written: Path) -> None:
+    text = (written / report.name).read_bytes().decode()
     assert re.search("[A-Z]{3}[0-9]{3}", text), "a report of nothing would be valid"
     VALID[report.name](text)
 

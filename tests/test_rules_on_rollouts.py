@@ -9,6 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.tiers import examples, some
 from tito_audit.evidence.gather import gather
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import call_columns, training_row
@@ -20,7 +21,7 @@ from tito_audit.tokens.load import load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 FAMILIES = ("REC", "MSK", "LPR")
-EVERY = 5
+EVERY = examples(10, 5)
 """One line in this many is read."""
 
 pytestmark = [
@@ -64,7 +65,7 @@ def row_of(turns: tuple[Turn, ...]) -> TrainingRow:
 
 @pytest.mark.parametrize("with_text", [True, False], ids=["with text", "with messages only"])
 @pytest.mark.parametrize("mode", ["tito", "retok"])
-@pytest.mark.parametrize("name", ["qwen2.5-coder", "gemma-3", "smollm2"])
+@pytest.mark.parametrize("name", some(["smollm2", "gemma-3", "qwen2.5-coder"], 1))
 def test_nothing_is_found_in_a_careful_log(name: str, mode: str, with_text: bool) -> None:
     tokenizer = load_tokenizer(str(SHARED / "tokenizers" / name))
     rules = [rule for rule in all_rules() if rule.code.startswith(FAMILIES)]

@@ -30,11 +30,11 @@ from tito_audit import (
 )
 from tito_audit.record.finding import Severity
 from tito_audit.record.moved import moved_row
-from tito_audit.record.observed import Measures, Observed
 from tito_audit.run.parallel import bare
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override
 from tito_audit.summary import Summary
+from tito_audit.viewer.model import Measures, Observed
 from tito_audit.viewer.selection import VIEWS, VIEWS_PER_CODE, Views
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from tests.tiers import examples
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -112,7 +113,7 @@ def test_runs_of_white_space_that_gemma_lists_as_added_are_ordinary():
 
 @pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60, 200), deadline=None)
 def test_text_gives_back_any_text_that_was_encoded(name, text):
     tokenizer = toy(name)
     ids = tokenizer.encode(text)
@@ -159,7 +160,7 @@ def small(pre_tokenizer=None, normalizer=None) -> Tokenizer:
     ],
 )
 @given(parts=st.lists(st.sampled_from(["a", "b", " ", "<s>"]), max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 def test_text_encodes_back_however_the_tokenizer_prepends(pre_tokenizer, normalizer, prefix, parts):
     tokenizer = small(pre_tokenizer, normalizer)
     assert tokenizer.vocabulary.prefix is prefix
@@ -254,7 +255,7 @@ ODD_ENTRIES = [
     added=st.lists(st.sampled_from(["<s>", "▁", "\n\n", "<▁x>", "🎉🎉", "é"]), max_size=3, unique=True),
     byte_level=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 150), deadline=None)
 def test_every_entry_of_an_odd_vocabulary_is_what_the_library_says_of_it(entries, step, far, added, byte_level):
     vocab = {text: number * step for number, text in enumerate(entries)}
     if far:

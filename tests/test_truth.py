@@ -20,18 +20,19 @@ import jinja2
 import pytest
 import tokenizers
 
+from tests.tiers import some
 from tito_audit.evidence.gather import gather
 from tito_audit.record.finding import Where
-from tito_audit.record.observed import LOGPROB_EDGES, POSITION_EDGES, Measures, Swap, View, ViewSequence
 from tito_audit.run.auditor import Loader
 from tito_audit.run.check import check, explain
 from tito_audit.run.scan import read_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.viewer.measures import measure, view
+from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, Measures, Swap, View, ViewSequence
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = ("qwen2.5-coder", "gemma-3", "smollm2")
-LOGS = [(model, mode) for model in MODELS for mode in ("tito", "retok")]
+LOGS = some([(model, mode) for model in MODELS for mode in ("tito", "retok")], 2)
 CUTS = ("TOK101", "TOK102", "TOK103")
 pytestmark = [
     pytest.mark.shared,
@@ -124,8 +125,8 @@ def said(model: str, mode: str) -> list[Said]:
     for rollout in read_rollouts(SHARED / "rollouts" / model / f"{mode}.jsonl.gz"):
         evidence = explain(gather(rollout, engine.tokenizer, engine.renderer), engine.rules)
         findings, _ = check(evidence, engine.rules, engine.codes)
-        some = [finding for finding in findings if finding.code in CUTS]
-        out.append(Said(view(evidence, findings), measure(evidence, some)))
+        cut = [finding for finding in findings if finding.code in CUTS]
+        out.append(Said(view(evidence, findings), measure(evidence, cut)))
     assert len(out) == len(rows(model, mode))
     return out
 

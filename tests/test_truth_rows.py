@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,14 +17,15 @@ from truth.table import lines
 from truth.tokenizers import NAMES, broken, pair
 from truth.tool import Finding, Said
 
-SLOW = bool(os.environ.get("TITO_AUDIT_SLOW"))
+from tests.tiers import DEEP, examples, some
+
 TOY = Model("toy", start=1, end=2, other_end=3, newline=4, pad=0, user=(5,))
 
 shared = pytest.mark.shared
 no_rollouts = pytest.mark.skipif(
     not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout"
 )
-slow = pytest.mark.skipif(not SLOW, reason="the whole tier: TITO_AUDIT_SLOW=1")
+deep = pytest.mark.skipif(not DEEP, reason="`make deep` judges ten thousand rows")
 
 
 def chat(*reasons: str, size: int = 8) -> Chat:
@@ -208,23 +208,24 @@ def held(plan: list[File], folder: Path) -> None:
 @shared
 @no_rollouts
 def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
-    held(files(200, list(FORMS), seed=11, whole=0.2, models=["qwen2.5-coder", "gemma-3"]), tmp_path)
+    models = some(["qwen2.5-coder", "gemma-3"], 1)
+    held(files(examples(70, 200), list(FORMS), seed=11, whole=0.2, models=list(models)), tmp_path)
 
 
 @shared
 @no_rollouts
-@slow
+@deep
 def test_ten_thousand_rows_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
     held(files(10_000, list(FORMS), seed=1), tmp_path)
 
 
-SOME = (("smollm2", "smollm2"), ("smollm2", "qwen3"), ("llama-3.1", "smollm2"))
+SOME = (("smollm2", "smollm2"), ("smollm2", "qwen3"))
 
 
 @shared
 @pytest.mark.skipif(not (SHARED / "tokenizers").is_dir(), reason="no shared/tokenizers beside the checkout")
 @pytest.mark.parametrize(
-    ("log", "read_with"), [(a, b) for a in NAMES for b in NAMES] if SLOW else SOME, ids="-with-".join
+    ("log", "read_with"), [(a, b) for a in NAMES for b in NAMES] if DEEP else SOME, ids="-with-".join
 )
 def test_a_log_read_with_another_tokenizer_says_so_first(log: str, read_with: str, tmp_path: Path) -> None:
     assert not list(broken(pair(log, read_with, tmp_path)))

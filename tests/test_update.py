@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, format_named, map_columns, pick_format, unmap_columns
@@ -834,7 +835,7 @@ def splices(draw: st.DrawFn) -> tuple[dict[str, Any], TrainingRow]:
     return row, spliced(trained_row(row), start, end, new)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50, 200), deadline=None)
 @given(splices())
 def test_whatever_is_put_in_is_read_again_and_nothing_else_moves(case: tuple[dict[str, Any], TrainingRow]):
     row, wanted = case

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Where
-from tito_audit.record.observed import Measures, Observed, Stretch, Swap, View, ViewSequence
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.report import ReportOptions
 from tito_audit.reports import report_named
 from tito_audit.summary import Summary
+from tito_audit.viewer.model import Measures, Observed, Stretch, Swap, View, ViewSequence
 
 WORDS = (
     *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while"),

@@ -172,9 +172,7 @@ def _strings_only(turn: Turn) -> bool:
 
 
 def _prefetch(rollout: Rollout, reference: Reference) -> None:
-    """Encode every answer that the comparisons will ask for in one batch, unless it will be proven."""
-    if not rollout.messages and reference.tokenizer.prover(0) is not None:
-        return
+    """Encode every answer that the comparisons will ask for in one batch."""
     wanted = []
     for turn in range(len(rollout.turns)):
         found = tail_and_completion(rollout, turn, reference)

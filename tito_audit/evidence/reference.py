@@ -111,8 +111,7 @@ class Reference:
 
     def reencoded(self, ids: Ids) -> Ids:
         """`[N]` the tokens today of the text that recorded ids stand for."""
-        prover = self.tokenizer.prover(len(ids))
-        return self.encode_as(self.text(ids), ids) if prover is None else prover.encoded(ids)
+        return self.encode_as(self.text(ids), ids)
 
     def leads_to(self, text: str, recorded: Ids, *, goes_on: bool = False) -> bool:
         """Whether a text encodes as these ids; with `goes_on`, as them and more."""

@@ -6,13 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING
 
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Witness
-
-if TYPE_CHECKING:
-    from tito_audit.record.observed import Observed
 
 __all__ = ["Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"]
 
@@ -119,8 +115,8 @@ class Result:
     """`turns`, `tokens`, `generated_tokens` of this rollout."""
     told_by: tuple[str, ...] = ()
     """The keys that showed the format, of one of the first rows of each format in a file."""
-    observed: Observed | None = None
-    """Where a report asked for it."""
+    observed: object = None
+    """What a viewer shows beside the findings, where a report asked for it; only viewers look into it."""
     witness: Witness | None = None
     """What the row says of how its log was written; None when it says nothing."""
     misfit: Finding | None = None

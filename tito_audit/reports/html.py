@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from tito_audit.record.finding import Result, Severity
-from tito_audit.record.observed import Measures
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._html.carried import BOUND, Carried
 from tito_audit.reports._html.facts import facts, rules, skips, verdict
@@ -15,6 +14,7 @@ from tito_audit.reports._html.views import ViewBlocks
 from tito_audit.reports._verdict import Seen
 from tito_audit.summary import Summary
 from tito_audit.terminal.place import one_tokenizer
+from tito_audit.viewer.model import Measures, observed_of
 
 __all__ = ["HTML"]
 
@@ -35,9 +35,10 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             seen.add(result)
             for finding in result.findings:
                 carried.add(finding)
-            if result.observed is not None:
+            observed = observed_of(result)
+            if observed is not None:
                 measures = measures or Measures()
-                measures.add(result.observed.measures)
+                measures.add(observed.measures)
                 views.add(result)
         before, after = page(
             name=short_name(summary.files),

@@ -15,7 +15,6 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs, words_for
 from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
-from tito_audit.record.observed import Observed
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Renderer, make_renderer
@@ -29,6 +28,7 @@ from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
+from tito_audit.viewer.model import Observed
 
 __all__ = [
     "Auditor",

@@ -21,6 +21,7 @@ from tito_audit.storage.chunks import Chunk, Reading
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Sampled, Summary
 from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.viewer.model import observed_of
 from tito_audit.viewer.selection import Views
 
 __all__ = ["Audit", "Counted", "Encoders", "Spread", "bare", "chunk_bytes", "spread"]
@@ -189,10 +190,11 @@ class _Audited:
         """Take the results of the next row, behind `passed` others; how many they are with them."""
         kept = []
         for result in results:
-            if result.observed is not None and result.observed.view is not None:
-                packed = pickle.dumps(result.observed.view, pickle.HIGHEST_PROTOCOL)
+            observed = observed_of(result)
+            if observed is not None and observed.view is not None:
+                packed = pickle.dumps(observed.view, pickle.HIGHEST_PROTOCOL)
                 self.views[passed] = zlib.compress(packed, 1)
-                result = replace(result, observed=replace(result.observed, view=None))
+                result = replace(result, observed=replace(observed, view=None))
             kept.append(result)
             passed += 1
         self.rows.append((row, tuple(kept)))
@@ -330,11 +332,12 @@ class _Merged:
 
     def _with_view(self, result: Result, packed: bytes | None) -> Result:
         """The result with its view, if it is one of those that come with one."""
-        if self._views is None or result.observed is None or not self._views.take(result.findings):
+        observed = observed_of(result)
+        if self._views is None or observed is None or not self._views.take(result.findings):
             return result
         assert packed is not None, "a process offers the view of every rollout that may be taken"
         view = pickle.loads(zlib.decompress(packed))  # bytes of a process of ours, never of a file
-        return replace(result, observed=replace(result.observed, view=view))
+        return replace(result, observed=replace(observed, view=view))
 
 
 def _moved(result: Result, rows: int) -> Result:

@@ -1,8 +1,7 @@
 """What was worked out about a tokenizer, kept on disk for the next run.
 
 Loading a tokenizer takes longer than auditing ten rows. So its tables are kept (what every id stands for,
-where texts may be cut), the ids of the texts that the reference encoded last, and what others noted, such as
-what was read off its chat templates: whoever audits the same small logs again needs the library no more.
+where texts may be cut) and what others noted, such as what was read off its chat templates. No text of a log is.
 
 Files are named by a hash of all that they depend on: the tokenizer's files, the version of `tokenizers`, and
 the code of this room. They hold JSON and plain arrays under a checksum, take their name once they are whole, and
@@ -15,7 +14,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,19 +25,17 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tito_audit.record.arrays import Ids
 from tito_audit.tokens.vocab import Entries, Prefix
 
 __all__ = ["Store", "Tables", "cache_folder", "open_store"]
 
 VARIABLE = "TITO_AUDIT_CACHE"
-SEGMENT_BYTES = 8 << 20
-"""How much text and ids are kept for one tokenizer."""
 NOTES = 32
 """How many notes are kept for one tokenizer."""
 FOLDER_BYTES = 96 << 20
 """How much is kept of all tokenizers; those used the longest ago are let go."""
 _MAGIC = b"tito-audit cache 1\n"
+# `segments` are of earlier versions, and let go like the others.
 _NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|segments|notes)(\.\d+\.\d+\.part)?")
 _ABANDONED = 24 * 3600
 """Seconds after which an unfinished file is nobody's any more."""
@@ -88,15 +85,10 @@ def open_store(version: str, files: Iterable[tuple[str, bytes]]) -> Store | None
 class Store:
     """What is kept of one tokenizer."""
 
-    def __init__(self, folder: Path, key: str, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, folder: Path, key: str) -> None:
         self._folder = folder
         self._key = key
-        self._most = segment_bytes
         self._process = os.getpid()
-        self._asked: dict[str, Ids] = {}
-        """Segments that this run needed, those that were kept and those that were not."""
-        self._fresh = 0
-        """Bytes of those that were not."""
         self._used: dict[str, dict[str, Any]] = {}
         """Notes that this run asked for or made."""
         self._noted = False
@@ -115,28 +107,6 @@ class Store:
         with suppress(OSError):
             os.utime(self._path("tables"))
         return tables
-
-    def look_up(self, segments: Sequence[str]) -> dict[str, Ids]:
-        """The ids of those segments that are kept."""
-        kept, asked = self._kept, self._asked
-        found = {}
-        for segment in segments:
-            ids = asked.get(segment)
-            if ids is None:
-                ids = kept.get(segment)
-            if ids is not None:
-                found[segment] = asked[segment] = ids
-        return found
-
-    def add(self, segments: Sequence[str], found: Sequence[Ids]) -> None:
-        """Take note of what the reference says of segments, as long as there is room for it."""
-        if os.getpid() != self._process:
-            return
-        for segment, ids in zip(segments, found, strict=True):
-            size = _bytes_of(segment, ids)
-            if self._fresh + size <= self._most:
-                self._asked[segment] = ids
-                self._fresh += size
 
     def note(self, name: str) -> dict[str, Any] | None:
         """What was noted under a name, plain JSON, not to be written to; None if nothing was."""
@@ -160,24 +130,12 @@ class Store:
         try:
             if self.tables is None:
                 self._write("tables", *_plain(tables()))
-            if self._fresh:
-                self._write("segments", *self._segments())
-                self._fresh = 0
             if self._noted:
                 notes = {**self._used, **self._notes} | self._used  # those of this run come first
                 self._write("notes", {"notes": dict(islice(notes.items(), NOTES))}, {})
                 self._noted = False
         except OSError:  # a cache is no reason for a run to fail
             return
-
-    @cached_property
-    def _kept(self) -> dict[str, Ids]:
-        """The segments that were kept."""
-        content = self._read("segments")
-        try:
-            return _segments(content[1]) if content is not None else {}
-        except (KeyError, TypeError, ValueError):
-            return {}
 
     @cached_property
     def _notes(self) -> dict[str, dict[str, Any]]:
@@ -187,24 +145,6 @@ class Store:
         if not isinstance(notes, dict):
             return {}
         return {name: note for name, note in notes.items() if isinstance(note, dict)}
-
-    def _segments(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """The segments to be kept: those that this run asked for, then others as far as there is room."""
-        kept: dict[str, Ids] = {}
-        size = 0
-        for segments in (self._asked, self._kept):
-            for segment, ids in segments.items():
-                more = 0 if segment in kept else _bytes_of(segment, ids)
-                if size + more <= self._most:
-                    kept[segment] = ids
-                    size += more
-        parts = {
-            "text": "".join(kept).encode("utf-8", "surrogatepass"),
-            "characters": np.fromiter(map(len, kept), "<i4", len(kept)).tobytes(),
-            "counts": np.fromiter(map(len, kept.values()), "<i4", len(kept)).tobytes(),
-            "ids": b"".join(ids.astype("<i4", copy=False).tobytes() for ids in kept.values()),
-        }
-        return {}, parts
 
     def _path(self, kind: str) -> Path:
         return self._folder / f"tokenizer-{self._key}.{kind}"
@@ -236,7 +176,7 @@ class Store:
         self._folder.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}.part")
         try:
-            # For the user alone: the texts of logs are in it.
+            # For the user alone: chat templates may be private.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
             with os.fdopen(os.open(part, flags, 0o600), "wb") as out:
                 out.write(_MAGIC + self._checksum(body) + body)
@@ -279,26 +219,6 @@ def _tables(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> Tables:
         known=np.frombuffer(parts["known"], np.bool_),
     )
     return Tables(entries, values["cuts"], values["normal_form"], tuple(values["eos_ids"]), values["bos_id"])
-
-
-def _segments(parts: Mapping[str, bytes]) -> dict[str, Ids]:
-    """Segments and their ids out of the parts of a file."""
-    text = parts["text"].decode("utf-8", "surrogatepass")
-    ids = np.frombuffer(parts["ids"], "<i4").astype(np.int32, copy=False)
-    found: dict[str, Ids] = {}
-    at = start = 0
-    characters, counts = (np.frombuffer(parts[name], "<i4").tolist() for name in ("characters", "counts"))
-    for length, count in zip(characters, counts, strict=True):
-        found[text[at : at + length]] = ids[start : start + count]
-        at += length
-        start += count
-    return found
-
-
-def _bytes_of(segment: str, ids: Ids) -> int:
-    """About how much of a file a segment takes."""
-    text = len(segment) if segment.isascii() else len(segment.encode("utf-8", "surrogatepass"))
-    return text + 4 * len(ids) + 8
 
 
 def _code() -> str:

@@ -5,16 +5,13 @@
 A tokenizer cuts a text with regexes before it merges anything, so nothing that stands before a cut of its
 own changes how the text behind it is encoded. A table for the splitting steps of a tokenizer says which two
 characters, with the next one, always have such a cut between them. The tables were worked out with the
-tokenizer itself (`_derive_cuts.py`) and lie in `cut_tables/`; for steps that have none there are no safe cuts.
-
-    python -m tito_audit.tokens.split_points FOLDER      derive the table for the tokenizer of a folder
+tokenizer itself (`tools/split_points.py`) and lie in `cut_tables/`; steps without a table have no safe cuts.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -24,17 +21,22 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Offsets
-from tito_audit.tokens._derive_cuts import CODE_POINTS, Derived, derive, in_matcher, splitting_steps
 
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["SafeCuts", "find_safe_cuts"]
+__all__ = ["NUMERIC", "SafeCuts", "find_safe_cuts", "in_matcher", "splitting_steps", "steps_of", "table_name"]
 
 TABLES = Path(__file__).parent / "cut_tables"
 """One file for each kind of splitting, named after its hash."""
+CODE_POINTS = 0x110000
+NUMERIC = "(numeric)"
+"""The matcher of the `Digits` step, which is no regex."""
+BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The regex that is built into the `ByteLevel` step."""
+
+Bools = NDArray[np.bool_]
 
 
 class SafeCuts:
@@ -118,7 +120,7 @@ def find_safe_cuts(backend: tokenizers.Tokenizer) -> SafeCuts | None:
     beside them or are looked for in normalised text, and where this version of `tokenizers` sees
     characters otherwise than the one that the table was derived with.
     """
-    steps = _steps(backend)
+    steps = steps_of(backend)
     if steps is None or getattr(backend.model, "dropout", None):
         return None
     added = backend.get_added_tokens_decoder().values()
@@ -127,11 +129,11 @@ def find_safe_cuts(backend: tokenizers.Tokenizer) -> SafeCuts | None:
         token.lstrip or token.rstrip or token.single_word or (composed and token.normalized) for token in added
     ):
         return None
-    table = _table(_key(*steps))
+    table = _table(table_name(*steps))
     return None if table is None else SafeCuts(*table, (token.content for token in added))
 
 
-def _steps(backend: tokenizers.Tokenizer) -> tuple[list[str], bool] | None:
+def steps_of(backend: tokenizers.Tokenizer) -> tuple[list[str], bool] | None:
     """How a tokenizer splits a text; None if that is not understood."""
     try:
         parts = [backend.normalizer, backend.pre_tokenizer]
@@ -141,7 +143,7 @@ def _steps(backend: tokenizers.Tokenizer) -> tuple[list[str], bool] | None:
         return None
 
 
-def _key(patterns: list[str], composed: bool) -> str:
+def table_name(patterns: list[str], composed: bool) -> str:
     """The name of the table for these regexes and normalizer."""
     return sha256(orjson.dumps([patterns, composed])).hexdigest()[:16]
 
@@ -169,21 +171,6 @@ def _table(key: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]] | None:
     return classes, safe
 
 
-def _stored(derived: Derived, patterns: list[str], composed: bool) -> dict[str, Any]:
-    """A table as its file holds it."""
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(derived.classes.astype(np.int16))) + 1))
-    return {
-        "regexes": patterns,
-        "nfc": composed,
-        "settled_at": derived.longest,
-        "matchers": derived.matchers,
-        "members": ["".join("01"[int(bit)] for bit in row) for row in derived.members],
-        "safe": np.packbits(derived.safe.reshape(-1)).tobytes().hex(),
-        "run_lengths": np.diff(np.append(starts, CODE_POINTS)).tolist(),
-        "run_classes": derived.classes[starts].tolist(),
-    }
-
-
 def _apart(words: list[str]) -> bool:
     """True if no word begins or lies inside another, or inside itself."""
     known, starts = set(words), {word[:n] for word in words for n in range(1, len(word))}
@@ -198,29 +185,51 @@ def _apart(words: list[str]) -> bool:
     return True
 
 
-def write_table(folder: str, into: Path = TABLES) -> Path:
-    """Derive the table for the tokenizer of a folder and write it; takes up to some minutes."""
-    from tito_audit.tokens.load import load_tokenizer
+def splitting_steps(normalizer: Any, pre_tokenizer: Any) -> tuple[list[str], bool] | None:
+    """The regexes by which a text is cut, in order, and whether it is brought to NFC before.
 
-    backend = load_tokenizer(folder).backend
-    steps = _steps(backend)
-    if steps is None:
-        raise TokenizerError(f"{folder}: its way of splitting texts is not understood, so no cuts are known safe.")
-    file = into / f"{_key(*steps)}.json"
-    file.write_bytes(orjson.dumps(_stored(derive(backend, *steps), *steps)) + b"\n")
-    return file
+    None for steps that are not understood. `Digits` is the regex `(numeric)`.
+    """
+    if normalizer is None or normalizer == {"type": "Sequence", "normalizers": []}:
+        composed = False
+    elif normalizer == {"type": "NFC"}:
+        composed = True
+    else:
+        return None
+    if not isinstance(pre_tokenizer, dict):
+        return None
+    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
+    if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1]["add_prefix_space"]:
+        return None
+    patterns = []
+    for step in steps[:-1]:
+        kind = step.get("type")
+        if (
+            kind == "Split"
+            and step["behavior"] == "Isolated"
+            and not step["invert"]
+            and "Regex" in step["pattern"]
+        ):
+            patterns.append(step["pattern"]["Regex"])
+        elif kind == "Digits" and step["individual_digits"]:
+            patterns.append(NUMERIC)
+        else:
+            return None
+    patterns += [BYTE_LEVEL] if steps[-1].get("use_regex", True) else []
+    return (patterns, composed) if patterns else None
 
 
-def _main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tito_audit.tokens.split_points", description=write_table.__doc__
-    )
-    parser.add_argument("folder", nargs="+", help="a folder with a tokenizer.json")
-    parser.add_argument("-o", "--output", type=Path, default=TABLES, help="where to write it")
-    arguments = parser.parse_args()
-    for folder in arguments.folder:
-        print(write_table(folder, arguments.output))
+def in_matcher(matcher: str, characters: Sequence[str]) -> Bools:
+    """`[N]` which characters a matcher matches, by the engine of `tokenizers` itself."""
+    from tokenizers import Regex, pre_tokenizers
 
-
-if __name__ == "__main__":
-    _main()
+    inside = np.ones(len(characters), np.bool_)
+    if matcher == NUMERIC:
+        pieces = pre_tokenizers.Digits(individual_digits=True).pre_tokenize_str("a" + "a".join(characters))
+        alone = np.zeros(2 * len(characters), np.bool_)
+        alone[[start for _, (start, end) in pieces if end - start == 1]] = True
+        return alone[1::2]
+    split = pre_tokenizers.Split(Regex(matcher), "removed")
+    for _, (start, end) in split.pre_tokenize_str("".join(characters)):
+        inside[start:end] = False
+    return inside

@@ -23,7 +23,6 @@ from tito_audit.tokens.vocab import Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-    from tito_audit.tokens.prover import Prover
     from tito_audit.tokens.split_points import SafeCuts
 
 __all__ = ["Tokenizer"]
@@ -32,8 +31,6 @@ CACHED_CHARACTERS = 32 * 1024 * 1024
 """How much text a tokenizer remembers the ids of; with its ids about four bytes a character."""
 FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
 """The same for the fast encoder, which is asked again about whole texts only."""
-_WORTH_PROVING = 200_000
-"""So many recorded tokens are encoded before it pays to begin proving them."""
 ONE_IN = 64
 """Of how many segments that agree with the log one is encoded by the reference all the same."""
 
@@ -72,7 +69,6 @@ class Tokenizer:
     def __post_init__(self) -> None:
         self._fast: GrownEncoder | None = None
         self._fast_name = ""
-        self._asked = 0
 
     def encode(self, text: str) -> Ids:
         """The ids of one text, `[N]` int32, not to be written to."""
@@ -252,23 +248,6 @@ class Tokenizer:
         """What led to recorded ids lately."""
         return KnownTexts(self.cuts)
 
-    def prover(self, tokens: int) -> Prover | None:
-        """What proves recorded ids without encoding them, for so many of them; None where it does not pay.
-
-        It does not where a fast encoder is at work, nor before enough tokens were asked about: it begins by
-        knowing nothing.
-        """
-        if self._fast is not None:
-            return None
-        self._asked += tokens
-        return self._prover if self._asked > _WORTH_PROVING else None
-
-    @cached_property
-    def _prover(self) -> Prover | None:
-        from tito_audit.tokens.prover import find_prover  # here: most runs have a fast encoder
-
-        return find_prover(self.backend, self.vocabulary, self._encode_by_reference)
-
     @cached_property
     def _safe_cuts(self) -> SafeCuts | None:
         """Where texts may be cut between words, if that is known."""
@@ -281,16 +260,7 @@ class Tokenizer:
         return SegmentEncoder(self._encode_by_reference, self.cuts, self.cached_characters)
 
     def _encode_by_reference(self, texts: Sequence[str]) -> list[Ids]:
-        reference = ReferenceEncoder(self.backend)
-        if self.store is None or self._fast is not None:  # proofs of large logs will not come again
-            return reference.encode_batch(texts)
-        found = self.store.look_up(texts)
-        missing = [text for text in texts if text not in found]
-        if missing:
-            encoded = reference.encode_batch(missing)
-            self.store.add(missing, encoded)
-            found |= zip(missing, encoded, strict=True)
-        return [found[text] for text in texts]
+        return ReferenceEncoder(self.backend).encode_batch(texts)
 
     def _go_without(self, because: str) -> None:
         self._fast = None

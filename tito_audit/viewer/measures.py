@@ -16,8 +16,8 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.roles import ASSISTANT, UNKNOWN, Roles
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.observed import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 from tito_audit.record.rollout import trained_runs
+from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 from tito_audit.viewer.sequences import view
 
 __all__ = ["measure", "view"]

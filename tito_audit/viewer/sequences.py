@@ -15,10 +15,10 @@ from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, token_roles
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.observed import Stretch, Swap, View, ViewSequence
 from tito_audit.record.rollout import IdsFrom, TrainingRow, Turn
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.excerpts import Spot, Windows, chosen
+from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence
 from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
 
 __all__ = ["CONTEXT", "PIECE", "SEQUENCES", "SWAP", "SWAPPED", "TOKENS", "view"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.record.observed import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 from tito_audit.terminal.escape import visible
+from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 
 __all__ = ["Chart", "charts"]
 

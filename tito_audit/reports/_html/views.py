@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from tito_audit.record.finding import Result, Severity
-from tito_audit.record.observed import Stretch, Swap, View, ViewSequence
 from tito_audit.reports._html.carried import finding_row, tables
 from tito_audit.reports._html.packed import block
 from tito_audit.terminal.escape import visible
+from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence, observed_of
 
 __all__ = ["ROOM", "ViewBlocks"]
 
@@ -43,7 +43,8 @@ class ViewBlocks:
 
     def add(self, result: Result) -> None:
         """Take a rollout in, if it came with a view and there is room."""
-        view = result.observed.view if result.observed is not None else None
+        observed = observed_of(result)
+        view = observed.view if observed is not None else None
         if view is None:
             return
         text = block("view", view_object(view, result))

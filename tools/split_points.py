@@ -11,33 +11,41 @@ and long random strings, of any members of the classes, find nothing more. That 
 proof: three characters were too few for o200k, four for all of its places.
 
 A normalizer is left out of this by never cutting beside a character that it could touch.
+
+    python -m tools.split_points FOLDER      derive the table for the tokenizer of a folder
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from tito_audit.errors import TokenizerError
+from tito_audit.tokens.split_points import (
+    CODE_POINTS,
+    NUMERIC,
+    TABLES,
+    in_matcher,
+    steps_of,
+    table_name,
+)
 
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["NUMERIC", "Derived", "derive", "in_matcher", "splitting_steps"]
+__all__ = ["Derived", "derive", "write_table"]
 
-CODE_POINTS = 0x110000
-NUMERIC = "(numeric)"
-"""The matcher of the `Digits` step, which is no regex."""
-BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""The regex that is built into the `ByteLevel` step."""
 _CONTRACTIONS = frozenset("strevmld")
 """The letters of 's 't 're 've 'm 'll 'd; one that ends a contraction and one that begins one stand for all."""
 _SHORTEST, _LONGEST, _MOST_STRINGS = 6, 8, 20_000_000
@@ -60,40 +68,6 @@ class Derived:
     """`[K - 1, matchers]` which matchers match the characters of a class."""
     longest: int
     """How long the strings were when nothing more was found."""
-
-
-def splitting_steps(normalizer: Any, pre_tokenizer: Any) -> tuple[list[str], bool] | None:
-    """The regexes by which a text is cut, in order, and whether it is brought to NFC before.
-
-    None for steps that are not understood. `Digits` is the regex `(numeric)`.
-    """
-    if normalizer is None or normalizer == {"type": "Sequence", "normalizers": []}:
-        composed = False
-    elif normalizer == {"type": "NFC"}:
-        composed = True
-    else:
-        return None
-    if not isinstance(pre_tokenizer, dict):
-        return None
-    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
-    if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1]["add_prefix_space"]:
-        return None
-    patterns = []
-    for step in steps[:-1]:
-        kind = step.get("type")
-        if (
-            kind == "Split"
-            and step["behavior"] == "Isolated"
-            and not step["invert"]
-            and "Regex" in step["pattern"]
-        ):
-            patterns.append(step["pattern"]["Regex"])
-        elif kind == "Digits" and step["individual_digits"]:
-            patterns.append(NUMERIC)
-        else:
-            return None
-    patterns += [BYTE_LEVEL] if steps[-1].get("use_regex", True) else []
-    return (patterns, composed) if patterns else None
 
 
 def derive(
@@ -119,22 +93,6 @@ def derive(
     strings = _Strings(backend, classes, uncertain, len(vectors), letters & _CONTRACTIONS if letters else set())
     safe, length = strings.search(longest)
     return Derived(kept, safe, tuple(matchers), vectors, length)
-
-
-def in_matcher(matcher: str, characters: Sequence[str]) -> Bools:
-    """`[N]` which characters a matcher matches, by the engine of `tokenizers` itself."""
-    from tokenizers import Regex, pre_tokenizers
-
-    inside = np.ones(len(characters), np.bool_)
-    if matcher == NUMERIC:
-        pieces = pre_tokenizers.Digits(individual_digits=True).pre_tokenize_str("a" + "a".join(characters))
-        alone = np.zeros(2 * len(characters), np.bool_)
-        alone[[start for _, (start, end) in pieces if end - start == 1]] = True
-        return alone[1::2]
-    split = pre_tokenizers.Split(Regex(matcher), "removed")
-    for _, (start, end) in split.pre_tokenize_str("".join(characters)):
-        inside[start:end] = False
-    return inside
 
 
 _ONE = re.compile(r"\\[pP]\{\^?\w+\}|\\[sSdDwWrnt]|\\[^\w]|\[\^?(?:\\.|&(?!&)|[^\[\]\\&])+\]|[^\\()|?*+{}^$.\[\]]")
@@ -294,3 +252,45 @@ class _Strings:
         every = np.delete(safe, self.count, axis=2).all(axis=2)
         safe[:, :, self.count] = every
         return safe
+
+
+def _stored(derived: Derived, patterns: list[str], composed: bool) -> dict[str, Any]:
+    """A table as its file holds it."""
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(derived.classes.astype(np.int16))) + 1))
+    return {
+        "regexes": patterns,
+        "nfc": composed,
+        "settled_at": derived.longest,
+        "matchers": derived.matchers,
+        "members": ["".join("01"[int(bit)] for bit in row) for row in derived.members],
+        "safe": np.packbits(derived.safe.reshape(-1)).tobytes().hex(),
+        "run_lengths": np.diff(np.append(starts, CODE_POINTS)).tolist(),
+        "run_classes": derived.classes[starts].tolist(),
+    }
+
+
+def write_table(folder: str, into: Path = TABLES) -> Path:
+    """Derive the table for the tokenizer of a folder and write it; takes up to some minutes."""
+    from tito_audit.tokens.load import load_tokenizer
+
+    backend = load_tokenizer(folder).backend
+    steps = steps_of(backend)
+    if steps is None:
+        raise TokenizerError(f"{folder}: its way of splitting texts is not understood, so no cuts are known safe.")
+    file = into / f"{table_name(*steps)}.json"
+    file.write_bytes(orjson.dumps(_stored(derive(backend, *steps), *steps)) + b"\n")
+    return file
+
+
+def main() -> None:
+    """Derive and write the tables that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tools.split_points", description=write_table.__doc__)
+    parser.add_argument("folder", nargs="+", help="a folder with a tokenizer.json")
+    parser.add_argument("-o", "--output", type=Path, default=TABLES, help="where to write it")
+    arguments = parser.parse_args()
+    for folder in arguments.folder:
+        print(write_table(folder, arguments.output))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.record.finding import Where
+from tito_audit.record.finding import Result, Where
 
 __all__ = [
     "LOGPROB_EDGES",
@@ -23,6 +23,7 @@ __all__ = [
     "Swap",
     "View",
     "ViewSequence",
+    "observed_of",
 ]
 
 STATES = ("same", "note", "warning", "error")
@@ -206,3 +207,8 @@ class Observed:
     measures: Measures
     view: View | None = None
     """Of the first rollouts with each finding only; None of all others."""
+
+
+def observed_of(result: Result) -> Observed | None:
+    """What was observed of a rollout; None where no report asked for it."""
+    return result.observed if isinstance(result.observed, Observed) else None

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Everything a change has to pass, and how long each part of it took: `tests/suite.sh quick` for `make test`,
+# `tests/suite.sh deep [COMMIT]` for `make deep`, with a commit for the tests of what changed since then.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+tier=$1 since=${2:-}
+python=${PYTHON:-.venv/bin/python}
+
+shown() {  # WHAT SECONDS
+  printf '%-28s %3d min %02d s\n' "$1" $(($2 / 60)) $(($2 % 60))
+}
+
+names() {  # LINES ELSE: the last parts of paths in one line
+  local found
+  found=$(xargs -rn1 basename <<<"$1" | xargs)
+  echo "${found:-$2}"
+}
+
+begun=$SECONDS
+make --no-print-directory torch || exit
+real=${TITO_AUDIT_TOKENIZERS-$(tests/real_tokenizers.sh)}
+frameworks=${TITO_AUDIT_FRAMEWORKS-$(PYTHON=$python tests/frameworks/install.sh)}
+validators=${TITO_AUDIT_VALIDATORS-$(PYTHON=$python tests/validators.sh)}
+export TITO_AUDIT_TOKENIZERS=$real TITO_AUDIT_FRAMEWORKS=$frameworks TITO_AUDIT_VALIDATORS=$validators
+browser=$(command -v chromedriver >/dev/null && for name in chromium chromium-browser google-chrome; do
+  command -v $name && break
+done)
+skipped="none, so their tests are skipped"
+for kind in rollouts recorded; do
+  echo "real $kind beside the checkout: $(names "$(ls -d ../shared/$kind/*/ ../shared/$kind/*.json 2>/dev/null)" "$skipped")"
+done
+echo "real tokenizers: $(names "$([ -n "$real" ] && ls -d "$real"/*/)" "$skipped")"
+pythons=$([ -n "$frameworks" ] && ls -d "$frameworks"/*/bin 2>/dev/null | xargs -rn1 dirname | grep -v '/shared$')
+echo "Pythons with frameworks: $(names "$pythons" "$skipped")"
+echo "a browser for pages: ${browser:-$skipped}"
+echo "schemas that reports are held against: $(names "$([ -n "$validators" ] && ls "$validators")" "$skipped")"
+installs=$((SECONDS - begun))
+
+begun=$SECONDS
+make --no-print-directory lint || exit
+lint=$((SECONDS - begun))
+
+files=()
+if [ -n "$since" ]; then
+  chosen=$("$python" -m tests.since "$since") || exit
+  [ -n "$chosen" ] || { echo "Nothing that a test depends on changed since $since."; exit 0; }
+  mapfile -t files <<<"$chosen"
+  echo "Whole, for what changed since $since: $(names "$chosen" none)"
+fi
+begun=$SECONDS
+# One process a core; one that is done takes tests of another.
+[ "$tier" = quick ] || export TITO_AUDIT_KILLS=${TITO_AUDIT_KILLS-50} TITO_AUDIT_SLOW=1
+TITO_AUDIT_TIER=$tier "$python" -m pytest -q -rs -n "${TITO_AUDIT_CORES:-auto}" --dist worksteal "${files[@]}"
+code=$?
+tests=$((SECONDS - begun))
+
+shown "Installs" $installs
+shown "Style and types" $lint
+shown "Tests ($tier)" $tests
+exit $code

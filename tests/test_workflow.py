@@ -1,0 +1,52 @@
+"""The workflow of the tests: valid, and it runs what there is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra dev")
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKFLOW = ROOT / ".github" / "workflows" / "tests.yml"
+JOBS = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
+COMMANDS = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in JOBS.items()}
+
+
+def test_the_workflow_is_what_github_reads() -> None:
+    pytest.importorskip("check_jsonschema", reason="check-jsonschema is in the extra dev")
+    check = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.github-workflows",
+        str(WORKFLOW),
+    ]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_workflow_runs_what_a_change_has_to_pass() -> None:
+    assert COMMANDS == {"test": [".ci/run"], "changed": ['make deep SINCE="origin/$BASE"'], "deep": ["make deep"]}
+    assert "make test\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"test", "deep"} <= set(targets)
+
+
+def test_a_job_has_no_more_than_it_needs() -> None:
+    whole = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    assert whole["permissions"] == {"contents": "read"}
+    for name, job in JOBS.items():
+        assert job["timeout-minutes"] <= 240, name
+        for command in COMMANDS[name]:
+            assert "${{" not in command, "what others can name is handed over in the environment, never as code"
+
+
+def test_what_changed_is_found_in_a_checkout_with_its_history() -> None:
+    checkout = JOBS["changed"]["steps"][0]
+    assert checkout["with"]["fetch-depth"] == 0, "the commit that a branch began at is in no shallow checkout"
