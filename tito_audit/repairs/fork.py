@@ -70,7 +70,8 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     silent = [k for k in range(len(turns)) if k not in held]
     return Proposal(
         tuple(mended for mended, _ in parts),
-        notes=(_cost(made, more_tokens), *(f"turn {k} sampled nothing and is in no row" for k in silent)),
+        notes=tuple(f"turn {k} sampled nothing and is in no row" for k in silent),
+        cost=_cost(made, more_tokens),
         more_tokens=more_tokens,
         stale=_union(moved.stale for _, moved in parts if moved),
         dropped=_union(moved.dropped for _, moved in parts if moved),
