@@ -43,7 +43,7 @@ from tito_audit.convert.unread import account_of
 from tito_audit.formats import pick_format
 from tito_audit.record.rollout import Place
 from tito_audit.settings.model import Settings
-from tito_audit.storage import open_log
+from tito_audit.storage import new_log, open_log
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiers import examples
+from tests.tiers import examples, some
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import make_renderer
@@ -468,14 +468,17 @@ RENDERERS = {name: toy(name) for name in ("toy_bpe", "toy_metaspace")}
 @pytest.mark.shared
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("qwen3", {1: "<think>\n\n</think>\n\nHello.<|im_end|>"}),
-        ("qwen2.5-coder", {1: "Hello.<|im_end|>"}),
-        ("llama-3.1", {1: "Hello.<|eot_id|>"}),
-        ("gemma-3", {1: "Hello.<end_of_turn>"}),
-        ("deepseek-v3", {1: "Hello.<｜end▁of▁sentence｜>"}),
-        ("smollm2", {1: "Hello.<|im_end|>"}),
-    ],
+    some(
+        [
+            ("qwen3", {1: "<think>\n\n</think>\n\nHello.<|im_end|>"}),
+            ("qwen2.5-coder", {1: "Hello.<|im_end|>"}),
+            ("llama-3.1", {1: "Hello.<|eot_id|>"}),
+            ("gemma-3", {1: "Hello.<end_of_turn>"}),
+            ("deepseek-v3", {1: "Hello.<｜end▁of▁sentence｜>"}),
+            ("smollm2", {1: "Hello.<|im_end|>"}),
+        ],
+        2,
+    ),
 )
 def test_published_templates_show_their_turns(name, expected):
     renderer = real(name)
@@ -508,7 +511,7 @@ def test_turns_after_a_tool_are_found_in_a_template_that_opens_them_otherwise():
 
 @needs_shared
 @pytest.mark.shared
-@pytest.mark.parametrize("name", ["qwen2.5-coder", "gemma-3", "smollm2"])
+@pytest.mark.parametrize("name", some(["smollm2", "qwen2.5-coder", "gemma-3"], 1))
 def test_every_turn_of_the_real_rollouts_is_found(name):
     renderer = real(name)
     turns = 0

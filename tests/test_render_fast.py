@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import examples, some
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render.fast.render import GivenUp
@@ -24,7 +25,7 @@ from tito_audit.tokens.load import load_tokenizer
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = ROOT.parent / "shared" / "tokenizers"
-RENDERS = int(os.environ.get("TITO_AUDIT_RENDERS", "1500"))
+RENDERS = int(os.environ.get("TITO_AUDIT_RENDERS") or examples(500, 1500))
 """How many conversations are rendered in each of the large comparisons, over all templates together."""
 
 OWN = {
@@ -168,7 +169,7 @@ class Renderers(Mapping):
     """Renderers by name, each loaded when it is first asked for: a collection of the tests loads none."""
 
     def __init__(self):
-        folders = [TOYS / "toy_bpe", TOYS / "toy_metaspace", *sorted(SHARED.glob("*/"))]
+        folders = [TOYS / "toy_bpe", TOYS / "toy_metaspace", *some(sorted(SHARED.glob("*/"))[::-1], 1)]
         self._folders = {folder.name: folder for folder in folders if has_template(folder)}
         self._loaded = {}
 

@@ -31,7 +31,6 @@ import pytest
 from tests.command import run as run_command
 from tests.test_parquet_output import form_of, same_values
 from tests.tiers import examples, some
-from tito_audit.cli import app
 from tito_audit.record.outcome import Outcome
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.settings.model import RepairSettings, Settings

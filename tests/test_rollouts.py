@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 import tokenizers
 
+from tests.tiers import some
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-MODELS = ("qwen2.5-coder", "gemma-3", "smollm2")
+MODELS = some(("qwen2.5-coder", "gemma-3", "smollm2"), 1)
 KINDS = {"TOK101": "merge", "TOK102": "split", "TOK103": "resplit"}
 pytestmark = [
     pytest.mark.shared,
@@ -269,7 +270,7 @@ def test_the_same_rollouts_as_parquet_have_the_same_findings(tmp_path: Path) -> 
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
-    for model, mode in (("qwen2.5-coder", "retok"), ("gemma-3", "tito")):
+    for model, mode in some((("qwen2.5-coder", "retok"), ("gemma-3", "tito")), 1):
         table = pyarrow.Table.from_pylist(rows(model, mode))
         path = tmp_path / f"{mode}.parquet"
         parquet.write_table(table, path, row_group_size=17)
