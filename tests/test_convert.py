@@ -407,7 +407,7 @@ def test_calls_become_one_row_with_the_mask_and_logprobs_of_each(tmp_path: Path)
         ({**ROW, "calls": [{"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-0.5, -1.0]}]}, "rows",
          set()),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
 )  # fmt: skip
 def test_what_cannot_be_carried_is_named(tmp_path: Path, change: Json, form: str, names: set[str]) -> None:
     assert set(lost_of(tmp_path, {**CALLS, **change}, form)) == names

@@ -16,7 +16,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TURN_END, token_roles
 from tito_audit.record.build import call_columns
 from tito_audit.record.message import as_messages
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout, Turn, with_speakers
 from tito_audit.record.speakers import SAMPLED_ROLES, Speakers, speaker_of, told_name
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
@@ -113,10 +113,10 @@ def test_stated_roles_pair_the_calls_with_their_messages() -> None:
     _, columns = call_columns(np.array([1], np.int32))
     turn = Turn(prompt_ids=np.array([0], np.int32), completion_ids=np.array([1], np.int32), columns=columns)
     rollout = Rollout(Place("x", 0), "x", messages=as_messages(chat, "m"), turns=(turn,))
-    told = Speakers(("planner",)).told(rollout)
+    told = with_speakers(rollout, Speakers(("planner",)))
     assert told.turns[0].message_index == 1
     assert told.messages == rollout.messages  # the log is what it was
-    assert Speakers().told(rollout) is rollout
+    assert with_speakers(rollout, Speakers()) is rollout
 
 
 # Headers

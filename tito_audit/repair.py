@@ -1,4 +1,4 @@
-"""The contract of a repair: evidence and findings in, mended rollouts out."""
+"""A repair: evidence and findings in, repaired rollouts out."""
 
 from __future__ import annotations
 

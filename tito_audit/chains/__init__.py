@@ -1,1 +1,1 @@
-"""Who continues whom: the links and chains of a rollout's calls, and what is made of them."""
+"""Which call continues which, and how their token ids are forked and spliced."""

@@ -18,7 +18,7 @@ from tito_audit.convert.unread import account_of
 from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, map_columns, pick_format
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.rollout import Place, Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.run.scan import Progress
 from tito_audit.settings.model import Settings
@@ -168,8 +168,9 @@ class Conversion:
             return
         try:
             row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
-            told = Speakers(self.settings.sampled_roles).told
-            rollouts = tuple(map(told, (form or pick_format(row)).read(row, place)))
+            speakers = Speakers(self.settings.sampled_roles)
+            read = (form or pick_format(row)).read(row, place)
+            rollouts = tuple(with_speakers(rollout, speakers) for rollout in read)
         except RecordError as error:
             tally.refuse(place, str(error))
             return
