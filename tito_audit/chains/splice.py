@@ -191,22 +191,41 @@ def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
 
 def _counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
     """The new prompt's turn behind which the old one's last turn ends; None if there is none."""
-    old_bodies = [old.body(turn) for turn in range(len(old.ends))]
-    new_bodies = [new.body(turn) for turn in range(len(new.ends))]
     same = bisect_left(old.ends, agreed)
-    turn, is_last = _align(old_bodies[same:], new_bodies[same:])
+    turn, is_last = _align(*_bodies(old, new, same))
     turn += same
-    last = old_bodies[-1]
-    if not is_last and len(last) and any(last.data == body.data for body in new_bodies[:same]):
+    last = old.body(len(old.ends) - 1)
+    if (
+        not is_last
+        and len(last)
+        and any(last.data == new.body(kept).data for kept in range(min(same, len(new.ends))))
+    ):
         # An equal turn was kept, so this one was too: it is the beginning that is gone.
-        turn, is_last = _align(old_bodies, new_bodies)
+        turn, is_last = _align(*_bodies(old, new, 0))
     following = turn + 1
     opener = new.rest()
-    if not is_last and len(opener) >= _SHORTEST and following < len(new_bodies):
-        starts = [body.starts_with(opener) for body in (last, new_bodies[following])]
+    if not is_last and len(opener) >= _SHORTEST and following < len(new.ends):
+        starts = [body.starts_with(opener) for body in (last, new.body(following))]
         # Both are opened as the model's next turn is: one turn, in words too different to see it.
         turn += all(starts)
     return turn if turn >= 0 else None
+
+
+def _bodies(old: _Turns, new: _Turns, same: int) -> tuple[list[_Body], list[_Body]]:
+    """The turns of both from the first that differs on; SpliceError for more than can be aligned."""
+    olds, news = len(old.ends) - same, max(len(new.ends) - same, 0)
+    if olds * min(news, abs(news - olds) + 2 * _width(olds)) > _MOST_PAIRS:
+        raise SpliceError(
+            f"{olds} turns of template_prefix_ids and {news} of template_ids differ, too many to align.\n"
+            "Aligning them would hold up the caller for seconds.\n"
+            "Check that stop_ids holds only ids that end a turn, and that both render the same messages."
+        )
+    return [old.body(same + k) for k in range(olds)], [new.body(same + k) for k in range(news)]
+
+
+def _width(turns: int) -> int:
+    """How far from the diagonal so many turns are compared."""
+    return max(16, _PAIRS // max(1, turns))
 
 
 def _align(old: list[_Body], new: list[_Body]) -> tuple[int, bool]:
@@ -215,14 +234,7 @@ def _align(old: list[_Body], new: list[_Body]) -> tuple[int, bool]:
 
     Dynamic programming over one row of scores; `scores[j]` is for the first j turns of `new`.
     """
-    across = abs(len(new) - len(old))
-    width = max(16, _PAIRS // max(1, len(old)))
-    if len(old) * min(len(new), across + 2 * width) > _MOST_PAIRS:
-        raise SpliceError(
-            f"{len(old)} turns of template_prefix_ids and {len(new)} of template_ids differ, too many to align.\n"
-            "Aligning them would hold up the caller for seconds.\n"
-            "Check that stop_ids holds only ids that end a turn, and that both render the same messages."
-        )
+    width = _width(len(old))
     scores = [-_SKIP * j for j in range(len(new) + 1)]
     earlier: list[list[int]] = []
     places = [(-1, False)] * (len(new) + 1)
