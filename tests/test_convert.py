@@ -395,6 +395,8 @@ def test_calls_become_one_row_with_the_mask_and_logprobs_of_each(tmp_path: Path)
         ({"calls": [{**c, "weight_version": f"{n}"} for n, c in enumerate(CALLS["calls"])]}, "rows",
          {"weight_versions"}),
         ({"calls": [{**CALLS["calls"][0], "seed": 5}]}, "rows", {"calls[].seed"}),
+        ({"calls": [{**CALLS["calls"][0], "weights": [1.5, 2.5]}, {**CALLS["calls"][1], "weights": [1.5, 2.5]}]},
+         "rows", {"calls[].weights"}),
         ({"sampling": {"top_p": 1.0}}, "rows", set()),
         ({"id": "a"}, "atropos_group", {"id", "finish_reasons"}),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "nemo_rl", {"tools"}),
@@ -407,7 +409,7 @@ def test_calls_become_one_row_with_the_mask_and_logprobs_of_each(tmp_path: Path)
         ({**ROW, "calls": [{"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-0.5, -1.0]}]}, "rows",
          set()),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
 )  # fmt: skip
 def test_what_cannot_be_carried_is_named(tmp_path: Path, change: Json, form: str, names: set[str]) -> None:
     assert set(lost_of(tmp_path, {**CALLS, **change}, form)) == names

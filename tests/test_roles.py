@@ -16,7 +16,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TURN_END, token_roles
 from tito_audit.record.build import call_columns
 from tito_audit.record.message import as_messages
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout, Turn, with_speakers
 from tito_audit.record.speakers import SAMPLED_ROLES, Speakers, speaker_of, told_name
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
@@ -113,10 +113,10 @@ def test_stated_roles_pair_the_calls_with_their_messages() -> None:
     _, columns = call_columns(np.array([1], np.int32))
     turn = Turn(prompt_ids=np.array([0], np.int32), completion_ids=np.array([1], np.int32), columns=columns)
     rollout = Rollout(Place("x", 0), "x", messages=as_messages(chat, "m"), turns=(turn,))
-    told = Speakers(("planner",)).told(rollout)
+    told = with_speakers(rollout, Speakers(("planner",)))
     assert told.turns[0].message_index == 1
     assert told.messages == rollout.messages  # the log is what it was
-    assert Speakers().told(rollout) is rollout
+    assert with_speakers(rollout, Speakers()) is rollout
 
 
 # Headers
@@ -257,7 +257,7 @@ def test_every_name_of_a_model_is_one_role_in_headers() -> None:
 @pytest.mark.parametrize("template", [True, False], ids=["with its template", "without"])
 @pytest.mark.parametrize("model", ["qwen2.5-coder", "gemma-3", "smollm2"])
 def test_every_turn_of_every_conversation_begins_where_its_call_began(model: str, template: bool) -> None:
-    engine, _ = Loader().engine(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
+    engine, _ = Loader().auditor(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
     assert engine.tokenizer is not None
     reference = Reference(engine.tokenizer, engine.renderer if template else None)
     calls = 0
@@ -292,7 +292,7 @@ ANSWERED = ("Hello!\n\nHow?", " 2")
 @pytest.mark.parametrize("lead", ["", "\n", "\n\n"])
 def test_a_template_says_where_answers_begin_that_begin_with_white_space(name: str, lead: str) -> None:
     """Each answer is sampled apart, behind the very tokens of its generation prompt."""
-    engine, _ = Loader().engine(Settings(tokenizer=str(SHARED / "tokenizers" / name)))
+    engine, _ = Loader().auditor(Settings(tokenizer=str(SHARED / "tokenizers" / name)))
     assert engine.tokenizer is not None
     reference = Reference(engine.tokenizer, engine.renderer)
     for ref in (reference, Reference(engine.tokenizer, None)):

@@ -344,7 +344,7 @@ def test_damaged_parquet_is_a_storage_error_or_an_error_row(tmp_path):
         ("a.feather", b"FEA1", r"feather\.write_feather"),
         ("a.xz", b"\xfd7zXZ\0", "unxz"),
         ("a.jsonl", '{"a": 1}'.encode("utf-16"), "iconv"),
-        ("a.gz", gzip.compress(gzip.compress(b"{}"), mtime=0), "compressed twice"),
+        ("a.gz", gzip.compress(gzip.compress(b"{}", mtime=0), mtime=0), "compressed twice"),
         ("a.csv", b"prompt,completion\n1,2\n", "neither JSON nor a table"),
         ("a.bin", bytes(range(128, 256)), "binary data"),
     ],

@@ -16,8 +16,8 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, pick_format
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.storage.new_log import dump_row
 from tito_audit.storage.row import RawRow, parse_json
+from tito_audit.storage.row_text import dump_row
 
 __all__ = ["GROUPS", "Making", "all_makers", "digest_of", "maker_named", "makers_of"]
 

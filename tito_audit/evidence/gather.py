@@ -20,7 +20,15 @@ from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import row_against_calls, row_against_itself, row_against_template
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
-from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, hidden_and_trained, visible_part
+from tito_audit.record.rollout import (
+    IdsFrom,
+    Rollout,
+    TrainingRow,
+    Turn,
+    hidden_and_trained,
+    visible_part,
+    with_speakers,
+)
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.record.testimony import Reading
 from tito_audit.render.renderer import Renderer
@@ -44,7 +52,7 @@ def gather(
     Without a tokenizer, ids are compared with ids; without a renderer, or messages, nothing is
     compared with the template. Never raises for what a log holds.
     """
-    rollout = speakers.told(rollout)
+    rollout = with_speakers(rollout, speakers)
     reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
     rollout, problems = _recovered(rollout, reference)
     chains = chain_turns(rollout, reference)

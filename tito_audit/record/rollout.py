@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import Column
 from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.speakers import Speakers
 
 __all__ = [
     "IdsFrom",
@@ -24,6 +25,7 @@ __all__ = [
     "seen_by_loss",
     "trained_runs",
     "visible_part",
+    "with_speakers",
 ]
 
 
@@ -150,6 +152,20 @@ class Rollout:
     """Other facts the log states, by these names: `model`, `tokenizer`, `dummy_tokens` (ids are
     placeholders), `ids_wanted` (False: this format or row never holds ids), `group`,
     `joined` (what another file had for it)."""
+
+
+def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:
+    """The rollout with the speaker of each message; itself where it is not stated which roles were sampled."""
+    if not speakers.stated or not rollout.messages:
+        return rollout
+    messages = tuple(replace(one, heard=speakers.speaker(one.role)) for one in rollout.messages)
+    answers = [index for index, one in enumerate(messages) if one.sampled][-len(rollout.turns) or None :]
+    turns = rollout.turns
+    nameless = all(turn.message_index is None and turn.prompt_messages is None for turn in turns)
+    if turns and nameless and len(answers) == len(turns):
+        pairs = zip(turns, answers, strict=True)
+        turns = tuple(replace(turn, message_index=index) for turn, index in pairs)
+    return replace(rollout, messages=messages, turns=turns)
 
 
 def hidden_and_trained(row: TrainingRow | None) -> Mask | None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tito_audit.record.rollout import Rollout
 
 __all__ = [
     "ASSISTANT",
@@ -70,19 +66,6 @@ class Speakers:
         that is not known."""
         known = self._known
         return known.get(role) or known.get(role.strip().lower()) or named(role)
-
-    def told(self, rollout: Rollout) -> Rollout:
-        """The rollout with the speaker of each message; itself where nothing is stated."""
-        if not self.stated or not rollout.messages:
-            return rollout
-        messages = tuple(replace(one, heard=self.speaker(one.role)) for one in rollout.messages)
-        answers = [index for index, one in enumerate(messages) if one.sampled][-len(rollout.turns) or None :]
-        turns = rollout.turns
-        nameless = all(turn.message_index is None and turn.prompt_messages is None for turn in turns)
-        if turns and nameless and len(answers) == len(turns):
-            pairs = zip(turns, answers, strict=True)
-            turns = tuple(replace(turn, message_index=index) for turn, index in pairs)
-        return replace(rollout, messages=messages, turns=turns)
 
     @cached_property
     def _known(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Stage 1: files <-> rows."""
+"""Files to rows and back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from tito_audit.storage.atomic import allow_open_files
 from tito_audit.storage.datasets import files_beside, write_beside
 from tito_audit.storage.find import LOG_SUFFIXES, find_logs
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
-from tito_audit.storage.output import Output, open_output
+from tito_audit.storage.output import open_output
+from tito_audit.storage.output_contract import Output
 from tito_audit.storage.quarantine import Quarantine
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.targets import make_folder, refuse_taken, same_place, target_paths

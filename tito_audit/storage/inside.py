@@ -11,6 +11,7 @@ from typing import Any
 from tito_audit.errors import SetupError
 from tito_audit.record.edits import Path
 from tito_audit.storage.row import RawRow, Within
+from tito_audit.storage.row_text import dump_row
 from tito_audit.storage.sampling import Choice
 
 __all__ = ["Inside", "Unwrapped", "beside", "inside_of"]
@@ -197,7 +198,6 @@ def _kind(value: Any) -> str:
 
 def _taken(choice: Choice, index: int, number: int, found: _Found) -> bool:
     """Whether a sample takes a row, told by what it says and by its place in its wrapper."""
-    from tito_audit.storage.new_log import dump_row
 
     data = dump_row(found.value) if found.error is None else found.error.encode("utf-8", "replace")
     return choice.takes(index, number, data, len(data))

@@ -8,7 +8,7 @@ from typing import Any
 from tito_audit.format import Row
 from tito_audit.record.edits import Path
 from tito_audit.storage.log import Log
-from tito_audit.storage.output import Output
+from tito_audit.storage.output_contract import Output
 from tito_audit.storage.row import RawRow
 
 __all__ = ["InsideOutput"]

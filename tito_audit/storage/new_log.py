@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
-import orjson
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.storage.atomic import draft_of, new_file
+from tito_audit.storage.row_text import dump_row
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.text_output import Sink, compressed
 
-__all__ = ["NewLog", "Shapes", "dump_row", "kind_of_name", "new_log"]
+__all__ = ["NewLog", "Shapes", "kind_of_name", "new_log"]
 
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 _LINES = {".jsonl", ".ndjson"}
@@ -26,7 +25,6 @@ _TABLES = {".parquet", ".arrow", ".arrows", ".feather"}
 _BATCH_ROWS = 1024
 _BATCH_ENTRIES = 4 << 20
 """Numbers and characters that wait to be written, about."""
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 class NewLog(Protocol):
@@ -74,45 +72,6 @@ def new_log(target: Path, *, overwrite: bool, source: Path, shapes: Shapes | Non
         text = _Text(out, compression, array=kind == "array")
         stack.callback(text.abandon)
         yield text
-
-
-def dump_row(row: Row) -> bytes:
-    """A row as JSON on one line; NaN is null, infinity stays what Python writes for it."""
-    try:
-        data = orjson.dumps(row, option=_OPTIONS)
-    except (TypeError, ValueError):
-        return _dump_slowly(row)
-    # orjson writes infinity as null, which would say "not recorded".
-    return _dump_slowly(row) if _holds_infinity(row) else data
-
-
-def _dump_slowly(row: Row) -> bytes:
-    """Halves of surrogate pairs, huge integers and infinity, as the standard library writes them."""
-    return json.dumps(_plain(row), separators=(",", ":")).encode("ascii")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and value != value else value
-
-
-def _holds_infinity(value: Any) -> bool:
-    if isinstance(value, float):
-        return value in (np.inf, -np.inf)
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind == "f" and bool(np.isinf(value).any())
-    if isinstance(value, Mapping):
-        return any(map(_holds_infinity, value.values()))
-    if isinstance(value, list | tuple) and value:
-        if isinstance(value[0], Mapping | list | tuple | np.ndarray):
-            return any(map(_holds_infinity, value))
-        return np.inf in value or -np.inf in value
-    return False
 
 
 class _Text:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
@@ -16,6 +16,7 @@ from tito_audit.record.edits import edits_between
 from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import new_file
 from tito_audit.storage.log import BINARY, TABLES, Log
+from tito_audit.storage.output_contract import Output
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.text_output import TextOutput
@@ -25,25 +26,6 @@ __all__ = ["Output", "open_output"]
 _TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
 _OWN = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
-
-
-class Output(Protocol):
-    """A log that is being written again: one call a row of the log, in order, then `finish`."""
-
-    changed: bool
-    """Whether any row was replaced by something that is not the same single row."""
-
-    def keep(self, raw: RawRow) -> None:
-        """Write the row as it was, byte for byte."""
-
-    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write rows in place of one: none leaves it out, several are a fork.
-
-        They share with `raw.value` every object that did not change.
-        """
-
-    def finish(self, log: Log) -> None:
-        """Write what followed the last row; without it the file does not appear."""
 
 
 @contextmanager

@@ -1,0 +1,55 @@
+"""A row as the JSON text of one line, whatever values it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tito_audit.format import Row
+
+__all__ = ["dump_row"]
+
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+def dump_row(row: Row) -> bytes:
+    """A row as JSON on one line; NaN is null, infinity stays what Python writes for it."""
+    try:
+        data = orjson.dumps(row, option=_OPTIONS)
+    except (TypeError, ValueError):
+        return _dump_slowly(row)
+    # orjson writes infinity as null, which would say "not recorded".
+    return _dump_slowly(row) if _holds_infinity(row) else data
+
+
+def _dump_slowly(row: Row) -> bytes:
+    """Halves of surrogate pairs, huge integers and infinity, as the standard library writes them."""
+    return json.dumps(_plain(row), separators=(",", ":")).encode("ascii")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def _holds_infinity(value: Any) -> bool:
+    if isinstance(value, float):
+        return value in (np.inf, -np.inf)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind == "f" and bool(np.isinf(value).any())
+    if isinstance(value, Mapping):
+        return any(map(_holds_infinity, value.values()))
+    if isinstance(value, list | tuple) and value:
+        if isinstance(value[0], Mapping | list | tuple | np.ndarray):
+            return any(map(_holds_infinity, value))
+        return np.inf in value or -np.inf in value
+    return False
