@@ -68,6 +68,8 @@ class Option:
     """What its key in the configuration file takes; None: no file sets it."""
     key_name: str = ""
     """"": called as the flag is."""
+    key_after: str = ""
+    """The key that its own follows in lists of keys, where they are not in the order of `--help`."""
     unset: str = ""
     """What holds when no one sets it, for people; "" where the flag has a default."""
     per_log: bool = False

@@ -1,7 +1,7 @@
 """The table of all options, from which flags, keys of the configuration file, settings and docs are made.
 
 `--help` lists the options of a command in the order of the table. `tito-audit config`, the schema of the file and
-the docs list those of `scan` first, then what each other command has besides.
+the docs list the keys of `scan` first, then what each other command has besides; `key_after` moves one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,20 @@ def _of_the_file() -> dict[str, Option]:
 
 
 _FILE: Final = _of_the_file()
-KEYS: Final[Mapping[str, Option]] = {
-    option.key: option for option in _FILE.values() if option.key_takes is not None
-}
+
+
+def _with_keys() -> list[Option]:
+    """Options with a key, in the order of the keys."""
+    keyed = [option for option in _FILE.values() if option.key_takes is not None]
+    ordered = [option for option in keyed if not option.key_after]
+    for option in keyed:
+        if option.key_after:
+            before = next(at for at, one in enumerate(ordered) if one.key == option.key_after)
+            ordered.insert(before + 1, option)
+    return ordered
+
+
+KEYS: Final[Mapping[str, Option]] = {option.key: option for option in _with_keys()}
 """By key: the options that a configuration file may set."""
 FLAG_ONLY: Final[Mapping[str, FlagOnly]] = {
     option.flag[2:]: why for why in FlagOnly for option in OPTIONS if option.flag_only is why

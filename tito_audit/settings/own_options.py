@@ -100,6 +100,7 @@ _WRITING = (
         takes=bool,
         fills=RepairSettings,
         key_takes=values.FLAG,
+        key_after="padding",
     ),
     Option(
         "mask_by",
@@ -195,7 +196,7 @@ _SHOWING = (
         takes=bool,
         key_takes=values.FLAG,
     ),
-    Option("full", "Leave no tokens out.", ("show",), takes=bool, key_takes=values.FLAG),
+    Option("full", "Leave no tokens out.", ("show",), takes=bool, key_takes=values.FLAG, key_after="rows"),
     Option(
         "as_json",
         "Write one JSON object: every sequence and finding of the rollout.",

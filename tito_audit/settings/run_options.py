@@ -22,6 +22,7 @@ RUN_OPTIONS: Final = (
         repeats=True,
         completes="reports",
         key_takes=values.REPORTS,
+        key_after="jobs",
         unset="text",
     ),
     Option(
@@ -41,6 +42,7 @@ RUN_OPTIONS: Final = (
         metavar="NAME",
         completes="reports",
         key_takes=values.text("the name of a report"),
+        key_after="report",
         unset="text",
     ),
     Option(
@@ -52,6 +54,7 @@ RUN_OPTIONS: Final = (
         least=1,
         fills=Settings,
         key_takes=values.count("a number of rows"),
+        key_after="sample",
         unset="every row",
     ),
     Option(
@@ -119,6 +122,7 @@ RUN_OPTIONS: Final = (
         takes=get_args(Encoder),
         fills=Settings,
         key_takes=values.one_of(*get_args(Encoder)),
+        key_after="sampled-roles",
     ),
     Option(
         "worst",
