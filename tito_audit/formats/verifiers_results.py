@@ -25,6 +25,7 @@ from tito_audit.formats._turn_change import Change, changes_of, recounted, rollo
 from tito_audit.formats._update import as_logged, at_most_one_each, with_values
 from tito_audit.formats._values import equal_values
 from tito_audit.formats._verifiers_messages import chat_messages, chat_tools
+from tito_audit.formats._writer import lengths_of
 from tito_audit.record.arrays import Mask, as_floats, empty_ids
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy
@@ -269,7 +270,7 @@ def _step_again(step: Mapping[str, Any], change: Change) -> Mapping[str, Any]:
             response = with_values(response, {"message": again})
         usage = response.get("usage")
         if isinstance(usage, Mapping):
-            counts = recounted(usage, [_counts([change.before])], [_counts([change.after])])
+            counts = recounted(usage, [lengths_of([change.before])], [lengths_of([change.after])])
             response = with_values(response, {"usage": with_values(usage, counts)})
         new = with_values(new, {"response": response})
     return new
@@ -305,18 +306,10 @@ def _usage(before: Sequence[Turn], after: Sequence[Turn]) -> CountPairs:
 
     `legacy/utils/usage_utils.py` (`compute_context_token_metrics`).
     """
-    (old, completions), (new, _) = _counts(before), _counts(after)
-    (old_last, said), (new_last, _) = _counts(before[-1:]), _counts(after[-1:])
+    (old, completions), (new, _) = lengths_of(before), lengths_of(after)
+    (old_last, said), (new_last, _) = lengths_of(before[-1:]), lengths_of(after[-1:])
     given = [(old_last + said - completions, new_last + said - completions)]
     return {"input_tokens": [(old, new)], "final_input_tokens": given}
-
-
-def _counts(turns: Sequence[Turn]) -> tuple[int, int]:
-    """The tokens of all prompts and of all completions."""
-    prompts, completions = [t.prompt_ids for t in turns], [t.completion_ids for t in turns]
-    return sum(len(ids) for ids in prompts if ids is not None), sum(
-        len(ids) for ids in completions if ids is not None
-    )
 
 
 def _same_mask(before: TrainingRow | None, after: TrainingRow | None) -> bool:
