@@ -19,6 +19,7 @@ from tito_audit.formats import all_formats
 from tito_audit.repairs import all_repairs
 from tito_audit.reports import all_reports
 from tito_audit.rules import FAMILIES, all_rules
+from tools.house import FLOW, picture
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tito_audit"
@@ -47,8 +48,6 @@ LAYER_OF = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 WITHIN_LAYER = {("summary", "record")}
 """Pairs of one layer that may import each other in this direction."""
 PLUGIN_FOLDERS = ("formats", "rules", "repairs", "reports")
-STAGES = {"storage": 1, "formats": 2, "render": 3, "tokens": 4, "align": 5, "evidence": 6, "rules": 7}
-STAGES |= {"reports": 8, "repairs": 9}
 HEADINGS = ("## What it finds", "## Why it matters", "## Example", "## Repair")
 REPAIR_HEADINGS = ("## What it does", "## When it is safe", "## What it costs", "## Example")
 
@@ -123,10 +122,18 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     order.prepare()  # CycleError names the circle
 
 
-@pytest.mark.parametrize(("room", "number"), STAGES.items())
-def test_a_stage_folder_opens_with_its_stage(room: str, number: int) -> None:
-    first = (PACKAGE / room / "__init__.py").read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith(f'"""Stage {number}: ')
+PICTURE = re.compile(r"(?<=<!-- python -m tools.house -->\n```text\n)(.*?)(?=\n```)", re.DOTALL)
+
+
+def test_the_picture_of_the_house_shows_every_room_as_it_is() -> None:
+    shown = {name for names in FLOW.values() for name in names}
+    assert {room_of(path) for path in MODULES} - {"__init__", "__main__", "version"} == shown
+    guide = ROOT / "CONTRIBUTING.md"
+    text, drawn = guide.read_text(encoding="utf-8"), "\n".join(picture())
+    if os.environ.get("UPDATE_GOLDENS"):
+        guide.write_text(PICTURE.sub(lambda _: drawn, text), encoding="utf-8")
+        return
+    assert PICTURE.findall(text) == [drawn], "UPDATE_GOLDENS=1 pytest tests/test_house.py draws it again"
 
 
 def test_a_module_is_of_a_size_to_read() -> None:

@@ -1,4 +1,4 @@
-"""The contract of a log format: how its rows are told apart, read and written again."""
+"""How a log format's rows are recognized, read and written back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file, one plugin: a folder's scan imports every public module and keeps what it defines."""
+"""Plugins found by their folder: one file, one plugin."""
 
 from __future__ import annotations
 

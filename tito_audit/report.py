@@ -1,4 +1,4 @@
-"""The contract of a report: results in, text out."""
+"""A report: results in, text out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one schema of the machine-readable reports, version 1.
+"""The JSON objects of machine-readable reports, schema version 1.
 
     finding  {"code", "severity", "file", "row", "item", "turn", "where", "start", "end", "cause", "message",
               "recorded": {"ids", "pieces"}, "canonical": {"ids", "pieces"}, "repair", "fingerprint", "known"}

@@ -1,4 +1,4 @@
-"""The contract of a rule: evidence in, hits out; and of a rule that names the cause of a difference."""
+"""A rule: evidence in, hits out; or the cause of a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summary: what a whole scan came to, counted result by result."""
+"""What a whole scan found, counted result by result."""
 
 from __future__ import annotations
 

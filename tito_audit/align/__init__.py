@@ -1,1 +1,1 @@
-"""Stage 5: recorded against canonical; arrays only."""
+"""Two token sequences side by side: what they share, where they differ."""

@@ -1,1 +1,1 @@
-"""Which call continues which: forks and splices of their token ids."""
+"""Which call continues which, and how their token ids are forked and spliced."""

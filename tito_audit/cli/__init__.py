@@ -1,4 +1,4 @@
-"""The command line: parse, call, print, and an exit code of `_exits.py`.
+"""The command line: one file a command parses, calls and prints, and exits with a code of `_exits.py`.
 
 A user's mistake is one message on stderr, never a traceback; a traceback is a bug (and exit 2 as well, so
 that a crash never passes for findings). A run that is interrupted ends with 130 and one whose reader went
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _complain(error: TitoAuditError, ctx: Any) -> None:
-    from tito_audit.cli._options import blamed_file
+    from tito_audit.cli._configured import blamed_file
     from tito_audit.terminal.escape import inert, visible
 
     lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed_file(ctx, str(error)))]

@@ -1,1 +1,1 @@
-"""Logs of one format written as another, and what is lost on the way."""
+"""Logs of one format written as another, with a list of what is lost."""

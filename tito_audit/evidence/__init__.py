@@ -1,1 +1,1 @@
-"""Stage 6: what was recorded, what would be written now, and every difference between them."""
+"""Recorded tokens against what template and tokenizer write today, with every difference."""

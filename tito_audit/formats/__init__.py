@@ -1,4 +1,4 @@
-"""Stage 2: rows <-> rollouts."""
+"""Rows to rollouts and back; one file for each log format."""
 
 from __future__ import annotations
 

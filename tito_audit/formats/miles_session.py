@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import written_once
@@ -133,7 +134,7 @@ def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
         return None
     less = len(seen) - len(running)
     allowed = most if type(most) is int else 0
-    return less if 0 <= less <= allowed and np.array_equal(seen[: len(running)], running) else None
+    return less if 0 <= less <= allowed and starts_with(seen, running) else None
 
 
 def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.align.prefix import common_ends
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import messages_of_row
@@ -242,8 +243,7 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
         return
     sizes = [len(ids) for ids, _ in _chunks(value, len(old))]
     ends = np.cumsum(sizes)
-    same = _common(old, new)
-    tail = min(_common(old[::-1], new[::-1]), len(old) - same, len(new) - same)
+    same, tail = common_ends(old, new)
     # The change lies in the chunks from the one that holds its first token to the one that holds its last.
     first = min(int(np.searchsorted(ends, same, side="right")), len(sizes) - 1)
     last = max(int(np.searchsorted(ends, max(len(old) - tail - 1, 0), side="right")), first)
@@ -254,13 +254,6 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
     for number in range(first, last + 1):
         ids = new[start:stop] if number == first else new[:0]
         yield Edit((*path, number, "tokens"), as_logged(ids, value[number]["tokens"]))
-
-
-def _common(left: Ids, right: Ids) -> int:
-    """How many entries are the same from the front."""
-    size = min(len(left), len(right))
-    differ = np.flatnonzero(left[:size] != right[:size])
-    return int(differ[0]) if len(differ) else size
 
 
 FORMAT = Format(

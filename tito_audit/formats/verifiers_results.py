@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import written_once
@@ -227,7 +228,7 @@ def _row_of_odd_masks(steps: Sequence[_Step], turns: Sequence[Turn]) -> Training
         return None
     seen = [turn.seen_ids for turn in turns]
     last = seen[-1]
-    if last is None or any(ids is None or not same_ids(ids, last[: len(ids)]) for ids in seen):
+    if last is None or any(ids is None or not starts_with(last, ids) for ids in seen):
         raise RecordError("the masks train other tokens than were sampled, and no step holds all the others")
     whole, logprobs = np.zeros(len(last), np.int64), np.full(len(last), np.nan)
     for turn, (trained, sampled) in zip(turns, masks, strict=True):

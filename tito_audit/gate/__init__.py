@@ -1,4 +1,4 @@
-"""The gate: whether the logs of a scan pass, what was known before, and how often is too often."""
+"""Whether a scan passes: known findings (baseline) and rates."""
 
 from __future__ import annotations
 

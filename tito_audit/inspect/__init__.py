@@ -1,4 +1,4 @@
-"""What a log holds and what it is taken for: columns, roles, lengths that go together, a mapping."""
+"""What a log's columns are, which format it is, and a mapping to propose."""
 
 from __future__ import annotations
 

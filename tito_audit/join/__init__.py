@@ -1,4 +1,4 @@
-"""Join: messages and tools that other files hold, put into the rollouts of a log by id."""
+"""Messages, tools and calls from other files, joined to rollouts by id."""
 
 from __future__ import annotations
 

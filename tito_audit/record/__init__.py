@@ -1,1 +1,1 @@
-"""The nouns: messages, turns, training rows, findings. No files, no tokenizer."""
+"""Rollouts, turns, training rows, messages, findings; no files, no tokenizer."""

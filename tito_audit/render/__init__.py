@@ -1,1 +1,1 @@
-"""Stage 3: messages -> text and spans."""
+"""Messages to text, with the span of each, by a chat template in a sandbox."""

@@ -1,4 +1,4 @@
-"""Stage 9: evidence and findings -> mended rollouts."""
+"""Findings to repaired rollouts; one file a repair."""
 
 from __future__ import annotations
 

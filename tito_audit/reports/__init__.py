@@ -1,4 +1,4 @@
-"""Stage 8: results -> text."""
+"""Results to text; one file a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 7: evidence -> findings; one file a rule."""
+"""Evidence to findings; one file a rule."""
 
 from __future__ import annotations
 

@@ -132,7 +132,9 @@ class RowRepair:
             after if because is None else (),
             cured=dict(cure.cured),
             declined=dict(cure.declined) if open_ else {},
+            needs_unsafe=frozenset(cure.needs_unsafe) if open_ else frozenset(),
             notes=tuple(cure.notes),
+            costs=tuple(cure.costs),
             more_tokens=cure.more_tokens if because is None else 0,
             rows=len(cure.rows) if because is None else 0,
             quarantined=because,
@@ -210,7 +212,7 @@ def strategies(repairs: RepairSettings) -> tuple[Repair, ...]:
     """The repairs of a run in their order; SetupError for one that may not run."""
     if not repairs.strategies:
         safe = (repair for repair in all_repairs() if repairs.unsafe or repair.safety is not Safety.UNSAFE)
-        return tuple(repair for repair in safe if repair.name != "drop" or repairs.quarantine is not None)
+        return tuple(repair for repair in safe if not repair.removes_rows or repairs.quarantine is not None)
     chosen = tuple(repair_named(name) for name in dict.fromkeys(repairs.strategies))
     for repair in chosen:
         if repair.safety is Safety.UNSAFE and not repairs.unsafe:
@@ -219,9 +221,9 @@ def strategies(repairs: RepairSettings) -> tuple[Repair, ...]:
                 "It changes or leaves out what was recorded, not only where it stands.\n"
                 f"Add --unsafe to let it run; `tito-audit explain {repair.name}` says what it costs."
             )
-        if repair.name == "drop" and repairs.quarantine is None:
+        if repair.removes_rows and repairs.quarantine is None:
             raise SetupError(
-                "--with drop: there is no place for the rows that it leaves out.\n"
+                f"--with {repair.name}: there is no place for the rows that it leaves out.\n"
                 "Nothing recorded may be lost.\nAdd --quarantine FILE."
             )
     return chosen

@@ -1,1 +1,1 @@
-"""What a run is set to do: flags, configuration files, Settings."""
+"""Options of a run: flags, configuration files and defaults."""

@@ -1,4 +1,4 @@
-"""Stage 1: files <-> rows."""
+"""Files to rows and back."""
 
 from __future__ import annotations
 

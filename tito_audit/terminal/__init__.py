@@ -1,1 +1,1 @@
-"""What a terminal shows: escaped text, boxes, pages, words."""
+"""Text for terminals: escaping, words, boxes, pages."""

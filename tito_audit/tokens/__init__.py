@@ -1,1 +1,1 @@
-"""Stage 4: text <-> ids <-> bytes."""
+"""Text to token ids and back."""

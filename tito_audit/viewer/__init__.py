@@ -1,1 +1,1 @@
-"""What a viewer shows of a rollout: its sequences token by token, replacements, charts."""
+"""A rollout to look at, token by token; one model for the HTML report and `show`."""
