@@ -167,7 +167,8 @@ class Conversion:
         except RecordError as error:
             tally.refuse(place, str(error))
             return
-        account = account_of(read.row, rollouts)
+        where = read.format.sources
+        account = account_of(read.row, rollouts, where and where(read.row, read.rollouts))
         tally.lose(beside(raw), place.row)
         tally.lose(account.unread, place.row)
         several = len(rollouts) > 1
