@@ -179,7 +179,7 @@ def test_a_log_is_asked_once_what_its_rows_prove(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("log", FORMATS[::4], ids=lambda path: path.stem)
-def test_the_fast_encoder_changes_nothing(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fast_encoder_changes_nothing(log: Path, tmp_path: Path) -> None:
     expected = repaired(log, tmp_path / "1", out="o.jsonl", tokenizer=TOKENIZER, encoder="tokenizers")
     for jobs in (1, 2):
         fast = repaired(
