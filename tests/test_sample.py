@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from tito_audit import Result, Settings, SetupError, StorageError, read_rollouts, scan_rollouts
 from tito_audit.run.parallel import bare
 from tito_audit.run.workers import can_fork
@@ -25,7 +26,7 @@ from tito_audit.summary import Summary
 ROOT = Path(__file__).resolve().parents[1]
 SHARES = (0.05, 0.3, 0.5, 0.9)
 ANY_FOLDER = with_settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(15, 40)
 )
 forks = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
 
