@@ -278,7 +278,7 @@ ENDS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: -signal.SIGTERM, signal
 @pytest.mark.parametrize(
     ("whole", "number"),
     # In `make test` each kind of log, and each signal, once.
-    product(KINDS, ENDS) if DEEP else zip(KINDS, ENDS, strict=True),
+    [*product(KINDS, ENDS)] if DEEP else [*zip(KINDS, ENDS, strict=True)],
     indirect=["whole"],
     ids=lambda one: getattr(one, "name", one),
 )
