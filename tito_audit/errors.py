@@ -16,16 +16,6 @@ To add one: subclass the branch whose exit it shares, and say here what it means
 
 from __future__ import annotations
 
-__all__ = [
-    "RecordError",
-    "RenderError",
-    "SetupError",
-    "SpliceError",
-    "StorageError",
-    "TitoAuditError",
-    "TokenizerError",
-]
-
 
 class TitoAuditError(Exception):
     """Base of every error that tito-audit raises on purpose."""

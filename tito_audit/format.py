@@ -9,8 +9,6 @@ from typing import Any
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["Format", "Row"]
-
 Row = Mapping[str, Any]
 """One row as storage gives it: a JSON object, or a Parquet row in which a list of numbers is a
 one-dimensional numpy array and everything else plain Python values."""

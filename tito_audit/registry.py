@@ -8,8 +8,6 @@ import pkgutil
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["module_names", "plugin_of_module", "plugins"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ from tito_audit.record.finding import Finding
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["Proposal", "Repair", "Safety", "repair"]
-
 
 class Safety(StrEnum):
     """Whether a repair may run without being asked for by `--unsafe`."""

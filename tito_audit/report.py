@@ -11,8 +11,6 @@ from tito_audit.record.finding import Finding, Result
 if TYPE_CHECKING:
     from tito_audit.summary import Summary
 
-__all__ = ["Report", "ReportOptions"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:

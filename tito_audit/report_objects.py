@@ -30,8 +30,6 @@ from tito_audit.record.finding import Finding, Side
 from tito_audit.summary import SCHEMA_VERSION, Gate, Skipped, Summary
 from tito_audit.terminal.escape import escaped_json
 
-__all__ = ["as_json", "finding_object", "summary_object"]
-
 
 def finding_object(finding: Finding) -> dict[str, Any]:
     """One finding as the schema writes it."""

@@ -10,8 +10,6 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs, words_for
 from tito_audit.record.finding import Hit, Severity
 
-__all__ = ["Needs", "Reason", "Rule", "cause", "missing", "rule", "selected"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reason:

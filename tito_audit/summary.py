@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from tito_audit.record.finding import Result, Severity
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["SCHEMA_VERSION", "Fixed", "Gate", "RateCount", "RuleCount", "Sampled", "Skipped", "Summary", "Taken"]
-
 SCHEMA_VERSION = 1
 
 

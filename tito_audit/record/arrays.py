@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 
-__all__ = ["Ids", "Logprobs", "Mask", "Offsets", "as_floats", "as_ids", "empty_ids", "json_kind"]
-
 Ids: TypeAlias = NDArray[np.int32]
 """Token ids, `[N]` int32."""
 Mask: TypeAlias = NDArray[np.bool_]

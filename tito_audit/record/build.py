@@ -21,8 +21,6 @@ from tito_audit.record.column import (
 )
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["call_columns", "column_values", "training_row"]
-
 Raw = Sequence[Any] | NDArray[Any]
 
 

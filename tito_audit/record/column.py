@@ -11,19 +11,6 @@ from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Mask
 
-__all__ = [
-    "Alignment",
-    "Column",
-    "ColumnRole",
-    "MaskEncoding",
-    "MovePolicy",
-    "alignment_by_length",
-    "mask_encoding",
-    "spread",
-    "trained_of",
-]
-
-
 _NO_ID = 2**31
 """From here on a number is no token id, and no weight."""
 

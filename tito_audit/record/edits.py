@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["ABSENT", "Edit", "Path", "edits_between", "with_edits"]
-
 Path = tuple[str | int, ...]
 """Keys and positions that lead to a value, from the outside in."""
 

@@ -10,8 +10,6 @@ from enum import IntEnum, StrEnum
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Witness
 
-__all__ = ["Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"]
-
 
 class Severity(IntEnum):
     """What happened to training, not how odd the tokens look."""

@@ -13,8 +13,6 @@ import orjson
 
 from tito_audit.record.edits import ABSENT, Edit, Path, edits_between, with_edits
 
-__all__ = ["dump_json_like", "rewrite_json", "rewritten_string"]
-
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(r'[^ \t\n\r,:"\[\]{}]++')

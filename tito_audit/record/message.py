@@ -11,8 +11,6 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, speaker_of
 
-__all__ = ["Message", "ToolCall", "ToolSpec", "as_message", "as_messages", "as_tools", "without_arrays"]
-
 ToolSpec = Mapping[str, Any]
 """One tool definition as logged, in OpenAI chat form: `{"type": "function", "function": {...}}`."""
 

@@ -14,8 +14,6 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, spread
 from tito_audit.record.rollout import Padding, TrainingRow
 
-__all__ = ["Moved", "moved_row"]
-
 
 @dataclass(frozen=True, slots=True)
 class Moved:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
 
-__all__ = ["Outcome"]
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

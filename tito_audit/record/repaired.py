@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["RepairedRollout", "unmended"]
-
 
 @dataclass(frozen=True, slots=True)
 class RepairedRollout:

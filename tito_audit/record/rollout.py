@@ -13,21 +13,6 @@ from tito_audit.record.column import Column
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.speakers import Speakers
 
-__all__ = [
-    "IdsFrom",
-    "Padding",
-    "Place",
-    "Rollout",
-    "TokenText",
-    "TrainingRow",
-    "Turn",
-    "hidden_and_trained",
-    "seen_by_loss",
-    "trained_runs",
-    "visible_part",
-    "with_speakers",
-]
-
 
 class IdsFrom(StrEnum):
     """How the completion ids of a turn are known."""

@@ -6,18 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = [
-    "ASSISTANT",
-    "GIVEN_ANSWER",
-    "GIVEN_SPEAKERS",
-    "NOT_KNOWN",
-    "SAMPLED_ROLES",
-    "Speakers",
-    "named",
-    "speaker_of",
-    "told_name",
-]
-
 ASSISTANT = "assistant"
 """Whoever was sampled, under whatever name."""
 GIVEN_ANSWER = "given answer"

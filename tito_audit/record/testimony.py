@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from tito_audit.record.rollout import Place
 
-__all__ = ["CHANCE", "PLACES", "TOKENS", "Reading", "Tally", "Testimony", "Witness"]
-
 CHANCE = -6.0
 """Decimal logarithm of the chance below which a reading falls."""
 TOKENS = 64

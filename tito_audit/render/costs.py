@@ -11,8 +11,6 @@ from typing import Any
 
 from tito_audit.render.limits import LimitReached
 
-__all__ = ["FILTER_COSTS", "binary_cost", "call_cost", "length"]
-
 _WIDTHS = {"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"}
 _WIDE = re.compile(r"\d{7}")
 _POINTER = 16

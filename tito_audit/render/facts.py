@@ -22,8 +22,6 @@ from tito_audit.tokens.cache import Store
 if TYPE_CHECKING:
     from jinja2 import nodes
 
-__all__ = ["Facts", "Known", "read_facts"]
-
 _ABSENT = object()
 _PLAIN = frozenset((object, str, bool, int, type(None)))
 """Types whose equal values are written alike."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from jinja2 import nodes
 
-__all__ = ["opener_of"]
-
 _ASKED = "add_generation_prompt"
 _PARTS = (
     *(

@@ -14,8 +14,6 @@ from typing import Any
 from tito_audit.render.costs import length
 from tito_audit.render.limits import LimitReached
 
-__all__ = ["Refused", "raise_exception", "strftime_now", "to_json", "without_generation"]
-
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 

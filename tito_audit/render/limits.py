@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-__all__ = ["Budget", "LimitReached", "TimeUp", "alarm"]
-
 _WORK = 32
 """A template may build its output up piece by piece; all pieces together may be this many times as large."""
 

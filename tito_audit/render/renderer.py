@@ -22,8 +22,6 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template, compile_template
 from tito_audit.tokens.tokenizer import Tokenizer
 
-__all__ = ["Chat", "Forms", "Renderer", "ToolArguments", "make_renderer"]
-
 Chat: TypeAlias = list[dict[str, Any]]
 """Messages in the very form that a template is given."""
 ToolArguments: TypeAlias = Literal["auto", "object", "string"]

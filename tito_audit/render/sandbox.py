@@ -25,8 +25,6 @@ from tito_audit.render.costs import FILTER_COSTS, binary_cost, call_cost
 from tito_audit.render.globals import raise_exception, strftime_now, to_json
 from tito_audit.render.limits import Budget
 
-__all__ = ["ChatEnvironment"]
-
 _OF_DICTS = frozenset(dir(dict))
 """Names that a dict has of its own, whatever is stored in it."""
 _OF_TEXTS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}

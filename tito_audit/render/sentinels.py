@@ -17,8 +17,6 @@ import numpy as np
 
 from tito_audit.render.renderer import Chat
 
-__all__ = ["Found", "Marking", "SpanKind", "mark", "unmark"]
-
 _FIRST = 0xF0000
 _PLANE = 0xFFFE  # the last two code points of a plane are no characters
 _MOST = _PLANE  # pairs that both planes hold together

@@ -8,8 +8,6 @@ from typing import NamedTuple, TypeAlias
 
 from tito_audit.render.sentinels import SpanKind
 
-__all__ = ["Cut", "Span", "common_start", "first_of", "last_of"]
-
 _Label: TypeAlias = tuple[SpanKind, int | None]
 
 

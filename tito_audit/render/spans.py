@@ -20,8 +20,6 @@ from tito_audit.render.renderer import Chat, Renderer
 from tito_audit.render.sentinels import Found, Marking, SpanKind, has_marks, mark, unmark
 from tito_audit.render.span_builder import Cut, Span, common_start, first_of, last_of
 
-__all__ = ["Rendering", "Span", "SpanKind", "spans", "spans_fast"]
-
 _MARKINGS = (
     Marking(assistant_only=False, tool_calls=True),
     Marking(assistant_only=False, tool_calls=False),

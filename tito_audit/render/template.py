@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tito_audit.render.fast.render import FastTemplate
     from tito_audit.render.sandbox import ChatEnvironment
 
-__all__ = ["SIZE_LIMIT", "TIME_LIMIT", "Template", "compile_template"]
-
 TIME_LIMIT = 10.0
 """Seconds one rendering may take."""
 SIZE_LIMIT = 64 * 1024 * 1024

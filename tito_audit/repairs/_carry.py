@@ -15,8 +15,6 @@ from tito_audit.record.finding import Finding
 from tito_audit.record.moved import Moved, moved_row
 from tito_audit.record.rollout import TrainingRow, Turn
 
-__all__ = ["Laid", "laid_chain", "mask_is_wrong", "rebuilt_row", "stop_ids", "untrained_turns"]
-
 _ROUNDING = 1e-3
 """Values this close are one value, of which the row keeps its own spelling."""
 _MOST = 4096

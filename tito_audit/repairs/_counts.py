@@ -11,8 +11,6 @@ from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.record.arrays import Logprobs, Mask
 
-__all__ = ["fillers", "fitted_by_mask", "fitted_by_null", "fitted_by_values", "unprovable"]
-
 _PROOF = 2
 """Known values that have to agree before they prove anything."""
 

@@ -14,8 +14,6 @@ from tito_audit.record.moved import moved_row
 from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["UNTRAINED", "column_of", "restated", "with_row"]
-
 UNTRAINED = frozenset({"MSK402", "MSK404"})
 """What rules say of sampled tokens that a repair took out of the loss on purpose."""
 

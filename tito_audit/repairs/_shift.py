@@ -14,8 +14,6 @@ from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["MovedBack", "moved_back"]
-
 
 @dataclass(frozen=True, slots=True)
 class MovedBack:

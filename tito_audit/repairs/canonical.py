@@ -17,8 +17,6 @@ from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, with_row
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["canonical"]
-
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """A difference of the row in a log that holds no calls."""

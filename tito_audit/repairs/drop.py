@@ -7,8 +7,6 @@ from tito_audit.record.finding import Finding
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["drop"]
-
 
 @repair(
     "drop",

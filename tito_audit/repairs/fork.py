@@ -16,8 +16,6 @@ from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import laid_chain, mask_is_wrong, rebuilt_row, untrained_turns
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["fork"]
-
 _UNTRAINED = frozenset({"MSK403"})
 """What rules say of a part whose turns the row left out of the loss already."""
 _PARTS = frozenset((Break.RETOKENIZED, Break.TEMPLATE, Break.REWRITTEN, Break.ORPHAN))

@@ -22,8 +22,6 @@ from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["mask"]
-
 _TOLERANCE = 1e-6
 """Above it a value is the logarithm of no probability, as LPR504 has it."""
 

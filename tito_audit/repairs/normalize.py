@@ -21,8 +21,6 @@ from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["normalize"]
-
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """Only an inverted mask says by itself what it should be."""

@@ -22,8 +22,6 @@ from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated
 from tito_audit.repairs._shift import moved_back
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["realign"]
-
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """A mask that slid, logprobs at an offset, or a column with one entry too many or too few."""

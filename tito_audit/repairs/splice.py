@@ -20,8 +20,6 @@ from tito_audit.repairs._carry import laid_chain, mask_is_wrong, rebuilt_row, st
 from tito_audit.repairs._chains import BROKEN, broken_links, row_chains
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["splice"]
-
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """Where it is safe: the calls say what the row holds, and none of them was given other tokens."""

@@ -14,26 +14,6 @@ from tito_audit.record.finding import Hit, Where
 from tito_audit.rule import Reason
 from tito_audit.rules._words import counted, shown
 
-__all__ = [
-    "answer_texts",
-    "at_prompt_end",
-    "at_start",
-    "bare",
-    "built_hits",
-    "built_reason",
-    "changed_thought",
-    "control_ids",
-    "deviating",
-    "end_only",
-    "in_answer",
-    "mutually",
-    "pieces",
-    "recorded_ids",
-    "repeats",
-    "same_bytes",
-    "sentence",
-]
-
 _SHOWN = 8
 _THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
 _BEHIND = re.compile(rb"\s*")

@@ -16,8 +16,6 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
 
-__all__ = ["SampledValues", "sampled_values"]
-
 _EQUAL = 4
 _EQUAL_ZERO = 8
 _SENTINELS_BELOW = -1000

@@ -15,8 +15,6 @@ from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.rollout import TrainingRow, trained_runs
 
-__all__ = ["JudgedMask", "judged_mask", "shifted"]
-
 
 @dataclass(frozen=True, slots=True)
 class JudgedMask:

@@ -12,8 +12,6 @@ from tito_audit.record.rollout import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rules._words import listed, shown
 
-__all__ = ["unknown_role"]
-
 _MOST = 3
 
 

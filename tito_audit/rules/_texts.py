@@ -17,17 +17,6 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Turn
 from tito_audit.tokens.vocab import Prefix, Vocabulary
 
-__all__ = [
-    "Agreement",
-    "Reading",
-    "agreement",
-    "answer_of",
-    "contained",
-    "first_difference",
-    "missing_part",
-    "readings",
-]
-
 _BROKEN = "\ufffd"
 _BROKEN_RUN = re.compile(f"{_BROKEN}+")
 _CHARACTERS_MISSED = 4

@@ -8,8 +8,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["compare_calls"]
-
 _WRAPPERS = re.compile(
     r"</?tool_calls?>|```\w*|<\|tool_call(?:s_begin|_begin|_end)?\|>|\[/?TOOL_CALLS?\]|<function=|</function>|<\|python_tag\|>"
 )

@@ -8,8 +8,6 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Side
 
-__all__ = ["counted", "listed", "places", "quoted", "shown"]
-
 _SHOWN_TOKENS = 16
 _QUOTED_CHARACTERS = 40
 

@@ -10,8 +10,6 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._links import broken_prefixes
 
-__all__ = ["prefix_rerendered"]
-
 
 @rule("SEQ302", Severity.ERROR, needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS))
 def prefix_rerendered(evidence: Evidence) -> Iterator[Hit]:

@@ -11,8 +11,6 @@ from tito_audit.rule import rule
 from tito_audit.rules._drift import built_hits
 from tito_audit.rules._links import link_hit
 
-__all__ = ["history_rewritten"]
-
 
 @rule("SEQ303", Severity.WARNING, needs=(Needs.PROMPTS | Needs.ROW, Needs.SEVERAL_CALLS | Needs.RENDERING))
 def history_rewritten(evidence: Evidence) -> Iterator[Hit]:

@@ -10,8 +10,6 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._links import link_hit
 
-__all__ = ["retry_or_sibling"]
-
 
 @rule("SEQ304", Severity.NOTE, needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS))
 def retry_or_sibling(evidence: Evidence) -> Iterator[Hit]:

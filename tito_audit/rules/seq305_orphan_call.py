@@ -10,8 +10,6 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._links import link_hit
 
-__all__ = ["orphan_call"]
-
 
 @rule("SEQ305", Severity.WARNING, needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS))
 def orphan_call(evidence: Evidence) -> Iterator[Hit]:

@@ -9,8 +9,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import sentence
 
-__all__ = ["split_token"]
-
 
 @cause("TOK102", Severity.ERROR, precedence=51, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def split_token(difference: Difference, evidence: Evidence) -> Reason | None:

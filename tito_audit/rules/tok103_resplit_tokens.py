@@ -9,8 +9,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import sentence
 
-__all__ = ["resplit_tokens"]
-
 
 @cause("TOK103", Severity.ERROR, precedence=52, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def resplit_tokens(difference: Difference, evidence: Evidence) -> Reason | None:

@@ -9,8 +9,6 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes, sentence
 
-__all__ = ["merge_across_seam"]
-
 
 @cause("TOK104", Severity.ERROR, precedence=40, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | None:

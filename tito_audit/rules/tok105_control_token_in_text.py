@@ -8,8 +8,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import control_ids, same_bytes, sentence
 
-__all__ = ["control_token_in_text"]
-
 
 @cause("TOK105", Severity.ERROR, precedence=30, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason | None:

@@ -8,8 +8,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes, sentence
 
-__all__ = ["broken_character"]
-
 
 @cause("TOK106", Severity.ERROR, precedence=10, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def broken_character(difference: Difference, evidence: Evidence) -> Reason | None:

@@ -10,8 +10,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes, sentence
 
-__all__ = ["normalised_text"]
-
 
 @cause("TOK107", Severity.ERROR, precedence=20, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def normalised_text(difference: Difference, evidence: Evidence) -> Reason | None:

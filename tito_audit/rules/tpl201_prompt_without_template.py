@@ -11,8 +11,6 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import end_only, recorded_ids, sentence
 
-__all__ = ["prompt_without_template"]
-
 
 @cause("TPL201", Severity.ERROR, precedence=57, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def prompt_without_template(difference: Difference, evidence: Evidence) -> Reason | None:

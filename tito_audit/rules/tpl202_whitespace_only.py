@@ -8,8 +8,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import bare, in_answer, same_bytes, sentence
 
-__all__ = ["whitespace_only"]
-
 
 @cause("TPL202", Severity.ERROR, precedence=75, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def whitespace_only(difference: Difference, evidence: Evidence) -> Reason | None:

@@ -9,8 +9,6 @@ from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import answer_texts, in_answer, sentence
 from tito_audit.rules._toolcalls import compare_calls
 
-__all__ = ["tool_call_rewritten"]
-
 
 @cause("TPL203", Severity.ERROR, precedence=70, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | None:

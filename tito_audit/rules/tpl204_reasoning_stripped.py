@@ -10,8 +10,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import changed_thought, mutually, sentence
 
-__all__ = ["reasoning_stripped"]
-
 
 @cause("TPL204", Severity.ERROR, precedence=65, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | None:

@@ -10,8 +10,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import changed_thought, mutually, sentence
 
-__all__ = ["reasoning_inserted"]
-
 
 @cause("TPL205", Severity.ERROR, precedence=64, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def reasoning_inserted(difference: Difference, evidence: Evidence) -> Reason | None:

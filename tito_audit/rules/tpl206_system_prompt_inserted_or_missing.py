@@ -10,8 +10,6 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import built_reason, sentence
 
-__all__ = ["system_prompt_inserted_or_missing"]
-
 
 @cause("TPL206", Severity.ERROR, precedence=62, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence) -> Reason | None:

@@ -10,8 +10,6 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import at_prompt_end, repeats, sentence
 
-__all__ = ["generation_prompt_misplaced"]
-
 _ONLY_HEADER = re.compile(
     r"(?:<[^<>\s]{1,40}>|\s)*"
     r"(?:<[^<>\s]{1,40}>\s*(?:assistant|model)|(?:assistant|model)\s*<[^<>\s]{1,40}>|<[|｜]Assistant[|｜]>)"

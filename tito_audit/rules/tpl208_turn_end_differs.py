@@ -8,8 +8,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import bare, end_only, sentence
 
-__all__ = ["turn_end_differs"]
-
 
 @cause("TPL208", Severity.ERROR, precedence=66, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | None:

@@ -8,8 +8,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import at_start, deviating, sentence
 
-__all__ = ["bos_missing_or_doubled"]
-
 
 @cause("TPL209", Severity.ERROR, precedence=60, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason | None:

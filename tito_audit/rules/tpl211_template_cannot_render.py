@@ -9,8 +9,6 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
 
-__all__ = ["template_cannot_render"]
-
 
 @rule("TPL211", Severity.WARNING, needs=(Needs.MESSAGES, Needs.TOKENIZER))
 def template_cannot_render(evidence: Evidence) -> Iterator[Hit]:

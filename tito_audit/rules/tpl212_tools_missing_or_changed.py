@@ -9,8 +9,6 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import answer_texts, built_reason, in_answer, same_bytes, sentence
 
-__all__ = ["tools_missing_or_changed"]
-
 
 @cause("TPL212", Severity.ERROR, precedence=58, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reason | None:

@@ -8,8 +8,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes, sentence
 
-__all__ = ["unexplained_drift"]
-
 
 @cause(
     "TPL299",

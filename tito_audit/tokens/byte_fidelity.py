@@ -16,8 +16,6 @@ import orjson
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["is_plain", "known_to_keep", "normal_form", "spells_itself"]
-
 _ASCII = bytes(range(0x80))
 _LAST_OF_ALPHABET = "\u0143"
 """The last of the characters that byte-level vocabularies write bytes by."""

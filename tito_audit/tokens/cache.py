@@ -27,8 +27,6 @@ import orjson
 
 from tito_audit.tokens.vocab import Entries, Prefix
 
-__all__ = ["Store", "Tables", "cache_folder", "open_store"]
-
 VARIABLE = "TITO_AUDIT_CACHE"
 NOTES = 32
 """How many notes are kept for one tokenizer."""

@@ -22,8 +22,6 @@ from tito_audit.record.arrays import Ids, empty_ids
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Encoder", "FastEncoder", "ReferenceEncoder", "on_one_processor"]
-
 
 class Encoder(Protocol):
     """What turns texts into ids. It adds no special tokens; those that a text spells are control tokens."""

@@ -25,8 +25,6 @@ from tito_audit.tokens.vocab import Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["load_tokenizer"]
-
 _HUB_FILES = [
     "tokenizer*",
     "*token*.json",

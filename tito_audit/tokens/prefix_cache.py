@@ -20,8 +20,6 @@ import numpy as np
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.segments import Cuts, SegmentEncoder
 
-__all__ = ["GrownEncoder", "KnownText", "KnownTexts"]
-
 _LONG = 2048
 """Characters of a text from which on it is worth looking at the texts before it."""
 _KEPT = 4

@@ -27,8 +27,6 @@ from tito_audit.tokens.vocab import Prefix, Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Cuts", "SegmentEncoder", "Stretch", "find_cuts"]
-
 Stretch = tuple[int, int, bytes]
 """A segment of ids with its neighbours: the control token before (-1: the start), after (-1: the end), its ids."""
 

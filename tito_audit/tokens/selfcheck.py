@@ -15,8 +15,6 @@ import numpy as np
 from tito_audit.tokens.encoders import Encoder, ReferenceEncoder, on_one_processor, well_formed
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["disagreement", "probes"]
-
 _TEXTS = (
     "",
     "The quick brown fox jumps over the lazy dog. THE QUICK BROWN FOX!",

@@ -26,8 +26,6 @@ from tito_audit.record.arrays import Offsets
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["NUMERIC", "SafeCuts", "find_safe_cuts", "in_matcher", "splitting_steps", "steps_of", "table_name"]
-
 TABLES = Path(__file__).parent / "cut_tables"
 """One file for each kind of splitting, named after its hash."""
 CODE_POINTS = 0x110000

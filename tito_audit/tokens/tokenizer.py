@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tito_audit.tokens.split_points import SafeCuts
 
-__all__ = ["Tokenizer"]
-
 CACHED_CHARACTERS = 32 * 1024 * 1024
 """How much text a tokenizer remembers the ids of; with its ids about four bytes a character."""
 FAST_CACHED_CHARACTERS = 8 * 1024 * 1024

@@ -22,8 +22,6 @@ from tito_audit.tokens.vocab import Vocabulary
 if TYPE_CHECKING:
     from tito_audit.tokens.split_points import SafeCuts
 
-__all__ = ["Piece", "picked_segments", "pieces_to_prove"]
-
 Piece = tuple[str, Ids]
 """A piece of a text and the ids that it is said to have."""
 

@@ -27,8 +27,6 @@ from tito_audit.record.arrays import Ids, Mask, Offsets
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Entries", "Prefix", "Vocabulary"]
-
 _METASPACE = "▁"
 _FEW = 64
 """Below so many tokens a plain join is faster than arrays."""

@@ -11,8 +11,6 @@ from collections.abc import Set
 
 from jinja2 import nodes
 
-__all__ = ["GATHERED", "WRITTEN", "Weights", "Wild", "constant", "place"]
-
 GATHERED = 20
 """The weight of a text that is put together message by message."""
 WRITTEN = 4

@@ -18,8 +18,6 @@ from tito_audit.errors import RenderError
 from tito_audit.render.facts import Facts
 from tito_audit.render.globals import Refused, raise_exception, strftime_now, to_json, without_generation
 
-__all__ = ["FastTemplate", "GivenUp", "open_fast"]
-
 _FUEL = 100_000
 _FUEL_FOR_EACH = 2_000
 """Instructions a rendering may take, and for each message or tool on top: many times what templates need."""

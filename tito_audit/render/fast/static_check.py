@@ -15,8 +15,6 @@ from jinja2 import nodes
 
 from tito_audit.render.fast.growth_bounds import GATHERED, WRITTEN, Weights, Wild, constant, place
 
-__all__ = ["is_tame", "joins_values", "longest_constant"]
-
 _LONG = 100
 _NAMES = """
 filters abs capitalize count d default dictsort first float int items join last length list lower map reject
