@@ -17,7 +17,8 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import GIVEN_ANSWER, told_name
 from tito_audit.render.sentinels import SpanKind
-from tito_audit.render.spans import Rendering, Span, spans, spans_fast
+from tito_audit.render.span_builder import Span
+from tito_audit.render.spans import Rendering, spans, spans_fast
 
 __all__ = ["COMMON_ROLES", "Owners", "Written", "castings", "write_conversation"]
 
