@@ -1,4 +1,4 @@
-"""The version of the package, for `--version` and for what a repair writes into a log."""
+"""The version of the package, for `--version` and for the marks that repairs write into logs."""
 
 from __future__ import annotations
 

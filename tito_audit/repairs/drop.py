@@ -1,4 +1,4 @@
-"""drop: the rollout left out."""
+"""drop: the rollout is left out."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def drop(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     The row is not written. With a quarantine file it goes there, unchanged, with the codes that were found.
 
     ## When it is safe
-    Never by itself: it asks for `--unsafe`, since nothing but the user can say that a rollout is worth
-    nothing. It comes last, for what no other repair could cure.
+    Never: it needs `--unsafe`, since only the user can decide that a rollout is worth nothing. It comes last, for
+    what no other repair could fix.
 
     ## What it costs
-    A rollout, and the balance of its group: an advantage that was computed over the group is then one over
-    another group. Rollouts that are dropped for what they say (long ones, tool calls) bias what is left.
+    A rollout, and the balance of its group: an advantage computed over the group no longer fits the rollouts that
+    are left. Dropping rollouts for what they contain (long answers, tool calls) biases the rest.
 
     ## Example
     ```text

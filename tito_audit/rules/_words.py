@@ -1,4 +1,4 @@
-"""How the rules of the record, the mask and the logprobs put numbers, tokens and places into words."""
+"""How rules put numbers, tokens and places into words."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def places(offset: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text in quotes with its control characters visible, cut to what fits a sentence."""
+    """A text in quotes with control characters escaped, shortened to fit into a sentence."""
     whole = len(text) <= _QUOTED_CHARACTERS
     return repr(text if whole else text[: _QUOTED_CHARACTERS - 1] + "…")
 
 
 def shown(evidence: Evidence, ids: Ids) -> Side:
-    """The first tokens of a range as a side of a finding, at most 16."""
+    """The first tokens of a range, at most 16, as a side of a finding."""
     return evidence.side(ids[:_SHOWN_TOKENS])

@@ -340,7 +340,7 @@ class _Rows:
 def _open(evidence: Evidence) -> bool:
     """Whether the row leaves several readings open, of which its log may prove one."""
     said = witness(evidence)
-    return said is not None and len(said.standing) > 1
+    return said is not None and len(said.possible) > 1
 
 
 def _write(
