@@ -21,7 +21,7 @@ _IGNORED = -100
 
 @rule("REC002", Severity.ERROR, needs=(Needs.ROW,))
 def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
-    """Aligned columns differ in length, or a mask is not a mask.
+    """Aligned columns differ in length, or the mask's values are invalid.
 
     ## What it finds
     A mask with more or fewer entries than the row or its response has tokens. A mask whose values are neither 0

@@ -41,10 +41,10 @@ def is_plain(data: bytes) -> bool:
 
 def spells_itself(backend: tokenizers.Tokenizer, data: bytes) -> bool:
     """True if the tokens of a text in UTF-8 are known to spell it, provided they have as many bytes as it has."""
-    return known_to_keep(normal_form(backend), data)
+    return keeps_bytes(normal_form(backend), data)
 
 
-def known_to_keep(form: str | None, data: bytes) -> bool:
+def keeps_bytes(form: str | None, data: bytes) -> bool:
     """The same for a tokenizer of which the `normal_form` is known."""
     return form is not None and (not form or is_plain(data))
 

@@ -120,7 +120,7 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     tables = store.tables
     return Tokenizer(
         name=name,
-        backend=cast("tokenizers.Tokenizer", _Later(load)),
+        backend=cast("tokenizers.Tokenizer", _LazyBackend(load)),
         vocabulary=Vocabulary(tables.entries),
         special_tokens=special,
         chat_templates=templates,
@@ -130,7 +130,7 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     )
 
 
-class _Later:
+class _LazyBackend:
     """A tokenizer of the library that is loaded when something of it is asked for."""
 
     def __init__(self, load: Callable[[], tokenizers.Tokenizer]) -> None:

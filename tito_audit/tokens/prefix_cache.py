@@ -29,8 +29,8 @@ _KEPT = 4
 class KnownText:
     """A text and the ids that it has, `[N]`, with the cuts that were found in it."""
 
-    def __init__(self, cuts: Cuts, text: str, ids: Ids, before: KnownText | None = None, shared: int = 0) -> None:
-        """`shared` cuts are those of `before`, with which the text and the ids begin."""
+    def __init__(self, cuts: Cuts, text: str, ids: Ids, base: KnownText | None = None, shared: int = 0) -> None:
+        """`shared` cuts are those of `base`, with which the text and the ids begin."""
         self.text = text
         self.ids = ids
         self._cuts = cuts
@@ -39,8 +39,8 @@ class KnownText:
         self._tokens: list[int] = []
         """The same counted in ids."""
         self._read = False
-        if before is not None and shared:
-            self._ends, self._tokens = before._ends[:shared], before._tokens[:shared]
+        if base is not None and shared:
+            self._ends, self._tokens = base._ends[:shared], base._tokens[:shared]
             self.read()
 
     @property
@@ -75,7 +75,7 @@ class KnownText:
         """Characters and ids up to the end of so many cuts."""
         return (self._ends[shared - 1], self._tokens[shared - 1]) if shared else (0, 0)
 
-    def has_no_more_than(self, shared: int) -> bool:
+    def has_only(self, shared: int) -> bool:
         """True if these are all of its cuts."""
         return len(self._ends) == shared
 
@@ -109,15 +109,15 @@ class KnownTexts:
                 best, most = known, shared
         return best, most
 
-    def keep(self, text: str, ids: Ids, before: KnownText | None = None, shared: int = 0) -> None:
+    def keep(self, text: str, ids: Ids, base: KnownText | None = None, shared: int = 0) -> None:
         """Remember a text; one that it goes on from whole is not needed any more."""
-        if before is not None and before in self._known and before.has_no_more_than(shared):
-            self._known.remove(before)
-        self._known.append(KnownText(self._cuts, text, ids, before, shared))
+        if base is not None and base in self._known and base.has_only(shared):
+            self._known.remove(base)
+        self._known.append(KnownText(self._cuts, text, ids, base, shared))
         del self._known[:-_KEPT]
 
 
-class GrownEncoder:
+class PrefixEncoder:
     """An encoder that is asked for whole texts, of a long one for what is new in it."""
 
     def __init__(self, whole: SegmentEncoder, cuts: Cuts) -> None:
@@ -127,10 +127,10 @@ class GrownEncoder:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
         if len(texts) == 1 and len(texts[0]) >= _LONG:
-            return [self._grown(texts[0])]
+            return [self._by_prefix(texts[0])]
         return self._whole.encode_batch(texts)
 
-    def _grown(self, text: str) -> Ids:
+    def _by_prefix(self, text: str) -> Ids:
         known, shared = self._known.find(text)
         characters, first = known.up_to(shared) if known is not None else (0, 0)
         if known is not None and characters == len(text):

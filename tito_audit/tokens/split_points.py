@@ -31,7 +31,7 @@ TABLES = Path(__file__).parent / "cut_tables"
 CODE_POINTS = 0x110000
 NUMERIC = "(numeric)"
 """The matcher of the `Digits` step, which is no regex."""
-BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The regex that is built into the `ByteLevel` step."""
 
 Bools = NDArray[np.bool_]
@@ -213,7 +213,7 @@ def splitting_steps(normalizer: Any, pre_tokenizer: Any) -> tuple[list[str], boo
             patterns.append(NUMERIC)
         else:
             return None
-    patterns += [BYTE_LEVEL] if steps[-1].get("use_regex", True) else []
+    patterns += [_BYTE_LEVEL] if steps[-1].get("use_regex", True) else []
     return (patterns, composed) if patterns else None
 
 

@@ -14,7 +14,7 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.tokens.byte_fidelity import normal_form
 from tito_audit.tokens.cache import Store, Tables
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, on_one_processor
-from tito_audit.tokens.prefix_cache import GrownEncoder, KnownTexts
+from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
 from tito_audit.tokens.selfcheck import disagreement, probes, shown
 from tito_audit.tokens.verify_pieces import Piece, picked_segments, pieces_to_prove
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from tito_audit.tokens.split_points import SafeCuts
 
-CACHED_CHARACTERS = 32 * 1024 * 1024
+_CACHED_CHARACTERS = 32 * 1024 * 1024
 """How much text a tokenizer remembers the ids of; with its ids about four bytes a character."""
-FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
+_FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
 """The same for the fast encoder, which is asked again about whole texts only."""
-ONE_IN = 64
+_ONE_IN = 64
 """Of how many segments that agree with the log one is encoded by the reference all the same."""
 
 
@@ -58,14 +58,14 @@ class Tokenizer:
     bos_id: int | None = None
     store: Store | None = field(default=None, repr=False)
     """What earlier runs worked out about it; None: nothing is kept."""
-    cached_characters: int = field(default=CACHED_CHARACTERS, repr=False)
+    cached_characters: int = field(default=_CACHED_CHARACTERS, repr=False)
     encoder_notice: str | None = field(default=None, init=False, repr=False)
     """Why the run goes without the fast encoder, for the reader of a report; None where it was not wanted."""
     disagreements: int = field(default=0, init=False, repr=False)
     """How often the fast encoder was found wrong; the first time is the last."""
 
     def __post_init__(self) -> None:
-        self._fast: GrownEncoder | None = None
+        self._fast: PrefixEncoder | None = None
         self._fast_name = ""
 
     def encode(self, text: str) -> Ids:
@@ -125,8 +125,8 @@ class Tokenizer:
             self._go_without(refused)
             return False
         # Whole texts: to cut, look up and join costs more than it takes fastokens to encode again.
-        whole = SegmentEncoder(encoder.encode_batch, Cuts({}), FAST_CACHED_CHARACTERS)
-        self._fast = GrownEncoder(whole, self.cuts)
+        whole = SegmentEncoder(encoder.encode_batch, Cuts({}), _FAST_CACHED_CHARACTERS)
+        self._fast = PrefixEncoder(whole, self.cuts)
         self._fast_name = encoder.name
         self.encoder_notice = None
         return True
@@ -177,12 +177,12 @@ class Tokenizer:
                 return fast_ids
         parts = self.cuts.parts(text, fast_ids)
         if parts is None:
-            return self._settled(text, fast_ids)
+            return self._checked_whole(text, fast_ids)
         recorded = set(self.cuts.divide(recorded_ids))
         doubtful = [(segment, stretch[2]) for segment, stretch in parts if stretch not in recorded]
         return fast_ids if self._confirmed(doubtful) else self.encode(text)
 
-    def leads_to(self, text: str, recorded_ids: Ids, one_in: int = ONE_IN, *, goes_on: bool = False) -> bool:
+    def leads_to(self, text: str, recorded_ids: Ids, one_in: int = _ONE_IN, *, goes_on: bool = False) -> bool:
         """True if `encode_fast_batch` gives these ids for a text, or them and more where it `goes_on`.
 
         What the text begins with and another one led to is not encoded again; of the rest the reference agrees
@@ -206,7 +206,7 @@ class Tokenizer:
             self._known.keep(text, recorded_ids.copy(), known, shared)
         return True
 
-    def sampled_check(self, texts: Sequence[str], fast_ids: Sequence[Ids], one_in: int = ONE_IN) -> bool:
+    def sampled_check(self, texts: Sequence[str], fast_ids: Sequence[Ids], one_in: int = _ONE_IN) -> bool:
         """True if the reference agrees on a sample of the segments, the same one in every run.
 
         For texts of which all was recorded as the fast encoder has it. Otherwise it is given up.
@@ -278,7 +278,7 @@ class Tokenizer:
         found = self.encode_batch([piece for piece, _ in pieces])
         return all(np.array_equal(ids, own) for (_, own), ids in zip(pieces, found, strict=True))
 
-    def _settled(self, text: str, fast_ids: Ids) -> Ids:
+    def _checked_whole(self, text: str, fast_ids: Ids) -> Ids:
         """What the reference says of a whole text; the fast encoder is given up if it said otherwise."""
         ids = self.encode(text)
         if not np.array_equal(ids, fast_ids):
