@@ -37,7 +37,7 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
         return None
     offset = found[0].offset
     if found[0].undecided:
-        raise RecordError("the row alone cannot tell how far its logprobs lie off their tokens")
+        raise RecordError("the row alone does not show how far its logprobs are shifted")
     if not offset:
         raise RecordError("the row's logprobs are other values than the calls recorded, at every offset")
     source = np.arange(len(row.logprobs)) + offset

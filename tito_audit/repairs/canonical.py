@@ -63,7 +63,7 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     if row.loss_mask is not None and column_of(row, ColumnRole.LOSS_MASK) is not None:
         mask = (source >= 0) & row.loss_mask[source] & ~unknown
     elif row.logprobs is not None or row.loss_mask is not None:
-        raise RecordError("there is no loss mask that could leave out the tokens whose logprob is unknown")
+        raise RecordError("there is no loss mask to leave out the tokens whose logprob is unknown")
     if mask is not None and not mask.any():
         raise RecordError("nothing would be left to train: the first change comes before every trained token")
     logprobs = None

@@ -116,7 +116,7 @@ def _sampled(evidence: Evidence) -> Mask:
             raise RecordError("nothing would be left to train")
         return agreed
     if found.decided != Reading():
-        raise RecordError("nothing would be left to train, and the logprobs do not lie on the sampled tokens")
+        raise RecordError("nothing would be left to train, and the logprobs are not on the sampled tokens")
     sampled = view.sampled & found.values.real
     if not sampled.any():
         raise RecordError("nothing would be left to train: no sampled token has a logprob")

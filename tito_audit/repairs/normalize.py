@@ -82,7 +82,7 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
         raise RecordError("the row has no mask column that could be inverted back")
     mask, found = view.sampled if view.proven else view.sampled & ~row.loss_mask, judgement(evidence)
     if found is not None and found.values is not None and found.decided != Reading():
-        raise RecordError("the logprobs do not lie on the sampled tokens; nothing else says what they belong to")
+        raise RecordError("the logprobs are not on the sampled tokens, and nothing else shows what they belong to")
     if row.logprobs is not None and all(one.alignment is not Alignment.SAMPLED for one in row.columns):
         # A token without a logprob has no ratio to train with.
         mask = mask & np.isfinite(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
@@ -105,7 +105,7 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
     found = judgement(evidence)
     if shifts(evidence) or (found is not None and found.undecided):
         raise RecordError(
-            f"column {column.name!r} may lie off its tokens, and what shows it would be overwritten: run "
+            f"column {column.name!r} may be shifted, and the values that show it would be overwritten: run "
             "`realign` first"
         )
     values = np.where(part, mark, column.values)

@@ -122,7 +122,7 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
     if not slide or view is None or row.loss_mask is None:
         return row
     if _open(evidence):
-        raise RecordError("the row alone cannot tell how far its mask and its logprobs lie off their tokens")
+        raise RecordError("the row alone does not show how far its mask and its logprobs are shifted")
     back = mask_back(evidence)
     assert back is not None
     shown = "the calls" if view.proven else _proof(evidence)
@@ -159,7 +159,7 @@ def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> Trainin
     if moved is None:
         return row
     if not moved.by_calls and _open(evidence):
-        raise RecordError("the row alone cannot tell how far its mask and its logprobs lie off their tokens")
+        raise RecordError("the row alone does not show how far its mask and its logprobs are shifted")
     mask = _without(row, moved.lost)
     proof = "the calls" if moved.by_calls else _proof(evidence)
     work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, as {proof} prove")
@@ -175,7 +175,7 @@ def _without(row: TrainingRow, lost: Mask) -> Mask | None:
     if not lost.any():
         return None
     if row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
-        raise RecordError("a value fell off the end, and there is no mask that could leave its token out")
+        raise RecordError("a value fell off the end, and there is no mask to leave its token out")
     left = row.loss_mask & ~lost
     if not left.any():
         raise RecordError("nothing would be left to train")

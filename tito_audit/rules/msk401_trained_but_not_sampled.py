@@ -68,14 +68,14 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
         roles = Counter(_role(mask.view, position) for position in range(start, end))
         cause = f"slid by {mask.slide:+d}" if mask.slide else _cause(roles)
         alone = len(roles) == 1
-        told = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
+        origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
         slid = f"; every trained run lies {places(mask.slide)}" if mask.slide else ""
         verb = "was" if end - start == 1 else "were"
         yield Hit(
             Where.ROW,
             start,
             end,
-            f"{counted(end - start, 'trained token')} {verb} not sampled, {told}{slid}; "
+            f"{counted(end - start, 'trained token')} {verb} not sampled, {origins}{slid}; "
             "the loss teaches the model to write what it was given",
             cause=cause,
             recorded=shown(evidence, mask.ids[start:end]),

@@ -66,14 +66,14 @@ def _wrong_length(column: Column, row: TrainingRow) -> str:
 def _no_mask(column: Column) -> str:
     values = column.values
     if values.dtype.kind in "iuf" and len(values):
-        told = f"lie between {np.nanmin(values):g} and {np.nanmax(values):g}"
+        found = f"lie between {np.nanmin(values):g} and {np.nanmax(values):g}"
         if np.isnan(values.astype(np.float64)).all():
-            told = "are all null"
+            found = "are all null"
         elif np.isnan(values.astype(np.float64)).any():
-            told += ", some null"
+            found += ", some null"
     else:
-        told = "are not numbers"
-    return f"the values of `{column.name}` {told}; they are not a mask of 0 and 1, of weights, or of -100 and ids"
+        found = "are not numbers"
+    return f"the values of `{column.name}` {found}; they are not a mask of 0 and 1, of weights, or of -100 and ids"
 
 
 def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:

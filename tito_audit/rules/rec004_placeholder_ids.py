@@ -100,7 +100,7 @@ def _is_real(evidence: Evidence, number: int, turn: Turn) -> bool:
 
 
 def _hit(evidence: Evidence, where: Where, turn: int | None, ids: Ids, cause: str) -> Hit:
-    told = {
+    why = {
         "stated by the log": "the log says that these ids are placeholders",
         "one id repeated": f"all {len(ids)} ids are {ids[0]}",
         "counting up": f"the ids count from {ids[0]} to {ids[-1]}",
@@ -110,7 +110,7 @@ def _hit(evidence: Evidence, where: Where, turn: int | None, ids: Ids, cause: st
         where,
         0,
         len(ids),
-        f"{told}; they stand in for tokens that were not recorded and must not be trained",
+        f"{why}; they stand in for tokens that were not recorded and must not be trained",
         turn=turn,
         cause=cause,
         recorded=shown(evidence, ids),

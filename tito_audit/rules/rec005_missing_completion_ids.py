@@ -69,8 +69,8 @@ def _together(hits: list[Hit], calls: int) -> Iterator[Hit]:
     for cause in dict.fromkeys(hit.cause for hit in hits):
         first, *more = (hit for hit in hits if hit.cause == cause)
         if more:
-            told = f"{1 + len(more)} of {calls} calls, this one first: {first.message}"
-            first = replace(first, message=told)
+            message = f"{1 + len(more)} of {calls} calls, this one first: {first.message}"
+            first = replace(first, message=message)
         yield first
 
 
@@ -94,7 +94,7 @@ def _without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
         return
     cause = "no ids" if turn.completion_ids is None else "empty ids"
     has = "has no completion ids" if turn.completion_ids is None else "has an empty list of completion ids"
-    message = f"the call {has} while {there}; it can only be trained on tokens that nobody recorded"
+    message = f"the call {has} while {there}; it can only be trained on tokens that were never recorded"
     yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause=cause)
 
 
@@ -109,17 +109,17 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
             missed = missing_part(evidence, number, turn.completion_text)
     elif answer is not None and not contained(evidence, number, answer.text):
         missed = missing_part(evidence, number, answer.text)
-    told, cause = "", "part of the text"
+    problem, cause = "", "part of the text"
     if missed is not None and not _EMPTY_THOUGHT.fullmatch(missed):
-        told = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
+        problem = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
     elif answer is not None:
         names = [
             call.name for call in answer.tool_calls if call.name and not contained(evidence, number, call.name)
         ]
-        told, cause = (
+        problem, cause = (
             (f"hold no call of `{names[0]}`, which its message makes", "tool call") if names else ("", "")
         )
-    if told:
-        message = f"the {counted(len(ids), 'completion id')} {told}; the rest was not recorded"
+    if problem:
+        message = f"the {counted(len(ids), 'completion id')} {problem}; the rest was not recorded"
         side = shown(evidence, ids[np.maximum(len(ids) - 16, 0) :])
         yield Hit(Where.COMPLETION, 0, len(ids), message, turn=number, cause=f"incomplete: {cause}", recorded=side)

@@ -18,7 +18,7 @@ def another_tokenizer(evidence: Evidence) -> Iterator[Hit]:
     template. The tokenizer does not fit if logged texts are missing from what the ids decode to and encoding those
     texts again does not give the ids back; if most rows hold ids past the end of the vocabulary; or if a token
     that the template writes occurs in the rows only in pieces. The template does not fit if messages open with
-    other control tokens than those it writes. Whatever lies between fitting and not fitting is not reported. The
+    other control tokens than those it writes. Anything in between is not reported. The
     check is of the log: for a single rollout there is nothing to compare.
 
     The finding belongs to the log (`where` is `log`) and comes before all others. Rules that would only repeat it

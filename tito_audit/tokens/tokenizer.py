@@ -113,7 +113,7 @@ class Tokenizer:
                 self._go_without(str(error))
         if wanted and self._fast is None:
             raise TokenizerError(
-                f"{self.name}: the fast encoder that was asked for cannot be used.\n{self.encoder_notice}\n"
+                f"{self.name}: the requested fast encoder cannot be used.\n{self.encoder_notice}\n"
                 "Leave the choice of the encoder to tito-audit."
             )
         return self._fast is not None
