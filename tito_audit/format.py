@@ -8,10 +8,13 @@ from typing import Any
 
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Sources
 
 Row = Mapping[str, Any]
 """One row as storage gives it: a JSON object, or a Parquet row in which lists of numbers are one-dimensional
 numpy arrays and everything else is plain Python values."""
+SourcesOf = Callable[[Row, Sequence[Rollout]], Sequence[Sources]]
+"""Where a row holds each of its rollouts, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Format:
     """The row with the rollouts written into every copy that it holds of them; several rows where a repair
     forked a rollout. Parts that no rollout changed are the same objects, and an unchanged row is the row
     itself. RecordError when the format cannot hold the rollouts."""
+    sources: SourcesOf | None = None
+    """Where the row holds the arrays of its rollouts; None: the format does not say."""
     shows: str = ""
     """What can be audited in it and what cannot, for the README's table."""
     open_object: str = ""

@@ -23,8 +23,12 @@ class Outcome:
     """By repair: the codes that it cured, in the order in which repairs were tried."""
     declined: Mapping[str, str] = field(default_factory=dict)
     """By repair that claimed a finding and did not cure it: the reason."""
+    needs_unsafe: frozenset[str] = frozenset()
+    """Those of them that would have run with unsafe repairs allowed."""
     notes: tuple[str, ...] = ()
     """Notes of the repairs: costs, marks, columns that could not move with the tokens."""
+    costs: tuple[str, ...] = ()
+    """Those of the notes that a run sums up."""
     rows: int = 1
     """How many rows are written in place of this one: more than 1 after a fork, 0 in quarantine."""
     more_tokens: int = 0

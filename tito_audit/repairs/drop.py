@@ -13,6 +13,7 @@ from tito_audit.settings.model import RepairChoices
     cures=("REC", "TOK", "TPL", "SEQ", "MSK", "LPR"),
     safety=Safety.UNSAFE,
     precedence=90,
+    removes_rows=True,
 )
 def drop(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Leaves the rollout out, with the reason.
