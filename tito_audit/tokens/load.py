@@ -86,7 +86,7 @@ def _downloaded(name: str) -> Path:
     except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TokenizerError(
-            f"{name}: no such folder, and no repository of that name from the hub ({reason}).\n"
+            f"{name}: no such folder, and the hub returned no repository of that name ({reason}).\n"
             "A tokenizer is needed to encode the messages again.\n"
             "Check the spelling and the network, or pass a folder with a tokenizer.json."
         ) from error
