@@ -35,7 +35,7 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Entries, Prefix, Vocabulary
 from tito_audit.viewer.excerpts import Spot, Windows, chosen
-from tito_audit.viewer.measures import measure, view
+from tito_audit.viewer.measures import measure
 from tito_audit.viewer.model import (
     LOGPROB_EDGES,
     POSITION_EDGES,
@@ -47,7 +47,7 @@ from tito_audit.viewer.model import (
     ViewSequence,
 )
 from tito_audit.viewer.replacements import SAMPLED, SEEN
-from tito_audit.viewer.sequences import PIECE, SEQUENCES, SWAP, SWAPPED, TOKENS
+from tito_audit.viewer.sequences import PIECE, SEQUENCES, SWAP, SWAPPED, TOKENS, view
 
 RULES = all_rules()
 CODES = frozenset(rule.code for rule in RULES)

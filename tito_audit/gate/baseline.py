@@ -23,8 +23,6 @@ from tito_audit.record.finding import Finding, Severity
 from tito_audit.storage.atomic import new_file
 from tito_audit.terminal.escape import escaped_json, visible
 
-__all__ = ["Entry", "Key", "Names", "entry_of", "read_baseline", "write_baseline"]
-
 VERSION = 1
 _WHAT = "tito-audit baseline"
 _MESSAGE = 120

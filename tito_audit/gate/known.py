@@ -11,8 +11,6 @@ from pathlib import Path
 from tito_audit.gate.baseline import Entry, Key, entry_of
 from tito_audit.record.finding import Finding, Result, Severity
 
-__all__ = ["Entries", "Known"]
-
 _UNREADABLE = "REC001"
 
 

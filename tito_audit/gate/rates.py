@@ -12,8 +12,6 @@ from tito_audit.settings.model import MaxRate
 from tito_audit.summary import RateCount
 from tito_audit.terminal.words import many, rate_number
 
-__all__ = ["Rated", "Rates", "excess"]
-
 
 @dataclass(slots=True)
 class Rated:

@@ -14,8 +14,6 @@ from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import find_logs
 from tito_audit.summary import Summary
 
-__all__ = ["GatedScan", "gate_rollouts"]
-
 
 def gate_rollouts(
     logs: str | Path | Sequence[str | Path],

@@ -21,8 +21,6 @@ from tito_audit.storage.atomic import refuse_target
 from tito_audit.summary import Fixed, Gate, Summary
 from tito_audit.terminal.words import listed, many
 
-__all__ = ["Bar", "Terms", "Watch"]
-
 _CODES = 6
 """Codes that a reason names."""
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from tito_audit.format import Row
 
-__all__ = ["MOST_COLUMNS", "Column", "Columns", "Item", "Numbers"]
-
 Numbers: TypeAlias = NDArray[Any]
 """`[N]` bool, int64 or float64; NaN stands for null."""
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from tito_audit.inspect.columns import Numbers
 
-__all__ = ["Facts", "Look", "facts_of"]
-
 _LARGEST_VOCABULARY = 2_000_000
 _FLOOR = -100.0
 """Below it stands no logprob, but a sign that there is none."""

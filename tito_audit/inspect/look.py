@@ -30,8 +30,6 @@ from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
 
-__all__ = ["Inspection", "MaskNote", "Sentinel", "TakenFor", "inspect_log"]
-
 _MOST_BYTES = 256 << 20
 """Bytes of a log that are read, about, however many rows are asked for."""
 

@@ -25,8 +25,6 @@ from tito_audit.inspect.roles import Role, Roles
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.terminal.shell import shell_word
 
-__all__ = ["Trial", "as_flags", "as_toml", "by_their_names", "proposed", "tried"]
-
 _KNOWN = {
     Role.IDS: FLAT_IDS,
     Role.MASK: MASKS,

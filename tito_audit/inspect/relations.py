@@ -14,8 +14,6 @@ from tito_audit.inspect.columns import Item
 from tito_audit.inspect.facts import Facts, Look
 from tito_audit.record.column import MaskEncoding, trained_of
 
-__all__ = ["Relation", "RelationKind", "relations_of"]
-
 _MOST = 64
 """Lists of one object that are compared."""
 _PARTS = 24

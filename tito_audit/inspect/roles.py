@@ -15,8 +15,6 @@ from tito_audit.inspect.columns import Column, Item, Numbers
 from tito_audit.inspect.facts import Facts, Look
 from tito_audit.inspect.relations import Relation, RelationKind
 
-__all__ = ["Guess", "Role", "Roles", "roles_of"]
-
 
 class Role(StrEnum):
     """What a column is for."""

@@ -23,7 +23,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.storage import Log, Output, RawRow
-from tito_audit.storage.chunks import Chunk, Reading
+from tito_audit.storage.chunk import Chunk, Reading
 from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.random_access import RowsAgain, Ticket, line_at, unpacked
 from tito_audit.storage.sampling import Choice

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import inert, visible
 
-__all__ = ["code", "fenced", "folded"]
-
 _TICKS = re.compile("`+")
 _LINE = 400
 

@@ -10,8 +10,6 @@ from tito_audit.reports._verdict import rate_words
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.escape import visible
 
-__all__ = ["accept_lines", "gate_line", "gate_lists", "known_lines"]
-
 _FIXED = 5
 """Findings named that are gone."""
 

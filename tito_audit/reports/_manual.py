@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["section"]
-
 
 def section(manual: str, heading: str) -> str:
     """The words under a heading on one line; empty without that heading."""

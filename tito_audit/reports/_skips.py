@@ -5,8 +5,6 @@ from __future__ import annotations
 from tito_audit.summary import Summary
 from tito_audit.terminal.words import code_ranges, many
 
-__all__ = ["skip_lines", "skips_by_reason"]
-
 
 def skip_lines(summary: Summary) -> list[str]:
     """`no logprobs: LPR501-LPR506 (40 rollouts)`, the most common reason first; reasons as the log gave them."""

@@ -10,18 +10,6 @@ from tito_audit.record.finding import Result, Severity
 from tito_audit.summary import Gate, RateCount, Summary
 from tito_audit.terminal.words import many, rate_number
 
-__all__ = [
-    "Seen",
-    "baseline_words",
-    "known",
-    "nothing_compared",
-    "rate_words",
-    "severities",
-    "uncompared_words",
-    "verdict",
-    "verdict_words",
-]
-
 
 @dataclass(slots=True)
 class Seen:

@@ -9,8 +9,6 @@ from itertools import chain, zip_longest
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.terminal.words import many
 
-__all__ = ["FIRST", "PER_CODE", "Entry", "Worst", "by_weight", "counted", "more_words"]
-
 FIRST = "REC007"
 """The code that leads: where it is found, hardly anything else means what it says."""
 PER_CODE = 3

@@ -17,8 +17,6 @@ from tito_audit.summary import Summary
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.place import range_of
 
-__all__ = ["CONCISE"]
-
 _COLORS = {Severity.ERROR: 31, Severity.WARNING: 33, Severity.NOTE: 36}
 
 

@@ -22,8 +22,6 @@ from tito_audit.terminal.escape import visible
 from tito_audit.terminal.place import line_of, place_words
 from tito_audit.terminal.words import many
 
-__all__ = ["GITHUB"]
-
 PER_KIND = 10
 """Annotations of one kind that GitHub takes from a step."""
 _KINDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}

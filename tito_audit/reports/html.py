@@ -16,8 +16,6 @@ from tito_audit.summary import Summary
 from tito_audit.terminal.place import one_tokenizer
 from tito_audit.viewer.model import Measures, observed_of
 
-__all__ = ["HTML"]
-
 _NOTICES = 50
 _FIXED = 200
 """Findings of a baseline that are gone, as far as they are listed."""

@@ -12,8 +12,6 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.report_objects import as_json, finding_object, summary_object
 from tito_audit.summary import Summary
 
-__all__ = ["JSON"]
-
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Write `{"summary": …, "findings": […]}`, one finding a line.

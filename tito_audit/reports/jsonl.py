@@ -10,8 +10,6 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.report_objects import as_json, finding_object, summary_object
 from tito_audit.summary import Summary
 
-__all__ = ["JSONL"]
-
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Write each finding when it comes, then `{"summary": …}`."""

@@ -22,8 +22,6 @@ from tito_audit.terminal.escape import visible
 from tito_audit.terminal.place import place_words
 from tito_audit.terminal.words import many
 
-__all__ = ["JUNIT"]
-
 _SUITES = 2_000
 """Files with a suite of their own; all others share one."""
 _SHOWN = 3

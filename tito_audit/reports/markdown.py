@@ -22,8 +22,6 @@ from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many, rate_number
 
-__all__ = ["MARKDOWN"]
-
 LIMIT = 65_000
 """Characters of the whole; GitHub takes 65,536 for a comment."""
 _SHORT = 6_000

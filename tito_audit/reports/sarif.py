@@ -26,8 +26,6 @@ from tito_audit.terminal.place import line_of, place_words, range_of
 from tito_audit.terminal.words import many
 from tito_audit.version import VERSION
 
-__all__ = ["SARIF"]
-
 RESULTS = 5_000
 """Results of a run that code scanning shows."""
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

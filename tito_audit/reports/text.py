@@ -26,8 +26,6 @@ from tito_audit.terminal.place import show_command, with_tokenizer
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import many
 
-__all__ = ["TEXT"]
-
 _FILES = 3
 """Files named in the header."""
 _FORMATS = 4

@@ -19,7 +19,8 @@ from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.parallel import Counted
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, RawRow, open_log
-from tito_audit.storage.chunks import Chunk, chunks_of
+from tito_audit.storage.chunk import Chunk
+from tito_audit.storage.chunks import chunks_of
 from tito_audit.summary import Summary
 
 __all__ = [

@@ -17,7 +17,7 @@ from tito_audit.record.finding import Finding, Result, Skip
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.workers import in_order, sendable
 from tito_audit.storage import RawRow
-from tito_audit.storage.chunks import Chunk, Reading
+from tito_audit.storage.chunk import Chunk, Reading
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Sampled, Summary
 from tito_audit.tokens.tokenizer import Tokenizer

@@ -36,7 +36,7 @@ from tito_audit.run.parallel import Counted, Encoders, Spread, bare, chunk_bytes
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Settings
 from tito_audit.storage import RawRow, find_logs
-from tito_audit.storage.chunks import Chunk
+from tito_audit.storage.chunk import Chunk
 from tito_audit.summary import Summary
 from tito_audit.terminal.shell import shell_word
 from tito_audit.tokens.tokenizer import Tokenizer

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["is_sound"]
-
 
 def is_sound(batch: Any) -> bool:
     """Whether nothing in a record batch points outside of its data; text that is not UTF-8 is no matter here."""

@@ -12,8 +12,6 @@ import numpy as np
 from tito_audit.record.edits import ABSENT, Path, edits_between
 from tito_audit.storage._arrow_leaves import is_number, numbers, times
 
-__all__ = ["Change", "changes_between", "edited", "is_text", "misfits"]
-
 _SAMPLE = 256
 """Rows of a column that are looked at to see how it writes a missing float."""
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ArrowForm", "form_of", "lengths_of"]
-
 _HEADER, _LENGTH, _COMPRESSION, _CODEC = 2, 0, 3, 0
 """Numbers of fields: the header of a message; rows and compression of a record batch; codec of a compression."""
 _CODECS = ("lz4", "zstd")

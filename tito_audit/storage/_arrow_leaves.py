@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["is_number", "numbers", "times"]
-
 
 def is_number(kind: Any) -> bool:
     """Whether the values of a type are integers, floats or booleans."""

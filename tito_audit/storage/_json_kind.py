@@ -13,8 +13,6 @@ from tito_audit.storage.row import parses
 from tito_audit.storage.sniff import refuse_binary, refuse_text
 from tito_audit.storage.streams import ByteStream, Damaged
 
-__all__ = ["json_kind"]
-
 _HEAD = 1 << 16
 
 

@@ -9,8 +9,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-__all__ = ["has_lost_times", "writer_options"]
-
 _SPECIAL = {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
 """Encodings that somebody chose for a column; PLAIN is what any falls back to, RLE that of levels."""
 _PAGE_V2 = 3

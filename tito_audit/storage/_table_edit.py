@@ -11,8 +11,6 @@ import orjson
 from tito_audit.errors import StorageError
 from tito_audit.storage._arrow_edit import Change, edited, is_text, misfits
 
-__all__ = ["Copies", "TableEdit"]
-
 Copies = list[list[Change]]
 """What becomes of one row: the changes of each row that is written for it."""
 

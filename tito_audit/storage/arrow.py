@@ -21,8 +21,6 @@ from tito_audit.storage.table_rows import (
     rows_of_batch,
 )
 
-__all__ = ["ArrowFile", "is_arrow", "open_arrow", "parts_of_batch", "rows_of_arrow", "seed_of_batch"]
-
 _STREAM = b"\xff\xff\xff\xff"
 _FILE = b"ARROW1"
 _BODY = 8

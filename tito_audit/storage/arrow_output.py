@@ -2,76 +2,31 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.format import Row
-from tito_audit.storage._arrow_edit import changes_between
-from tito_audit.storage._table_edit import Copies, TableEdit
+from tito_audit.storage._table_edit import TableEdit
+from tito_audit.storage._table_output import TableOutput
 from tito_audit.storage.arrow import ArrowFile, open_arrow
-from tito_audit.storage.log import Log
-from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Damaged
 
-__all__ = ["ArrowOutput"]
 
-
-class ArrowOutput:
-    """The rows of an Arrow file with some replaced, in the format that the source has.
-
-    Rows come in file order. One record batch is held at a time, and it is written as one record batch. Nothing is
-    written before the first row that changes, so that a file without one stays a copy of its bytes.
-    """
+class ArrowOutput(TableOutput):
+    """An Arrow file with some rows replaced, in the format of the source (stream, or with a footer)."""
 
     def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
-        self.changed = False
-        """Whether a row was replaced by another one, by several or by none."""
-        self._source = source
-        self._out = out
-        self._edit = TableEdit(source, "an Arrow file", added)
+        super().__init__(source, out, TableEdit(source, "an Arrow file", added))
         self._file: ArrowFile | None = None
         self._batches: Iterator[tuple[Any, Any, float]] = iter(())
         self._next: tuple[Any, Any] | None = None
-        """The first record batch that is not written yet, and its metadata; None behind the last."""
+        """The next record batch to write and its metadata; None after the last."""
         self._first = 0
-        """The row of the file that is its first."""
-        self._rows: dict[int, Copies] = {}
-        """The changed rows of that record batch."""
+        """The first row of that record batch, counted in the file."""
         self._writer: Any = None
         self._dictionaries: dict[int, Any] = {}
-        """By column: what the dictionary of the format with a footer holds so far, as an array without rows."""
-
-    def keep(self, raw: RawRow) -> None:
-        """A row that stays as it is."""
-        if self.changed:
-            self._write_batches_before(raw.index)
-
-    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """A row in whose place others are written: none leaves it out, several are a fork."""
-        copies = [changes_between(raw.value, row) for row in rows]
-        if len(copies) == 1 and not copies[0]:
-            self.keep(raw)
-            return
-        if not self.changed:
-            self.changed = True
-            self._open()
-        self._write_batches_before(raw.index)
-        self._rows[raw.index] = copies
-
-    def finish(self, log: Log) -> None:
-        """Write what is left; without a changed row, the bytes of the source."""
-        if not self.changed:
-            with self._source.open("rb") as source:
-                shutil.copyfileobj(source, self._out)
-            return
-        while self._next is not None:
-            self._write_batch()
-        self._writer.close()
-        if self._file is not None:
-            self._file.close()
+        """By column: the dictionary written so far (format with a footer only), as an array without rows."""
 
     def _open(self) -> None:
         import pyarrow as pa
@@ -88,9 +43,14 @@ class ArrowOutput:
             self._writer = pa.ipc.new_stream(self._out, schema, options=options)
         self._advance()
 
-    def _write_batches_before(self, row: int) -> None:
-        while self._next is not None and self._first + self._next[0].num_rows <= row:
+    def _write_batches_before(self, row: int | None) -> None:
+        while self._next is not None and (row is None or self._first + self._next[0].num_rows <= row):
             self._write_batch()
+
+    def _close(self) -> None:
+        self._writer.close()
+        if self._file is not None:
+            self._file.close()
 
     def _advance(self) -> None:
         try:

@@ -18,8 +18,6 @@ from typing import Any, BinaryIO, cast
 
 from tito_audit.errors import StorageError
 
-__all__ = ["allow_open_files", "draft_of", "new_file", "refuse_target"]
-
 _BUFFER = 1 << 20
 _HANDLES = 2
 """What a file without a name holds open: itself and its folder."""

@@ -12,8 +12,6 @@ from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.sampling import Choice
 from tito_audit.storage.streams import Damaged
 
-__all__ = ["Broken", "Chunk", "Pieces", "Reading"]
-
 
 @dataclass(slots=True)
 class Chunk:

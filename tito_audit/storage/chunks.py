@@ -17,8 +17,6 @@ from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_chunks import chunks_of_arrow, chunks_of_parquet
 from tito_audit.storage.torch_files import rows_of_torch
 
-__all__ = ["Chunk", "Reading", "chunks_of"]
-
 _BLOCK = 1 << 20
 _NEAR = 1 << 16
 """Bytes read at once while only the end of a line is looked for."""

@@ -16,8 +16,6 @@ from tito_audit.errors import StorageError
 from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import new_file
 
-__all__ = ["files_beside", "is_dataset", "shards_under", "write_beside"]
-
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 
 

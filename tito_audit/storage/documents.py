@@ -10,8 +10,6 @@ from tito_audit.storage.lines import Between, Gathered, Piece
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.sampling import Choice
 
-__all__ = ["chosen_of_values", "cut_values", "rows_of_values"]
-
 _BRACKET = re.compile(rb'["\[\]{}]')
 _BRACKET_OR_COMMA = re.compile(rb'["\[\]{},]')
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)

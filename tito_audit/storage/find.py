@@ -12,8 +12,6 @@ from pathlib import Path
 from tito_audit.errors import StorageError
 from tito_audit.storage.datasets import is_dataset, shards_under
 
-__all__ = ["LOG_SUFFIXES", "find_logs"]
-
 LOG_SUFFIXES = (
     *(f"{base}{packed}" for base in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst")),
     *(".parquet", ".arrow", ".arrows", ".feather"),

@@ -14,8 +14,6 @@ from tito_audit.storage.row import RawRow, Within
 from tito_audit.storage.row_text import dump_row
 from tito_audit.storage.sampling import Choice
 
-__all__ = ["Inside", "Unwrapped", "beside", "inside_of"]
-
 _ANY = "*"
 """The step that goes through the entries of a list."""
 _LIST = re.compile(r"\[\*?\]")

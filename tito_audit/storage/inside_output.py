@@ -11,8 +11,6 @@ from tito_audit.storage.log import Log
 from tito_audit.storage.output_contract import Output
 from tito_audit.storage.row import RawRow
 
-__all__ = ["InsideOutput"]
-
 _Change = tuple[Path, Sequence[Row]]
 """What stands in place of the row at a path from now on."""
 

@@ -9,8 +9,6 @@ from typing import TypeAlias
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.sampling import Choice
 
-__all__ = ["Between", "Gathered", "ParseRow", "Piece", "chosen_of_lines", "cut_lines", "rows_of_lines"]
-
 ParseRow: TypeAlias = Callable[..., RawRow]
 """What reads a row as `parse_row` does."""
 

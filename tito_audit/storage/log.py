@@ -21,8 +21,6 @@ from tito_audit.storage.sniff import PARQUET_MAGIC
 from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
 from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
 
-__all__ = ["BINARY", "MAX_ROW_BYTES", "TABLES", "Kind", "Log", "lost_row", "open_log", "unreadable"]
-
 Kind = Literal["lines", "values", "array", "parquet", "arrow", "torch"]
 """JSONL; JSON documents, one or several after one another; one JSON array of rows; Parquet; Arrow IPC; a Torch
 file."""

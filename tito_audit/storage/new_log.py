@@ -13,11 +13,10 @@ import numpy as np
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.storage.atomic import draft_of, new_file
+from tito_audit.storage.parquet import parquet_writer
 from tito_audit.storage.row_text import dump_row
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.text_output import Sink, compressed
-
-__all__ = ["NewLog", "Shapes", "kind_of_name", "new_log"]
 
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 _LINES = {".jsonl", ".ndjson"}
@@ -164,18 +163,10 @@ class Shapes:
 def _writer_of(out: BinaryIO, schema: Any, suffix: str) -> Any:
     """What writes tables of a schema, in the format of the suffix; .arrow is a stream, as for `datasets`."""
     import pyarrow as pa
-    from pyarrow import parquet
 
-    if suffix != ".parquet":
-        return (pa.ipc.new_file if suffix == ".feather" else pa.ipc.new_stream)(out, schema)
-
-    class Writer(parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
-        """A writer that, given up halfway, does not try to end a file that may be closed by then."""
-
-        def __del__(self) -> None:
-            pass
-
-    return Writer(out, schema)
+    if suffix == ".parquet":
+        return parquet_writer(out, schema)
+    return (pa.ipc.new_file if suffix == ".feather" else pa.ipc.new_stream)(out, schema)
 
 
 class _Table:

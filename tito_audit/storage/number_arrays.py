@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from tito_audit.storage.number_text import numbers_of
 from tito_audit.storage.row import RawRow, parse_row
 
-__all__ = ["Splicer"]
-
 _SHORTEST = 256
 """Bytes of the shortest array that is cut out."""
 _SHORTEST_INTEGERS = 2048

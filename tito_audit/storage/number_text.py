@@ -11,8 +11,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-__all__ = ["numbers_of"]
-
 _COMMA, _MINUS, _SPACE, _ZERO = b",- 0"
 _WORD = 8
 """Characters in a word, and the most digits of an integer that is read as one."""

@@ -21,8 +21,6 @@ from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.text_output import TextOutput
 
-__all__ = ["Output", "open_output"]
-
 _TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
 _OWN = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}

@@ -9,8 +9,6 @@ from tito_audit.format import Row
 from tito_audit.storage.log import Log
 from tito_audit.storage.row import RawRow
 
-__all__ = ["Output"]
-
 
 class Output(Protocol):
     """A log that is being written again: one call a row of the log, in order, then `finish`."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Choice, seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, chosen_of_batch, first_line, rows_of_batch
-
-__all__ = ["batches_of", "chosen_of_group", "open_parquet", "rows_of_parquet", "seed_of_group"]
 
 
 def rows_of_parquet(
@@ -65,6 +63,17 @@ def open_parquet(path: Path) -> Any:
             f"{path}: a Parquet file whose footer cannot be read ({first_line(error)}).\n"
             "The copy is incomplete, or the writer was stopped before it closed the file; write it again."
         ) from None
+
+
+def parquet_writer(out: BinaryIO, schema: Any, **options: Any) -> Any:
+    """A ParquetWriter that, when dropped unfinished, leaves the file alone: it may be closed by then."""
+    from pyarrow import parquet
+
+    class Writer(parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
+        def __del__(self) -> None:
+            pass
+
+    return Writer(out, schema, **options)
 
 
 def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:

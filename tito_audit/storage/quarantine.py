@@ -16,8 +16,6 @@ from tito_audit.record.rollout import Place
 from tito_audit.storage.atomic import new_file
 from tito_audit.storage.row import RawRow
 
-__all__ = ["Quarantine"]
-
 
 class Quarantine:
     """One file for the rows of all logs of a run."""

@@ -13,8 +13,6 @@ from tito_audit.storage.lines import ParseRow, cut_lines
 from tito_audit.storage.log import open_log, unreadable
 from tito_audit.storage.row import RawRow, parse_row, too_long
 
-__all__ = ["MOST_HELD", "Room", "RowsAgain", "Ticket"]
-
 Ticket = tuple[int, int]
 """The index of a row, and where it is: the byte at which its line starts, or its number among those held."""
 

@@ -11,8 +11,6 @@ import orjson
 from tito_audit.format import Row
 from tito_audit.record.edits import Path
 
-__all__ = ["RawRow", "Within", "parse_json", "parse_row", "parses", "too_long"]
-
 _PYTHON_WORDS = (b"NaN", b"Infinity", b"\\u")
 """Without one of these in it, what the fast parser refuses is not JSON for Python either."""
 _NEAR = 24

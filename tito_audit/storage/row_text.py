@@ -11,8 +11,6 @@ import orjson
 
 from tito_audit.format import Row
 
-__all__ = ["dump_row"]
-
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 

@@ -7,8 +7,6 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Choice", "seed_of"]
-
 _EDGE = 256
 """Bytes at the start and the end of a row that tell it from others."""
 _SPACE = 1 << 64

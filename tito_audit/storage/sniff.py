@@ -6,8 +6,6 @@ from pathlib import Path
 
 from tito_audit.errors import StorageError
 
-__all__ = ["PARQUET_MAGIC", "refuse_binary", "refuse_text"]
-
 PARQUET_MAGIC = b"PAR1"
 
 _RUNS_CODE = "reading a pickle runs whatever code its writer put in, so no pickle is ever loaded here"

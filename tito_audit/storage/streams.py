@@ -7,8 +7,6 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
-__all__ = ["ByteStream", "Compression", "Damaged", "compression_of"]
-
 Compression = Literal["gzip", "zstd"] | None
 
 _BLOCK = 1 << 20

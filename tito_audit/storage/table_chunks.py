@@ -15,8 +15,6 @@ from tito_audit.storage.sampling import Choice
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_rows import rows_of_batch, thinned
 
-__all__ = ["chunks_of_arrow", "chunks_of_parquet"]
-
 _GROUPS = 8
 """A row group of up to so many chunks is read where it is audited; of a larger one the batches are handed out."""
 _UNLIMITED = 1 << 62

@@ -11,16 +11,6 @@ from numpy.typing import NDArray
 from tito_audit.storage.row import RawRow, too_long
 from tito_audit.storage.sampling import Choice
 
-__all__ = [
-    "BATCH_BYTES",
-    "BATCH_ROWS",
-    "chosen_of_batch",
-    "first_line",
-    "plain_values",
-    "rows_of_batch",
-    "thinned",
-]
-
 BATCH_BYTES = 32 << 20
 BATCH_ROWS = 4096
 """How much of a table is turned into rows at once."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage.atomic import refuse_target
 
-__all__ = ["make_folder", "refuse_taken", "same_place", "target_paths"]
-
 
 def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mapping[Path, Path]:
     """The file to write for each log: `out` itself for one file, else its place below the folder `out`.

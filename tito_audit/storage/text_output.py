@@ -14,8 +14,6 @@ from tito_audit.storage.log import Kind, Log
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
 
-__all__ = ["Sink", "TextOutput", "compressed"]
-
 _LINE_END = re.compile(rb"\r?\n")
 _GZIP_LEVEL = 6
 

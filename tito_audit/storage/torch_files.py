@@ -19,8 +19,6 @@ from tito_audit.errors import StorageError
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.sampling import Choice, seed_of
 
-__all__ = ["SAMPLES", "TORCH_HEAD", "as_array", "is_torch", "load_torch", "rows_of_torch"]
-
 TORCH_HEAD = 512
 """Bytes of a file that show whether it is one."""
 SAMPLES = "samples"

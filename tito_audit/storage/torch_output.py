@@ -16,8 +16,6 @@ from tito_audit.storage.log import Log
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.torch_files import SAMPLES, as_array, load_torch
 
-__all__ = ["TorchOutput"]
-
 
 class TorchOutput:
     """The samples of a Torch file with some replaced; everything else goes through as it was loaded.

@@ -20,8 +20,6 @@ from rich.text import Text
 from tito_audit.record.finding import Side
 from tito_audit.terminal.escape import visible
 
-__all__ = ["Cell", "boxes", "cells_of", "shortened"]
-
 _LABEL = 11
 _HEAD, _TAIL = 8, 4
 """Tokens of one side shown at both ends of a long one."""

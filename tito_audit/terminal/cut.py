@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["cut"]
-
 
 def cut(text: str, limit: int) -> str:
     """The text, or its beginning and `… (812 more characters)`, at most `limit` characters of both."""

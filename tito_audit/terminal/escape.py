@@ -11,8 +11,6 @@ import json
 import re
 import unicodedata
 
-__all__ = ["escaped_json", "inert", "visible"]
-
 _SHOWN = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
 # Letters that print as nothing: combining joiner, fillers of the Korean and Khmer scripts.
 _BLANKS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]")

@@ -16,17 +16,6 @@ from tito_audit.terminal.boxes import boxes
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.place import range_of
 
-__all__ = [
-    "STYLES",
-    "console_for",
-    "finding_lines",
-    "line_printed",
-    "print_commands",
-    "print_list",
-    "printed",
-    "range_words",
-]
-
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 INDENT = 2
 

@@ -14,8 +14,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["pager_command", "show_page"]
-
 _NOT_FOUND = (126, 127)
 """What a shell ends with when it cannot run a command."""
 _SHELL = frozenset("|&;<>()$`\\\"'*?[#~=%")

@@ -7,8 +7,6 @@ from tito_audit.record.rollout import Place
 from tito_audit.summary import Summary
 from tito_audit.terminal.shell import shell_word
 
-__all__ = ["line_of", "one_tokenizer", "place_words", "range_of", "show_command", "with_tokenizer"]
-
 
 def show_command(place: Place, summary: Summary) -> str:
     """The command that shows a rollout as this run saw it, to paste into a shell."""

@@ -24,20 +24,6 @@ from tito_audit.record.rollout import trained_runs
 from tito_audit.terminal.boxes import shortened
 from tito_audit.terminal.words import many
 
-__all__ = [
-    "ASKED",
-    "BOTH",
-    "CONTEXT",
-    "FINDING",
-    "LOW",
-    "TRAINED",
-    "Drawn",
-    "Look",
-    "Tokens",
-    "drawn",
-    "logprob_words",
-]
-
 FINDING, TRAINED, BOTH, ASKED = "^", "=", "#", "*"
 CONTEXT = 16
 """Tokens shown around every finding; twice as many at both ends of a sequence."""

@@ -7,8 +7,6 @@ import shlex
 
 from tito_audit.terminal.escape import visible
 
-__all__ = ["shell_word"]
-
 
 def shell_word(text: str) -> str:
     """The text as one word that a shell reads back to the letter; no character of it acts where it is shown.

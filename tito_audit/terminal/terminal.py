@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-__all__ = ["Pace", "begun", "colors", "page_width", "watched"]
-
 _EVERY = 0.1
 _Item = TypeVar("_Item")
 

@@ -8,8 +8,6 @@ from itertools import groupby
 
 from tito_audit.summary import RateCount
 
-__all__ = ["code_ranges", "listed", "many", "rate_number"]
-
 
 def many(number: int, noun: str) -> str:
     """`1 row`, `1,200 rows`."""

@@ -6,8 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Spot", "Windows", "chosen"]
-
 _MARGIN = 20
 """Tokens shown on both sides of what a finding or a swap is about."""
 _WHOLE = 512

@@ -18,9 +18,6 @@ from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import trained_runs
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
-from tito_audit.viewer.sequences import view
-
-__all__ = ["measure", "view"]
 
 _DRIFT = ("TOK", "TPL")
 _FAR = np.iinfo(np.int64).max

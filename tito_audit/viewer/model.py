@@ -11,21 +11,6 @@ from numpy.typing import NDArray
 
 from tito_audit.record.finding import Result, Where
 
-__all__ = [
-    "LOGPROB_EDGES",
-    "POSITION_EDGES",
-    "STATES",
-    "TURNS",
-    "Counts",
-    "Measures",
-    "Observed",
-    "Stretch",
-    "Swap",
-    "View",
-    "ViewSequence",
-    "observed_of",
-]
-
 STATES = ("same", "note", "warning", "error")
 """What a generated token is to the findings of drift (TOK, TPL) it lies in: none, or the worst of them."""
 TURNS = 64

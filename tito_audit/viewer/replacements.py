@@ -16,8 +16,6 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["SAMPLED", "SEEN", "Key", "Replaced", "replaced", "same_as"]
-
 Key = tuple[Where, int | None]
 """A recorded sequence: its kind and its turn, None for the training row."""
 

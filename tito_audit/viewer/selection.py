@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from tito_audit.record.finding import Finding, Severity
 
-__all__ = ["VIEWS", "VIEWS_PER_CODE", "Views"]
-
 VIEWS_PER_CODE = 12
 """Rollouts of each code and severity that come with a view, the first of a run."""
 VIEWS = 240

@@ -20,8 +20,6 @@ from tito_audit.viewer.excerpts import Spot, Windows, chosen
 from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence
 from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
 
-__all__ = ["CONTEXT", "PIECE", "SEQUENCES", "SWAP", "SWAPPED", "TOKENS", "view"]
-
 TOKENS = 3_000
 """Recorded tokens shown of a rollout."""
 SEQUENCES = 64

@@ -15,8 +15,6 @@ from tito_audit.record.finding import Finding, Severity, Side
 from tito_audit.report_objects import as_json
 from tito_audit.terminal.escape import visible
 
-__all__ = ["BOUND", "Carried", "finding_row", "tables"]
-
 BOUND = 100_000
 """Findings in one page; more would take a browser too long to search at every key."""
 _CHUNK = 2_000

@@ -13,8 +13,6 @@ import numpy as np
 from tito_audit.terminal.escape import visible
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 
-__all__ = ["Chart", "charts"]
-
 WIDTH, HEIGHT = 560, 220
 _ROLES = 12
 """Roles drawn; rarer ones are counted together."""

@@ -15,8 +15,6 @@ from tito_audit.reports._verdict import Seen
 from tito_audit.summary import RuleCount, Summary
 from tito_audit.terminal.words import many
 
-__all__ = ["Cause", "RuleFacts", "Verdict", "facts", "rules", "skips", "verdict"]
-
 _CAUSES = 12
 """Causes named of one rule."""
 _FORMATS = 4

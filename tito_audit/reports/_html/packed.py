@@ -9,8 +9,6 @@ from typing import Any
 
 from tito_audit.report_objects import as_json
 
-__all__ = ["PLAIN", "block", "escaped"]
-
 PLAIN = 1 << 16
 """Characters of JSON that still stand in the page as they are; longer blocks are compressed."""
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}

@@ -15,8 +15,6 @@ from tito_audit.terminal.words import many, rate_number
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["CUT", "page", "short_name"]
-
 CUT = "<!-- data -->\n"
 """Where the blocks of data go."""
 _SCRIPTS = ("store.js", "tokens.js", "findings.js", "viewer.js", "page.js")

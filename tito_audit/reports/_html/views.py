@@ -14,8 +14,6 @@ from tito_audit.reports._html.packed import block
 from tito_audit.terminal.escape import visible
 from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence, observed_of
 
-__all__ = ["ROOM", "ViewBlocks"]
-
 ROOM = 12_000_000
 """Characters of the page that all rollouts together may take."""
 _FINDINGS = 500
