@@ -87,12 +87,12 @@ def in_chunks(path: Path, size: int, share: float, limit: int = 1 << 20) -> tupl
     for chunk in chunks_of(open_log(path, share=share, max_row_bytes=limit), size):
         reading = Reading(chunk)
         for row in reading:
-            assert reading.choice is not None
+            assert reading.sample is not None
             rows.append(RawRow(row.index + start, None, row.error))
-            before.append(left_out + reading.choice.left_out)
-        if reading.choice is not None:
-            left_out += reading.choice.left_out
-            last = start + reading.choice.last if reading.choice.last >= 0 else last
+            before.append(left_out + reading.sample.left_out)
+        if reading.sample is not None:
+            left_out += reading.sample.left_out
+            last = start + reading.sample.last if reading.sample.last >= 0 else last
         start += reading.size
         if reading.damage is not None:
             rows.append(lost_row(path, last, reading.damage))

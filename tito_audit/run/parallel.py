@@ -237,13 +237,13 @@ def _audited(task: _Task, audit: Audit, limit: int | None, encoders: Encoders) -
             # Most rollouts lack the same: one tuple for all of them is pickled once.
             shared = (replace(one, skips=skips.setdefault(one.skips, one.skips)) for one in results)
             passed = found.add(raw.index, shared, passed)
-            if reading.choice is not None:
-                found.left_out.append(reading.choice.left_out)
+            if reading.sample is not None:
+                found.left_out.append(reading.sample.left_out)
     except Exception as error:
         found.error = sendable(error)
-    if reading.choice is not None:
-        found.left_out.append(reading.choice.left_out)
-        found.last = reading.choice.last
+    if reading.sample is not None:
+        found.left_out.append(reading.sample.left_out)
+        found.last = reading.sample.last
     found.size, found.damage, found.encoders = reading.size, reading.damage, encoders.here()
     return found
 

@@ -32,7 +32,7 @@ from tito_audit.storage import (
     Output,
     Quarantine,
     allow_open_files,
-    files_beside,
+    dataset_metadata,
     find_logs,
     make_folder,
     open_log,
@@ -40,7 +40,7 @@ from tito_audit.storage import (
     refuse_taken,
     same_place,
     target_paths,
-    write_beside,
+    write_dataset_metadata,
 )
 from tito_audit.storage.row import RawRow
 from tito_audit.summary import Summary
@@ -89,7 +89,7 @@ class Repairs:
         _strategies(self.repairs)
         files, stock = find_logs(self.logs), Loader()
         targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
-        refuse_taken({**targets, **files_beside(self.logs, targets)}, overwrite=self.repairs.force)
+        refuse_taken({**targets, **dataset_metadata(self.logs, targets)}, overwrite=self.repairs.force)
         # Every row of a log is read, repaired or not.
         settings = replace(self.settings, limit=None, sample=None, row=None)
         parts = fitted(parts_of(files, settings, stock, self.before))
@@ -113,7 +113,7 @@ class Repairs:
                         self.after.add(result)
                         self.failing += logs[Path(result.place.file)].failing(result)
                 yield outcome
-        write_beside(self.logs, targets, overwrite=self.repairs.force)
+        write_dataset_metadata(self.logs, targets, overwrite=self.repairs.force)
         self.before.notices += join_notices(parts)
         conclude(self.before)
         for tokenizer in stock.tokenizers:

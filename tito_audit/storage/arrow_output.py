@@ -35,7 +35,7 @@ class ArrowOutput(TableOutput):
         self._batches = file.batches()
         options = file.form.options(deltas=file.has_footer)
         schema = self._edit.schema(file.schema)
-        # A file that Python has, as one of pyarrow's own would be written to when it is given up halfway.
+        # A Python file: pyarrow would still write to one of its own when dropped unfinished.
         if file.has_footer:
             more = {} if file.metadata is None else {"metadata": file.metadata}
             self._writer = pa.ipc.new_file(self._out, schema, options=options, **more)
@@ -63,7 +63,7 @@ class ArrowOutput(TableOutput):
         self._next = found[:2] if found is not None else None
 
     def _write_batch(self) -> None:
-        """Write the first record batch that is left; one in which every row is left out has no successor."""
+        """Write the next record batch; none if all of its rows are dropped."""
         import pyarrow as pa
 
         if self._next is None:
@@ -77,7 +77,7 @@ class ArrowOutput(TableOutput):
         self._advance()
 
     def _in_one(self, table: Any) -> list[Any]:
-        """The table as one record batch, or as several where no array can hold it."""
+        """The table as one record batch, or as several if one array cannot hold it."""
         import pyarrow as pa
 
         columns = [self._told_apart(place, column) for place, column in enumerate(table.columns)]
@@ -85,7 +85,7 @@ class ArrowOutput(TableOutput):
         return whole.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
 
     def _told_apart(self, place: int, column: Any) -> Any:
-        """A column that continues the dictionary of the batches before: the format with a footer has one only."""
+        """The column, its dictionary continued from earlier batches: the format with a footer allows only one."""
         import pyarrow as pa
 
         if self._file is None or not self._file.has_footer or not _has_dictionary(column.type):
@@ -101,7 +101,7 @@ class ArrowOutput(TableOutput):
 
 
 def _has_dictionary(kind: Any) -> bool:
-    """Whether values of a type, or parts of them, are words of a dictionary."""
+    """Whether a type, or a part of it, is dictionary-encoded."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):

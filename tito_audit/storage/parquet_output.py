@@ -53,7 +53,7 @@ class ParquetOutput(TableOutput):
         self._file.close()
 
     def _write_group(self) -> None:
-        """Write the first row group that is left; one in which every row is left out has no successor."""
+        """Write the next row group; none if all of its rows are dropped."""
         import pyarrow as pa
 
         try:
@@ -74,7 +74,7 @@ class ParquetOutput(TableOutput):
         self._rows = {}
 
     def _check_order(self, table: Any) -> None:
-        """StorageError when a change breaks the order that the file says its rows have: readers rely on it."""
+        """Raise StorageError if a change breaks the sort order that the footer claims: readers rely on it."""
         import pyarrow as pa
         from pyarrow import compute
 
@@ -87,7 +87,7 @@ class ParquetOutput(TableOutput):
         columns: dict[str, Any] = {}
         keys = []
         for claim, name in claimed:
-            # A key of its own says where nulls go; how to ask for it differs from one pyarrow to the next.
+            # Nulls get a sort key of their own, as pyarrow versions differ in how to place them.
             columns |= {f"null {name}": table[name].is_null().cast("int8"), name: table[name]}
             keys.append((f"null {name}", "descending" if claim.nulls_first else "ascending"))
             keys.append((name, "descending" if claim.descending else "ascending"))
@@ -95,7 +95,7 @@ class ParquetOutput(TableOutput):
         if order.to_pylist() != list(range(len(table))):
             raise StorageError(
                 f"{self._source}: row group {self._group}: the footer says that rows are sorted by "
-                f"{', '.join(names)}, and the repair changes these values so that they are not.\n"
+                f"{', '.join(names)}, and after the repair they would not be.\n"
                 "A reader that trusts the footer would miss rows. Write the log without sorting columns."
             )
 
