@@ -1,7 +1,7 @@
-"""The `junit` report: a test suite a log file, a test a rule, for systems that show test results.
+"""The `junit` report: a test suite for each log file, a test for each rule, for systems that show test results.
 
-A rule fails where a finding fails that no baseline holds, is skipped where it could look at nothing, and passes
-otherwise; limits on rates are a suite of their own.
+A rule fails if one of its findings fails and is not in the baseline, is skipped if it could check nothing, and
+passes otherwise; rate limits have their own suite.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._kept import Kept
+from tito_audit.reports._shortlist import Shortlist
 from tito_audit.reports._verdict import baseline_words, rate_words, verdict_words
 from tito_audit.summary import RateCount, Summary
 from tito_audit.terminal.cut import cut
@@ -23,9 +23,9 @@ from tito_audit.terminal.place import place_words
 from tito_audit.terminal.words import many
 
 _SUITES = 2_000
-"""Files with a suite of their own; all others share one."""
+"""Maximum files with a suite of their own; all others share one."""
 _SHOWN = 3
-"""Findings told of a rule in a file."""
+"""Maximum findings shown of a rule in a file."""
 _TEXT = 1_000
 
 
@@ -35,11 +35,11 @@ class _Case:
 
     failing: int = 0
     counts: Counter[Severity] = field(default_factory=Counter)
-    """Findings that no baseline holds."""
+    """Findings that are not in the baseline."""
     known: int = 0
     skips: Counter[str] = field(default_factory=Counter)
-    """Rollouts that it could not look at, by the reason."""
-    worst: Kept[Finding] = field(default_factory=lambda: Kept(_SHOWN))
+    """Rollouts it could not check, by reason."""
+    worst: Shortlist[Finding] = field(default_factory=lambda: Shortlist(_SHOWN))
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class _Suite:
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Read all results, holding a few findings of each rule and file, then write the suites."""
+    """Read all results, keeping a few findings of each rule and file, then write the suites."""
     suites: dict[str, _Suite] = {}
     rest = _Suite()
     files: set[str] = set()
@@ -148,7 +148,7 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
 
 
 def _gate(xml: _Xml, summary: Summary, rates: tuple[RateCount, ...]) -> None:
-    """The suite of what holds for all files together."""
+    """The suite for limits on all files together."""
     assert summary.gate is not None
     xml.start(
         "testsuite",
@@ -172,7 +172,7 @@ def _gate(xml: _Xml, summary: Summary, rates: tuple[RateCount, ...]) -> None:
 
 
 def _skipped(case: _Case, suite: _Suite) -> bool:
-    """Whether the rule could look at no rollout of the file."""
+    """Whether the rule could not check any rollout of the file."""
     found = case.known or sum(case.counts.values())
     return not found and sum(case.skips.values()) >= suite.rollouts
 
@@ -201,7 +201,7 @@ def _told(case: _Case) -> Iterator[str]:
 
 
 class _Xml:
-    """Writes elements; no value holds what XML cannot, since all are made visible."""
+    """Writes elements; all values are made visible, so none holds characters that XML forbids."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -226,7 +226,7 @@ class _Xml:
 
 
 def _told_only(text: str) -> str:
-    """The text so that it names no file: CI systems attach what `[[ATTACHMENT|path]]` names."""
+    """The text, changed so that it attaches no file: CI systems attach what `[[ATTACHMENT|path]]` names."""
     return text.replace("[[", "[\\x5b")
 
 
@@ -235,5 +235,8 @@ def _attributes(attributes: Mapping[str, Any]) -> str:
 
 
 JUNIT = Report(
-    "junit", "JUnit XML for systems that show test results: a suite a file, a test a rule", write, suffix="xml"
+    "junit",
+    "JUnit XML for systems that show test results: one suite per file, one test per rule",
+    write,
+    suffix="xml",
 )

@@ -22,7 +22,7 @@ from tito_audit.storage.log import lost_row
 from tito_audit.summary import Sampled, Summary
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.viewer.model import observed_of
-from tito_audit.viewer.selection import Views
+from tito_audit.viewer.selection import ViewQuota
 
 __all__ = ["Audit", "Counted", "Encoders", "Spread", "bare", "chunk_bytes", "spread"]
 
@@ -128,7 +128,7 @@ def spread(
     Files and notices go into the summary, what other processes encode with to the encoders. What cannot be read
     raises StorageError in its turn, behind the results before it.
     """
-    views = Views() if how.observe else None
+    views = ViewQuota() if how.observe else None
     log = _Merged(audit, how.limit, summary, counted, encoders, views)
     total = sum(file.stat().st_size for file in files if file.is_file())
     done = 0
@@ -201,12 +201,12 @@ class _Audited:
         return passed
 
 
-_Task: TypeAlias = tuple[Chunk, Views | None]
+_Task: TypeAlias = tuple[Chunk, ViewQuota | None]
 """A chunk, and which rollouts were viewed before it, as far as is known when it is handed out."""
 
 
 def _planned(
-    files: Sequence[Path], how: Spread, views: Views | None
+    files: Sequence[Path], how: Spread, views: ViewQuota | None
 ) -> Iterator[tuple[_Begun | _Part | StorageError, _Task | None]]:
     """The chunks of all files; a file that cannot be read ends them with the reason."""
     for file in files:
@@ -258,7 +258,7 @@ class _Merged:
         summary: Summary,
         counted: Counted,
         encoders: Encoders,
-        views: Views | None,
+        views: ViewQuota | None,
     ) -> None:
         self.size = 0
         """Bytes of this file."""

@@ -41,7 +41,7 @@ from tito_audit.summary import Summary
 from tito_audit.terminal.shell import shell_word
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.selection import Views
+from tito_audit.viewer.selection import ViewQuota
 
 __all__ = [
     "Progress",
@@ -182,7 +182,7 @@ class Scan:
             with closing(spread(files, audit, how, *counts, encoders)) as results:
                 yield from Detection().once(results)
             return
-        told, viewed = Detection(), Views().take if self.observe else None
+        told, viewed = Detection(), ViewQuota().take if self.observe else None
         for _, place, item in read(files, parts, self.summary, self.progress, told, counted):
             result = told.say(fits.part(place.file).result(place, item, viewed))
             yield bare(result) if several else result
