@@ -29,7 +29,7 @@ function factRows(facts) {
   if ("logprob" in facts) rows.push(["logprob", facts.logprob === null ? "unknown" : `${facts.logprob}`]);
   if ("trained" in facts) rows.push(["mask", facts.trained ? "trained" : "not trained"]);
   if ("role" in facts) rows.push(["role", facts.role]);
-  if (facts.of) rows.push(["from", facts.of]);
+  if (facts.of) rows.push(["found in", facts.of]);
   if (facts.position !== undefined) rows.push(["position", count(facts.position)]);
   for (const words of facts.hits ?? []) rows.push(["finding", words]);
   return rows;

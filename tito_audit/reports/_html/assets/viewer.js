@@ -109,7 +109,7 @@ function drawSequence(sequence, findings) {
 function drawLegend() {
   const sample = (classes, piece, words) => make("span", {}, make("span", { class: `token ${classes}`, "aria-hidden": "true" }, piece), ` ${words}`);
   byId("legend").append(
-    sample("drift", "tok", "recorded, but replaced on the right"),
+    sample("drift", "tok", "recorded, but replaced"),
     sample("today", "tok", "what replaces it"),
     sample("trained", "tok", "trained"),
     sample("hit-error", "tok", "in a finding"),
