@@ -55,7 +55,7 @@ def nothing_fast() -> Iterator[None]:
 
     with ExitStack() as stack:
         for target, name, instead in (
-            (sys.modules["tito_audit.run.log_groups"], "number_columns", lambda _: {}),
+            (sys.modules["tito_audit.run.rows"], "number_columns", lambda _: {}),
             (rendered, "spans_fast", nothing),
             (prompts, "compared", all_of_it),
             (Spelled, "bears_out", never),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests import toy
 from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
 from tito_audit.align.boundaries import align_cuts
-from tito_audit.align.drift import _cut, align, common_prefix
+from tito_audit.align.drift import _cut, align
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.tokens.load import load_tokenizer
@@ -309,16 +309,6 @@ def test_joined_alignments_are_the_alignments_one_after_the_other(pairs: list[tu
                 out.append((kind, start + r, end + r, c_start + c, c_end + c))
         r, c = r + len(a), c + len(b)
     assert rows(joined) == out
-
-
-@few
-@given(st.binary(max_size=9), st.binary(max_size=9))
-def test_the_common_prefix_is_that_of_a_loop(a: bytes, b: bytes) -> None:
-    for left, right in ((a, b), (a, a + b), (a + b, a)):
-        n = 0
-        while n < min(len(left), len(right)) and left[n] == right[n]:
-            n += 1
-        assert common_prefix(left, right) == n
 
 
 def test_blocks_refuse_to_be_empty_on_a_side_that_their_kind_needs() -> None:

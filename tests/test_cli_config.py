@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_cli import CLEAN, run, written
 
-from tito_audit.settings.file import KEYS
+from tito_audit.settings.options import KEYS
 
 SHIPPED = Path(__file__).resolve().parents[1] / "tito_audit" / "schemas" / "config.schema.json"
 

@@ -13,8 +13,9 @@ from test_cli import BROKEN, CLEAN, run, written
 
 from tito_audit.cli import app
 from tito_audit.errors import SetupError
-from tito_audit.settings.file import COMMAND_LINE_ONLY, KEYS, find_config, read_config
+from tito_audit.settings.file import find_config, read_config
 from tito_audit.settings.model import Override, Settings
+from tito_audit.settings.options import FLAG_ONLY, KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -244,10 +245,10 @@ token_ids = "tokens"
 id = "uid"
 """
     config = read_config(says(tmp_path, text))
-    assert config.parameters("scan") == {
+    assert config.parameters("config") == {
         "tokenizer": "org/model",
         "template_name": "default",
-        "template_arg": ["think=false", 'level="high"'],
+        "template_args": ["think=false", 'level="high"'],
         "template_seconds": 2.0,
         "tool_arguments": "object",
         "sampled_roles": ["agent", "planner"],
@@ -260,11 +261,10 @@ id = "uid"
         "max_row_bytes": 1000,
         "jobs": 3,
         "extend_select": ["SEQ301"],
-        "max_rate": ["TOK=0.001", "LPR=0.1%", "SEQ=0.5/rollout", "ALL=1"],
+        "max_rates": ["TOK=0.001", "LPR=0.1%", "SEQ=0.5/rollout", "ALL=1"],
         "baseline": str(tmp_path / "known.json"),
         "sample": 0.25,
         "report": ["text", f"json={tmp_path / 'out' / 'audit.json'}", "jsonl=-"],
-        "output_format": "github",
         "worst": 0,
         "quiet": True,
         "rows": 5,
@@ -285,27 +285,30 @@ id = "uid"
         "tools": str(tmp_path / "tools.json"),
         "on": ["id=uid"],
     }
-    assert set(KEYS) - set(config.values) == {"chat-template"}
-    only_scan = {"report", "output_format", "worst"}
-    assert set(config.parameters("scan")) - set(config.parameters("repair")) == only_scan
+    commands = {name: config.parameters(name) for name in ("scan", "repair", "show", "inspect", "convert")}
+    assert commands["scan"]["output_format"] == "github"
+    other = {"report", "output_format", "worst"}  # what repair and inspect mean by them, no file says
+    assert not other & {*commands["repair"], *commands["show"], *commands["inspect"], *commands["convert"]}
+    together = {name: value for values in commands.values() for name, value in values.items()}
+    assert together == {**config.parameters("config"), "output_format": "github"}
 
 
 def test_every_flag_of_a_command_that_reads_the_file_is_a_key_or_says_why_not() -> None:
     command = typer.main.get_command(app)
-    flags: dict[str, str] = {}
+    flags: dict[str, set[str]] = {}
     for name in ("scan", "repair", "show", "inspect", "convert"):
         for parameter in command.commands[name].params:  # type: ignore[attr-defined]
-            long = [option for option in parameter.opts if option.startswith("--")]
-            key = KEYS.get(long[0].removeprefix("--")) if long else None
-            if key is not None and key.only and name not in key.only:
-                continue  # another thing of the same name
-            if long and parameter.name != "help":
-                flags[long[0].removeprefix("--")] = parameter.name or ""
-    by_parameter = {key.target for key in KEYS.values()}
-    left = {flag for flag, parameter in flags.items() if parameter not in by_parameter} - set(COMMAND_LINE_ONLY)
-    assert left == set(), "add each to KEYS or to COMMAND_LINE_ONLY in config_file/_keys.py"
-    assert by_parameter <= set(flags.values()), "a key that no command has"
-    assert set(COMMAND_LINE_ONLY) <= set(flags)
+            for flag in parameter.opts:
+                if flag.startswith("--") and parameter.name != "help":
+                    flags.setdefault(flag, set()).add(name)
+    keys = {option.flag: set(option.commands) for option in KEYS.values()}
+    left = {flag.removeprefix("--") for flag in set(flags) - set(keys)} - set(FLAG_ONLY)
+    assert left == set(), "give each a key in the table of options, or say why no file sets it"
+    for flag, commands in keys.items():
+        assert commands <= flags[flag], "a key that no command has"
+    other = {flag: flags[flag] - commands for flag, commands in keys.items() if flags[flag] - commands}
+    assert other == {"--report": {"repair"}, "--worst": {"repair"}, "--output-format": {"inspect"}}
+    assert {f"--{flag}" for flag in FLAG_ONLY} <= set(flags) - set(keys)
 
 
 def test_own_keys_win_over_those_that_a_file_extends_and_later_ones_over_earlier(project: Path) -> None:
@@ -573,7 +576,7 @@ def test_a_pattern_goes_through_links_as_the_log_does(project: Path, tmp_path: P
 
 def test_what_a_file_turns_on_a_flag_turns_off(project: Path) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    switches = {key.target for key in KEYS.values() if key.kind.schema.get("type") == "boolean"}
+    switches = {key.name for key in KEYS.values() if key.kind.schema.get("type") == "boolean"}
     for name in ("scan", "repair", "show", "inspect", "convert"):
         for parameter in commands[name].params:
             assert parameter.name not in switches or parameter.secondary_opts, f"{name} --{parameter.name}"

@@ -395,6 +395,8 @@ def test_calls_become_one_row_with_the_mask_and_logprobs_of_each(tmp_path: Path)
         ({"calls": [{**c, "weight_version": f"{n}"} for n, c in enumerate(CALLS["calls"])]}, "rows",
          {"weight_versions"}),
         ({"calls": [{**CALLS["calls"][0], "seed": 5}]}, "rows", {"calls[].seed"}),
+        ({"calls": [{**CALLS["calls"][0], "weights": [1.5, 2.5]}, {**CALLS["calls"][1], "weights": [1.5, 2.5]}]},
+         "rows", {"calls[].weights"}),
         ({"sampling": {"top_p": 1.0}}, "rows", set()),
         ({"id": "a"}, "atropos_group", {"id", "finish_reasons"}),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "nemo_rl", {"tools"}),

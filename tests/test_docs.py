@@ -31,7 +31,8 @@ from tito_audit.formats import all_formats
 from tito_audit.repairs import all_repairs
 from tito_audit.reports import all_reports
 from tito_audit.rules import FAMILIES, all_rules
-from tito_audit.settings.file import COMMAND_LINE_ONLY, EXTEND, KEYS, OVERRIDES, read_config
+from tito_audit.settings.file import EXTEND, OVERRIDES, read_config
+from tito_audit.settings.options import FLAG_ONLY, KEYS
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra docs")
 
@@ -144,8 +145,8 @@ def test_every_key_of_the_configuration_file_is_documented() -> None:
     keys = re.findall(r"^`{4}\{confval\} (.*)\n:type: (.*)\n", page, re.M)
     assert sorted(name for name, _ in keys) == sorted([*KEYS, EXTEND, OVERRIDES])
     assert re.findall(r"confval\} quiet\n:type: true or false\n:default: (\w+)", page) == ["false"]
-    assert {(key.name, key.kind.takes) for key in KEYS.values()} <= set(keys)
-    for flag, why in COMMAND_LINE_ONLY.items():
+    assert {(key, option.kind.takes) for key, option in KEYS.items()} <= set(keys)
+    for flag, why in FLAG_ONLY.items():
         assert f"| `--{flag}` | {why} |" in page
 
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 
 from tests import toy
 from tests.faults import END, TOOL, Log, clean_logs, encode, found_in, log_of, spelling, text_of
+from tito_audit.chains.links import LinkKind
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.model import Against, Break
+from tito_audit.evidence.model import Against
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Severity, Where
@@ -32,14 +33,14 @@ def chat(tools: bool = False) -> Log:
     return log_of([dict(message) for message in CHAT], [TOOL] if tools else [], 7)
 
 
-def kinds(rollout: Rollout, *, tokenizer: bool = True) -> list[tuple[int, int | None, Break]]:
+def kinds(rollout: Rollout, *, tokenizer: bool = True) -> list[tuple[int, int | None, LinkKind]]:
     evidence = gather(rollout, toy.toy_tokenizer() if tokenizer else None, None)
     return [(link.turn, link.parent, link.kind) for link in evidence.links]
 
 
 def test_a_chain_is_a_chain_with_a_tokenizer_and_without() -> None:
     rollout = chat().rollout()
-    wanted = [(1, 0, Break.EXTENDS), (2, 1, Break.EXTENDS)]
+    wanted = [(1, 0, LinkKind.CONTINUES), (2, 1, LinkKind.CONTINUES)]
     assert kinds(rollout) == kinds(rollout, tokenizer=False) == wanted
 
 
@@ -64,7 +65,7 @@ def test_without_a_tokenizer_other_ids_break_the_prefix() -> None:
     log = chat()
     again = log.forgotten(0, [*log.completions[0][:1], 300, *log.completions[0][2:]])
     evidence = gather(again.rollout(), None, None)
-    assert [link.kind for link in evidence.links] == [Break.TEMPLATE, Break.EXTENDS]
+    assert [link.kind for link in evidence.links] == [LinkKind.TEMPLATE, LinkKind.CONTINUES]
     found = {(d.against, d.where, d.turn, d.start, d.end) for d in evidence.differences}
     assert found == {(Against.ROW, Where.COMPLETION, 0, 1, 2)}
 
@@ -162,12 +163,12 @@ def test_a_retry_and_a_sibling_are_told_from_a_break() -> None:
     for tokenizer in (True, False):
         retry = replace(rollout, turns=(first, retried, second, third))
         assert kinds(retry, tokenizer=tokenizer) == [
-            (1, 0, Break.EXTENDS),
-            (2, 1, Break.RETRY),
-            (3, 2, Break.EXTENDS),
+            (1, 0, LinkKind.CONTINUES),
+            (2, 1, LinkKind.RETRY),
+            (3, 2, LinkKind.CONTINUES),
         ]
         sibling = replace(rollout, turns=(first, second, retried, third))
-        assert kinds(sibling, tokenizer=tokenizer)[-1] == (3, 1, Break.RETRY)
+        assert kinds(sibling, tokenizer=tokenizer)[-1] == (3, 1, LinkKind.SIBLING)
 
 
 def test_a_foreign_call_is_an_orphan_and_a_changed_history_is_rewritten() -> None:
@@ -177,11 +178,11 @@ def test_a_foreign_call_is_an_orphan_and_a_changed_history_is_rewritten() -> Non
         np.array(encode("Good" + END), np.int32),
     )
     rollout = log.rollout()
-    assert kinds(replace(rollout, turns=(*rollout.turns, foreign)))[-1] == (3, None, Break.ORPHAN)
+    assert kinds(replace(rollout, turns=(*rollout.turns, foreign)))[-1] == (3, None, LinkKind.ORPHAN)
     text = text_of(log.prompts[2]).replace("Is the dog skinny?", "The user asked of a dog.")
     rewritten = replace(rollout.turns[2], prompt_ids=np.array(encode(text), np.int32))
     bare = tuple(replace(turn, message_index=None) for turn in (*rollout.turns[:2], rewritten))
-    assert kinds(replace(rollout, turns=bare, messages=()))[-1] == (2, 1, Break.REWRITTEN)
+    assert kinds(replace(rollout, turns=bare, messages=()))[-1] == (2, 1, LinkKind.REWRITTEN)
 
 
 def test_a_row_encoded_again_is_an_error_at_exactly_the_answers_that_changed() -> None:
@@ -231,5 +232,5 @@ def test_an_answer_that_the_history_dropped_on_purpose_is_no_drift_of_the_row() 
             "row": ["@seen"],
         }
     )
-    assert [link.kind for link in evidence.links] == [Break.EXTENDS, Break.REWRITTEN]
+    assert [link.kind for link in evidence.links] == [LinkKind.CONTINUES, LinkKind.REWRITTEN]
     assert [d for d in evidence.differences if d.against is Against.ROW and d.sampled] == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from tito_audit import Settings, scan_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import COMPLETION_IDS, all_formats, pick_format, told_by
+from tito_audit.record.column import Column
 from tito_audit.record.repaired import unmended
-from tito_audit.record.rollout import Place
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
 from tito_audit.run.auditor import Auditor, audit_rollout
@@ -260,9 +261,72 @@ def is_read_or_refused(form: Format, row: dict[str, Any]) -> None:
         check(rollout)
         assert rollout.format == form.name
         audit_rollout(rollout, ENGINE)
+    says_where_its_columns_are(form, row, rollouts)
     if rollouts:
         (new,) = form.update(row, [unmended(rollout) for rollout in form.read(row, PLACE)])
         assert new is row
+
+
+def says_where_its_columns_are(form: Format, row: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
+    """At the place of each column there are its numbers, with what pads them; in order, where it has several."""
+    if form.sources is None:
+        return
+    for own, rollout in zip(form.sources(row, rollouts), rollouts, strict=False):
+        # A row that is made of the masks of its calls has no place of its own.
+        if rollout.training_row is not None and (own.columns or not own.calls):
+            for column in rollout.training_row.columns:
+                assert_among(column, [at(row, source.path) for source in own.columns.get(column.name, ())])
+        for call, turn in zip(own.calls, rollout.turns, strict=False):
+            for source in (*call.prompts, *call.logprobs):
+                assert at(row, source.path) is not None, source
+            for column in turn.columns:
+                places = [source.path for source in call.columns.get(column.name, ())]
+                places += [] if call.entry is None else [(*call.entry, column.name)]
+                for place in places:
+                    assert_among(column, [at(row, place)])
+
+
+def at(value: Any, path: Path_) -> Any:
+    """The value at a path, also inside of text that is JSON."""
+    for step in path:
+        value = json.loads(value) if isinstance(value, str) else value
+        value = value[step]
+    return value
+
+
+def assert_among(column: Column, places: Sequence[Any]) -> None:
+    """A column of numbers is in the list at its place; where it has several, their lists are in it in order."""
+    if column.values.dtype.kind not in "iufb":
+        return
+    parts = [plain_numbers(value) for value in places]
+    if None in parts:
+        return  # logprobs with more beside them
+    wanted = column.values.astype(np.float64).tolist()
+    if len(parts) == 1 and starts_at(wanted, parts[0] or []) is not None:
+        return  # padded, or whole
+    done = 0
+    for part in parts:
+        start = starts_at(part or [], wanted[done:])
+        assert start is not None, (column.name, wanted, parts)
+        done += start + len(part or ())
+    assert any(parts) or not wanted, column.name
+
+
+def plain_numbers(value: Any) -> list[float] | None:
+    """The numbers of a list, NaN for what is none, out of a tensor or a list of one; None when it holds more."""
+    value = value["data"] if isinstance(value, dict) and "data" in value else () if value is None else value
+    while isinstance(value, list | np.ndarray) and len(value) == 1 and isinstance(value[0], list | np.ndarray):
+        value = value[0]
+    if isinstance(value, dict) or any(isinstance(entry, list | dict | np.ndarray) for entry in value):
+        return None
+    return [float(entry) if isinstance(entry, int | float | np.generic) else float("nan") for entry in value]
+
+
+def starts_at(part: Sequence[float], whole: Sequence[float]) -> int | None:
+    """Where a part begins in a whole; None when it is not in it."""
+    size = len(part)
+    starts = (at for at in range(len(whole) - size + 1) if repr(whole[at : at + size]) == repr(part))
+    return next(starts, None)
 
 
 def lists_of_ids(value: Any) -> bool:

@@ -26,7 +26,7 @@ from tests.tiers import examples, some
 from tito_audit import Result, Settings, SetupError, StorageError, scan_rollouts
 from tito_audit.record.arrays import Ids
 from tito_audit.run.parallel import bare, chunk_bytes
-from tito_audit.run.workers import can_fork, in_order, usable_cores
+from tito_audit.run.workers import ForkedProcesses, can_fork, usable_cores
 from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunk import Reading
 from tito_audit.storage.chunks import chunks_of
@@ -219,7 +219,7 @@ def test_answers_come_in_the_order_of_the_tasks(jobs: int) -> None:
         return task, os.getpid()
 
     tags = [(f"tag {i}", None if i % 4 == 0 else i) for i in range(60)]
-    answers = list(in_order(tags, work, jobs))
+    answers = list(ForkedProcesses(jobs).map(work, tags))
     assert [tag for tag, _ in answers] == [tag for tag, _ in tags]
     assert [answer and answer[0] for _, answer in answers] == [task for _, task in tags]
     assert len({answer[1] for _, answer in answers if answer} - {os.getpid()}) == jobs
@@ -227,7 +227,9 @@ def test_answers_come_in_the_order_of_the_tasks(jobs: int) -> None:
 
 def test_tasks_and_answers_larger_than_a_pipe_pass() -> None:
     tasks = [bytes([i]) * (1 << 20) for i in range(20)]
-    assert [answer for _, answer in in_order(numbered(tasks), lambda task: task * 2, 3)] == [t * 2 for t in tasks]
+    assert [answer for _, answer in ForkedProcesses(3).map(lambda task: task * 2, numbered(tasks))] == [
+        t * 2 for t in tasks
+    ]
 
 
 def test_few_tasks_are_taken_ahead() -> None:
@@ -238,7 +240,7 @@ def test_few_tasks_are_taken_ahead() -> None:
         for taken in range(1000):
             yield taken, taken
 
-    ahead = [taken - tag for tag, _ in in_order(tasks(), lambda task: b"x" * 100_000, 2)]
+    ahead = [taken - tag for tag, _ in ForkedProcesses(2).map(lambda task: b"x" * 100_000, tasks())]
     assert max(ahead) <= 3 * 2 + 1
 
 
@@ -251,7 +253,7 @@ def children() -> list[int]:
 
 def test_processes_end_with_the_generator() -> None:
     before = children()
-    answers = in_order(numbered(range(1000)), lambda task: task, 3)
+    answers = ForkedProcesses(3).map(lambda task: task, numbered(range(1000)))
     assert next(answers) == (0, 0)
     assert len(children()) == len(before) + 3
     answers.close()
@@ -294,7 +296,7 @@ def test_what_ends_a_process_ends_the_run(failing: Callable[[int], int], error: 
     tasks = ((f"number {i}", i) for i in range(50))
 
     def collect() -> None:
-        for _, answer in in_order(tasks, lambda task: failing(task) if task == 7 else task, 2):
+        for _, answer in ForkedProcesses(2).map(lambda task: failing(task) if task == 7 else task, tasks):
             got.append(answer)
 
     with pytest.raises(error, match=says):
@@ -306,7 +308,7 @@ def test_what_ends_a_process_ends_the_run(failing: Callable[[int], int], error: 
 
 def test_an_error_carries_the_lines_where_it_was_raised() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
-        list(in_order([(0, 0)], lambda task: 1 // task, 1))
+        list(ForkedProcesses(1).map(lambda task: 1 // task, [(0, 0)]))
     assert "in <lambda>" in "".join(caught.value.__notes__)
 
 
@@ -318,10 +320,10 @@ def test_each_process_has_its_own_cores_where_there_are_enough() -> None:
         return os.sched_getaffinity(0)
 
     for jobs in {1, len(cores)}:
-        seen = [answer for _, answer in in_order(numbered(range(4 * jobs)), work, jobs)]
+        seen = [answer for _, answer in ForkedProcesses(jobs).map(work, numbered(range(4 * jobs)))]
         assert set().union(*filter(None, seen)) == cores
         assert len({frozenset(one or ()) for one in seen}) == jobs
-    assert all(answer == cores for _, answer in in_order(numbered(range(4)), work, len(cores) + 1))
+    assert all(answer == cores for _, answer in ForkedProcesses(len(cores) + 1).map(work, numbered(range(4))))
     assert 1 <= usable_cores() <= len(cores)
 
 

@@ -25,9 +25,9 @@ from tito_audit import (
     scan_rollouts,
     write_rollouts,
 )
+from tito_audit.chains.capture import chained
 from tito_audit.cli import app
 from tito_audit.formats import chat_tools
-from tito_audit.join._calls import chained
 from tito_audit.record.rollout import Turn
 from tito_audit.storage import random_access
 

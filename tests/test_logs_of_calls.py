@@ -28,7 +28,7 @@ from tito_audit.evidence.chains import chain_turns  # noqa: E402
 from tito_audit.evidence.differences import Stretch, stretches  # noqa: E402
 from tito_audit.evidence.gather import gather  # noqa: E402
 from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
-from tito_audit.evidence.prefix_reuse import GrownPieces, Spelled, common_start, compared  # noqa: E402
+from tito_audit.evidence.prefix_reuse import GrownPieces, Spelled, compared  # noqa: E402
 from tito_audit.evidence.reference import Reference  # noqa: E402
 from tito_audit.record.arrays import Ids  # noqa: E402
 from tito_audit.record.message import as_messages  # noqa: E402
@@ -209,18 +209,6 @@ def test_pieces_are_the_same_however_they_are_put_together(seed: int) -> None:
         for name in ("ids", "end", "control"):
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
             assert getattr(one, name).dtype == getattr(other, name).dtype, name
-
-
-@some
-@given(seed=st.integers(0, 1 << 30))
-def test_how_far_two_sequences_are_the_same(seed: int) -> None:
-    dice = random.Random(seed)
-    a = np.array([dice.randrange(3) for _ in range(dice.choice((0, 5, 64, 65, 700)))], np.int32)
-    b = np.append(a[: dice.randrange(len(a) + 1)], np.array([5] * dice.randrange(3), np.int32))
-    wanted = 0
-    while wanted < min(len(a), len(b)) and a[wanted] == b[wanted]:
-        wanted += 1
-    assert common_start(a, b) == common_start(b, a) == wanted
 
 
 # Prompts that grow

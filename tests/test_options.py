@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_audit.cli import _options as options
+from tito_audit.cli import _given as options
 from tito_audit.errors import SetupError
 from tito_audit.rule import selected
 from tito_audit.rules import all_rules
@@ -29,8 +29,8 @@ CODES = [rule.code for rule in all_rules()]
     ],
 )
 def test_a_rate_is_of_codes_and_of_tokens_or_rollouts(text: str, rate: MaxRate) -> None:
-    assert options.gate_settings_of(max_rate=[text]).max_rates == (rate,)
-    assert options.gate_settings_of(max_rate=[str(rate)]).max_rates == (rate,)
+    assert options.gate_settings_of(max_rates=[text]).max_rates == (rate,)
+    assert options.gate_settings_of(max_rates=[str(rate)]).max_rates == (rate,)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_rate_is_of_codes_and_of_tokens_or_rollouts(text: str, rate: MaxRate) 
 )
 def test_a_rate_that_cannot_be_is_refused_with_what_to_write(text: str, said: str) -> None:
     with pytest.raises(SetupError) as caught:
-        options.gate_settings_of(max_rate=[text])
+        options.gate_settings_of(max_rates=[text])
     assert str(caught.value).startswith(said)
     assert len(str(caught.value).splitlines()) == 2
 

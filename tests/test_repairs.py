@@ -198,8 +198,8 @@ class TestCures:
         assert mend.safety is repair.safety or repair.safety is Safety.DEPENDS
         assert bool(mend.reason) is (mend.safety is Safety.UNSAFE)
         for words in case.get("notes", ()):
-            assert any(words in note for note in mend.notes), mend.notes
-        for said in (*mend.notes, mend.reason):
+            assert any(words in note for note in (mend.cost, *mend.notes)), mend.notes
+        for said in (*mend.notes, mend.cost, mend.reason):
             assert said == said.strip()
             assert not said.endswith(".")
 

@@ -464,6 +464,6 @@ def test_a_scan_says_the_same_of_rows_read_either_way(log: Path, monkeypatch: py
 
     found = said(1), said(2)
     rollouts = list(read_rollouts(log))
-    monkeypatch.setattr("tito_audit.run.log_groups.number_columns", lambda mapping: {})
+    monkeypatch.setattr("tito_audit.run.rows.number_columns", lambda mapping: {})
     assert found == (said(1), said(1))
     exactly(rollouts, list(read_rollouts(log)))

@@ -121,7 +121,7 @@ class Said(NamedTuple):
 
 @cache
 def said(model: str, mode: str) -> list[Said]:
-    engine, _ = Loader().engine(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
+    engine, _ = Loader().auditor(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
     out = []
     for rollout in read_rollouts(SHARED / "rollouts" / model / f"{mode}.jsonl.gz"):
         evidence = explain(gather(rollout, engine.tokenizer, engine.renderer), engine.rules)

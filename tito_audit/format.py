@@ -8,12 +8,15 @@ from typing import Any
 
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Sources
 
-__all__ = ["Format", "Row"]
+__all__ = ["Format", "Row", "SourcesOf"]
 
 Row = Mapping[str, Any]
 """One row as storage gives it: a JSON object, or a Parquet row in which a list of numbers is a
 one-dimensional numpy array and everything else plain Python values."""
+SourcesOf = Callable[[Row, Sequence[Rollout]], Sequence[Sources]]
+"""For each rollout that was read of a row, in order, where the row holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Format:
     """The row, or several where a repair forked a rollout, with what the rollouts say in every copy that the
     row holds of it. Parts that no rollout changed are the same objects, and a row in which nothing changed
     is the row itself. RecordError when this shape cannot hold what the rollouts say."""
+    sources: SourcesOf | None = None
+    """Where the row holds the arrays of its rollouts; None: the format does not say."""
     shows: str = ""
     """What can be audited in it and what cannot, for the README's table."""
     open_object: str = ""

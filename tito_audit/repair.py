@@ -33,7 +33,9 @@ class Proposal:
     reason: str = ""
     """Why it is unsafe here, as a sentence without its full stop; "" when it is safe."""
     notes: tuple[str, ...] = ()
-    """For the reader: what it costs, what was marked. Short sentences without a full stop."""
+    """For the reader: what was marked. Short sentences without a full stop."""
+    cost: str = ""
+    """What it costs, as a note; a run sums this up and does not list it row by row."""
     stale: tuple[str, ...] = ()
     """Columns whose values a trainer computed from the old ids; null from the first change on."""
     dropped: tuple[str, ...] = ()
@@ -66,6 +68,8 @@ class Repair:
     """Whether it would take this finding on, by what the evidence shows; cheap, for reports."""
     chosen: Callable[[RepairChoices], bool]
     """Whether the user's choices ask for it even on rows without findings."""
+    removes_rows: bool = False
+    """Whether it leaves whole rollouts out: it comes last, and they need another place to go."""
 
     @property
     def title(self) -> str:
@@ -85,6 +89,7 @@ def repair(
     precedence: int,
     fits: Callable[[Evidence, Finding], bool] | None = None,
     chosen: Callable[[RepairChoices], bool] | None = None,
+    removes_rows: bool = False,
 ) -> Callable[[Mender], Repair]:
     """A decorator that makes a repair of a function.
 
@@ -102,6 +107,7 @@ def repair(
             mend,
             fits or (lambda _evidence, _finding: True),
             chosen or (lambda _choices: False),
+            removes_rows,
         )
 
     return decorate

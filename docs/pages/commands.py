@@ -12,7 +12,9 @@ from pages.words import Pages, fenced, flags_as_code, table, toctree
 from tito_audit.cli import app
 from tito_audit.cli._exits import EXIT_CODES
 from tito_audit.cli._help import SUMMARIES, record_of
-from tito_audit.settings.file import COMMAND_LINE_ONLY, KEYS, OVERRIDES, Key
+from tito_audit.settings.file import OVERRIDES
+from tito_audit.settings.option import Option
+from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
 
 __all__ = ["commands", "configuration", "exit_codes", "walked"]
 
@@ -66,11 +68,11 @@ def _parameters(command: Any, context: Any) -> Iterator[str]:
         yield _option(name, record[1] if record else "", "")
     if arguments:
         yield "## Flags\n"
-    keys = {key.target: key for key in KEYS.values()}
+    keys = {option.name: option.key for option in options_of(command.name) if option.key_takes is not None}
     for one in flags:
         written, help = record_of(one, context) or ("", "")
-        key = keys.get(one.name)
-        yield _option(written.replace(" / ", ", "), help, _about_key(key, command.name))
+        more = f" Key: {{confval}}`{keys[one.name]}`." if one.name in keys else ""
+        yield _option(written.replace(" / ", ", "), help, more)
 
 
 def _option(signature: str, help: str, more: str) -> str:
@@ -79,57 +81,27 @@ def _option(signature: str, help: str, more: str) -> str:
     return f"````{{option}} {signature}\n{flags_as_code(said)}{facts}{more}\n````\n"
 
 
-def _about_key(key: Key | None, command: str) -> str:
-    if key is None or (key.only and command not in key.only):
-        return ""
-    return f" Key: {{confval}}`{key.name}`."
-
-
 def configuration(intro: str) -> Pages:
     """The page of the configuration file: every key, and every flag that is none."""
-    helps, defaults, flags, takers = _flags()
     parts = [intro, "## Keys\n"]
-    for key in KEYS.values():
-        said = [f"````{{confval}} {key.name}", f":type: {key.kind.takes}"]
-        said += [f":default: {key.unset or defaults[key.target]}"] if key.unset or defaults[key.target] else []
-        help = flags_as_code(helps[key.target].replace(" Repeatable.", ""))
-        commands = [f"{{doc}}`{one} </commands/{one}>`" for one in takers[key.target]]
-        stands = f"{_and(flags[key.target])} of {_and(commands)}"
-        where = "" if key.per_log else f" It may not stand in {{confval}}`{OVERRIDES}`."
-        parts.append("\n".join([*said, "", f"{help} Stands for {stands}.{where}", "````\n"]))
-    rows = [(f"`--{flag}`", why) for flag, why in COMMAND_LINE_ONLY.items()]
+    for key, option in KEYS.items():
+        default = option.unset or _default(option)
+        said = [f"````{{confval}} {key}", f":type: {option.kind.takes}"]
+        said += [f":default: {default}"] if default else []
+        help = flags_as_code(re.sub(r" \[default: .*\]", "", option.help).replace(" Repeatable.", ""))
+        commands = [f"{{doc}}`{one} </commands/{one}>`" for one in option.commands]
+        where = "" if option.per_log else f" It may not stand in {{confval}}`{OVERRIDES}`."
+        parts.append(
+            "\n".join([*said, "", f"{help} Stands for `{option.flag}` of {_and(commands)}.{where}", "````\n"])
+        )
+    rows = [(f"`--{flag}`", str(why)) for flag, why in FLAG_ONLY.items()]
     parts += ["## What is no key\n", "Some flags are for the command line only.\n", table(("flag", "why"), rows)]
     return {"configuration.md": "\n".join(parts)}
 
 
-def _flags() -> tuple[dict[str, str], dict[str, str], dict[str, list[str]], dict[str, list[str]]]:
-    """By parameter: the help of its flag, its default, the flag, and the commands that have it."""
-    helps: dict[str, str] = {}
-    defaults: dict[str, str] = {}
-    flags: dict[str, list[str]] = {}
-    takers: dict[str, list[str]] = {}
-    only = {key.target: key.only for key in KEYS.values()}
-    for name, command, context in walked():
-        short = _slug(name)
-        for one in command.get_params(context):
-            if (
-                one.param_type_name != "option"
-                or short == "config"
-                or short not in (only.get(one.name) or (short,))
-            ):
-                continue
-            helps.setdefault(one.name, re.sub(r" \[default: .*\]", "", str(one.help)))
-            bounds = (record_of(one, context) or ("", ""))[1]
-            default = str(one.default).lower() if one.is_flag else _found(r"\[default: ([^];]*)", bounds)
-            defaults.setdefault(one.name, default)
-            flags.setdefault(one.name, [f"`{one.opts[0]}`"])
-            takers.setdefault(one.name, []).append(short)
-    return helps, defaults, flags, takers
-
-
-def _found(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found[1] if found is not None else ""
+def _default(option: Option) -> str:
+    """The value without flag and file; "" for none."""
+    return "" if option.default is None else str(option.default).lower()
 
 
 def _and(names: list[str]) -> str:

@@ -9,9 +9,11 @@ import numpy as np
 from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
 from tito_audit.align.boundaries import align_cuts
 from tito_audit.align.pieces import Pieces
+from tito_audit.align.prefix import common_byte_prefix
+from tito_audit.align.runs import Run, equal_runs
 from tito_audit.record.arrays import Offsets
 
-__all__ = ["align", "common_prefix"]
+__all__ = ["align"]
 
 _REFINE_LIMIT = 1500
 """Tokens a side; `difflib` is quadratic, so a larger rest stays one block."""
@@ -54,15 +56,6 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
     return join_blocks(parts)
 
 
-def common_prefix(a: bytes, b: bytes) -> int:
-    """How many bytes two strings start with in common."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    left, right = np.frombuffer(a, np.uint8, n), np.frombuffer(b, np.uint8, n)
-    return int(np.argmax(left != right))
-
-
 def _head(pieces: Pieces, controls: int) -> int:
     """Tokens through the given number of control tokens, or up to the first when it is none."""
     where = np.flatnonzero(pieces.control)
@@ -90,12 +83,12 @@ def _align_trimmed(a: Pieces, b: Pieces) -> Blocks:
 
 def _common_start(a: Pieces, b: Pieces) -> tuple[int, int]:
     """Tokens of both sides up to the last cut that both have inside their common first bytes."""
-    return _cut(a.end, b.end, common_prefix(a.data, b.data))
+    return _cut(a.end, b.end, common_byte_prefix(a.data, b.data))
 
 
 def _common_end(a: Pieces, b: Pieces) -> tuple[int, int]:
     """The same from the back: tokens of both sides from the first common cut on."""
-    length = common_prefix(a.data[::-1], b.data[::-1])
+    length = common_byte_prefix(a.data[::-1], b.data[::-1])
     return _cut(_from_back(a), _from_back(b), length)
 
 
@@ -126,12 +119,9 @@ def _refine(a: Pieces, b: Pieces) -> Blocks:
     """A drifted stretch, split at long runs of equal tokens when it is small enough to look."""
     if not len(a) or not len(b) or max(len(a), len(b)) > _REFINE_LIMIT:
         return one_block(BlockKind.DRIFT, len(a), len(b))
-    matcher = SequenceMatcher(None, a.ids.tolist(), b.ids.tolist(), autojunk=False)
+    runs = [run for run in equal_runs(a.ids, b.ids) if run.size >= _REFINE_RUN]
     parts, i, j = [], 0, 0
-    for run in matcher.get_matching_blocks():
-        if run.size < _REFINE_RUN and run.size:
-            continue
-        parts.append(_gap(a.part(i, run.a), b.part(j, run.b)))
-        parts.append(one_block(BlockKind.SAME, run.size, run.size))
-        i, j = run.a + run.size, run.b + run.size
+    for start, other, size in [*runs, Run(len(a), len(b), 0)]:
+        parts += [_gap(a.part(i, start), b.part(j, other)), one_block(BlockKind.SAME, size, size)]
+        i, j = start + size, other + size
     return join_blocks(parts)

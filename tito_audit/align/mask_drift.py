@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from difflib import SequenceMatcher
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tito_audit.align.agreement import agreement
+from tito_audit.align.prefix import common_ends, common_prefix
+from tito_audit.align.runs import Run, equal_runs, gaps, nearest_run
 from tito_audit.record.arrays import Ids, Mask, as_ids
 
 __all__ = ["MaskBy", "mask_drift"]
@@ -98,65 +97,43 @@ def _touched(run: tuple[int, int], spans: list[tuple[int, int]]) -> bool:
 def _out_of_place(recorded: Ids, reference: Ids) -> Iterator[tuple[int, int]]:
     """Ranges of `recorded` that the alignment does not pair, in order; an empty one where the reference
     alone has tokens."""
-    i = j = 0
-    for start, other, size in [*_paired(recorded, reference), (len(recorded), len(reference), 0)]:
-        if start > i or (other > j and start < len(recorded)):
-            yield i, start
-        i, j = start + size, other + size
+    for start, end, _, _ in gaps(_paired(recorded, reference), len(recorded), len(reference)):
+        if start < end or end < len(recorded):
+            yield start, end
 
 
-def _paired(a: Ids, b: Ids) -> Iterator[tuple[int, int, int]]:
-    """Equal runs of both (start in a, start in b, size), in order.
+def _paired(a: Ids, b: Ids) -> Iterator[Run]:
+    """Equal runs of both, in order.
 
     Equal stretches are skipped at once; at a difference both are compared in windows until they meet again.
     """
-    tail = agreement(a[::-1], b[::-1])
-    tail = min(tail, min(len(a), len(b)) - agreement(a, b))
+    _, tail = common_ends(a, b)
     m, n = len(a) - tail, len(b) - tail
     i = j = 0
     while i < m and j < n:
-        size = agreement(a[i:m], b[j:n])
+        size = common_prefix(a[i:m], b[j:n])
         if size:
-            yield i, j, size
+            yield Run(i, j, size)
             i, j = i + size, j + size
             continue
         met = _next_meeting(a[i:m], b[j:n])
         if not met:
             break
-        yield from ((i + start, j + other, size) for start, other, size in met)
+        yield from (Run(i + start, j + other, size) for start, other, size in met)
         start, other, size = met[-1]
         i, j = i + start + size, j + other + size
     if tail:
-        yield m, n, tail
+        yield Run(m, n, tail)
 
 
-def _next_meeting(a: Ids, b: Ids) -> list[tuple[int, int, int]]:
+def _next_meeting(a: Ids, b: Ids) -> list[Run]:
     """Equal runs up to the last one long enough to go on from; every one when both end in the window."""
     for width in _WINDOWS:
-        left, right = a[:width].tolist(), b[:width].tolist()
-        blocks = SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
-        runs = [(block.a, block.b, block.size) for block in blocks if block.size]
+        runs = equal_runs(a[:width], b[:width])
         if width >= len(a) and width >= len(b):
             return runs
-        anchors = [k for k, run in enumerate(runs) if run[2] >= _ANCHOR]
+        anchors = [k for k, run in enumerate(runs) if run.size >= _ANCHOR]
         if anchors:
             return runs[: anchors[-1] + 1]
-    return _far_meeting(a, b)
-
-
-def _far_meeting(a: Ids, b: Ids) -> list[tuple[int, int, int]]:
-    """The nearest run of equal tokens that is long enough, however far away; [] when there is none.
-
-    `difflib` is quadratic and a missing turn may be thousands of tokens, so runs are looked up by hash.
-    """
-    if min(len(a), len(b)) < _ANCHOR:
-        return []
-    powers = np.cumprod(np.full(_ANCHOR, np.uint64(0x9E3779B97F4A7C15)))
-    runs_a, runs_b = (sliding_window_view(ids.astype(np.uint64), _ANCHOR) @ powers for ids in (a, b))
-    _, in_a, in_b = np.intersect1d(runs_a, runs_b, return_indices=True)
-    if not len(in_a):
-        return []
-    nearest = int(np.argmin(in_a + in_b))
-    start, other = int(in_a[nearest]), int(in_b[nearest])
-    met = np.array_equal(a[start : start + _ANCHOR], b[other : other + _ANCHOR])
-    return [(start, other, _ANCHOR)] if met else []
+    far = nearest_run(a, b, _ANCHOR)
+    return [far] if far is not None else []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.chains.histories import Histories, History
+from tito_audit.chains.links import chain_to, last_calls
 from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats, as_ids
 
 __all__ = ["ForkedRow", "Numbers", "SampledCall", "fork_cost", "fork_rows"]
@@ -17,8 +19,6 @@ Numbers: TypeAlias = Sequence[Any] | NDArray[Any]
 SampledCall: TypeAlias = tuple[Numbers, Numbers] | tuple[Numbers, Numbers, Numbers | None]
 """(prompt_ids, completion_ids) or (prompt_ids, completion_ids, logprobs); the logprobs, one for each
 completion token, may be None."""
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number whose powers spread over 64 bits; hashes only choose what is then compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,7 @@ def fork_rows(calls: Sequence[SampledCall], *, sampled: Sequence[Numbers | None]
     trained: set[int] = set()
     rows = []
     for leaf in _leaves(taken, parents):
-        chain = [leaf]
-        while (parent := parents[chain[-1]]) is not None:
-            chain.append(parent)
-        chain.reverse()
+        chain = chain_to(leaf, parents)
         fresh = tuple(k for k in chain if k not in trained and taken[k].sampled.any())
         trained.update(fresh)
         rows.append(_row(taken, chain, fresh))
@@ -141,45 +138,28 @@ def _as_sampled(mask: Numbers | None, size: int, number: int) -> Mask:
     return np.asarray(values == 1)
 
 
-def _parents(calls: Sequence[_Call]) -> list[int | None]:
-    """For each call the earlier one that it continues.
-
-    The beginnings of a prompt are found by hash among all earlier calls at once, then compared.
-    """
-    longest = max((len(call.seen) for call in calls), default=0)
-    powers = np.cumprod(np.full(longest, _BASE))
-    lengths, hashes = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.uint64)
-    parents: list[int | None] = []
+def _parents(calls: Sequence[_Call]) -> dict[int, int]:
+    """Each call that continues an earlier one, with that call."""
+    earlier = Histories()
+    parents = {}
     for k, call in enumerate(calls):
-        hash_at = np.zeros(len(call.seen) + 1, np.uint64)
-        np.cumsum(call.seen.astype(np.uint64) * powers[: len(call.seen)], out=hash_at[1:])
-        fits = lengths[:k] <= call.start
-        fits &= hash_at[np.minimum(lengths[:k], call.start)] == hashes[:k]
-        found = np.flatnonzero(fits)
-        by_length = found[np.argsort(lengths[found], kind="stable")][::-1]
-        parents.append(next((int(j) for j in by_length if _continues(call, calls[j])), None))
-        lengths[k], hashes[k] = len(call.seen), hash_at[-1]
+        prompt = call.seen[: call.start]
+        held = earlier.longest_held(prompt)
+        if held is not None:
+            parents[k] = held.turn
+        if len(call.seen):
+            earlier.add(History(k, prompt, call.seen))
     return parents
 
 
-def _continues(call: _Call, earlier: _Call) -> bool:
-    size = len(earlier.seen)
-    return 0 < size <= call.start and np.array_equal(call.seen[:size], earlier.seen)
-
-
-def _leaves(calls: Sequence[_Call], parents: Sequence[int | None]) -> list[int]:
+def _leaves(calls: Sequence[_Call], parents: Mapping[int, int]) -> list[int]:
     """The calls that sampled something and that no such call continues, directly or through others."""
-    continued: set[int] = set()
-    leaves = []
+    sampled = [k for k, call in enumerate(calls) if call.sampled.any()]
+    kept = set(sampled)
     for k in reversed(range(len(calls))):
-        if k not in continued and not calls[k].sampled.any():
-            continue
-        parent = parents[k]
-        if parent is not None:
-            continued.add(parent)
-        if k not in continued:
-            leaves.append(k)
-    return leaves[::-1]
+        if k in kept and k in parents:
+            kept.add(parents[k])
+    return last_calls(sampled, {k: parents[k] for k in kept if k in parents})
 
 
 def _row(calls: Sequence[_Call], chain: Sequence[int], trained: Sequence[int]) -> ForkedRow:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.agreement import agreement
+from tito_audit.align.prefix import common_ends, common_prefix, starts_with
 from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids
 
@@ -79,15 +79,15 @@ def splice_prefix(
     prefix = as_ids(template_prefix_ids, "template_prefix_ids")
     template = as_ids(template_ids, "template_ids")
     stops = _stops(stop_ids)
-    if len(template) >= len(seen) and np.array_equal(template[: len(seen)], seen):
+    if starts_with(template, seen):
         return list(template.tolist())
     old, new = _cut(prefix, stops), _cut(template, stops)
-    agreed, ended = agreement(prefix, template), int(seen[-1]) in stops
+    agreed, ended = common_prefix(prefix, template), int(seen[-1]) in stops
     ends_next = agreed == len(prefix) < len(template) and int(template[agreed]) in stops
-    if not old.ends or (old.rest() and (ends_next or _is_open(_cut(seen, stops), old))):
+    if not old.ends or (len(old.rest()) and (ends_next or _is_open(_cut(seen, stops), old))):
         old = _Turns(old.ids, [*old.ends, len(old.ids)])
     rest = _turn_end(old, new, agreed, stops, ended)
-    return [*seen.tolist(), *new.ids[rest:]]
+    return [*seen.tolist(), *new.ids[rest:].tolist()]
 
 
 def _stops(stop_ids: int | Collection[int]) -> frozenset[int]:
@@ -101,26 +101,51 @@ def _stops(stop_ids: int | Collection[int]) -> frozenset[int]:
     return stops
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Body:
+    """The tokens of a turn without its end."""
+
+    ids: Ids
+    data: bytes
+    """The same, for comparing many turns with many."""
+    first: int | None
+    last: int | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def starts_with(self, other: _Body) -> bool:
+        return self.data.startswith(other.data)
+
+    def ends_with(self, other: _Body) -> bool:
+        return self.data.endswith(other.data)
+
+
+def _body(ids: Ids) -> _Body:
+    first, last = (int(ids[0]), int(ids[-1])) if len(ids) else (None, None)
+    return _Body(ids, ids.tobytes(), first, last)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Turns:
     """A sequence cut at the ids that end a turn."""
 
-    ids: list[int]
+    ids: Ids
     ends: list[int]
     """Positions of the stop ids; last of all the length of the sequence when its last turn has none."""
 
-    def body(self, turn: int) -> list[int]:
+    def body(self, turn: int) -> _Body:
         """The tokens of a turn without its end."""
-        return self.ids[self.ends[turn - 1] + 1 if turn else 0 : self.ends[turn]]
+        return _body(self.ids[self.ends[turn - 1] + 1 if turn else 0 : self.ends[turn]])
 
-    def rest(self) -> list[int]:
-        """What stands behind the last end."""
-        return self.ids[self.ends[-1] + 1 if self.ends else 0 :]
+    def rest(self) -> _Body:
+        """What follows the last end."""
+        return _body(self.ids[self.ends[-1] + 1 if self.ends else 0 :])
 
 
 def _cut(ids: Ids, stops: frozenset[int]) -> _Turns:
     ends = np.flatnonzero(np.isin(ids, np.fromiter(stops, np.int64)))
-    return _Turns(ids.tolist(), ends.tolist())
+    return _Turns(ids, ends.tolist())
 
 
 def _is_open(seen: _Turns, prefix: _Turns) -> bool:
@@ -132,11 +157,11 @@ def _is_open(seen: _Turns, prefix: _Turns) -> bool:
     behind = prefix.rest()
     ended = bool(seen.ends) and seen.ends[-1] == len(seen.ids) - 1
     ends = seen.ends[:-1] if ended else seen.ends
-    said = seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended]
+    said = _body(seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended])
     as_many_ends = len(prefix.ends) <= len(ends)
     turn = prefix.body(len(prefix.ends) - 1)
-    in_rest, in_turn = _shared(behind, said), _shared(turn, said)
-    if len(behind) < len(said) and behind == said[: len(behind)]:
+    in_rest, in_turn = common_ends(behind.ids, said.ids), common_ends(turn.ids, said.ids)
+    if len(behind) < len(said) and said.starts_with(behind):
         # As a generation prompt is.
         return as_many_ends and sum(in_rest) >= sum(in_turn)
     if in_rest[1] >= in_turn[1] + _TELLING:
@@ -152,7 +177,7 @@ def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
     if agreed >= end:
         if end == len(new.ids):
             return end
-        if new.ids[end] in stops:
+        if int(new.ids[end]) in stops:
             return end + ended
         later = bisect_left(new.ends, end)
         if end == len(old.ids) and later < len(new.ends):
@@ -166,38 +191,50 @@ def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
 
 def _counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
     """The new prompt's turn behind which the old one's last turn ends; None if there is none."""
-    old_bodies = [old.body(turn) for turn in range(len(old.ends))]
-    new_bodies = [new.body(turn) for turn in range(len(new.ends))]
     same = bisect_left(old.ends, agreed)
-    turn, is_last = _align(old_bodies[same:], new_bodies[same:])
+    turn, is_last = _align(*_bodies(old, new, same))
     turn += same
-    last = old_bodies[-1]
-    if not is_last and last and last in new_bodies[:same]:
+    last = old.body(len(old.ends) - 1)
+    if (
+        not is_last
+        and len(last)
+        and any(last.data == new.body(kept).data for kept in range(min(same, len(new.ends))))
+    ):
         # An equal turn was kept, so this one was too: it is the beginning that is gone.
-        turn, is_last = _align(old_bodies, new_bodies)
+        turn, is_last = _align(*_bodies(old, new, 0))
     following = turn + 1
     opener = new.rest()
-    if not is_last and len(opener) >= _SHORTEST and following < len(new_bodies):
-        starts = [body[: len(opener)] == opener for body in (last, new_bodies[following])]
+    if not is_last and len(opener) >= _SHORTEST and following < len(new.ends):
+        starts = [body.starts_with(opener) for body in (last, new.body(following))]
         # Both are opened as the model's next turn is: one turn, in words too different to see it.
         turn += all(starts)
     return turn if turn >= 0 else None
 
 
-def _align(old: list[list[int]], new: list[list[int]]) -> tuple[int, bool]:
+def _bodies(old: _Turns, new: _Turns, same: int) -> tuple[list[_Body], list[_Body]]:
+    """The turns of both from the first that differs on; SpliceError for more than can be aligned."""
+    olds, news = len(old.ends) - same, max(len(new.ends) - same, 0)
+    if olds * min(news, abs(news - olds) + 2 * _width(olds)) > _MOST_PAIRS:
+        raise SpliceError(
+            f"{olds} turns of template_prefix_ids and {news} of template_ids differ, too many to align.\n"
+            "Aligning them would hold up the caller for seconds.\n"
+            "Check that stop_ids holds only ids that end a turn, and that both render the same messages."
+        )
+    return [old.body(same + k) for k in range(olds)], [new.body(same + k) for k in range(news)]
+
+
+def _width(turns: int) -> int:
+    """How far from the diagonal so many turns are compared."""
+    return max(16, _PAIRS // max(1, turns))
+
+
+def _align(old: list[_Body], new: list[_Body]) -> tuple[int, bool]:
     """The turn of `new` that the last matched turn of `old` is paired with (-1: none), and whether that
     is the last of `old`.
 
     Dynamic programming over one row of scores; `scores[j]` is for the first j turns of `new`.
     """
-    across = abs(len(new) - len(old))
-    width = max(16, _PAIRS // max(1, len(old)))
-    if len(old) * min(len(new), across + 2 * width) > _MOST_PAIRS:
-        raise SpliceError(
-            f"{len(old)} turns of template_prefix_ids and {len(new)} of template_ids differ, too many to align.\n"
-            "Aligning them would hold up the caller for seconds.\n"
-            "Check that stop_ids holds only ids that end a turn, and that both render the same messages."
-        )
+    width = _width(len(old))
     scores = [-_SKIP * j for j in range(len(new) + 1)]
     earlier: list[list[int]] = []
     places = [(-1, False)] * (len(new) + 1)
@@ -221,54 +258,49 @@ def _align(old: list[list[int]], new: list[list[int]]) -> tuple[int, bool]:
     return places[scores.index(max(scores))]
 
 
-def _likeness(a: list[int], b: list[int]) -> int:
+def _likeness(a: _Body, b: _Body) -> int:
     """How much two turns look like one turn written twice.
 
     A template takes a piece out of a turn or puts one in; its opening and its end stay. So one is the
     other without a piece, or both share start and end and little else. An opening alone says no more than
     that the same role speaks.
     """
-    if a == b:
+    if a.data == b.data:
         return _SAME
     n = min(len(a), len(b))
     if n < _SHORTEST:
         return _UNLIKE
-    if a[-1] != b[-1]:
-        return _INSIDE if a[:n] == b[:n] else _UNLIKE
-    head, tail = _shared(a, b)
+    if a.last != b.last:
+        return _INSIDE if a.starts_with(b) or b.starts_with(a) else _UNLIKE
+    if a.first != b.first:
+        return _INSIDE if n >= _LONG and (a.ends_with(b) or b.ends_with(a)) else _UNLIKE
+    head, tail = common_ends(a.ids, b.ids)
     if head + tail == n and (head or n >= _LONG):
         return _INSIDE
     return _ALIKE if head and tail and 3 * (head + tail) >= 2 * n else _UNLIKE
 
 
-def _joined(old: list[list[int]], i: int, turn: list[int]) -> int:
+def _joined(old: list[_Body], i: int, turn: _Body) -> int:
     """How many pieces before the i-th begin what that piece ends, so that both ends make up `turn`; or 0.
 
     Reasoning with a stop token spelled in it is cut there, and the template takes out both sides of the cut.
     """
-    if i == 0 or old[i][-1:] != turn[-1:]:
+    if i == 0 or old[i].last != turn.last:
         return 0
-    tail = _shared(old[i], turn)[1]
-    head = turn[: len(turn) - tail]
+    openings = [back for back in range(1, min(i, _JOINED) + 1) if old[i - back].first == turn.first]
+    if not openings:
+        return 0
+    _, tail = common_ends(old[i].ids, turn.ids)
+    head = _body(turn.ids[: len(turn) - tail])
     if not tail or len(head) < _SHORTEST:
         return 0
-    return next((back for back in range(1, min(i, _JOINED) + 1) if old[i - back][: len(head)] == head), 0)
-
-
-def _shared(a: list[int], b: list[int]) -> tuple[int, int]:
-    """Tokens that both start with, and tokens behind those that both end with."""
-    n = min(len(a), len(b))
-    head = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), n)
-    left = n - head
-    pairs = zip(reversed(a), reversed(b), strict=False)
-    tail = next((k for k, (x, y) in enumerate(pairs) if x != y or k == left), left)
-    return head, tail
+    return next((back for back in openings if old[i - back].starts_with(head)), 0)
 
 
 def _no_place(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int]) -> SpliceError:
     """The error that says what was looked for and how far it got."""
     last = old.body(len(old.ends) - 1)
-    shown = f"{'… ' if len(last) > 6 else ''}{', '.join(map(str, last[-6:]))}"
+    shown = f"{'… ' if len(last) > 6 else ''}{', '.join(map(str, last.ids[-6:].tolist()))}"
     ids = ", ".join(map(str, sorted(stops)))
     held = bisect_right(new.ends, agreed)
     return SpliceError(

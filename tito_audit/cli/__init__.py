@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _complain(error: TitoAuditError, ctx: Any) -> None:
-    from tito_audit.cli._options import blamed_file
+    from tito_audit.cli._configured import blamed_file
     from tito_audit.terminal.escape import inert, visible
 
     lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed_file(ctx, str(error)))]

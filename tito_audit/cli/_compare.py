@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.cli._tally import NEEDS_UNSAFE, Said, Sayings, Tally
+from tito_audit.cli._tally import Said, Sayings, Tally
 from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, summary_object
@@ -298,7 +298,7 @@ def _kept_back(run: Repaired) -> tuple[list[str], list[str]]:
 
     named = run.repairs.strategies
     claiming = [one for one in all_repairs() if any(one.claims(code) for code in run.tally.left)]
-    unsafe = [by for by, said in run.tally.declined if NEEDS_UNSAFE in said.text]
-    unsafe += [one.name for one in claiming if one.safety is Safety.UNSAFE and one.name != "drop" and not named]
+    unsafe = [by for by, said in run.tally.declined if said.needs_unsafe]
+    unsafe += [one.name for one in claiming if one.safety is Safety.UNSAFE and not one.removes_rows and not named]
     unnamed = [one.name for one in claiming if one.safety is not Safety.UNSAFE and one.name not in named]
     return ([] if run.repairs.unsafe else list(dict.fromkeys(unsafe))), (unnamed if named else [])

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from tito_audit.errors import SetupError
-from tito_audit.settings.file import KEYS, OVERRIDES, Config, find_config, read_config
+from tito_audit.settings.file import OVERRIDES, Config, find_config, read_config
+from tito_audit.settings.options import KEYS
 
 __all__ = [
-    "ConfigFile",
-    "NoConfig",
     "about_config",
     "blamed_file",
     "config_of",
-    "flag_of",
     "near",
     "on_command_line",
+    "read_file",
+    "read_no_file",
 ]
 
 _CONFIG = "tito_audit.config"
 """Where a run keeps what its configuration file says."""
-_FLAGS = {"template-args": "--template-arg"}
-"""Flags that are called otherwise than the key of the file."""
 
 
-def _read_file(ctx: typer.Context, given: str | None) -> str | None:
+def read_file(ctx: typer.Context, given: str | None) -> str | None:
     """Let the configuration file say what flags do not; the file's name, None without one."""
     if ctx.resilient_parsing or f"{_CONFIG}.off" in ctx.meta:
         if given is not None:
@@ -38,35 +35,17 @@ def _read_file(ctx: typer.Context, given: str | None) -> str | None:
         return None
     config = read_config(path)
     ctx.meta[_CONFIG] = config
-    known = {parameter.name for parameter in ctx.command.params}
-    command = ctx.info_name if ctx.info_name != "config" else "scan"
-    ctx.default_map = {name: value for name, value in config.parameters(command or "").items() if name in known}
+    ctx.default_map = config.parameters(ctx.info_name or "")
     return str(path)
 
 
-def _read_no_file(ctx: typer.Context, wanted: bool) -> bool:
+def read_no_file(ctx: typer.Context, wanted: bool) -> bool:
+    """Let no configuration file say anything, where that is wanted."""
     if wanted:
         if _CONFIG in ctx.meta:
             raise SetupError("--config and --no-config exclude each other.\nPass one of them.")
         ctx.meta[f"{_CONFIG}.off"] = True
     return wanted
-
-
-# Both are read before all other options, in this order where neither is given.
-NoConfig = Annotated[
-    bool,
-    typer.Option("--no-config", help="Read no configuration file.", callback=_read_no_file, is_eager=True),
-]
-ConfigFile = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="Read settings from this file. [default: tito-audit.toml or pyproject.toml, here or above]",
-        callback=_read_file,
-        is_eager=True,
-    ),
-]
 
 
 def config_of(context: typer.Context) -> Config:
@@ -90,7 +69,7 @@ def about_config(context: typer.Context) -> str | None:
     config = config_of(context)
     said: dict[Path, list[str]] = {config.path: []} if config.path else {}
     for name, file in config.sources.items():
-        if _source(context, KEYS[name].target) == "DEFAULT_MAP":
+        if _source(context, KEYS[name].name) == "DEFAULT_MAP":
             said.setdefault(file, []).append(name)
     for override in config.overrides:
         keys = said.setdefault(override.file, [])
@@ -106,14 +85,9 @@ def blamed_file(context: typer.Context, message: str) -> list[str]:
     said += [(name, f"{one} of {near(one.file)}") for one in config.overrides for name in one.values]
     blamed: dict[str, list[str]] = {}
     for name, where in said:
-        if flag_of(name) in message and where not in message:
+        if KEYS[name].flag in message and where not in message:
             blamed.setdefault(where, []).append(name)
     return [f"{', '.join(names)} may come from {where}." for where, names in blamed.items()]
-
-
-def flag_of(key: str) -> str:
-    """The flag that a key stands for."""
-    return _FLAGS.get(key, f"--{key}")
 
 
 def near(path: Path) -> Path:

@@ -12,9 +12,11 @@ from typing import Any
 
 import typer
 
-from tito_audit.cli._configured import config_of, flag_of, on_command_line
-from tito_audit.settings.file import KEYS, OVERRIDES, PATHS, Config, FileOverride, Key, look_for_config
+from tito_audit.cli._configured import config_of, on_command_line
+from tito_audit.settings.file import OVERRIDES, PATHS, Config, FileOverride, look_for_config
 from tito_audit.settings.model import Override
+from tito_audit.settings.option import Option
+from tito_audit.settings.options import KEYS
 
 __all__ = ["Effective", "as_object", "effective", "lines"]
 
@@ -29,7 +31,7 @@ _WIDE = 48
 class Setting:
     """One value, as a file in the working folder would say it."""
 
-    key: Key
+    option: Option
     value: Any
     """None: nobody says it, and it has no value then."""
     origin: str
@@ -62,24 +64,24 @@ class Effective:
 def effective(context: typer.Context, files: Sequence[Path]) -> Effective:
     """The settings that hold for a command line, and for each of some logs."""
     config = config_of(context)
-    settings = {name: _setting(context, config, key) for name, key in KEYS.items()}
+    settings = {name: _setting(context, config, option) for name, option in KEYS.items()}
     flags = frozenset(name for name, one in settings.items() if one.origin == "flag")
     fits = {one: Override(one.patterns, {}) for one in config.overrides}
     logs = {str(file): tuple(one for one, override in fits.items() if override.fits(file)) for file in files}
     return Effective(config, settings, flags, logs)
 
 
-def _setting(context: typer.Context, config: Config, key: Key) -> Setting:
-    if on_command_line(context, key.target):
-        return Setting(key, _shown(key, context.params[key.target]), "flag")
-    if key.name in config.values:
-        return Setting(key, _shown(key, config.values[key.name]), "file", config.sources[key.name])
-    return Setting(key, _shown(key, context.params.get(key.target)), "default")
+def _setting(context: typer.Context, config: Config, option: Option) -> Setting:
+    if on_command_line(context, option.name):
+        return Setting(option, _shown(option, context.params[option.name]), "flag")
+    if option.key in config.values:
+        return Setting(option, _shown(option, config.values[option.key]), "file", config.sources[option.key])
+    return Setting(option, _shown(option, context.params.get(option.name)), "default")
 
 
-def _shown(key: Key, value: Any) -> Any:
+def _shown(option: Option, value: Any) -> Any:
     plain = getattr(value, "value", value)  # of an enumeration, what it is called on the command line
-    return None if plain is None or plain == () else key.kind.shown(plain, Path.cwd())
+    return None if plain is None or plain == () else option.kind.shown(plain, Path.cwd())
 
 
 def lines(found: Effective, named: bool, off: bool) -> Iterator[str]:
@@ -88,7 +90,7 @@ def lines(found: Effective, named: bool, off: bool) -> Iterator[str]:
     yield ""
     for name, one in found.settings.items():
         if one.value is None:
-            yield f"# {name} is not set" + (f": {one.key.unset}" if one.key.unset else "")
+            yield f"# {name} is not set" + (f": {one.option.unset}" if one.option.unset else "")
         else:
             yield _line(name, one.value, _origin(one, found.config))
     for override in found.config.overrides:
@@ -96,7 +98,7 @@ def lines(found: Effective, named: bool, off: bool) -> Iterator[str]:
         yield _line(f"[[{OVERRIDES}]]", None, _source(override.file, found.config))
         yield _line(PATHS, list(override.paths), "")
         for name, value in override.values.items():
-            overruled = f"not in effect: {flag_of(name)} was given" if name in found.flags else ""
+            overruled = f"not in effect: {KEYS[name].flag} was given" if name in found.flags else ""
             yield _line(name, _shown(KEYS[name], value), overruled)
     groups: dict[tuple[FileOverride, ...], list[str]] = {}
     for file, fitting in found.logs.items():
@@ -130,7 +132,7 @@ def _about_file(config: Config, named: bool, off: bool) -> Iterator[str]:
 
 def _origin(one: Setting, config: Config) -> str:
     if one.origin == "flag":
-        return flag_of(one.key.name)
+        return one.option.flag
     return _source(one.file, config) if one.file is not None else "default"
 
 

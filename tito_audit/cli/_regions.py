@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 import numpy as np
 
+from tito_audit.align.runs import gaps, paired_runs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 
 __all__ = ["Beside", "Region", "changed_regions"]
@@ -37,34 +37,12 @@ class Region:
 
 def changed_regions(old: Beside, new: Beside) -> list[Region]:
     """The stretches that differ, in order: other tokens, or the same with another mask or logprob."""
-    regions: list[Region] = []
-    old_at = new_at = 0
-    for i, j, size in [*_matching(old.ids, new.ids), (len(old.ids), len(new.ids), 0)]:
-        if i > old_at or j > new_at:
-            regions.append(Region(old_at, i, new_at, j))
-        regions += _beside(old, new, i, j, size)
-        old_at, new_at = i + size, j + size
-    return _joined(regions)
-
-
-def _matching(old: Ids, new: Ids) -> Iterator[tuple[int, int, int]]:
-    """Equal stretches as (start in old, start in new, length)."""
-    size = min(len(old), len(new))
-    head = _same(old[:size], new[:size])
-    tail = min(_same(old[len(old) - size :][::-1], new[len(new) - size :][::-1]), size - head)
-    yield 0, 0, head
-    a, b = old[head : len(old) - tail], new[head : len(new) - tail]
-    if len(a) and len(b) and max(len(a), len(b)) <= _PAIRED:
-        # With autojunk off, a long stretch of one token (padding) would take quadratic time.
-        for i, j, n in SequenceMatcher(None, a.tolist(), b.tolist()).get_matching_blocks():
-            yield head + i, head + j, n
-    yield len(old) - tail, len(new) - tail, tail
-
-
-def _same(one: Ids, other: Ids) -> int:
-    """How many leading tokens are equal."""
-    unequal = np.flatnonzero(one != other)
-    return int(unequal[0]) if len(unequal) else len(one)
+    # Were every token to begin a run, a long stretch of one token (padding) would take quadratic time.
+    runs = list(paired_runs(old.ids, new.ids, longest=_PAIRED, frequent_from=0))
+    regions = [Region(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
+    for run in runs:
+        regions += _beside(old, new, *run)
+    return _joined(sorted(regions, key=lambda one: (one.old_start, one.new_start)))
 
 
 def _beside(old: Beside, new: Beside, i: int, j: int, size: int) -> Iterator[Region]:

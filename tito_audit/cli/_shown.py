@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from tito_audit.align.prefix import common_prefix
 from tito_audit.cli._places import Spots
 from tito_audit.errors import SetupError
 from tito_audit.record.arrays import Ids
@@ -53,7 +53,7 @@ def parts_of(rollout: Rollout) -> list[Part]:
     for index, turn in enumerate(rollout.turns):
         if turn.prompt_ids is not None:
             title = f"turn {index} prompt · {many(len(turn.prompt_ids), 'token')}"
-            start = 0 if seen is None else _shared(seen, turn.prompt_ids)
+            start = 0 if seen is None else common_prefix(seen, turn.prompt_ids)
             parts.append(Part(Where.PROMPT, index, title, Tokens(turn.prompt_ids), start))
         if turn.completion_ids is not None:
             title = f"turn {index} completion · {many(len(turn.completion_ids), 'token')}"
@@ -264,10 +264,3 @@ def _wrapped(words: str, width: int, indent: str = "", style: str = "") -> Itera
     for number, line in enumerate(Text(words, style=style).wrap(Console(width=width), width - 2 * len(indent))):
         line.rstrip()
         yield Text(indent * (2 if number else 1)).append_text(line)
-
-
-def _shared(seen: Ids, prompt: Ids) -> int:
-    """How many leading tokens of a prompt are what the call before it saw and said."""
-    length = min(len(seen), len(prompt))
-    other = np.flatnonzero(seen[:length] != prompt[:length])
-    return int(other[0]) if len(other) else length

@@ -13,12 +13,8 @@ from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
 from tito_audit.settings.model import Settings
 
-__all__ = ["FORK_COST", "NEEDS_UNSAFE", "Done", "Said", "Sayings", "Tally"]
+__all__ = ["Done", "Said", "Sayings", "Tally"]
 
-NEEDS_UNSAFE = "needs --unsafe"
-"""Words in the reason of a repair that would have run had it been allowed to."""
-FORK_COST = "rows in place of 1"
-"""Words in the note of a repair that makes several rows of one."""
 _VARIES = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")
 """Numbers, lists of them, and quoted names."""
 _KEPT = 200
@@ -43,6 +39,8 @@ class Said:
     rows: int = 0
     alike: bool = True
     """Whether it was the same each time, to the letter."""
+    needs_unsafe: bool = False
+    """Whether it is why a repair did not run that would have run had unsafe ones been allowed."""
 
 
 class Sayings:
@@ -53,7 +51,7 @@ class Sayings:
         self.others = 0
         """Sentences past those that are told apart."""
 
-    def add(self, text: str, place: Place, by: str = "") -> None:
+    def add(self, text: str, place: Place, by: str = "", *, needs_unsafe: bool = False) -> None:
         """Count one sentence, said by somebody."""
         key = (by, _VARIES.sub("#", text))
         said = self._said.get(key)
@@ -61,7 +59,7 @@ class Sayings:
             if len(self._said) >= _KEPT:
                 self.others += 1
                 return
-            said = self._said[key] = Said(text, place)
+            said = self._said[key] = Said(text, place, needs_unsafe=needs_unsafe)
         said.rows += 1
         said.alike = said.alike and said.text == text
 
@@ -122,7 +120,7 @@ class Tally:
         elif outcome.repaired:
             self._add_repaired(outcome)
         for name, reason in outcome.declined.items():
-            self.declined.add(reason, outcome.place, name)
+            self.declined.add(reason, outcome.place, name, needs_unsafe=name in outcome.needs_unsafe)
         standing = [finding for result in outcome.after for finding in result.findings if self._fails(finding)]
         self.standing += bool(standing)
         self.milder += sum(
@@ -169,8 +167,7 @@ class Tally:
             done.rows += 1
             done.codes.update(codes)
         for note in outcome.notes:
-            # What a fork costs is summed, not listed row by row.
-            if FORK_COST not in note:
+            if note not in outcome.costs:
                 self.notes.add(note, outcome.place)
 
     def _fails(self, finding: Finding) -> bool:

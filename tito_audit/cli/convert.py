@@ -7,54 +7,25 @@ from typing import Annotated
 
 import typer
 
-from tito_audit.cli import _complete
-from tito_audit.cli import _options as options
+from tito_audit.cli._command import command
+from tito_audit.cli._given import Given
 from tito_audit.errors import SetupError
 
 __all__ = ["convert"]
 
 
+@command("convert")
 def convert(
-    context: typer.Context,
+    given: Given,
     log: Annotated[
         str, typer.Argument(metavar="LOG", help="A file: .jsonl, .json, .parquet, .arrow, .pt, .gz, .zst.")
     ],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="FORM",
-            help="What to write: rows (training rows), calls, atropos_group, nemo_rl, nemo_rl_message_log, "
-            "nemo_gym, slime or tito_sample.",
-            autocompletion=_complete.forms,
-        ),
-    ],
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="OUT",
-            help="The file to write: .jsonl, .json (.gz, .zst), .parquet, .arrow, .feather.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be carried and what lost; write nothing.")
-    ] = False,
-    lossy: Annotated[
-        bool, typer.Option("--lossy", help="Write what can be carried, and leave out what is listed as lost.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
-    format: options.FormatName = None,
-    columns: options.Map = None,
-    sampled_roles: options.SampledRoles = None,
-    rows_at: options.RowsAt = None,
-    max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
-    no_config: options.NoConfig = False,
-    config: options.ConfigFile = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet/--no-quiet", "-q", help="No progress, and no list of what is carried.")
-    ] = False,
+    to: str,
+    out: str | None,
+    dry_run: bool,
+    lossy: bool,
+    force: bool,
+    quiet: bool,
 ) -> None:
     """Write a log in another form: calls as training rows and back, or as rows of another framework.
 
@@ -71,14 +42,7 @@ def convert(
             "There is nowhere to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be carried."
         )
-    settings = options.settings_of(
-        format=format,
-        columns=columns,
-        sampled_roles=sampled_roles,
-        rows_at=rows_at,
-        max_row_bytes=max_row_bytes,
-        overrides=options.overrides_of(context),
-    ).at(log)
+    settings = given.settings().at(log)
     pace = RunProgress()
     run = Conversion(log, to, out, settings, overwrite=force or dry_run, progress=pace)
     for _ in with_progress(run.survey(), silent=quiet, pace=pace):

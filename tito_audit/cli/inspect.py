@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from io import StringIO
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tito_audit.cli import _options as options
+from tito_audit.cli._command import command
+from tito_audit.cli._given import Given
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -20,28 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["inspect"]
 
 
-class Shape(StrEnum):
-    """What the command writes."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
+@command("inspect")
 def inspect(
-    context: typer.Context,
+    given: Given,
     log: Annotated[str, typer.Argument(metavar="LOG", help="One file.")],
-    rows: Annotated[int, typer.Option("--rows", "-n", metavar="N", min=1, help="Rows to look at.")] = 100,
-    shape: Annotated[
-        Shape, typer.Option("--output-format", "-f", help="A page for people, or one object with all of it.")
-    ] = Shape.TEXT,
-    tokenizer: options.Tokenizer = None,
-    format: options.FormatName = None,
-    columns: options.Map = None,
-    rows_at: options.RowsAt = None,
-    max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
-    trust_remote_code: options.TrustRemoteCode = False,
-    no_config: options.NoConfig = False,
-    config: options.ConfigFile = None,
+    rows: int,
+    shape: str,
 ) -> None:
     """Show what a log holds: its columns, which belong together, its format and why, a mapping to paste."""
     from rich.text import Text
@@ -55,20 +39,12 @@ def inspect(
     from tito_audit.terminal.page import console_for
     from tito_audit.terminal.terminal import colors, page_width
 
-    settings = options.settings_of(
-        tokenizer=tokenizer,
-        format=format,
-        columns=columns,
-        rows_at=rows_at,
-        max_row_bytes=max_row_bytes,
-        trust_remote_code=trust_remote_code,
-        overrides=options.overrides_of(context),
-    )
+    settings = given.settings()
     file = _one_file(log)
     settings = settings.at(file)
-    vocabulary = _vocabulary(settings.tokenizer, trust_remote_code)
+    vocabulary = _vocabulary(settings.tokenizer, settings.trust_remote_code)
     found = inspect_log(file, rows, settings)
-    if shape is Shape.JSON:
+    if shape == "json":
         print(as_json(as_object(found, vocabulary)))
         return
     page = StringIO()
@@ -78,7 +54,7 @@ def inspect(
     if found.columns:
         for line in mapping_lines(found):
             console.print(line, soft_wrap=True)  # what is pasted must not be broken
-    if (notice := options.about_config(context)) is not None:
+    if (notice := given.notice()) is not None:
         console.print()
         console.print(Text(visible(notice)))
     sys.stdout.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())

@@ -8,6 +8,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from tito_audit.cli._command import command
+
 __all__ = ["list_plugins"]
 
 
@@ -20,9 +22,10 @@ class Kind(StrEnum):
     REPORTS = "reports"
 
 
+@command("list")
 def list_plugins(
     kind: Annotated[Kind, typer.Argument(metavar="KIND", help="formats, rules, repairs or reports.")],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    markdown: bool,
 ) -> None:
     """Print the formats, rules, repairs or reports there are."""
     head, rows = _TABLES[kind]()

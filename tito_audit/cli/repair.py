@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tito_audit.cli import _choices as choices
-from tito_audit.cli import _complete
-from tito_audit.cli import _options as options
+from tito_audit.cli._command import command
 from tito_audit.cli._deliver import named_places, opened
+from tito_audit.cli._given import Given
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["repair"]
 
 
+@command("repair")
 def repair(
-    context: typer.Context,
+    given: Given,
     logs: Annotated[
         list[str],
         typer.Argument(
@@ -35,68 +35,12 @@ def repair(
             help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name.",
         ),
     ],
-    out: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="OUT", help="The file to write; for several logs, a folder."),
-    ] = None,
-    strategies: choices.With = None,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="Let unsafe repairs run as well.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write no log.")] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Print each change; without -o write no log.")] = False,
-    worst: Annotated[int, typer.Option("--worst", metavar="N", min=0, help="Changed rows shown by --diff.")] = 20,
-    quarantine: Annotated[
-        str | None,
-        typer.Option("--quarantine", metavar="FILE", help="Where rows go that no repair cured, with the reason."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
-    provenance: Annotated[
-        bool,
-        typer.Option(
-            "--provenance/--no-provenance", help="Write a tito_audit column that says what was cured by what."
-        ),
-    ] = True,
-    mask_by: choices.MaskBy = choices.MaskByWord.SPAN,
-    sentinel: choices.Sentinel = None,
-    mask_style: choices.MaskStyle = None,
-    padding: choices.Padding = None,
-    tokenizer: options.Tokenizer = None,
-    chat_template: options.ChatTemplate = None,
-    template_name: options.TemplateName = None,
-    template_arg: options.TemplateArgs = None,
-    template_seconds: options.TemplateSeconds = options.TEMPLATE_SECONDS,
-    tool_arguments: options.ToolArgumentsOption = options.ToolArgumentsWord.AUTO,
-    sampled_roles: options.SampledRoles = None,
-    format: options.FormatName = None,
-    columns: options.Map = None,
-    rows_at: options.RowsAt = None,
-    messages: options.Messages = None,
-    tools: options.Tools = None,
-    on: options.On = None,
-    select: options.Select = None,
-    extend_select: options.ExtendSelect = None,
-    ignore: options.Ignore = None,
-    fail_on: Annotated[
-        options.FailOnWord,
-        typer.Option("--fail-on", help="Repair findings at least this severe; exit 1 if one is left."),
-    ] = options.FailOnWord.ERROR,
-    report: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--report",
-            "-r",
-            metavar="NAME[=FILE]",
-            help="text or json, to stdout or a file. Repeatable. [default: text]",
-            autocompletion=_complete.repair_reports,
-        ),
-    ] = None,
-    max_row_bytes: options.MaxRowBytes = options.MAX_ROW_BYTES,
-    trust_remote_code: options.TrustRemoteCode = False,
-    no_config: options.NoConfig = False,
-    config: options.ConfigFile = None,
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet/--no-quiet", "-q", help="No progress, and no report that --report did not ask for."),
-    ] = False,
+    out: str | None,
+    dry_run: bool,
+    diff: bool,
+    worst: int,
+    report: list[str],
+    quiet: bool,
 ) -> None:
     """Write logs again with what drifted put right; a row that no repair is proven on stays as it was.
 
@@ -108,6 +52,7 @@ def repair(
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
     from tito_audit.run.repair import repair_rollouts
+    from tito_audit.run.workers import can_fork, usable_cores
     from tito_audit.terminal.terminal import colors, page_width, with_progress
 
     if out is None and not dry_run and not diff:
@@ -115,45 +60,14 @@ def repair(
             "There is nowhere to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be done, or --diff to see every change."
         )
-    settings = options.settings_of(
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        template_name=template_name,
-        template_args=template_arg,
-        template_seconds=template_seconds,
-        tool_arguments=tool_arguments,
-        sampled_roles=sampled_roles,
-        format=format,
-        columns=columns,
-        rows_at=rows_at,
-        messages=messages,
-        tools=tools,
-        on=on,
-        select=select,
-        extend_select=extend_select,
-        ignore=ignore,
-        fail_on=fail_on,
-        max_row_bytes=max_row_bytes,
-        trust_remote_code=trust_remote_code,
-        overrides=options.overrides_of(context),
-    )
-    how = choices.repair_settings_of(
-        strategies=strategies,
-        unsafe=unsafe,
-        quarantine=quarantine,
-        force=force,
-        provenance=provenance,
-        mask_by=mask_by,
-        sentinel=sentinel,
-        mask_style=mask_style,
-        padding=padding,
-    )
+    settings, how = given.settings(), given.repair()
+    settings = replace(settings, jobs=settings.jobs or (usable_cores() if can_fork() else 1))
     target = None if dry_run else out
-    named, inputs = report or ([] if quiet else ["text"]), options.inputs_of(context, settings)
-    wanted = _wanted_reports(named, logs, [target, quarantine], inputs, diff=diff)
+    named, inputs = report or ([] if quiet else ["text"]), given.inputs(settings)
+    wanted = _wanted_reports(named, logs, [target, how.quarantine], inputs, diff=diff)
     tally = Tally(Severity.bar(settings.fail_on), settings)
     run = repair_rollouts(logs, target, settings, how)
-    if (notice := options.about_config(context)) is not None:
+    if (notice := given.notice()) is not None:
         run.before.notices.append(notice)
     page = ReportOptions(
         color=colors(sys.stdout), width=page_width(), titles={rule.code: rule.title for rule in all_rules()}

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tito_audit.cli import _options as options
+from tito_audit.cli._command import command
+from tito_audit.cli._given import Given
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -26,71 +27,24 @@ if TYPE_CHECKING:
 
 __all__ = ["show"]
 
-_CONTEXT = 16
 
-
+@command("show")
 def show(
-    context: typer.Context,
+    given: Given,
     log: Annotated[
         str,
         typer.Argument(metavar="LOG[:ROW[:TURN]]", help="One file, or a place in it as reports print it."),
     ],
-    row: Annotated[
-        int | None, typer.Option("--row", metavar="N", min=0, help="Row of the file, counted from 0; as LOG:ROW.")
-    ] = None,
-    item: Annotated[
-        int | None,
-        typer.Option("--item", metavar="N", min=0, help="Rollout of a row that holds several. [default: 0]"),
-    ] = None,
-    turn: Annotated[
-        int | None, typer.Option("--turn", metavar="N", min=0, help="Show this turn only; as LOG:ROW:TURN.")
-    ] = None,
-    around: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--around",
-            metavar="TOKENS|CODE|FINGERPRINT",
-            help="Show only the neighbourhood of a token (120, completion:12, row:5-9), or of the findings of a "
-            "code or with a fingerprint. Repeatable.",
-        ),
-    ] = None,
-    nearby: Annotated[
-        int,
-        typer.Option(
-            "--context", metavar="N", min=0, help="Tokens shown around each place of --around and each finding."
-        ),
-    ] = _CONTEXT,
-    ids: Annotated[bool, typer.Option("--ids/--no-ids", help="Show the id of each token beneath it.")] = False,
-    logprobs: Annotated[
-        bool, typer.Option("--logprobs/--no-logprobs", help="Show the logprob of each sampled token beneath it.")
-    ] = False,
-    full: Annotated[bool, typer.Option("--full/--no-full", help="Leave no tokens out.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Write one JSON object: every sequence and finding of the rollout.")
-    ] = False,
-    no_pager: Annotated[
-        bool,
-        typer.Option("--no-pager/--pager", help="Never call a pager; else $PAGER or less shows a long page."),
-    ] = False,
-    tokenizer: options.Tokenizer = None,
-    chat_template: options.ChatTemplate = None,
-    template_name: options.TemplateName = None,
-    template_arg: options.TemplateArgs = None,
-    template_seconds: options.TemplateSeconds = options.TEMPLATE_SECONDS,
-    tool_arguments: options.ToolArgumentsOption = options.ToolArgumentsWord.AUTO,
-    sampled_roles: options.SampledRoles = None,
-    format: options.FormatName = None,
-    columns: options.Map = None,
-    rows_at: options.RowsAt = None,
-    messages: options.Messages = None,
-    tools: options.Tools = None,
-    on: options.On = None,
-    select: options.Select = None,
-    extend_select: options.ExtendSelect = None,
-    ignore: options.Ignore = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    no_config: options.NoConfig = False,
-    config: options.ConfigFile = None,
+    row: int | None,
+    item: int | None,
+    turn: int | None,
+    around: list[str],
+    nearby: int,
+    ids: bool,
+    logprobs: bool,
+    full: bool,
+    as_json: bool,
+    no_pager: bool,
 ) -> None:
     """Show one rollout as tokens: recorded over canonical where they differ, findings underneath."""
     from tito_audit.cli._places import wanted_place
@@ -101,33 +55,13 @@ def show(
     from tito_audit.terminal.sequence import DrawOptions
     from tito_audit.terminal.terminal import colors, page_width
 
-    settings = options.settings_of(
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        template_name=template_name,
-        template_args=template_arg,
-        template_seconds=template_seconds,
-        tool_arguments=tool_arguments,
-        sampled_roles=sampled_roles,
-        format=format,
-        columns=columns,
-        rows_at=rows_at,
-        messages=messages,
-        tools=tools,
-        on=on,
-        select=select,
-        extend_select=extend_select,
-        ignore=ignore,
-        trust_remote_code=trust_remote_code,
-        encoder="tokenizers",  # one row is not worth loading a second one
-        overrides=options.overrides_of(context),
-    )
+    settings = replace(given.settings(), encoder="tokenizers")  # one row is not worth loading a second one
     wanted = wanted_place(log, row=row, item=item, turn=turn)
     file = _one_log(wanted.log)
     wanted = replace(wanted, row=_row(file, settings) if wanted.row is None else wanted.row)
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
     result, items = _result(run, file, wanted, settings)
-    spots = _spots(around or [], wanted, result)
+    spots = _spots(around, wanted, result)
     if as_json:
         _write_object(result, run, wanted, spots)
         return

@@ -16,11 +16,11 @@ from tito_audit.convert.rows import GROUPS, Making, digest_of, maker_named
 from tito_audit.convert.rows_and_calls import as_calls, as_rows
 from tito_audit.convert.unread import account_of
 from tito_audit.errors import RecordError, SetupError, StorageError
-from tito_audit.format import Format, Row
-from tito_audit.formats import format_named, map_columns, pick_format
+from tito_audit.format import Row
 from tito_audit.record.rollout import Place, Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
-from tito_audit.run.scan import Progress
+from tito_audit.run.progress import Progress
+from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs, open_log, same_place
 from tito_audit.storage.atomic import refuse_target
@@ -134,17 +134,15 @@ class Conversion:
 
     def _rows(self, tally: Carried) -> Iterator[tuple[Row | None, int, Place]]:
         """The rows of the new log, proven, each with its digest, and None once a row of the log is read."""
-        named = self.settings.format or ("generic" if self.settings.columns else None)
-        form = format_named(named) if named is not None else None
-        making = Making(self.form, self.maker, tally)
-        log = open_log(self.log, max_row_bytes=self.settings.max_row_bytes, rows_at=self.settings.rows_at)
+        reader, making = LogGroup(self.settings), Making(self.form, self.maker, tally)
+        log = reader.open(self.log)
         group: list[Sample] = []
         last: object = None
         place = Place(str(self.log), 0)
         for raw in log:
             place = Place(str(self.log), raw.index)
             tally.rows_read += 1
-            for key, sample in self._samples(raw, place, form, making):
+            for key, sample in self._samples(raw, place, reader, making):
                 if group and (not self.maker.grouped or key != last):
                     made = making.row(group)
                     if made is not None:
@@ -159,22 +157,18 @@ class Conversion:
             yield *made, place
 
     def _samples(
-        self, raw: RawRow, place: Place, form: Format | None, making: Making
+        self, raw: RawRow, place: Place, reader: LogGroup, making: Making
     ) -> Iterator[tuple[object, Sample]]:
         """The rollouts of a row in the form that is made, each with what tells its group."""
         tally = making.tally
-        if raw.value is None:
-            tally.refuse(place, raw.error or "the row cannot be read")
-            return
         try:
-            row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
-            speakers = Speakers(self.settings.sampled_roles)
-            read = (form or pick_format(row)).read(row, place)
-            rollouts = tuple(with_speakers(rollout, speakers) for rollout in read)
+            read, speakers = reader.read(raw, place), Speakers(self.settings.sampled_roles)
+            rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
         except RecordError as error:
             tally.refuse(place, str(error))
             return
-        account = account_of(row, rollouts)
+        where = read.format.sources
+        account = account_of(read.row, rollouts, where and where(read.row, read.rollouts))
         tally.lose(wrapper_keys(raw), place.row)
         tally.lose(account.unread, place.row)
         several = len(rollouts) > 1

@@ -16,7 +16,9 @@ import orjson
 
 from tito_audit.convert.unread_keys import BOUNDS, COUNTS, ID_LISTS, KINDS, LONGEST, SCORES, SHAPE, TEXTS_OF_CALLS
 from tito_audit.record.arrays import Ids
+from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout
+from tito_audit.record.sources import Sources, places_read
 
 __all__ = ["Account", "account_of"]
 
@@ -33,9 +35,14 @@ class Account:
     """Paths of values of which only a part was read, `response.choices[].index`."""
 
 
-def account_of(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> Account:
-    """The facts of a row and what of it was not read; null and empty values say nothing."""
-    held = _Held(rollouts)
+def account_of(
+    row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequence[Sources] | None = None
+) -> Account:
+    """The facts of a row and what of it was not read; null and empty values say nothing.
+
+    `sources` says where the columns of the rollouts were read; None: a list under the name of one counts as read.
+    """
+    held = _Held(rollouts, None if sources is None else set(places_read(sources, rollouts)))
     facts: list[dict[str, Any]] = [{} for _ in rollouts]
     unread: dict[str, None] = {}
     shared: list[str] = []
@@ -45,7 +52,7 @@ def account_of(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> Account:
             continue
         name = str(key)
         held.start()
-        held.look(value, name, (_short(name),))
+        held.look(value, name, (_short(name),), (key,))
         if held.hits:
             unread |= dict.fromkeys(held.misses)
         elif held.misses:
@@ -62,12 +69,14 @@ def account_of(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> Account:
 class _Held:
     """What rollouts hold, and how much of a value is among it."""
 
-    def __init__(self, rollouts: Sequence[Rollout]) -> None:
+    def __init__(self, rollouts: Sequence[Rollout], places: set[Path] | None) -> None:
         self.hits = 0
         self.misses: list[str] = []
         self._whole: list[Ids] = []
         """Sequences of ids that a log may hold as a list."""
         self._columns: set[str] = set()
+        self._places = places
+        """Where columns were read; None: nobody says."""
         self._pairs: set[tuple[str, object]] = set()
         self._counts: set[int] = {len(rollouts)}
         self._scores: set[float] | None = None
@@ -80,18 +89,18 @@ class _Held:
         """Count from nothing."""
         self.hits, self.misses = 0, []
 
-    def look(self, value: Any, key: str, path: tuple[str, ...]) -> None:
-        """Count what of a value is held, and collect the paths of what is not."""
+    def look(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
+        """Count what of a value is held, and collect the paths of what is not; `path` is `place` in words."""
         if isinstance(value, Mapping):
             for inner, entry in value.items():
                 name = str(inner)
-                self.look(entry, name, (*path, "." + _short(name)))
+                self.look(entry, name, (*path, "." + _short(name)), (*place, inner))
         elif _is_list(value):
-            self._list(value, key, path)
+            self._list(value, key, path, place)
         elif value is None or self._tells_nothing(value, key, nested=len(path) > 1):
             return
         elif isinstance(value, str) and value[:1] in ("{", "[") and (kind(key), value) not in self._pairs:
-            self._json(value, key, path)
+            self._json(value, key, path, place)
         else:
             self._note(self._scalar(value, key, nested=len(path) > 1), path)
 
@@ -107,28 +116,34 @@ class _Held:
         else:
             self.misses.append("".join(path))
 
-    def _json(self, text: str, key: str, path: tuple[str, ...]) -> None:
+    def _json(self, text: str, key: str, path: tuple[str, ...], place: Path) -> None:
         """A table may hold as JSON in a string what it has no type for."""
         try:
             value = orjson.loads(text)
         except orjson.JSONDecodeError:
             value = None
         if isinstance(value, dict | list):
-            self.look(value, key, path)
+            self.look(value, key, path, place)
         else:
             self._note(self._scalar(text, key, nested=len(path) > 1), path)
 
-    def _list(self, value: Any, key: str, path: tuple[str, ...]) -> None:
+    def _list(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
         if not len(value):
             return
-        if any(step.lstrip(".") in self._columns for step in path) and not isinstance(value[0], Mapping):
+        if self._is_column(path, place) and not isinstance(value[0], Mapping):
             self.hits += 1
         elif _is_plain(value) and not isinstance(value[0], str):
             self._note(self._numbers(value, key), path)
         else:
             inside = path if path[-1] == "[]" else (*path, "[]")
-            for entry in value:
-                self.look(entry, key, inside)
+            for number, entry in enumerate(value):
+                self.look(entry, key, inside, (*place, number))
+
+    def _is_column(self, path: Sequence[str], place: Path) -> bool:
+        """Whether a list was read as a column: where a format says so, else by the name of one."""
+        if self._places is not None:
+            return any(place[:steps] in self._places for steps in range(1, len(place) + 1))
+        return any(step.lstrip(".") in self._columns for step in path)
 
     def _scalar(self, value: Any, key: str, *, nested: bool) -> bool:
         if key in SCORES and isinstance(value, int | float):

@@ -10,12 +10,15 @@ from operator import attrgetter
 
 import numpy as np
 
-from tito_audit.align.drift import align, common_prefix
+from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
+from tito_audit.align.prefix import common_byte_prefix, common_prefix, starts_with
+from tito_audit.chains.histories import Histories, History
+from tito_audit.chains.links import Link, LinkKind, broken_link, link_by_ids, link_without_text, sibling_link
 from tito_audit.evidence.built_tools import tools_in
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
-from tito_audit.evidence.model import Against, Break, Difference, Link, TextSide
-from tito_audit.evidence.prefix_reuse import GrownPieces, common_start
+from tito_audit.evidence.model import Against, Difference, TextSide
+from tito_audit.evidence.prefix_reuse import GrownPieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.record.arrays import Ids
@@ -57,7 +60,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     regions: list[tuple[Region, ...]] = []
     differences: list[Difference] = []
     pieces = GrownPieces(reference) if reference is not None else None
-    earlier: list[tuple[int, Ids]] = []
+    earlier = Histories()
     for k, turn in enumerate(turns):
         found: list[Stretch] = []
         link = None
@@ -80,14 +83,14 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
                 for stretch in found
             ]
         regions.append(_regions(k, turn, link, regions))
-        if (mine := seen[k]) is not None:
-            earlier.append((k, mine))
+        if turn.prompt_ids is not None and (mine := seen[k]) is not None:
+            earlier.add(History(k, turn.prompt_ids, mine))
     return Chains(tuple(links), tuple(regions), seen, tuple(differences))
 
 
 def _regions(k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Region, ...]]) -> tuple[Region, ...]:
     """The completions in this turn's prompt, known when it extends its parent, and its own."""
-    inherited = before[link.parent] if link and link.kind is Break.EXTENDS and link.parent is not None else ()
+    inherited = before[link.parent] if link and link.kind is LinkKind.CONTINUES and link.parent is not None else ()
     if turn.prompt_ids is None or turn.completion_ids is None:
         return ()
     start = len(turn.prompt_ids)
@@ -97,7 +100,7 @@ def _regions(k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Regio
 def _link(
     turns: Sequence[Turn],
     k: int,
-    earlier: list[tuple[int, Ids]],
+    earlier: Histories,
     regions: Sequence[tuple[Region, ...]],
     reference: Reference | None,
     pieces: GrownPieces | None,
@@ -105,74 +108,57 @@ def _link(
     """How turn k relates to the turns before it; with the stretches that its prompt holds otherwise."""
     prompt = turns[k].prompt_ids
     assert prompt is not None
-    last, last_seen = earlier[-1]
-    if _starts(prompt, last_seen):
-        return Link(k, last, Break.EXTENDS, len(prompt), len(last_seen)), []
-    for j, _ in reversed(earlier):
-        asked = turns[j].prompt_ids
-        if asked is not None and np.array_equal(prompt, asked):
-            return Link(k, j, Break.RETRY, len(prompt), len(prompt), f"the same prompt as turn {j}"), []
+    link = link_by_ids(k, prompt, earlier)
+    if link is not None:
+        return link, []
     if reference is None or pieces is None:
-        return _without_text(k, prompt, earlier)
-    data, last_data = pieces.of(prompt), pieces.of(last_seen)
+        return link_without_text(k, prompt, earlier), []
+    last = earlier.last
+    data, last_data = pieces.of(prompt), pieces.of(last.seen)
     if data.data.startswith(last_data.data):
-        return _retokenized(k, last, data, last_data)
-    linear = _messages_changed(turns[last], turns[k]) is False
-    parent, parent_seen = _closest(prompt, earlier) if linear else _sibling_or_closest(prompt, earlier)
-    before = turns[last].prompt_ids
-    inside = before is not None and data.data.startswith(pieces.of(before).data)
+        found = before_end(last_data, data, 0, frozenset())
+        return broken_link(k, prompt, last, LinkKind.RETOKENIZED), found
+    linear = _messages_changed(turns[last.turn], turns[k]) is False
+    parent = earlier.closest(prompt) if linear else earlier.longest_held_or_closest(prompt)
+    inside = data.data.startswith(pieces.of(last.prompt).data)
     # Longer than what the last call was asked, it holds another answer to that, whole.
-    beside = not inside or (before is not None and len(parent_seen) > len(before))
-    if parent != last and _starts(prompt, parent_seen) and beside:
-        detail = f"continues turn {parent} beside turn {last}"
-        return Link(k, parent, Break.RETRY, len(prompt), len(parent_seen), detail), []
-    if inside:
-        parent, parent_seen = last, last_seen
-    return _other_text(turns, k, parent, data, pieces.of(parent_seen), regions[parent], reference)
-
-
-def _without_text(k: int, prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[Link, list[Stretch]]:
-    """Without a tokenizer: what can be said of ids alone."""
-    parent, parent_seen = _sibling_or_closest(prompt, earlier)
-    at = common_start(prompt, parent_seen)
-    if parent != earlier[-1][0] and at == len(parent_seen):
-        detail = f"continues turn {parent} beside turn {earlier[-1][0]}"
-        return Link(k, parent, Break.RETRY, len(prompt), at, detail), []
-    detail = "no tokenizer given: whether the text is the same cannot be told"
-    return Link(k, parent, Break.TEMPLATE, at, at, detail), []
-
-
-def _retokenized(k: int, parent: int, prompt: Pieces, seen: Pieces) -> tuple[Link, list[Stretch]]:
-    at = common_start(prompt.ids, seen.ids)
-    return Link(k, parent, Break.RETOKENIZED, at, at), before_end(seen, prompt, 0, frozenset())
+    beside = not inside or len(parent.seen) > len(last.prompt)
+    if parent is not last and beside and starts_with(prompt, parent.seen):
+        return sibling_link(k, prompt, parent, last), []
+    return _other_text(turns, k, last if inside else parent, data, pieces, regions, reference)
 
 
 def _other_text(
     turns: Sequence[Turn],
     k: int,
-    parent: int,
+    parent: History,
     prompt: Pieces,
-    seen: Pieces,
-    regions: tuple[Region, ...],
+    pieces: GrownPieces,
+    every_region: Sequence[tuple[Region, ...]],
     reference: Reference,
 ) -> tuple[Link, list[Stretch]]:
     """The texts differ: written otherwise by the template, rewritten on purpose, or of no chain."""
-    at = common_start(prompt.ids, seen.ids)
+    seen, regions = pieces.of(parent.seen), every_region[parent.turn]
+    at = common_prefix(prompt.ids, seen.ids)
     end_ids = reference.end_ids()
-    changed = _messages_changed(turns[parent], turns[k])
+    changed = _messages_changed(turns[parent.turn], turns[k])
     found = before_end(seen, prompt, regions[-1].start if regions else 0, end_ids)
+
+    def broken(kind: LinkKind, detail: str = "") -> Link:
+        return broken_link(k, prompt.ids, parent, kind, detail)
+
     if changed is False and (_lost_turns(found, regions) or _cut_out(prompt.ids, seen.ids, at, regions)):
-        return Link(k, parent, Break.REWRITTEN, at, at, "older turns dropped"), []
+        return broken(LinkKind.REWRITTEN, "older turns dropped"), []
     first = _first_message(seen, regions, end_ids)
     if at < first and not _other_tools(found, first, len(seen)):
-        return Link(k, None, Break.ORPHAN, at, at, "it shares no first message with any earlier call"), []
+        return broken(LinkKind.ORPHAN, "it shares no first message with any earlier call"), []
     roles = token_roles(seen, end_ids)
     given = [s for s in found if _is_given(s, roles, regions)] if at >= first else []
     if changed or (changed is None and given):
         what = given[0] if given else None
         detail = f"{roles[what.start]} text changed" if what and what.end > what.start else "messages changed"
-        return Link(k, parent, Break.REWRITTEN, at, at, detail), []
-    return Link(k, parent, Break.TEMPLATE, at, at), found
+        return broken(LinkKind.REWRITTEN, detail), []
+    return broken(LinkKind.TEMPLATE), found
 
 
 def before_end(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]) -> list[Stretch]:
@@ -181,7 +167,7 @@ def before_end(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozens
     When the texts part inside the last answer, that answer goes on in the prompt up to the next turn end,
     and no further: nothing of the messages after it may be paired with it.
     """
-    parted = common_prefix(seen.data, prompt.data)
+    parted = common_byte_prefix(seen.data, prompt.data)
     if answer_start and parted >= int(seen.end[answer_start - 1]):
         closes = np.flatnonzero(np.isin(prompt.ids, np.fromiter(end_ids, np.int64)) & (prompt.end > parted))
         if len(closes):
@@ -235,7 +221,7 @@ def _cut_out(prompt: Ids, seen: Ids, at: int, regions: Sequence[Region]) -> bool
         return False
     for skipped in (np.flatnonzero(seen[at:] == prompt[at]) + at).tolist():
         lost = any(at <= one.start + 1 and one.end <= skipped + 1 for one in regions[:-1])
-        if lost and skipped <= regions[-1].start and _starts(prompt[at:], seen[skipped:]):
+        if lost and skipped <= regions[-1].start and starts_with(prompt[at:], seen[skipped:]):
             return True
     return False
 
@@ -256,20 +242,3 @@ def _first_message(pieces: Pieces, regions: Sequence[Region], end_ids: frozenset
     ends = np.flatnonzero(np.isin(pieces.ids, np.fromiter(end_ids, np.int64)))
     first = int(ends[0]) if len(ends) else len(pieces) // 4
     return min(first, regions[0].start) if regions else first
-
-
-def _sibling_or_closest(prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[int, Ids]:
-    """The longest earlier history that the prompt holds whole; if none, the closest.
-
-    What two branches share behind their fork (the header of the next message) is not history.
-    """
-    return max(earlier, key=lambda pair: (_starts(prompt, pair[1]), common_start(prompt, pair[1]), pair[0]))
-
-
-def _closest(prompt: Ids, earlier: list[tuple[int, Ids]]) -> tuple[int, Ids]:
-    """The earlier call whose history the prompt shares most of; of equals the last."""
-    return max(earlier, key=lambda pair: (common_start(prompt, pair[1]), pair[0]))
-
-
-def _starts(ids: Ids, prefix: Ids) -> bool:
-    return len(ids) >= len(prefix) and np.array_equal(ids[: len(prefix)], prefix)

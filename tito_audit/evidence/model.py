@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from tito_audit.align.blocks import BlockKind
+from tito_audit.chains.links import Link
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity, Side, Where
@@ -18,12 +19,10 @@ from tito_audit.tokens.vocab import Vocabulary
 
 __all__ = [
     "Against",
-    "Break",
     "Built",
     "Difference",
     "Evidence",
     "Explained",
-    "Link",
     "RowView",
     "SampledSpan",
     "TextSide",
@@ -102,33 +101,6 @@ class Explained:
     code: str
     cause: str
     message: str
-
-
-class Break(StrEnum):
-    """How a call relates to the calls before it."""
-
-    EXTENDS = "extends"  # its prompt starts with everything its parent saw and said
-    RETOKENIZED = "retokenized"  # the same text, other ids
-    TEMPLATE = "template"  # the same messages, other text
-    REWRITTEN = "rewritten"  # the history itself was changed, cut or compacted
-    RETRY = "retry"  # the same prompt again, or a sibling of an earlier answer
-    ORPHAN = "orphan"  # shares no history with any call before it
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What a turn's prompt makes of the calls before it."""
-
-    turn: int
-    parent: int | None
-    """The turn whose prompt and completion it continues or breaks; None for an orphan."""
-    kind: Break
-    at: int
-    """First position of the turn's prompt that differs from what the parent saw; its length if none."""
-    seen_at: int = 0
-    """The same place counted in the parent's prompt + completion."""
-    detail: str = ""
-    """What was seen for a REWRITTEN or ORPHAN link, in words; for the others the causes say it."""
 
 
 @dataclass(frozen=True, slots=True)

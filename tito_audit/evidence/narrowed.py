@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from difflib import SequenceMatcher
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.pieces import Pieces
+from tito_audit.align.prefix import common_ends
+from tito_audit.align.runs import equal_runs, gaps
 
 __all__ = ["Block", "narrowed"]
 
@@ -27,17 +28,15 @@ def narrowed(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
     kind, start, end, c_start, c_end = block
     if kind is not BlockKind.DRIFT:
         return [block]
-    a, b = recorded.ids[start:end].tolist(), canonical.ids[c_start:c_end].tolist()
-    head = _common(a, b)
-    tail = _common(a[head:][::-1], b[head:][::-1])
+    a, b = recorded.ids[start:end], canonical.ids[c_start:c_end]
+    head, tail = common_ends(a, b)
     whole = _part(start + head, end - tail, c_start + head, c_end - tail)
     a, b = a[head : len(a) - tail], b[head : len(b) - tail]
-    if not a or not b or max(len(a), len(b)) > _LONGEST:
+    if not len(a) or not len(b) or max(len(a), len(b)) > _LONGEST:
         return [whole]
     parts = [
         _part(whole[1] + i, whole[1] + i_end, whole[3] + j, whole[3] + j_end)
-        for tag, i, i_end, j, j_end in SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-        if tag != "equal"
+        for i, i_end, j, j_end in gaps(equal_runs(a, b), len(a), len(b))
     ]
     told = len(parts) > 1 and all(_dropped_or_broken(part, recorded, canonical) for part in parts)
     return parts if told else [whole]
@@ -60,9 +59,3 @@ def _text(data: bytes) -> str:
 def _part(start: int, end: int, c_start: int, c_end: int) -> Block:
     kind = BlockKind.DRIFT if start < end and c_start < c_end else BlockKind.EXTRA
     return (BlockKind.MISSING if start == end else kind), start, end, c_start, c_end
-
-
-def _common(a: list[int], b: list[int]) -> int:
-    """How many ids two lists begin with in common."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(a), len(b)))

@@ -11,12 +11,13 @@ import numpy as np
 
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
+from tito_audit.align.prefix import common_prefix
 from tito_audit.evidence.differences import Stretch, stretches
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.tokens.prefix_cache import KnownText, KnownTexts
 
-__all__ = ["Comparison", "GrownPieces", "Spelled", "common_start", "compared", "settled"]
+__all__ = ["Comparison", "GrownPieces", "Spelled", "compared", "settled"]
 
 _KEPT = 4
 """Sequences whose pieces are remembered: two chains with their other sides."""
@@ -37,7 +38,7 @@ class GrownPieces:
         """What `Reference.pieces` returns."""
         best, shared = None, 0
         for known in self._known:
-            common = common_start(ids, known.ids)
+            common = common_prefix(ids, known.ids)
             if common == len(ids) == len(known):
                 return known
             if common > shared:
@@ -51,17 +52,6 @@ class GrownPieces:
         self._known.append(pieces)
         del self._known[:-_KEPT]
         return pieces
-
-
-def common_start(a: Ids, b: Ids) -> int:
-    """How many tokens two sequences start with in common."""
-    size, at, n = 64, 0, min(len(a), len(b))
-    while at < n:
-        unequal = np.flatnonzero(a[at : min(at + size, n)] != b[at : min(at + size, n)])
-        if len(unequal):
-            return at + int(unequal[0])
-        at, size = at + size, 4 * size
-    return n
 
 
 def _joined(known: Pieces, shared: int, rest: Pieces, ids: Ids) -> Pieces:

@@ -9,10 +9,11 @@ import numpy as np
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.drift import align
+from tito_audit.chains.links import LinkKind
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Stretch, difference, region_of, stretches
-from tito_audit.evidence.model import Against, Break, Difference
+from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.prefix_reuse import Comparison, GrownPieces, Spelled, compared, settled
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.finding import Severity
@@ -99,7 +100,7 @@ def rendered_differences(
     indices = tuple(turn.message_index for turn in rollout.turns)
     for k, turn in enumerate(rollout.turns):
         link = chains.link(k)
-        parent = link.parent if link and link.kind is Break.EXTENDS else None
+        parent = link.parent if link and link.kind is LinkKind.CONTINUES else None
         said[k] = set() if parent is None else said[parent]
         rendered = texts.get(k)
         if turn.prompt_ids is None or rendered is None or rendered.settled:

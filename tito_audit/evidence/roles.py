@@ -9,8 +9,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.drift import common_prefix
 from tito_audit.align.pieces import Pieces
+from tito_audit.align.prefix import common_byte_prefix
 from tito_audit.evidence.heads import HARMONY, HARMONY_END, SAMPLED_HEADERS, TOOL_END, Heads, Speaker
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, told_name
@@ -197,7 +197,7 @@ class _Walk:
         """Give the tokens of a run of text their role; what belongs to a header is template."""
         data = self._pieces.bytes_of(start, end)
         headed = self._opener is not None
-        header = self._header(data) if headed else common_prefix(data, self._close) if self._close else 0
+        header = self._header(data) if headed else common_byte_prefix(data, self._close) if self._close else 0
         self._close = b""
         if headed and self._role != ASSISTANT and data[header:].lstrip().startswith(b"<tool_response>"):
             self._role = self._heads.speakers.speaker("tool")
@@ -223,7 +223,7 @@ class _Walk:
         if sampled:
             return sampled
         close = self._heads.openers[opener].close
-        return len(line) + max(common_prefix(data[len(line) :], close), len(newline))
+        return len(line) + max(common_byte_prefix(data[len(line) :], close), len(newline))
 
     def _begins(self, at: int, byte: int | None = None) -> None:
         """Remember where an answer begins, by its first token or, where that began before, by its first byte."""

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from tito_audit.align.blocks import Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
+from tito_audit.chains.links import LinkKind, last_calls
 from tito_audit.evidence.answers import answered, answers_begun, logprobs_prove, marked
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
-from tito_audit.evidence.model import Against, Break, Difference, RowView
+from tito_audit.evidence.model import Against, Difference, RowView
 from tito_audit.evidence.reference import Reference, pieces_of
 from tito_audit.evidence.rendered import COMMON_ROLES, Written
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, Roles, token_roles, unknown_roles
@@ -36,7 +37,7 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
     view = _Columns(rollout, row, held, reference)
     out: list[Difference] = []
     keys: set[tuple[object, ...]] = set()
-    windowed = any(link.kind is Break.REWRITTEN for link in chains.links)
+    windowed = any(link.kind is LinkKind.REWRITTEN for link in chains.links)
     for leaf, recorded, blocks in _laid_over(chains, held, reference):
         found = [
             stretch
@@ -89,8 +90,12 @@ def _laid_over(chains: Chains, held: Pieces, reference: Reference | None) -> lis
 
 def _leaves(chains: Chains) -> list[int]:
     """Turns that no later turn extends: their prompt + completion holds a whole chain."""
-    extended = {link.parent for link in chains.links if link.kind is Break.EXTENDS}
-    return [k for k, seen in enumerate(chains.seen) if seen is not None and k not in extended]
+    parents = {
+        link.turn: link.parent
+        for link in chains.links
+        if link.kind is LinkKind.CONTINUES and link.parent is not None
+    }
+    return last_calls((k for k, seen in enumerate(chains.seen) if seen is not None), parents)
 
 
 def _pieces(ids: Ids, reference: Reference | None) -> Pieces:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._art_exchanges import KINDS, exchange_threads
-from tito_audit.formats._call_log import ChangeEdits, Part, part_of
+from tito_audit.formats._call_log import FindSource, Part, part_of
+from tito_audit.formats._choice_sources import choice_source
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import Exchange
 from tito_audit.formats._responses_read import answered
-from tito_audit.formats._responses_write import choice_edits
-from tito_audit.formats._turn_change import Change
-from tito_audit.record.edits import Edit, Path
+from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 
@@ -79,7 +79,7 @@ def _history(
         raise RecordError(f"{_words(path)} is not a list of messages and choices")
     messages: list[Message] = []
     turns: list[Turn] = []
-    edits: list[ChangeEdits] = []
+    sources: list[FindSource] = []
     facts = dict(stated)
     wanted = False
     for index, entry in enumerate(entries):
@@ -92,7 +92,9 @@ def _history(
             raise RecordError(f"{_words(path)}[{index}].message is not an answer of the assistant")
         messages.append(found.message)
         turns.append(_turn(found.turn, index, facts))
-        edits.append(_edits(root, entry, (*path, index)))
+        at = (*path, index)
+        alone = Exchange({}, (entry,), (), (at,))
+        sources.append(partial(choice_source, root, alone, at, at, found.turn))
         wanted |= found.wants_ids
         if found.disagreement is not None:
             facts.setdefault("copies_disagree", found.disagreement)
@@ -101,7 +103,7 @@ def _history(
     tools = as_tools(history.get("tools"), _words((*path[:-1], "tools")))
     return Part(
         Rollout(place, name, tuple(messages), tools, turns=tuple(turns if wanted else ()), stated=facts),
-        tuple(edits if wanted else ()),
+        tuple(sources if wanted else ()),
     )
 
 
@@ -111,13 +113,6 @@ def _turn(turn: Turn, index: int, stated: Mapping[str, object]) -> Turn:
     same = isinstance(versions, tuple) and len(set(versions)) == 1
     known = turn.weight_versions or ((str(versions[0]),) if same and isinstance(versions, tuple) else ())
     return replace(turn, message_index=index, weight_versions=known)
-
-
-def _edits(root: Row, choice: Mapping[str, Any], path: Path) -> ChangeEdits:
-    def edits(change: Change) -> Iterator[Edit]:
-        return choice_edits(root, Exchange({}, (choice,), (), (path,)), path, path, change)
-
-    return edits
 
 
 def _is_choice(entry: object) -> bool:

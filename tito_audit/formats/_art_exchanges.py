@@ -16,17 +16,16 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._anthropic import anthropic_answer, anthropic_request
 from tito_audit.formats._call_log import LoggedCall, chat_calls, threads
-from tito_audit.formats._calls import call_turn, updated_call
+from tito_audit.formats._calls import call_turn
 from tito_audit.formats._responses_items import chat_tools, input_steps, steps, text_of, unread_types
 from tito_audit.formats._responses_read import request_facts, request_fields
-from tito_audit.formats._responses_write import entry_edits
-from tito_audit.formats._turn_change import Change, recounted
-from tito_audit.formats._update import as_logged
+from tito_audit.formats._sources import plain_sources
 from tito_audit.record.arrays import as_ids, empty_ids
 from tito_audit.record.build import call_columns
-from tito_audit.record.edits import Edit, Path
+from tito_audit.record.edits import Path
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Turn
+from tito_audit.record.sources import CallSource, Counter, Layout, Source
 
 __all__ = ["KINDS", "exchange_threads"]
 
@@ -81,13 +80,9 @@ def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path:
     """The call of an Anthropic Messages exchange."""
     asked, answer = anthropic_request(request), anthropic_answer(response)
     turn = call_turn(response, "exchanges.messages[].response")
-
-    def edits(change: Change) -> Iterator[Edit]:
-        yield Edit(path, updated_call(response, change.before, change.after))
-
     return LoggedCall(
         turn,
-        edits,
+        partial(CallSource, entry=path),
         prompt=asked.messages if answer is not None else (),
         answer=answer,
         tools=asked.tools,
@@ -120,7 +115,7 @@ def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: 
     listed = response.get("token_generations")
     if listed is None:
         turn = Turn(prompt_ids=None, completion_ids=None)
-        yield LoggedCall(turn, _no_edits, before, _answer(output), wants_ids=False, **fields)
+        yield LoggedCall(turn, CallSource, before, _answer(output), wants_ids=False, **fields)
         return
     if not isinstance(listed, list | tuple) or not all(isinstance(one, Mapping) for one in listed):
         raise RecordError("token_generations is not a list of generations (objects)")
@@ -128,8 +123,8 @@ def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: 
         own = _indices(generation, len(output), number)
         sent = before and (*before, *(s.message for s in steps(output[: own[0]] if own else output, "output")))
         answer = _answer([output[i] for i in own])
-        edits = partial(_generation_edits, response, generation, path, number, len(listed) == 1)
-        yield LoggedCall(_generation_turn(generation, number), edits, sent if answer else (), answer, **fields)
+        source = partial(_generation_source, response, generation, path, number, len(listed) == 1)
+        yield LoggedCall(_generation_turn(generation, number), source, sent if answer else (), answer, **fields)
 
 
 def _indices(generation: Mapping[str, Any], count: int, number: int) -> list[int]:
@@ -170,32 +165,15 @@ def _generation_turn(generation: Mapping[str, Any], number: int) -> Turn:
     )
 
 
-def _generation_edits(
-    response: Mapping[str, Any],
-    generation: Mapping[str, Any],
-    path: Path,
-    number: int,
-    alone: bool,
-    change: Change,
-) -> Iterator[Edit]:
-    at = (*path, "token_generations", number)
-    before, after = change.before, change.after
-    if change.prompt_ids is not None and before.prompt_ids is not None:
-        yield Edit((*at, "prompt_token_ids"), as_logged(change.prompt_ids, generation["prompt_token_ids"]))
-        usage = response.get("usage")
-        size = 0 if before.completion_ids is None else len(before.completion_ids)
-        if alone and isinstance(usage, Mapping):
-            lengths = [(len(before.prompt_ids), size)], [(len(change.prompt_ids), size)]
-            for name, value in recounted(usage, *lengths).items():
-                yield Edit((*path, "usage", name), value)
-    old = change.recorded_logprobs
-    if change.logprobs is not None and old is not None:
-        if len(old) != len(change.logprobs) or after.completion_ids is None:
-            raise RecordError("output_tokens holds ids and logprobs together, so none of either can go")
-        yield from entry_edits(generation["output_tokens"], (*at, "output_tokens"), old, change.logprobs)
-    elif change.columns:
-        raise RecordError("output_tokens holds ids and logprobs together, so none of either can go")
-
-
-def _no_edits(change: Change) -> Iterator[Edit]:
-    raise RecordError("the answer has no place for tokens")
+def _generation_source(
+    response: Mapping[str, Any], generation: Mapping[str, Any], path: Path, number: int, alone: bool
+) -> CallSource:
+    """Where a generation is; a count of tokens is its own where it is `alone`."""
+    where = (*path, "token_generations", number)
+    entries = generation.get("output_tokens")
+    return CallSource(
+        prompts=plain_sources([(*where, "prompt_token_ids")] if "prompt_token_ids" in generation else []),
+        logprobs=(Source((*where, "output_tokens"), Layout.ENTRIES, (0, len(entries))),) if entries else (),
+        counters=(Counter((*path, "usage")),) if alone and isinstance(response.get("usage"), Mapping) else (),
+        whole="output_tokens holds ids and logprobs together, so none of either can go",
+    )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.formats._calls import finish_reason, weight_versions
-from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns, policy_of
-from tito_audit.record.arrays import empty_ids
-from tito_audit.record.build import call_columns
+from tito_audit.formats._columns import flat_logprobs, is_list, other_columns, policy_of
+from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_message
 from tito_audit.record.rollout import Turn
@@ -79,25 +78,17 @@ def step_turn(call: Call, where: str, *, message_index: int | None, text: str | 
     if call.merged:
         return Turn(None, None, message_index=message_index, finish_reason=finish_reason(extra))
     try:
-        prompt, completion = (ids_or_none(call.metrics.get(name), name) for name in IDS)
-        if completion is None and prompt is not None and call.metrics.get(IDS[1]) is not None:
-            completion = empty_ids()
-        values, columns = call_columns(
-            empty_ids() if completion is None else completion,
-            logprobs=flat_logprobs(call.metrics, "logprobs"),
-            other={EXTRA + name: found for name, found in other_columns(extra, ()).items()},
-        )
+        prompt, completion = ((name, call.metrics.get(name)) for name in IDS)
+        others = {EXTRA + name: found for name, found in other_columns(extra, ()).items()}
+        turn = turn_of_tokens(prompt, completion, lambda: flat_logprobs(call.metrics, "logprobs"), others)
     except RecordError as error:
         raise RecordError(f"{where}.metrics: {error}") from None
-    return Turn(
-        prompt_ids=prompt,
-        completion_ids=completion,
-        completion_logprobs=None if completion is None else values,
+    return replace(
+        turn,
         message_index=message_index,
         completion_text=text,
         finish_reason=finish_reason(extra),
         weight_versions=weight_versions(extra),
-        columns=tuple(column for column in columns if completion is not None or len(column.values)),
     )
 
 

@@ -5,27 +5,38 @@ A row holds one sample, or a batch of them as parallel lists: one list a sample 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import call_turn, updated_call
-from tito_audit.formats._columns import FLAT_IDS, is_list, parsed, stated_facts
+from tito_audit.formats._columns import FLAT_IDS, first_list, is_list, parsed, stated_facts
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._flat import flat_row, split_row, updated_flat
-from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.formats._flat import RESPONSE_MASKS, flat_row, split_row, updated_flat
+from tito_audit.formats._samples import (
+    ReadSample,
+    Samples,
+    UpdateSample,
+    put_back,
+    samples_read,
+    sources_in,
+    updated_samples,
+)
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.sources import Source, Sources
 
-__all__ = ["batch_read", "batch_update", "is_batch", "sample_rollout", "updated_sample"]
-
-ReadSample = Callable[[Row, Place], Rollout]
-UpdateSample = Callable[[Row, Rollout, RepairedRollout], Row]
+__all__ = [
+    "batch_read",
+    "batch_sources",
+    "batch_update",
+    "is_batch",
+    "sample_rollout",
+    "updated_sample",
+]
 
 
 def is_batch(row: Row, name: str) -> bool:
@@ -34,17 +45,33 @@ def is_batch(row: Row, name: str) -> bool:
     return is_list(value) and len(value) > 0 and (value[0] is None or is_list(value[0]))
 
 
+def _batch_samples(row: Row, ids: str) -> Samples:
+    """The samples of a batch; the row itself where it is one."""
+    if not is_batch(row, ids):
+        return Samples((row,), lambda _, name: Source((name,)))
+    size = len(row[ids])
+
+    def source(number: int, name: str) -> Source | None:
+        return Source((name, number)) if _is_column(row.get(name), size) else None
+
+    return Samples(tuple(_samples(row, ids)), source)
+
+
 def batch_read(row: Row, place: Place, ids: str, read: ReadSample) -> Sequence[Rollout]:
     """A rollout for each sample of a batch, or the one of a row that is a sample."""
-    if not is_batch(row, ids):
-        return (read(row, place),)
-    found = []
-    for item, sample in enumerate(_samples(row, ids)):
-        try:
-            found.append(read(sample, replace(place, item=item)))
-        except RecordError as error:
-            raise RecordError(f"sample {item}: {error}") from None
-    return tuple(found)
+    return samples_read(_samples(row, ids), place, read) if is_batch(row, ids) else (read(row, place),)
+
+
+def batch_sources(row: Row, ids: str, rollouts: Sequence[Rollout]) -> list[Sources]:
+    """Where a batch holds its samples. Beside others a mask that trains all of a sample is how a call is told."""
+    samples = _batch_samples(row, ids)
+    found = sources_in(samples, rollouts)
+    mixed = any(rollout.training_row is not None for rollout in rollouts)
+    for number, (rollout, sample) in enumerate(zip(rollouts, samples.rows, strict=True)):
+        mask = samples.source(number, first_list(sample, RESPONSE_MASKS) or "")
+        if mixed and rollout.turns and mask is not None:
+            found[number] = replace(found[number], told=(mask.path,))
+    return found
 
 
 def batch_update(
@@ -53,20 +80,9 @@ def batch_update(
     """The row with what its samples say from now on."""
     if not mended:
         return ()
-    before = batch_read(row, replace(mended[0].rollout.place, item=0), ids, read)
-    chosen = at_most_one_each(before, mended)
-    if not is_batch(row, ids):
-        return (update(row, before[0], chosen[0]),)
-    changed: dict[str, list[Any]] = {}
-    for number, (sample, old, one) in enumerate(zip(_samples(row, ids), before, chosen, strict=True)):
-        for name, value in update(sample, old, one).items():
-            if name in sample and value is sample[name]:
-                continue
-            column: Any = row.get(name)
-            if not _is_column(column, len(before)):
-                raise RecordError(f"column {name!r} is one for all samples and cannot change for one of them")
-            changed.setdefault(name, list(column))[number] = value
-    return (with_values(row, {name: _as_column(values, row[name]) for name, values in changed.items()}),)
+    samples = _batch_samples(row, ids)
+    new = updated_samples(samples, mended, read, update)
+    return (put_back(row, samples, new, ids) if is_batch(row, ids) else new[0],)
 
 
 def sample_rollout(
@@ -138,7 +154,3 @@ def _messages(row: Row, prompt: object) -> tuple[tuple[Message, ...], tuple[Mess
 
 def _is_column(value: Any, size: int) -> bool:
     return is_list(value) and len(value) == size
-
-
-def _as_column(values: list[Any], original: Any) -> Any:
-    return np.array(values, original.dtype) if isinstance(original, np.ndarray) else values

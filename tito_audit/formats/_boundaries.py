@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
-
+from tito_audit.align.runs import gaps, paired_runs
 from tito_audit.errors import RecordError
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.rollout import TrainingRow
@@ -47,17 +45,8 @@ def moved_boundaries(
 
 def _regions(old: Ids, new: Ids) -> list[_Region]:
     """The changed stretches in order; none of them touch."""
-    size = min(len(old), len(new))
-    unequal = np.flatnonzero(old[:size] != new[:size])
-    head = int(unequal[0]) if len(unequal) else size
-    unequal = np.flatnonzero(old[::-1][: size - head] != new[::-1][: size - head])
-    tail = int(unequal[0]) if len(unequal) else size - head
-    middle = old[head : len(old) - tail].tolist(), new[head : len(new) - tail].tolist()
     # With very many tokens the frequent ones are no anchors, or the search would take minutes.
-    matcher = difflib.SequenceMatcher(None, *middle, autojunk=len(middle[1]) > _LONG)
-    return [
-        (head + a, head + b, head + c, head + d) for kind, a, b, c, d in matcher.get_opcodes() if kind != "equal"
-    ]
+    return list(gaps(paired_runs(old, new, frequent_from=_LONG + 1), len(old), len(new)))
 
 
 def _switch(region: _Region, mask: Mask | None, left: bool, right: bool, number: int) -> int:

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Row
+from tito_audit.format import Row, SourcesOf
+from tito_audit.formats._choice_sources import choice_source
 from tito_audit.formats._responses_log import Exchange, choices
 from tito_audit.formats._responses_read import answered, request_facts, request_fields, request_messages
-from tito_audit.formats._responses_write import choice_edits, updated_with
-from tito_audit.formats._turn_change import Change
-from tito_audit.record.edits import Edit, Path
+from tito_audit.formats._sources import of_calls
+from tito_audit.formats._writer import rewritten_calls
+from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Sources
 
-__all__ = ["ChangeEdits", "LoggedCall", "Part", "chat_calls", "numbered", "part_of", "threads", "updated_parts"]
+__all__ = [
+    "FindSource",
+    "LoggedCall",
+    "Part",
+    "chat_calls",
+    "numbered",
+    "part_of",
+    "parts_sources",
+    "parts_written",
+    "rewritten_parts",
+    "threads",
+]
 
-ChangeEdits = Callable[[Change], Iterator[Edit]]
-"""What to write where, in the row that was read, for a change of one call."""
+FindSource = Callable[[], CallSource]
+"""Where a call is in the row that was read; looked for only when something is to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +43,7 @@ class LoggedCall:
 
     turn: Turn
     """Without `message_index` and `prompt_messages`."""
-    edits: ChangeEdits
+    source: FindSource
     prompt: tuple[Message, ...] = ()
     """() when the log does not say what it was sent."""
     answer: Message | None = None
@@ -42,10 +56,13 @@ class LoggedCall:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rollout of a row, and how each of its calls is written."""
+    """One rollout of a row, and where each of its calls is."""
 
     rollout: Rollout
-    edits: tuple[ChangeEdits, ...]
+    sources: tuple[FindSource, ...]
+
+
+PartsOf = Callable[[Row, Place], Sequence[Part]]
 
 
 def chat_calls(
@@ -60,16 +77,13 @@ def chat_calls(
     calls = []
     for number, choice in enumerate(choices(response)):
         at = path if choice is response else (*path, "choices", number)
-
-        def edits(change: Change, at: Path = at) -> Iterator[Edit]:
-            return choice_edits(root, found, path, at, change)
-
         one = answered(request, response, choice, number)
+        source = partial(choice_source, root, found, path, at, one.turn)
         stated = request_facts(request, response)
         if one.disagreement is not None:
             stated["copies_disagree"] = one.disagreement
         calls.append(
-            LoggedCall(one.turn, edits, before, one.message, stated=stated, wants_ids=one.wants_ids, **fields)
+            LoggedCall(one.turn, source, before, one.message, stated=stated, wants_ids=one.wants_ids, **fields)
         )
     return calls
 
@@ -122,7 +136,7 @@ def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Mappin
             turns.append(replace(call.turn, message_index=index))
         else:
             turns.append(replace(call.turn, prompt_messages=call.prompt or None))
-    return Part(replace(rollout, turns=tuple(reversed(turns))), tuple(call.edits for call in calls))
+    return Part(replace(rollout, turns=tuple(reversed(turns))), tuple(call.source for call in calls))
 
 
 def numbered(parts: Sequence[Part], place: Place) -> tuple[Part, ...]:
@@ -133,29 +147,35 @@ def numbered(parts: Sequence[Part], place: Place) -> tuple[Part, ...]:
     )
 
 
-def updated_parts(
-    row: Row, mended: Sequence[RepairedRollout], parts_of: Callable[[Row, Place], Sequence[Part]]
-) -> Row:
+def parts_written(parts_of: PartsOf) -> Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]:
+    """The `update` of a format whose rows hold threads of calls."""
+
+    def update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
+        return (rewritten_parts(row, mended, parts_of),)
+
+    return update
+
+
+def rewritten_parts(row: Row, mended: Sequence[RepairedRollout], parts_of: PartsOf) -> Row:
     """The row with what the rollouts say; itself when that is nothing new, RecordError where it has no place."""
-    if not mended:
-        raise RecordError("no rollout of the row is left, so there is no row to write")
-    parts = parts_of(row, replace(mended[0].rollout.place, item=0))
     items = [one.rollout.place.item for one in mended]
     if len(set(items)) != len(items):
         raise RecordError("this format holds each conversation once, and the parts of a fork have no place in it")
-    for one in mended:
-        item = one.rollout.place.item
-        if item < len(parts) and len(one.turns_from) != len(parts[item].rollout.turns):
-            raise RecordError("this format has no way to leave out a call of a conversation")
-
-    def edits(item: int, changes: Mapping[int, Change]) -> Iterator[Edit]:
-        for number, change in changes.items():
-            yield from parts[item].edits[number](change)
 
     def read(again: Row, place: Place) -> Sequence[Rollout]:
         return tuple(part.rollout for part in parts_of(again, place))
 
-    return updated_with(row, mended, read, edits)
+    stays = "this format has no way to leave out a call of a conversation"
+    return rewritten_calls(row, mended, read, parts_sources(parts_of), stays=stays)
+
+
+def parts_sources(parts_of: PartsOf) -> SourcesOf:
+    """The sources of a format whose rows hold threads of calls."""
+
+    def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+        return of_calls([source() for source in part.sources] for part in parts_of(row, rollouts[0].place))
+
+    return sources
 
 
 def _context(call: LoggedCall) -> tuple[Any, ...]:

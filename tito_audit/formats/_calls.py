@@ -15,15 +15,13 @@ from tito_audit.formats._columns import (
     first_filled,
     first_text,
     flat_logprobs,
-    ids_or_none,
     is_list,
     is_messages,
     other_columns,
 )
 from tito_audit.formats._copies import Copy, call_counts, with_copies, with_counts
+from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._update import as_logged, at_most_one_each, logprobs_as_logged, with_values
-from tito_audit.record.arrays import empty_ids
-from tito_audit.record.build import call_columns
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.repaired import RepairedRollout
@@ -102,14 +100,11 @@ def call_turn(
     )
     taken = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
     try:
-        prompt = ids_or_none(entry.get(prompt_name or ""), prompt_name or "")
-        completion = ids_or_none(entry.get(completion_name or ""), completion_name or "")
-        if completion is None and prompt is not None and completion_name is not None:
-            completion = empty_ids()
-        values, columns = call_columns(
-            empty_ids() if completion is None else completion,
-            logprobs=flat_logprobs(entry, logprobs_name),
-            other=other_columns(entry, taken),
+        turn = turn_of_tokens(
+            (prompt_name or "", entry.get(prompt_name or "")),
+            (completion_name or "", entry.get(completion_name or "")),
+            lambda: flat_logprobs(entry, logprobs_name),
+            other_columns(entry, taken),
         )
         sent = entry.get("messages", entry.get("prompt")) if prompt_messages is None else None
         if is_messages(sent):
@@ -117,18 +112,14 @@ def call_turn(
     except RecordError as error:
         raise RecordError(f"{where}: {error}" if where else str(error)) from None
     text = first_text(entry, _TEXT)
-    return Turn(
-        prompt_ids=prompt,
-        completion_ids=completion,
-        completion_logprobs=None if completion is None else values,
+    return replace(
+        turn,
         message_index=message_index,
         prompt_messages=_without_answer(prompt_messages, text),
         prompt_text=first_text(entry, ("prompt_text", "prompt")),
         completion_text=text,
         finish_reason=finish_reason(entry),
         weight_versions=weight_versions(entry),
-        # Without ids an empty column says nothing; one with entries shows that ids are missing.
-        columns=tuple(column for column in columns if completion is not None or len(column.values)),
     )
 
 

@@ -32,9 +32,9 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
 
-__all__ = ["flat_row", "split_row", "updated_flat"]
+__all__ = ["RESPONSE_MASKS", "flat_row", "split_row", "updated_flat"]
 
-_RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
+RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
 
 
 def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
@@ -72,7 +72,7 @@ def split_row(row: Row) -> TrainingRow | None:
     attention mask hides.
     """
     prompt_name, response_name = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)
-    mask = first_list(row, _RESPONSE_MASKS)
+    mask = first_list(row, RESPONSE_MASKS)
     if response_name is None or mask is None or not len(row[mask]):
         return None
     prompt = ids_or_none(row.get(prompt_name or ""), prompt_name or "")
@@ -138,7 +138,7 @@ def _split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, A
     if before is after or (_same(before.token_ids, after.token_ids) and _same(before.loss_mask, after.loss_mask)):
         return {}
     prompt, response = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)
-    mask = first_list(row, _RESPONSE_MASKS)
+    mask = first_list(row, RESPONSE_MASKS)
     start = after.prompt_length or 0
     if response is None or mask is None or (prompt is None and start):
         raise RecordError("the row has no columns for the ids of a prompt and of a response")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,13 @@ from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, first_fil
 from tito_audit.formats._copies import total_counts, with_counts
 from tito_audit.formats._cuts import BOUNDS, LENGTHS, Cuts, cuts_of
 from tito_audit.formats._padding import trained_by
-from tito_audit.formats._update import as_logged, at_most_one_each, with_values
+from tito_audit.formats._samples import ReadSample, Samples, UpdateSample, put_back, samples_read, updated_samples
+from tito_audit.formats._update import as_logged, with_values
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Source
 
 __all__ = ["Packed", "packed", "packed_read", "packed_update"]
-
-ReadSample = Callable[[Row, Place], Rollout]
-UpdateSample = Callable[[Row, Rollout, RepairedRollout], Row]
 
 _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_length", "prompt_lens": "prompt_len"}
 """Lists with a number a sample, and what a sample calls its own."""
@@ -40,6 +39,19 @@ class Packed:
     """Columns of which a sample has a range of entries, and those ranges."""
     places: Mapping[str, str]
     """Names in a sample whose column has one entry a sample, to the name of that column."""
+
+    @property
+    def parted(self) -> Samples:
+        """The samples, and where the row holds their columns."""
+        return Samples(self.samples, self._source)
+
+    def _source(self, number: int, name: str) -> Source | None:
+        """Where the row holds a column of a sample; None where it holds one for all of them."""
+        if name in self.parts:
+            return Source((name,), part=self.parts[name][number])
+        if len(self.samples) == 1:
+            return Source((name,))
+        return Source((self.places[name], number)) if name in self.places else None
 
 
 def packed(row: Row) -> Packed | None:
@@ -81,33 +93,20 @@ def packed(row: Row) -> Packed | None:
 
 def packed_read(one: Packed, place: Place, read: ReadSample) -> tuple[Rollout, ...]:
     """A rollout for each sample."""
-    found = []
-    for item, sample in enumerate(one.samples):
-        try:
-            found.append(read(sample, replace(place, item=item)))
-        except RecordError as error:
-            raise RecordError(f"sample {item}: {error}") from None
-    return tuple(found)
+    return samples_read(one.samples, place, read)
 
 
 def packed_update(
     row: Row, one: Packed, mended: Sequence[RepairedRollout], read: ReadSample, update: UpdateSample
 ) -> Sequence[Row]:
     """The row with what its samples say from now on, and where each of them ends now."""
-    before = packed_read(one, replace(mended[0].rollout.place, item=0), read)
-    chosen = at_most_one_each(before, mended)
-    new = [update(*each) for each in zip(one.samples, before, chosen, strict=True)]
-    changed = {
-        name: None
-        for sample, old in zip(new, one.samples, strict=True)
-        for name, value in sample.items()
-        if name not in old or value is not old[name]
-    }
-    if not changed:
+    samples = one.parted
+    new = updated_samples(samples, mended, read, update)
+    made = put_back(row, samples, new, one.ids)
+    if made is row:
         return (row,)
-    values = {one.places.get(name, name): _joined(row, one, name, new) for name in changed}
     sizes = [len(sample[one.ids]) for sample in new]
-    made = with_values(row, {**values, **_boundaries(row, one, sizes)})
+    made = with_values(made, _boundaries(row, one, sizes))
     made = with_counts(made, total_counts(len(row[one.ids]), len(made[one.ids])))
     again = packed(made)
     if len(new) > 1 and (again is None or [end - start for start, end in again.cuts] != sizes):
@@ -160,27 +159,6 @@ def _holds_for_all(name: str, value: Any) -> bool:
     if name in _CONVERSATIONS:
         return False
     return isinstance(value, str | bool | Mapping) or value is None or name.startswith("group")
-
-
-def _joined(row: Row, one: Packed, name: str, new: Sequence[Row]) -> Any:
-    """A column of the row out of those of its samples, with what stood between them."""
-    original = row.get(one.places.get(name, name))
-    if len(new) == 1 and name not in one.parts:
-        return new[0][name]
-    if name in one.places:
-        return as_logged([sample[name] for sample in new], original)
-    if name not in one.parts or original is None:
-        raise RecordError(f"column {name!r} is one for all samples and cannot change for one of them")
-    plain = original.tolist() if isinstance(original, np.ndarray) else list(original)
-    out: list[Any] = []
-    done = 0
-    for (start, end), sample in zip(one.parts[name], new, strict=True):
-        value = sample[name]
-        out += plain[done:start]
-        out += [None] * len(sample[one.ids]) if value is None else list(value)
-        done = end
-    out += plain[done:]
-    return as_logged([entry.item() if isinstance(entry, np.generic) else entry for entry in out], original)
 
 
 def _boundaries(row: Row, one: Packed, sizes: Sequence[int]) -> dict[str, Any]:

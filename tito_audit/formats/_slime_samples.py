@@ -81,15 +81,11 @@ def sample_row(row: Row) -> TrainingRow | None:
     return replace(trained, columns=(*trained.columns, *fixed)) if fixed else trained
 
 
-def updated_sample(row: Row, before: TrainingRow | None, after: TrainingRow | None) -> Row:
+def updated_sample(row: Row, before: TrainingRow, after: TrainingRow) -> Row:
     """The sample with its row as it is from now on, in every column, copy and count; itself when it is as before.
 
     What belongs to exactly the old tokens is null where they changed.
     """
-    if before is None or after is None:
-        if before is not after:
-            raise RecordError("a training row can neither be added to a sample nor be taken away")
-        return row
     new = updated_flat(row, before, after, ids="tokens", skip=("messages", "tools"))
     new = with_values(new, _missing_mask(row, before, after))
     if np.array_equal(before.token_ids, after.token_ids):

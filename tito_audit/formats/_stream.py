@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._responses_items import text_of
-from tito_audit.formats._responses_write import entry_edits
-from tito_audit.formats._turn_change import Change
-from tito_audit.formats._update import as_logged
-from tito_audit.record.edits import Edit, Path
+from tito_audit.formats._sources import plain_sources
+from tito_audit.record.edits import Path
+from tito_audit.record.sources import CallSource, Layout, Source
 
 __all__ = ["Joined", "is_chunks", "joined"]
 
@@ -27,25 +26,23 @@ class Joined:
     response: Mapping[str, Any]
     chunks: Sequence[Mapping[str, Any]]
 
-    def edits(self, path: Path, change: Change) -> Iterator[Edit]:
-        """What to write into the chunks at `path`; RecordError for what is spread over them."""
-        if change.prompt_ids is not None:
-            for number, chunk in enumerate(self.chunks):
-                if is_list(chunk.get("prompt_token_ids")) and len(chunk["prompt_token_ids"]):
-                    new = as_logged(change.prompt_ids, chunk["prompt_token_ids"])
-                    yield Edit((*path, number, "prompt_token_ids"), new)
-        old, values = change.recorded_logprobs, change.logprobs
-        if change.columns or (values is not None and (old is None or len(old) != len(values))):
-            raise RecordError("a stream's chunks hold ids, logprobs and texts together, so none of them can go")
-        if values is None or old is None:
-            return
+    def source(self, path: Path) -> CallSource:
+        """Where the chunks at `path` hold the call."""
+        prompts = [
+            (*path, number, "prompt_token_ids")
+            for number, chunk in enumerate(self.chunks)
+            if is_list(chunk.get("prompt_token_ids")) and len(chunk["prompt_token_ids"])
+        ]
+        logprobs = []
         start = 0
         for number, chunk in enumerate(self.chunks):
-            entries = _content(chunk)
-            end = start + len(entries)
-            at = (*path, number, "choices", 0, "logprobs", "content")
-            yield from entry_edits(entries, at, old[start:end], values[start:end])
+            end = start + len(_content(chunk))
+            where = (*path, number, "choices", 0, "logprobs", "content")
+            if end > start:
+                logprobs.append(Source(where, Layout.ENTRIES, (start, end)))
             start = end
+        whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can go"
+        return CallSource(plain_sources(prompts), tuple(logprobs), whole=whole)
 
 
 def is_chunks(value: object) -> bool:

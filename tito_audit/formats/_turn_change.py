@@ -16,7 +16,17 @@ from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
 
-__all__ = ["Change", "Read", "changes_of", "recounted", "rollouts_before", "same_floats", "same_ids", "says_this"]
+__all__ = [
+    "Change",
+    "Read",
+    "changes_of",
+    "logged_logprobs",
+    "recounted",
+    "rollouts_before",
+    "same_floats",
+    "same_ids",
+    "says_this",
+]
 
 Read = Callable[[Row, Place], Sequence[Rollout]]
 
@@ -40,7 +50,8 @@ class Change:
     @property
     def recorded_logprobs(self) -> Logprobs | None:
         """The logprobs as the log has them, also where they fit no completion."""
-        return _recorded(self.before, self.after)
+        recovered = self.after.ids_from is IdsFrom.RECOVERED
+        return logged_logprobs(self.before if recovered else replace(self.before, token_texts=None))
 
 
 def rollouts_before(row: Row, mended: Sequence[RepairedRollout], read: Read) -> Sequence[Rollout]:
@@ -164,7 +175,7 @@ def _changed_logprobs(
     """The new logprobs; what `columns` says of them is taken out of it unless they are gone."""
     column = _logprob_column(before)
     moved = columns.pop(column.name, None) if column is not None and columns.get(column.name) is not None else None
-    recorded, said = _recorded(before, after), after.completion_logprobs
+    recorded, said = Change(before, after, None, None, {}).recorded_logprobs, after.completion_logprobs
     if moved is not None:
         if said is not None and not _agree(moved, said):
             raise RecordError(f"call {number} has one set of logprobs in its column and another beside it")
@@ -184,13 +195,14 @@ def _logprob_column(turn: Turn) -> Column | None:
     return next((column for column in turn.columns if column.role is ColumnRole.LOGPROBS), None)
 
 
-def _recorded(before: Turn, after: Turn) -> Logprobs | None:
-    column = _logprob_column(before)
+def logged_logprobs(turn: Turn) -> Logprobs | None:
+    """The logprobs of a call as its log has them, of ids or of token strings; also where they fit nothing."""
+    column = _logprob_column(turn)
     if column is not None:
         return np.asarray(column.values, np.float64)
-    if before.token_texts is not None and after.ids_from is IdsFrom.RECOVERED:
-        return np.array([token.logprob for token in before.token_texts], np.float64)
-    return before.completion_logprobs
+    if turn.token_texts is not None:
+        return np.array([token.logprob for token in turn.token_texts], np.float64)
+    return turn.completion_logprobs
 
 
 def _agree(column: NDArray[Any], logprobs: Logprobs) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.align.prefix import common_ends
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._boundaries import moved_boundaries
@@ -208,10 +209,7 @@ def _carried(old: Ids, new: Ids, values: list[Any], start: int) -> list[Any] | N
 
     None when what a token that was not there before should have is not known.
     """
-    size = min(len(old), len(new))
-    head = int(np.argmin(np.append(old[:size] == new[:size], False)))
-    same = old[::-1][: size - head] == new[::-1][: size - head]
-    tail = int(np.argmin(np.append(same, False)))
+    head, tail = common_ends(old, new)
     changed, room = values[head : start - tail], len(new) - head - tail
     if room and (not changed or any(value != changed[0] for value in changed)):
         return None

@@ -8,8 +8,9 @@ microsoft/agent-lightning `agentlightning/server/routes/events.py`, `server/prox
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,23 +18,23 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import (
-    ChangeEdits,
+    FindSource,
     LoggedCall,
     Part,
     chat_calls,
     numbered,
     part_of,
+    parts_sources,
+    parts_written,
     threads,
-    updated_parts,
 )
-from tito_audit.formats._calls import call_turn, updated_call
+from tito_audit.formats._calls import call_turn
 from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import text_of
 from tito_audit.formats._stream import is_chunks, joined
-from tito_audit.formats._turn_change import Change, recounted
-from tito_audit.record.edits import Edit, Path
-from tito_audit.record.repaired import RepairedRollout
+from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter
 
 __all__ = ["FORMAT"]
 
@@ -69,10 +70,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(part.rollout for part in _parts(row, place))
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return (updated_parts(row, mended, _parts),)
-
-
 def _is_event(row: object) -> bool:
     return (
         isinstance(row, Mapping)
@@ -106,11 +103,7 @@ def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
     if is_chunks(response):
         stream = joined(response)  # type: ignore[arg-type]  # is_chunks has looked
         (call,) = chat_calls(root, request or {}, stream.response, asked, at)
-
-        def edits(change: Change) -> Iterator[Edit]:
-            return stream.edits(at, change)
-
-        return [replace(call, edits=edits)]
+        return [replace(call, source=partial(stream.source, at))]
     if not isinstance(response, Mapping):
         raise RecordError("data.response is neither an answer (an object) nor the chunks of a stream")
     return chat_calls(root, request or {}, response, asked, at) if "choices" in response else []
@@ -118,11 +111,7 @@ def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
 
 def _triplet(data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
     """The call of an event that was trimmed to its ids."""
-
-    def edits(change: Change) -> Iterator[Edit]:
-        yield Edit(path, updated_call(data, change.before, change.after))
-
-    return [LoggedCall(call_turn(data, "data"), edits)]
+    return [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=path))]
 
 
 def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> LoggedCall:
@@ -135,28 +124,16 @@ def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any
         stated["model"] = model
     if isinstance(event.get("attempt_id"), int | str):
         stated["attempt"] = event["attempt_id"]
-    inner = call.edits
-
-    def edits(change: Change) -> Iterator[Edit]:
-        yield from inner(change)
-        yield from _beside(data, path, change)
-
     turn = _versioned(call.turn, server.get("version", data.get("model_version")))
-    return replace(call, turn=turn, edits=edits, stated=stated)
+    return replace(call, turn=turn, source=partial(_beside, call.source, data, path), stated=stated)
 
 
-def _beside(data: Mapping[str, Any], path: Path, change: Change) -> Iterator[Edit]:
-    """What the proxy took out of the answer: routing, which nobody can make up, and another copy of the counts."""
-    old, new = change.before.prompt_ids, change.prompt_ids
-    if old is None or new is None:
-        return
-    if data.get("routed_experts") is not None:
-        yield Edit((*path, "routed_experts"), None)
-    usage = data.get("usage")
-    size = 0 if change.before.completion_ids is None else len(change.before.completion_ids)
-    if isinstance(usage, Mapping):
-        for name, value in recounted(usage, [(len(old), size)], [(len(new), size)]).items():
-            yield Edit((*path, "usage", name), value)
+def _beside(find: FindSource, data: Mapping[str, Any], path: Path) -> CallSource:
+    """The source of a call, with what the proxy took out of the answer: routing and another copy of the counts."""
+    source = find()
+    routing = [(*path, "routed_experts")] if "routed_experts" in data else []
+    counters = [Counter((*path, "usage"))] if isinstance(data.get("usage"), Mapping) else []
+    return replace(source, routing=(*source.routing, *routing), counters=(*source.counters, *counters))
 
 
 def _versioned(turn: Turn, version: object) -> Turn:
@@ -178,26 +155,17 @@ def _last_of_retries(exchanges: Sequence[list[LoggedCall]]) -> list[list[LoggedC
     by_prompt: dict[object, list[list[LoggedCall]]] = {}
     for number, calls in enumerate(exchanges):
         by_prompt.setdefault(_prompt_key(calls) or number, []).append(calls)
-    last = {id(listed[-1]): listed[:-1] for listed in by_prompt.values()}
+    last = {id(listed[-1]): [calls[0] for calls in listed[:-1]] for listed in by_prompt.values()}
     return [
-        [replace(call, edits=_with_retries(call.edits, last[id(calls)])) for call in calls]
+        [replace(call, source=partial(_with_retries, call.source, last[id(calls)])) for call in calls]
         for calls in exchanges
         if id(calls) in last
     ]
 
 
-def _with_retries(edits: ChangeEdits, retries: Sequence[Sequence[LoggedCall]]) -> ChangeEdits:
-    """The edits of a call and, where its prompt changes, of the calls that asked the same before."""
-    if not retries:
-        return edits
-
-    def all_edits(change: Change) -> Iterator[Edit]:
-        yield from edits(change)
-        for call in (calls[0] for calls in retries) if change.prompt_ids is not None else ():
-            after = replace(call.turn, prompt_ids=change.prompt_ids)
-            yield from call.edits(Change(call.turn, after, change.prompt_ids, None, {}))
-
-    return all_edits
+def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource:
+    """The source of a call with those of the calls that asked the same before."""
+    return replace(find(), retries=tuple((call.turn, call.source()) for call in retries))
 
 
 def _prompt_key(calls: Sequence[LoggedCall]) -> tuple[object, bytes] | None:
@@ -218,7 +186,8 @@ FORMAT = Format(
     precedence=150,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=parts_sources(_parts),
+    update=parts_written(_parts),
     shows="A call each: prompt, completion, logprobs, weight version, and the request's messages and tools unless "
     "it was trimmed to a triplet. Only an archived rollout holds its calls together.",
 )

@@ -7,25 +7,23 @@ lists them. microsoft/agent-lightning `types/tracer.py`, `adapter/triplet.py`; c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import LoggedCall, Part, numbered, part_of, updated_parts
+from tito_audit.formats._call_log import LoggedCall, Part, numbered, part_of, parts_sources, parts_written
 from tito_audit.formats._columns import ids_or_none, is_list
 from tito_audit.formats._models import real_name
-from tito_audit.formats._responses_write import entry_edits
+from tito_audit.formats._sources import plain_sources, same_as
 from tito_audit.formats._spans import as_chat, literal, span_tools, unflattened
-from tito_audit.formats._turn_change import Change, recounted, same_ids
-from tito_audit.formats._update import as_logged
-from tito_audit.record.arrays import empty_ids
+from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import call_columns
-from tito_audit.record.edits import Edit, Path
-from tito_audit.record.json_text import rewritten_string
-from tito_audit.record.repaired import RepairedRollout
+from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter, Layout, Source
 
 __all__ = ["FORMAT"]
 
@@ -83,10 +81,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(part.rollout for part in _parts(row, place))
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return (updated_parts(row, mended, _parts),)
-
-
 def _is_triplet(value: object) -> bool:
     if not isinstance(value, Mapping):
         return False
@@ -101,9 +95,10 @@ def _span(attributes: Mapping[str, Any], stated: Mapping[str, object]) -> Logged
     held = _Held(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
     prompt = as_chat(unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
     answer = as_chat(unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
+    turn = _turn(held, _text(attributes.get("gen_ai.completion.0.finish_reason")))
     return LoggedCall(
-        _turn(held, _text(attributes.get("gen_ai.completion.0.finish_reason"))),
-        lambda change: _edits(held, change),
+        turn,
+        partial(_source, held, turn.prompt_ids),
         prompt,
         answer[0] if answer else None,
         span_tools(unflattened(attributes, "gen_ai.request.functions")),
@@ -143,13 +138,12 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
         columns=turn.columns,
     )
 
-    def edits(change: Change) -> Iterator[Edit]:
-        yield from _prompt_edits(asked, change)
-        yield from _logprob_edits(held, change)
+    def source() -> CallSource:
+        return replace(_source(held, None), prompts=_source(asked, turn.prompt_ids).prompts, counters=())
 
     return LoggedCall(
         turn,
-        edits,
+        source,
         as_chat(prompt.get("raw_content"), "prompt.raw_content"),
         answer[0] if answer else None,
         span_tools(request.get("functions")) if isinstance(request, Mapping) else (),
@@ -192,46 +186,16 @@ def _entries(held: _Held) -> list[Mapping[str, Any]] | None:
     return list(value)
 
 
-def _edits(held: _Held, change: Change) -> Iterator[Edit]:
-    yield from _prompt_edits(held, change)
-    yield from _logprob_edits(held, change)
-    old, new = change.before.prompt_ids, change.prompt_ids
-    if old is None or new is None:
-        return
-    size = 0 if change.before.completion_ids is None else len(change.before.completion_ids)
-    usage = unflattened(held.holder, "gen_ai.usage")
-    if isinstance(usage, Mapping):
-        for name, value in recounted(usage, [(len(old), size)], [(len(new), size)]).items():
-            yield Edit((*held.path, f"gen_ai.usage.{name}"), value)
-
-
-def _prompt_edits(held: _Held, change: Change) -> Iterator[Edit]:
-    """The prompt under each name that repeats it."""
-    new = change.prompt_ids
-    if new is None:
-        return
-    for name in held.prompts:
-        value = held.holder.get(name)
-        was = literal(value)
-        if value is None or not same_ids(ids_or_none(was, name), change.before.prompt_ids):
-            continue
-        written = as_logged(new, was)
-        yield Edit(
-            (*held.path, name), rewritten_string(value, was, written) if isinstance(value, str) else written
-        )
-
-
-def _logprob_edits(held: _Held, change: Change) -> Iterator[Edit]:
-    if change.columns:
-        raise RecordError(f"{held.logprobs} holds texts beside the logprobs and cannot be left out")
-    old, new = change.recorded_logprobs, change.logprobs
-    entries = _entries(held)
-    if new is None or old is None or entries is None:
-        return
-    value = held.holder[held.logprobs]
-    for edit in entry_edits(entries, (), old, new):
-        text = rewritten_string(value, entries, edit.value) if isinstance(value, str) else edit.value
-        yield Edit((*held.path, held.logprobs), text)
+def _source(held: _Held, prompt_ids: Ids | None) -> CallSource:
+    """Where an object holds its call: the prompt under each name that repeats it, the logprobs, the counts."""
+    prompts = [name for name in held.prompts if same_as(literal(held.holder.get(name)), prompt_ids)]
+    logprobs = (Source((*held.path, held.logprobs), Layout.ENTRIES),) if _entries(held) else ()
+    return CallSource(
+        plain_sources([(*held.path, name) for name in prompts]),
+        logprobs,
+        counters=(Counter(held.path, "gen_ai.usage."),),
+        whole="{name} holds texts beside the logprobs and cannot be left out",
+    )
 
 
 def _model(*names: object) -> dict[str, object]:
@@ -250,7 +214,8 @@ FORMAT = Format(
     precedence=151,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=parts_sources(_parts),
+    update=parts_written(_parts),
     shows="A call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are not joined.",
 )

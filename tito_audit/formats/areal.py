@@ -15,13 +15,22 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
+from tito_audit.formats._batch_samples import (
+    batch_read,
+    batch_sources,
+    batch_update,
+    is_batch,
+    sample_rollout,
+    updated_sample,
+)
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._packed import Packed, packed, packed_read, packed_update
+from tito_audit.formats._samples import sources_in
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Sources
 
 __all__ = ["FORMAT"]
 
@@ -82,6 +91,11 @@ def _with_nobody(versions: Any, original: Any) -> Any:
     return np.array(filled, original.dtype) if isinstance(original, np.ndarray) else filled
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    one = _packed(row)
+    return batch_sources(row, _ids(row), rollouts) if one is None else sources_in(one.parted, rollouts)
+
+
 FORMAT = Format(
     name="areal",
     title="AReaL trajectories and model responses",
@@ -89,6 +103,7 @@ FORMAT = Format(
     precedence=228,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="The training row with its mask, logprobs and the weight version of each token, padding taken off; or "
     "one call. No messages or tools; the rollout dumps that AReaL itself writes hold text only.",

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._art import is_trajectory, trajectory_parts
-from tito_audit.formats._call_log import Part, numbered, updated_parts
-from tito_audit.record.repaired import RepairedRollout
+from tito_audit.formats._call_log import Part, numbered, parts_sources, parts_written
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -43,10 +42,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(part.rollout for part in _parts(row, place))
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return (updated_parts(row, mended, _parts),)
-
-
 FORMAT = Format(
     name="art_group",
     title="ART trajectory groups (JSONL)",
@@ -54,7 +49,8 @@ FORMAT = Format(
     precedence=120,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=parts_sources(_parts),
+    update=parts_written(_parts),
     shows="Messages, tools and finish reasons; each call's prompt and completion when the server returned ids. "
     "Logprobs are not written. Additional histories are rollouts of their own.",
 )

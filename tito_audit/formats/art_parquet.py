@@ -16,7 +16,7 @@ import orjson
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._art import trajectory_parts
-from tito_audit.formats._call_log import Part, numbered, updated_parts
+from tito_audit.formats._call_log import Part, numbered, rewritten_parts
 from tito_audit.formats._columns import parsed
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.record.json_text import rewritten_string
@@ -63,7 +63,7 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if len(mended) > len({one.rollout.place.item for one in mended}):
         raise RecordError("ART numbers the trajectories of a group without gaps: a fork's parts have no numbers")
     trajectory = _trajectory(row)
-    new = updated_parts(trajectory, mended, _parts_in(_group(row)))
+    new = rewritten_parts(trajectory, mended, _parts_in(_group(row)))
     if new is trajectory:
         return (row,)
     return ({**row, "trajectory_json": rewritten_string(row["trajectory_json"], trajectory, new)},)

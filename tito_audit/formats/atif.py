@@ -14,13 +14,15 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atif import EXTRA, IDS, Call, Conversation, conversation_of, routing_of, step_turn
-from tito_audit.formats._call_places import CallPlace, lengths_of, object_at, updated_calls
+from tito_audit.formats._columns import is_list
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import one_model
+from tito_audit.formats._sources import object_at, of_calls, plain_sources
+from tito_audit.formats._writer import calls_written, lengths_of
 from tito_audit.record.edits import ABSENT, Edit, Path
 from tito_audit.record.message import as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter, Sources
 
 __all__ = ["FORMAT"]
 
@@ -37,10 +39,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         _rollout(trajectory, _words(path), replace(place, item=item))
         for item, (path, trajectory) in enumerate(_trajectories(row, ()))
     )
-
-
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_calls(row, mended, _read, _places, gone=ABSENT, only_numbers=True, totals=_totals)
 
 
 def _trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -95,27 +93,31 @@ def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation)
     return {"model": model} if model is not None else {}
 
 
-def _places(row: Row) -> Sequence[Sequence[CallPlace]]:
-    return [
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+    return of_calls(
         [
-            _place(call, (*path, "steps", call.step, "metrics"))
+            _source(call, (*path, "steps", call.step, "metrics"))
             for call in conversation_of(trajectory.get("steps"), "steps").calls
         ]
         for path, trajectory in _trajectories(row, ())
-    ]
+    )
 
 
-def _place(call: Call, path: Path) -> CallPlace:
+def _source(call: Call, path: Path) -> CallSource:
     metrics = call.metrics
     extra = metrics.get("extra")
     extra = extra if isinstance(extra, Mapping) else {}
-    columns = {EXTRA + name: ((*path, "extra", name),) for name in extra}
-    return CallPlace(
-        prompts=((*path, "prompt_token_ids"),),
-        logprobs=((*path, "logprobs"),),
-        columns={**columns, "logprobs": ((*path, "logprobs"),)},
+    columns = {EXTRA + name: plain_sources([(*path, "extra", name)]) for name in extra}
+    prompt, scored = (
+        plain_sources([(*path, name)] if is_list(metrics.get(name)) else [])
+        for name in ("prompt_token_ids", "logprobs")
+    )
+    return CallSource(
+        prompts=prompt,
+        logprobs=scored,
+        columns={**columns, "logprobs": scored},
         routing=tuple((*path, "extra", name) for name in routing_of(extra)),
-        counters=(path,),
+        counters=(Counter(path),),
     )
 
 
@@ -146,7 +148,8 @@ FORMAT = Format(
     precedence=30,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=_sources,
+    update=calls_written(_read, _sources, gone=ABSENT, only_numbers=True, totals=_totals),
     shows="Messages, tools and every call whose step has ids, of sub-agents too. Parsed arguments hide how a "
     "call was spelled; steps copied from elsewhere and sums over several calls are not audited; most coding "
     "agents log no ids.",

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
 from tito_audit.formats._columns import Raw, is_list, stated_facts
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._update import at_most_one_each, updated_row, with_values
+from tito_audit.formats._samples import Samples, put_back, sources_in
+from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -78,18 +78,20 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
     before = _read(row, mended[0].rollout.place)
-    changed: dict[str, list[Any]] = {}
-    for index, (old, one) in enumerate(zip(before, at_most_one_each(before, mended), strict=True)):
-        sample = {name: value[index] for name, value in row.items() if is_list(value) and index < len(value)}
-        new = updated_row(sample, old.training_row, one.rollout.training_row, "tokens")
-        for name in sample:
-            if new[name] is not sample[name]:
-                changed.setdefault(name, list(row[name]))[index] = new[name]
-    return (with_values(row, {name: _as_column(values, row[name]) for name, values in changed.items()}),)
+    old = [
+        {name: value[index] for name, value in row.items() if is_list(value) and index < len(value)}
+        for index in range(len(before))
+    ]
+    new = [
+        updated_row(sample, was.training_row, one.rollout.training_row, "tokens")
+        for sample, was, one in zip(old, before, at_most_one_each(before, mended), strict=True)
+    ]
+    return (put_back(row, Samples(tuple(old), _source), new, "tokens"),)
 
 
-def _as_column(values: list[Any], original: Any) -> Any:
-    return np.array(values, original.dtype) if isinstance(original, np.ndarray) else values
+def _source(number: int, name: str) -> Source:
+    """Where a group holds a column of a sample."""
+    return Source((name, number))
 
 
 def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
@@ -108,6 +110,10 @@ def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
     return list(value)
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    return sources_in(Samples((), _source), rollouts)
+
+
 FORMAT = Format(
     name="atropos_group",
     title="Atropos groups (ScoredDataGroup)",
@@ -115,6 +121,7 @@ FORMAT = Format(
     precedence=100,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="Each sample's training row, its mask (labels or 0/1) and logprobs; messages when the run included "
     "them. No calls, so nothing proves what was sampled; no tools, no model name.",

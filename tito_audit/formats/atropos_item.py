@@ -6,13 +6,15 @@ NousResearch/atropos `atroposlib/envs/base.py` (`ScoredDataItem`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
 from tito_audit.formats._columns import is_list, stated_facts
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._update import at_most_one_each, updated_row
-from tito_audit.record.repaired import RepairedRollout
+from tito_audit.formats._samples import row_written
+from tito_audit.formats._sources import own_sources
+from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -45,14 +47,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
-        return ()
-    before = _read(row, mended[0].rollout.place)
-    (after,) = at_most_one_each(before, mended)
-    return (updated_row(row, before[0].training_row, after.rollout.training_row, "tokens"),)
-
-
 FORMAT = Format(
     name="atropos_item",
     title="Atropos items (ScoredDataItem)",
@@ -60,6 +54,7 @@ FORMAT = Format(
     precedence=110,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=own_sources,
+    update=row_written(_read, partial(updated_row, ids="tokens")),
     shows="One training row with its mask (labels or 0/1) and logprobs; messages when the run included them.",
 )

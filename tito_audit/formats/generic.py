@@ -7,7 +7,7 @@ verl, TRL, SkyRL and AReaL fields saved one sample a row are all rows of this ki
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_audit.errors import RecordError
@@ -27,10 +27,13 @@ from tito_audit.formats._copies import with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
 from tito_audit.formats._packed import packed, packed_read, packed_update
+from tito_audit.formats._samples import sources_in
+from tito_audit.formats._sources import own_sources
 from tito_audit.formats._update import with_values
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.sources import CallSource, Sources
 
 __all__ = ["FORMAT"]
 
@@ -247,6 +250,20 @@ def _numbers_elsewhere(row: Row) -> bool:
     return any(holds_ids(value) for name, value in row.items() if name not in ("messages", "tools"))
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    calls = _calls_name(row)
+    one = packed(row) if calls is None else None
+    if one is not None:
+        return sources_in(one.parted, rollouts)
+    own = own_sources(row, rollouts)
+    if calls is None:
+        return own
+    return [
+        replace(sources, calls=tuple(CallSource(entry=(calls, number)) for number, _ in enumerate(sources.calls)))
+        for sources in own
+    ]
+
+
 FORMAT = Format(
     name="generic",
     title="Generic columns",
@@ -254,6 +271,7 @@ FORMAT = Format(
     precedence=270,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools; each sample "
     "of a packed row. Other names are given with `--map OURS=THEIRS`.",

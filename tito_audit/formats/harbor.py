@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_places import CallPlace, lengths_of, object_at, updated_calls
-from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, is_numbers, policy_of
+from tito_audit.formats._columns import flat_logprobs, is_list, is_numbers, policy_of
 from tito_audit.formats._models import real_name
-from tito_audit.record.arrays import empty_ids
-from tito_audit.record.build import call_columns
+from tito_audit.formats._sources import object_at, of_calls, plain_sources
+from tito_audit.formats._turns import turn_of_tokens
+from tito_audit.formats._writer import calls_written, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Sources
 
 __all__ = ["FORMAT"]
 
@@ -70,10 +71,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     if any(turn for rollout in found for turn in rollout.turns):
         return tuple(found)
     return (Rollout(replace(place, item=0), FORMAT.name, stated={**stated, "ids_wanted": False}),)
-
-
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_calls(row, mended, _read, _places, totals=_totals)
 
 
 def _details(row: Row) -> Iterator[_Detail]:
@@ -167,24 +164,12 @@ def _turns(detail: _Detail) -> tuple[Turn, ...]:
     for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
         at = detail.logprobs[number]
         try:
-            prompt_ids, ids = ids_or_none(prompt, _PROMPTS), ids_or_none(completion, _COMPLETIONS)
-            ids = empty_ids() if ids is None and prompt_ids is not None and completion is not None else ids
             scored = {} if at is None else {_LOGPROBS: detail.value[_LOGPROBS][at]}
-            values, columns = call_columns(
-                empty_ids() if ids is None else ids,
-                logprobs=flat_logprobs(scored, _LOGPROBS),
-                other=dict(_columns(detail, number)),
-            )
+            logprobs = partial(flat_logprobs, scored, _LOGPROBS)
+            other = dict(_columns(detail, number))
+            turns.append(turn_of_tokens((_PROMPTS, prompt), (_COMPLETIONS, completion), logprobs, other))
         except RecordError as error:
             raise RecordError(f"{where}call {number}: {error}") from None
-        turns.append(
-            Turn(
-                prompt_ids,
-                ids,
-                completion_logprobs=None if ids is None else values,
-                columns=tuple(column for column in columns if ids is not None or len(column.values)),
-            )
-        )
     return tuple(turns)
 
 
@@ -196,18 +181,18 @@ def _columns(detail: _Detail, number: int) -> Iterator[tuple[str, tuple[Any, Mov
             yield f"extra.{name}", (entries, policy)
 
 
-def _places(row: Row) -> Sequence[Sequence[CallPlace]]:
-    return [[_place(detail, number) for number in range(len(detail.completions))] for detail in _details(row)]
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+    return of_calls(map(partial(_source, detail), range(len(detail.completions))) for detail in _details(row))
 
 
-def _place(detail: _Detail, number: int) -> CallPlace:
+def _source(detail: _Detail, number: int) -> CallSource:
     path, at = detail.path, detail.logprobs[number]
-    scored = () if at is None else ((*path, _LOGPROBS, at),)
+    scored = plain_sources([] if at is None else [(*path, _LOGPROBS, at)])
     extra = {name: (*path, "extra", name, number) for name in detail.extra}
-    return CallPlace(
-        prompts=((*path, _PROMPTS, number),),
+    return CallSource(
+        prompts=plain_sources([(*path, _PROMPTS, number)]),
         logprobs=scored,
-        columns={_LOGPROBS: scored, **{f"extra.{name}": (one,) for name, one in extra.items()}},
+        columns={_LOGPROBS: scored, **{f"extra.{name}": plain_sources([one]) for name, one in extra.items()}},
         routing=tuple(one for name, one in extra.items() if policy_of(name) is MovePolicy.DROP),
     )
 
@@ -248,7 +233,8 @@ FORMAT = Format(
     precedence=220,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=_sources,
+    update=calls_written(_read, _sources, totals=_totals),
     shows="Every call of each conversation, sub-agents after the main one, with its complete prompt and "
     "logprobs. No messages or tools: they are in the trial's ATIF trajectory.",
 )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import answers, call_turn, updated_single_call
 from tito_audit.formats._columns import is_list, parsed, stated_facts
+from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
@@ -48,6 +49,7 @@ FORMAT = Format(
     precedence=210,
     matches=_matches,
     read=_read,
+    sources=own_sources,
     update=_update,
     shows="One call with its logprobs and rewards. The framework may have looked these ids up from text, so "
     "they are no proof of what was sampled; no messages are kept.",

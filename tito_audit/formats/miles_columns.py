@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list
+from tito_audit.formats._samples import row_written
 from tito_audit.formats._slime_samples import sample_row, updated_sample
-from tito_audit.formats._update import at_most_one_each
-from tito_audit.record.repaired import RepairedRollout
+from tito_audit.formats._sources import own_sources
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -38,14 +38,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated),)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
-        return ()
-    before = _read(row, mended[0].rollout.place)
-    (after,) = at_most_one_each(before, mended)
-    return (updated_sample(row, before[0].training_row, after.rollout.training_row),)
-
-
 FORMAT = Format(
     name="miles_columns",
     title="miles dashboard columns",
@@ -53,7 +45,8 @@ FORMAT = Format(
     precedence=20,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=own_sources,
+    update=row_written(_read, updated_sample, "a sample"),
     shows="The training row, its mask and its logprobs, no text. The messages are in `trajectory/*.jsonl`, and "
     "the same ids in `rollout_data/*.pt`, which a repair of this file does not touch.",
 )

@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import written_once
+from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._columns import ids_or_none, is_list
 from tito_audit.formats._copies import with_list
 from tito_audit.formats._responses_read import rollouts_of
-from tito_audit.formats._responses_write import updated_choices
 from tito_audit.formats._turn_change import changes_of, rollouts_before, says_this
 from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
@@ -133,7 +135,7 @@ def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
         return None
     less = len(seen) - len(running)
     allowed = most if type(most) is int else 0
-    return less if 0 <= less <= allowed and np.array_equal(seen[: len(running)], running) else None
+    return less if 0 <= less <= allowed and starts_with(seen, running) else None
 
 
 def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:
@@ -182,7 +184,7 @@ def _updated_record(record: Row, call: _Call, turn: Turn) -> Row:
         RepairedRollout(replace(first, turns=(turn,)), (0,)),
         *(RepairedRollout(other, (0,)) for other in others),
     ]
-    new = updated_choices(record, wanted, _record)
+    new = rewritten_calls(record, wanted, _record, choice_sources, stays=ONE_CALL)
     return new if np.array_equal(own.prompt_ids, turn.prompt_ids) else _without_indexer(new)  # type: ignore[arg-type]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import updated_call
-from tito_audit.formats._columns import ids_or_none, is_list, other_columns
+from tito_audit.formats._columns import is_list, other_columns
 from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import TOKEN_KEYS, steps, text_of
+from tito_audit.formats._sources import own_sources
+from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._update import at_most_one_each, with_values
-from tito_audit.record.arrays import Ids, empty_ids
-from tito_audit.record.build import call_columns
+from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
@@ -57,24 +59,16 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 def _turn(row: Row) -> Turn:
     """The one call of a line; without ids when nothing was captured."""
-    prompt, completion = (ids_or_none(row.get(name), name) for name in TOKEN_KEYS[:2])
-    if completion is None and prompt is not None and row["generation_token_ids"] is not None:
-        completion = empty_ids()
+    prompt, completion = ((name, row.get(name)) for name in TOKEN_KEYS[:2])
     logprobs = row.get("generation_log_probs")
-    values, columns = call_columns(
-        empty_ids() if completion is None else completion,
-        logprobs=None if logprobs is None else ("generation_log_probs", logprobs),
-        other=other_columns(row, {*TOKEN_KEYS, "output_items"}),
+    turn = turn_of_tokens(
+        prompt,
+        completion,
+        lambda: None if logprobs is None else ("generation_log_probs", logprobs),
+        other_columns(row, {*TOKEN_KEYS, "output_items"}),
     )
     text, cut = _answer(row["output_items"])
-    return Turn(
-        prompt_ids=prompt,
-        completion_ids=completion,
-        completion_logprobs=None if completion is None else values,
-        completion_text=text,
-        finish_reason="length" if cut else None,
-        columns=tuple(column for column in columns if completion is not None or len(column.values)),
-    )
+    return replace(turn, completion_text=text, finish_reason="length" if cut else None)
 
 
 def _answer(items: Any) -> tuple[str | None, bool]:
@@ -128,6 +122,7 @@ FORMAT = Format(
     precedence=60,
     matches=_matches,
     read=_read,
+    sources=own_sources,
     update=_update,
     shows="One call a line: its complete prompt, what was sampled, its logprobs and its text. What it was sent "
     "is in the rollout row of the same rollout id. State files beside the log know its old content.",

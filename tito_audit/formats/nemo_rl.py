@@ -18,12 +18,13 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._columns import policy_of
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
-from tito_audit.formats._update import at_most_one_each, updated_row, with_values
+from tito_audit.formats._samples import row_written
+from tito_audit.formats._sources import own_sources
+from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 
 __all__ = ["FORMAT"]
@@ -98,23 +99,19 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
     return replace(row, padding=Padding(right=len(padded) - length))
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
-        return ()
-    before = _read(row, mended[0].rollout.place)
-    (one,) = at_most_one_each(before, mended)
-    old, new = before[0].training_row, one.rollout.training_row
+def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+    """The row with its columns as they are from now on, in lists of one where they were."""
     values = _unwrapped(row)
-    if new is not None and new.padding.left:
+    if new.padding.left:
         raise RecordError(
             "input_lengths counts from the first token, so the row can hold padding on the right only"
         )
-    if new is not None and new.padding.right and values.get("input_lengths") is None:
+    if new.padding.right and values.get("input_lengths") is None:
         raise RecordError("the row has no input_lengths: nothing would tell padding from tokens")
     name = next((name for name in _IDS if values.get(name) is not None), "")
     updated = updated_row(values, old, new, name, can_pad=True)
     changed = {key: updated[key] for key in values if updated[key] is not values[key]}
-    return (with_values(row, {key: _wrapped(value, row[key], values[key]) for key, value in changed.items()}),)
+    return with_values(row, {key: _wrapped(value, row[key], values[key]) for key, value in changed.items()})
 
 
 def _wrapped(value: Any, original: Any, unwrapped: Any) -> Any:
@@ -176,7 +173,8 @@ FORMAT = Format(
     precedence=90,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=own_sources,
+    update=row_written(_read, _written),
     shows="The training row with its mask and logprobs. There are no roles, tools or model, so tokens can be "
     "checked and templates cannot; distillation and validation dumps hold no ids.",
 )

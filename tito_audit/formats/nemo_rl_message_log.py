@@ -20,13 +20,15 @@ from tito_audit.formats._copies import row_counts, with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._responses_items import message_wire
-from tito_audit.formats._update import as_logged, at_most_one_each, changed_columns, with_values
+from tito_audit.formats._samples import row_written
+from tito_audit.formats._update import as_logged, changed_columns, with_values
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
+from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
+from tito_audit.record.sources import Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -97,25 +99,17 @@ def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> Train
     return replace(row, columns=(*row.columns, *columns))
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
-        return ()
-    before = _read(row, mended[0].rollout.place)
-    (one,) = at_most_one_each(before, mended)
-    old, new = before[0].training_row, one.rollout.training_row
-    if old is None or new is None:
-        if old is not new:
-            raise RecordError("a training row can neither be added to a conversation nor be taken away")
-        return (row,)
+def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+    """The row with its messages' slices of the training row as they are from now on."""
     if new.padding != Padding():
         raise RecordError("messages have no padding: nothing in them would tell padding from tokens")
     log = _unwrapped(row["message_log"])
     written = with_list(log, _updated_log(log, old, new))
     if written is log:
-        return (row,)
+        return row
     outer = row["message_log"]
     counts = row_counts(old, new)
-    return (with_counts(with_values(row, {"message_log": written if outer is log else [written]}), counts),)
+    return with_counts(with_values(row, {"message_log": written if outer is log else [written]}), counts)
 
 
 def _updated_log(log: Sequence[Mapping[str, Any]], old: TrainingRow, new: TrainingRow) -> list[Any]:
@@ -218,6 +212,16 @@ def _unwrapped(log: Sequence[Any]) -> Sequence[Any]:
     return log[0] if len(log) == 1 and isinstance(log[0], list) else log
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    log = row["message_log"]
+    inside: Path = ("message_log",) if _unwrapped(log) is log else ("message_log", 0)
+    columns: dict[str, tuple[Source, ...]] = {}
+    for number, entry in enumerate(_unwrapped(log)):
+        for name in entry:
+            columns[name] = (*columns.get(name, ()), Source((*inside, number, name)))
+    return [Sources(columns) for _ in rollouts]
+
+
 FORMAT = Format(
     name="nemo_rl_message_log",
     title="NeMo-RL message logs",
@@ -225,7 +229,8 @@ FORMAT = Format(
     precedence=92,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=_sources,
+    update=row_written(_read, _written, "a conversation"),
     shows="The training row put together from its messages, with mask and logprobs. Messages are rendered "
     "only when their contents are bodies, not text that a template already wrote.",
 )

@@ -6,12 +6,12 @@ up later; what comes out is a guess and marked as one. openai Python package, re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._responses_items import (
     Item,
     Step,
@@ -25,12 +25,12 @@ from tito_audit.formats._responses_items import (
 )
 from tito_audit.formats._responses_log import exchange, token_texts
 from tito_audit.formats._responses_read import request_facts, rollouts_of
-from tito_audit.formats._responses_write import entry_edits, updated_choices, updated_with
-from tito_audit.formats._turn_change import Change
-from tito_audit.record.edits import Edit, Path
+from tito_audit.formats._sources import of_calls
+from tito_audit.formats._writer import calls_written
+from tito_audit.record.edits import Path
 from tito_audit.record.message import Message
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
+from tito_audit.record.sources import CallSource, Layout, Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -106,34 +106,36 @@ def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:
     return tuple(found) or None
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     found = exchange(row)
     if found is None or not all(is_response_object(response) for response in found.responses):
-        return (updated_choices(row, mended, _read),)
+        return choice_sources(row, rollouts)
+    return of_calls(
+        [
+            _source(response["output"], (*path, "output"), s)
+            for s in steps(response["output"], "output")
+            if s.is_call
+        ]
+        for path, response in zip(found.response_paths, found.responses, strict=True)
+    )
 
-    def edits(item: int, changes: Mapping[int, Change]) -> Iterator[Edit]:
-        path, output = found.response_paths[item], found.responses[item]["output"]
-        calls = [step for step in steps(output, "output") if step.is_call]
-        for number, change in changes.items():
-            yield from _call_edits(output, (*path, "output"), calls[number], change)
 
-    return (updated_with(row, mended, _read, edits),)
-
-
-def _call_edits(output: Sequence[Item], path: Path, call: Step, change: Change) -> Iterator[Edit]:
-    """A call's logprobs over its content parts, in order."""
-    old, new = change.recorded_logprobs, change.logprobs
-    if old is None or new is None or len(old) != len(new):
-        raise RecordError("the tokens of this answer are known from their logprobs alone, which cannot go")
+def _source(output: Sequence[Item], path: Path, call: Step) -> CallSource:
+    """Where a call's logprobs are: over its content parts, in order."""
+    sources = []
     start = 0
     for number, item in enumerate(output):
         if not any(item is own for own in call.items):
             continue
         for place, part in enumerate(filled_list(item.get("content"))):
-            end = start + len(part["logprobs"])
+            end = start + len(filled_list(part.get("logprobs") if isinstance(part, Mapping) else None))
             where = (*path, number, "content", place, "logprobs")
-            yield from entry_edits(part["logprobs"], where, old[start:end], new[start:end])
+            sources.append(Source(where, Layout.ENTRIES, (start, end)))
             start = end
+    return CallSource(
+        logprobs=tuple(source for source in sources if source.part != (0, 0)),
+        whole="the tokens of this answer are known from their logprobs alone, which cannot go",
+    )
 
 
 FORMAT = Format(
@@ -143,7 +145,8 @@ FORMAT = Format(
     precedence=250,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=_sources,
+    update=calls_written(_read, _sources, stays=ONE_CALL),
     shows="Token strings with logprobs when they were asked for: ids are looked up from their bytes and "
     "marked as a guess. Without logprobs there is text only and nothing to audit.",
 )

@@ -9,6 +9,7 @@ that holds the environment's tokens too. The framework itself sends them as msgp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._columns import Raw, ids_or_none, is_list, policy_of
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
-from tito_audit.formats._update import as_logged, at_most_one_each, updated_row, with_values
+from tito_audit.formats._samples import row_written
+from tito_audit.formats._sources import own_sources
+from tito_audit.formats._update import as_logged, updated_row, with_values
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.sources import Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -65,24 +68,20 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated),)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
-        return ()
-    (before,) = _read(row, mended[0].rollout.place)
-    (one,) = at_most_one_each([before], mended)
-    old, new = before.training_row, one.rollout.training_row
-    if _is_flat(row) or old is None or new is None:
-        return (updated_row(row, old, new, "token_ids"),)
+def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+    """The sample as its row is from now on; a split one as the two parts of it."""
+    if _is_flat(row):
+        return updated_row(row, old, new, "token_ids")
     joined = {**row, **_joined(row)}
     flat = updated_row(joined, old, new, "token_ids")
     if flat is joined:
-        return (row,)
+        return row
     start = new.prompt_length or 0
     values = {name: value for name, value in flat.items() if name in row}
     for name, (prompt, completion) in _JOINED.items():
         values[prompt] = as_logged(flat[name][:start], row[prompt])
         values[completion] = as_logged(flat[name][start:], row[completion])
-    return (with_values(row, values),)
+    return with_values(row, values)
 
 
 def _flat(row: Row) -> TrainingRow | None:
@@ -156,6 +155,14 @@ def _is_flat(row: Row) -> bool:
     )
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    own = own_sources(row, rollouts)
+    if _is_flat(row):
+        return own
+    mask = tuple(Source((name,)) for name in _JOINED["mask"])
+    return [replace(sources, columns={**sources.columns, "mask": mask}) for sources in own]
+
+
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",
@@ -164,7 +171,8 @@ FORMAT = Format(
     precedence=75,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=_sources,
+    update=row_written(_read, _written),
     shows="The sequence with mask, logprobs and weights, where samples are saved as JSON. Neither text nor tools. "
     "The msgpack files of the file transport (`rank_*.bin`) are not read.",
 )

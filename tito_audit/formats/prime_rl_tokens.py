@@ -8,6 +8,7 @@ change they are unknown from the changed token on. PrimeIntellect-ai/prime-rl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
@@ -15,10 +16,11 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._columns import ids_or_none, is_list, policy_of
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
-from tito_audit.formats._update import at_most_one_each, updated_row
+from tito_audit.formats._samples import row_written
+from tito_audit.formats._sources import own_sources
+from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -57,14 +59,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated),)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
-        return ()
-    (before,) = _read(row, mended[0].rollout.place)
-    (after,) = at_most_one_each([before], mended)
-    return (updated_row(row, before.training_row, after.rollout.training_row, "token_ids"),)
-
-
 def _other_columns(row: Row, size: int) -> dict[str, tuple[Any, MovePolicy]]:
     """Every list with an entry a token; all columns of an export have one length."""
     return {
@@ -81,7 +75,8 @@ FORMAT = Format(
     precedence=70,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=own_sources,
+    update=row_written(_read, partial(updated_row, ids="token_ids")),
     shows="The trained sequence with mask, the sampler's logprobs and all that the trainer computed. Neither "
     "text nor tools nor a model: only merges and splits of tokens, masks and logprobs can be told.",
 )

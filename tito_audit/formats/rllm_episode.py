@@ -13,17 +13,17 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_places import CallPlace, copies_of, object_at, updated_calls
 from tito_audit.formats._calls import finish_reason, weight_versions
-from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns
+from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import model_facts
-from tito_audit.record.arrays import empty_ids
-from tito_audit.record.build import call_columns
+from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
+from tito_audit.formats._turns import turn_of_tokens
+from tito_audit.formats._writer import calls_written
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Sources
 
 __all__ = ["FORMAT"]
 
@@ -53,10 +53,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         _rollout(trajectory, f"trajectories[{item}]", replace(place, item=item), stated)
         for item, trajectory in enumerate(row["trajectories"])
     )
-
-
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_calls(row, mended, _read, _places)
 
 
 def _rollout(trajectory: object, where: str, place: Place, said: Mapping[str, object]) -> Rollout:
@@ -124,31 +120,25 @@ def _turn(
     in_place = answer is not None and messages is not None and _begins(messages, talk)
     whole = answer is not None and not answer.tool_calls and answer.reasoning is None
     try:
-        prompt = None if _is_multimodal(step.get(_PROMPT)) else ids_or_none(step.get(_PROMPT), _PROMPT)
-        completion = ids_or_none(step.get(_RESPONSE), _RESPONSE)
-        if completion is None and prompt is not None and step.get(_RESPONSE) is not None:
-            completion = empty_ids()
         scored = step.get("logprobs")
-        # An empty list is what a step is made with; it says no more than null.
-        values, columns = call_columns(
-            empty_ids() if completion is None else completion,
-            logprobs=flat_logprobs(step, "logprobs") if _filled(scored) else None,
-            other=other_columns(step, _TAKEN),
+        turn = turn_of_tokens(
+            (_PROMPT, None if _is_multimodal(step.get(_PROMPT)) else step.get(_PROMPT)),
+            (_RESPONSE, step.get(_RESPONSE)),
+            # An empty list is what a step is made with; it says no more than null.
+            lambda: flat_logprobs(step, "logprobs") if _filled(scored) else None,
+            other_columns(step, _TAKEN),
         )
         if scored is not None and not is_list(scored):
             raise RecordError("column 'logprobs' is not a list of numbers")
     except RecordError as error:
         raise RecordError(f"{where}: {error}") from None
-    return Turn(
-        prompt_ids=prompt,
-        completion_ids=completion,
-        completion_logprobs=None if completion is None else values,
+    return replace(
+        turn,
         message_index=len(talk) - 1 if in_place else None,
         prompt_messages=None if in_place or messages is None or not sent else sent,
         completion_text=answer.text if answer is not None and whole else None,
         finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
         weight_versions=weight_versions(step),
-        columns=tuple(column for column in columns if completion is not None or len(column.values)),
     )
 
 
@@ -166,22 +156,22 @@ def _in_order(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(found[::-1])
 
 
-def _places(row: Row) -> Sequence[Sequence[CallPlace]]:
-    return [
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+    return of_calls(
         [
-            _place(step, ("trajectories", item, "steps", number))
+            _source(step, ("trajectories", item, "steps", number))
             for number, step in enumerate(_steps(trajectory, f"trajectories[{item}]"))
         ]
         for item, trajectory in enumerate(row["trajectories"])
-    ]
+    )
 
 
-def _place(step: Mapping[str, Any], path: Path) -> CallPlace:
+def _source(step: Mapping[str, Any], path: Path) -> CallSource:
     prompt, logprobs = step.get(_PROMPT), step.get("logprobs")
     output = object_at(step, "model_output")
     copies = ({_PROMPT: prompt}, {"logprobs": logprobs})
     prompts, scored = (
-        tuple(
+        plain_sources(
             place
             for name, value in one.items()
             if _filled(value) and not _is_multimodal(value)
@@ -189,8 +179,8 @@ def _place(step: Mapping[str, Any], path: Path) -> CallPlace:
         )
         for one, names in zip(copies, (_COPIES, ("logprobs",)), strict=True)
     )
-    columns = {name: ((*path, name),) for name, value in step.items() if is_list(value)}
-    return CallPlace(
+    columns = {name: plain_sources([(*path, name)]) for name, value in step.items() if is_list(value)}
+    return CallSource(
         prompts=prompts,
         logprobs=scored,
         columns={**columns, "logprobs": scored},
@@ -227,7 +217,8 @@ FORMAT = Format(
     precedence=130,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=_sources,
+    update=calls_written(_read, _sources),
     shows="Messages and every call of each trajectory, with its complete prompt, logprobs and advantages. Tools "
     "are in the gateway's traces only; evaluations and the training-time logger keep no ids.",
 )

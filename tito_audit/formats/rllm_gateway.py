@@ -8,23 +8,25 @@ adds to the call before it (`prompt_delta_token_ids`); a reader of the store put
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_places import CallPlace, copies_of, object_at, updated_calls
 from tito_audit.formats._calls import finish_reason, weight_versions
-from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, other_columns
+from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
 from tito_audit.formats._known_tools import calls_unknown_tools
 from tito_audit.formats._models import model_facts
-from tito_audit.record.arrays import as_floats, empty_ids
-from tito_audit.record.build import call_columns
+from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
+from tito_audit.formats._turns import turn_of_tokens
+from tito_audit.formats._writer import calls_written
+from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import as_message, as_messages, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -74,31 +76,22 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_calls(row, mended, _read, lambda row: [[_place(row)]], totals=_counts)
-
-
 def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn:
-    prompt, completion = ids_or_none(row.get(_PROMPT), _PROMPT), ids_or_none(row.get(_COMPLETION), _COMPLETION)
-    if completion is None and prompt is not None and row.get(_COMPLETION) is not None:
-        completion = empty_ids()
-    values, columns = call_columns(
-        empty_ids() if completion is None else completion,
-        logprobs=flat_logprobs(row, "logprobs"),
-        other=other_columns(row, _TAKEN),
+    turn = turn_of_tokens(
+        (_PROMPT, row.get(_PROMPT)),
+        (_COMPLETION, row.get(_COMPLETION)),
+        lambda: flat_logprobs(row, "logprobs"),
+        other_columns(row, _TAKEN),
     )
     told = {} if answer is None else answer
     hidden = any(told.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
     text = None if hidden else told.get("content")
-    return Turn(
-        prompt_ids=prompt,
-        completion_ids=completion,
-        completion_logprobs=None if completion is None else values,
+    return replace(
+        turn,
         message_index=index,
         completion_text=text if isinstance(text, str) else None,
         finish_reason=finish_reason(row),
         weight_versions=weight_versions(row),
-        columns=tuple(column for column in columns if completion is not None or len(column.values)),
     )
 
 
@@ -132,22 +125,29 @@ def _choice(response: Mapping[str, Any]) -> Mapping[str, Any]:
     return first if isinstance(first, Mapping) else {}
 
 
-def _place(row: Row) -> CallPlace:
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     parts = {name: row[name] for name in ("raw_request", "raw_response") if isinstance(row.get(name), Mapping)}
-    scored: list[Path] = [("logprobs",)] if is_list(row.get("logprobs")) else []
+    scored = [Source(("logprobs",))] if is_list(row.get("logprobs")) else []
+    gone = [*scored]
     choice = _choice(object_at(row, "raw_response"))
     content = object_at(choice, "logprobs").get("content")
     if scored and _scores_equal(content, row["logprobs"]):
-        scored.append(("raw_response", "choices", 0, "logprobs"))
-    columns = {name: ((name,),) for name, value in row.items() if is_list(value)}
-    prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else ()
-    return CallPlace(
-        prompts=((_PROMPT,), *copies_of(parts, (), _PROMPT_NAMES, prompt)),
+        inside: Path = ("raw_response", "choices", 0, "logprobs")
+        scored.append(Source((*inside, "content"), Layout.ENTRIES))
+        gone.append(Source(inside))
+    columns = {name: plain_sources([(name,)]) for name, value in row.items() if is_list(value)}
+    prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else None
+    usage = object_at(row, "raw_response", "usage")
+    one = CallSource(
+        prompts=plain_sources(
+            [] if prompt is None else [(_PROMPT,), *copies_of(parts, (), _PROMPT_NAMES, prompt)]
+        ),
         logprobs=tuple(scored),
-        columns={**columns, "logprobs": tuple(scored)},
+        columns={**columns, "logprobs": tuple(gone)},
         routing=tuple(_routing(row)),
-        counters=(("raw_response", "usage"),) if object_at(row, "raw_response", "usage") else (),
+        counters=(Counter(("raw_response", "usage")),) if usage else (),
     )
+    return of_calls([[one]])
 
 
 def _scores_equal(content: object, logprobs: Any) -> bool:
@@ -197,7 +197,8 @@ FORMAT = Format(
     precedence=140,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=_sources,
+    update=calls_written(_read, _sources, totals=_counts),
     shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "
     "prompt; the calls of a session are rows of their own, so drift from call to call is not seen.",
 )

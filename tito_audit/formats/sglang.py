@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tito_audit.format import Format, Row
+from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._responses_log import exchange, has_meta_info
 from tito_audit.formats._responses_read import rollouts_of
-from tito_audit.formats._responses_write import updated_choices
-from tito_audit.record.repaired import RepairedRollout
+from tito_audit.formats._writer import calls_written
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -27,10 +27,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return rollouts_of(row, place, FORMAT.name)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return (updated_choices(row, mended, _read),)
-
-
 FORMAT = Format(
     name="sglang",
     title="SGLang responses",
@@ -38,7 +34,8 @@ FORMAT = Format(
     precedence=230,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=choice_sources,
+    update=calls_written(_read, choice_sources, stays=ONE_CALL),
     shows="The call's completion, logprobs and weight version; its prompt only when the request's "
     "`input_ids` or the prompt's scores were logged. Calls of one conversation are not joined.",
 )

@@ -10,9 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
+from tito_audit.formats._batch_samples import (
+    batch_read,
+    batch_sources,
+    batch_update,
+    is_batch,
+    sample_rollout,
+    updated_sample,
+)
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Sources
 
 __all__ = ["FORMAT"]
 
@@ -42,6 +50,10 @@ def _sample(row: Row, place: Place) -> Rollout:
     return replace(found, turns=turns, stated=stated)
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    return batch_sources(row, _IDS, rollouts)
+
+
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",
@@ -49,6 +61,7 @@ FORMAT = Format(
     precedence=222,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="Each sample's training row with its mask and logprobs, or its one call where all of the response is "
     "trained. No messages, tools or model; an end token added by hand has logprob 0.",

@@ -14,10 +14,10 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import is_messages, weight_versions
 from tito_audit.formats._columns import is_list, parsed, stated_facts
 from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._samples import row_written
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
-from tito_audit.formats._update import at_most_one_each
+from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
 
@@ -81,14 +81,6 @@ def _stated(row: Row) -> dict[str, object]:
     return stated
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
-        return ()
-    before: Sequence[Any] = _read(row, mended[0].rollout.place)
-    (after,) = at_most_one_each(before, mended)
-    return (updated_sample(row, before[0].training_row, after.rollout.training_row),)
-
-
 FORMAT = Format(
     name="slime",
     title="slime and miles samples",
@@ -96,7 +88,8 @@ FORMAT = Format(
     precedence=190,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=own_sources,
+    update=row_written(_read, updated_sample, "a sample"),
     shows="The training row, its mask and its logprobs; null for a mask trains the whole response. No calls; "
     "messages and tools only where `metadata` keeps them. Torch files need the extra `torch`.",
 )

@@ -15,19 +15,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.align.prefix import common_ends
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of, stated_facts
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._update import as_logged, at_most_one_each, changed_columns
+from tito_audit.formats._samples import row_written
+from tito_audit.formats._update import as_logged, changed_columns
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
+from tito_audit.record.sources import Source, Sources
 
 __all__ = ["FORMAT"]
 
@@ -168,22 +170,14 @@ def _is_table(value: Any) -> bool:
     return is_list(shape) and len(shape) > 1  # type: ignore[arg-type]
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
-        return ()
-    before = _read(row, mended[0].rollout.place)
-    (one,) = at_most_one_each(before, mended)
-    old, new = before[0].training_row, one.rollout.training_row
-    if old is None or new is None:
-        if old is not new:
-            raise RecordError("a training row can neither be added to a datum nor be taken away")
-        return (row,)
+def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+    """The datum with its columns and both copies of its ids as they are from now on."""
     if new.padding != Padding():
         raise RecordError("a datum has no padding: nothing in it would tell padding from tokens")
     edits = [*_column_edits(row, old, new)]
     if not np.array_equal(old.token_ids, new.token_ids):
         edits += _id_edits(row, old.token_ids, new.token_ids)
-    return (with_edits(row, edits),) if edits else (row,)
+    return with_edits(row, edits)  # type: ignore[no-any-return]
 
 
 def _column_edits(row: Row, old: TrainingRow, new: TrainingRow) -> Iterator[Edit]:
@@ -242,8 +236,7 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
         return
     sizes = [len(ids) for ids, _ in _chunks(value, len(old))]
     ends = np.cumsum(sizes)
-    same = _common(old, new)
-    tail = min(_common(old[::-1], new[::-1]), len(old) - same, len(new) - same)
+    same, tail = common_ends(old, new)
     # The change lies in the chunks from the one that holds its first token to the one that holds its last.
     first = min(int(np.searchsorted(ends, same, side="right")), len(sizes) - 1)
     last = max(int(np.searchsorted(ends, max(len(old) - tail - 1, 0), side="right")), first)
@@ -256,11 +249,9 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
         yield Edit((*path, number, "tokens"), as_logged(ids, value[number]["tokens"]))
 
 
-def _common(left: Ids, right: Ids) -> int:
-    """How many entries are the same from the front."""
-    size = min(len(left), len(right))
-    differ = np.flatnonzero(left[:size] != right[:size])
-    return int(differ[0]) if len(differ) else size
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    columns = {name: (Source(("loss_fn_inputs", name)),) for name in row["loss_fn_inputs"]}
+    return [Sources(columns) for _ in rollouts]
 
 
 FORMAT = Format(
@@ -270,7 +261,8 @@ FORMAT = Format(
     precedence=200,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=_sources,
+    update=row_written(_read, _written, "a datum"),
     shows="The training row with its mask, logprobs and advantages, shifted by one. No calls, messages or model: "
     "a conversation that was cut into several datums cannot be put together again.",
 )

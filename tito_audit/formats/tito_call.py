@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import answers, call_turn, updated_single_call
 from tito_audit.formats._columns import is_list, parsed, stated_facts
+from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
@@ -47,6 +48,7 @@ FORMAT = Format(
     precedence=260,
     matches=_matches,
     read=_read,
+    sources=own_sources,
     update=_update,
     shows="One call: its complete prompt, what was sampled, its logprobs. Messages if the caller added them.",
 )

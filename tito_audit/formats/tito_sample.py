@@ -20,11 +20,14 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._packed import packed, packed_read, packed_update
+from tito_audit.formats._samples import sources_in
+from tito_audit.formats._sources import own_sources
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Sources
 
 __all__ = ["FORMAT"]
 
@@ -89,6 +92,11 @@ def _updated(row: Row, before: Rollout, after: RepairedRollout) -> Row:
     return updated_row(row, before.training_row, after.rollout.training_row, "tokens")
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    one = packed(row)
+    return own_sources(row, rollouts) if one is None else sources_in(one.parted, rollouts)
+
+
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",
@@ -96,6 +104,7 @@ FORMAT = Format(
     precedence=265,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",

@@ -17,7 +17,14 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
+from tito_audit.formats._batch_samples import (
+    batch_read,
+    batch_sources,
+    batch_update,
+    is_batch,
+    sample_rollout,
+    updated_sample,
+)
 from tito_audit.formats._calls import is_messages
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._update import as_logged, with_values
@@ -25,6 +32,7 @@ from tito_audit.formats._widths import in_width, kept
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Sources
 
 __all__ = ["FORMAT"]
 
@@ -112,6 +120,10 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     return with_values(row, values)
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    return batch_sources(row, _IDS, rollouts)
+
+
 FORMAT = Format(
     name="trl_rollout",
     title="TRL rollout_func output and trainer buffers",
@@ -120,6 +132,7 @@ FORMAT = Format(
     precedence=224,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="Each completion with its prompt and logprobs, or its training row where an `env_mask` or `tool_mask` "
     "leaves tokens out; the prompt's messages where they were saved. No model or tools.",

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import batch_read, batch_update, is_batch, sample_rollout, updated_sample
+from tito_audit.formats._batch_samples import (
+    batch_read,
+    batch_sources,
+    batch_update,
+    is_batch,
+    sample_rollout,
+    updated_sample,
+)
 from tito_audit.formats._calls import is_messages
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._padding import trained_by
@@ -24,6 +31,7 @@ from tito_audit.formats._widths import in_width, kept
 from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Sources
 
 __all__ = ["FORMAT"]
 
@@ -164,6 +172,10 @@ def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
     return positions
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    return batch_sources(row, _RESPONSES, rollouts)
+
+
 FORMAT = Format(
     name="verl_batch",
     title="verl batches (DataProto as lists)",
@@ -171,6 +183,7 @@ FORMAT = Format(
     precedence=226,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="Each sample's training row with its mask, logprobs and what the trainer computed, padding taken off; "
     "or its one call. The logs that verl itself writes hold text only.",

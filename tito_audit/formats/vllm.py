@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tito_audit.format import Format, Row
+from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._responses_log import exchange, has_server_ids
 from tito_audit.formats._responses_read import rollouts_of
-from tito_audit.formats._responses_write import updated_choices
-from tito_audit.record.repaired import RepairedRollout
+from tito_audit.formats._writer import calls_written
 from tito_audit.record.rollout import Place, Rollout
 
 __all__ = ["FORMAT"]
@@ -27,10 +27,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return rollouts_of(row, place, FORMAT.name)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return (updated_choices(row, mended, _read),)
-
-
 FORMAT = Format(
     name="vllm",
     title="vLLM responses",
@@ -38,7 +34,8 @@ FORMAT = Format(
     precedence=240,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=choice_sources,
+    update=calls_written(_read, choice_sources, stays=ONE_CALL),
     shows="The call's completion and logprobs, its prompt if the answer or the request holds it; messages "
     "and tools only when the request was logged too. One rollout a choice; calls of one conversation are "
     "not joined.",

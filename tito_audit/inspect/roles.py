@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-
+from tito_audit.align.prefix import starts_with
 from tito_audit.formats import COMPLETION_IDS, FLAT_IDS, LOGPROBS, MASKS, PROMPT_IDS, STALE
 from tito_audit.inspect.columns import Column, Item, Numbers
 from tito_audit.inspect.facts import Facts, Look
@@ -240,12 +239,12 @@ class _Scope:
     def _is_start(self, part: str, whole: str) -> bool:
         """Whether the whole starts with the part in most objects; a few may have drifted."""
         pairs = self._pairs(part, whole)
-        held = sum(len(a) <= len(b) and bool(np.array_equal(a, b[: len(a)])) for a, b in pairs)
+        held = sum(starts_with(b, a) for a, b in pairs)
         return bool(pairs) and 2 * held > len(pairs)
 
     def _is_end(self, part: str, whole: str) -> bool:
         pairs = self._pairs(part, whole)
-        held = sum(len(a) <= len(b) and bool(np.array_equal(a, b[len(b) - len(a) :])) for a, b in pairs)
+        held = sum(starts_with(b[::-1], a[::-1]) for a, b in pairs)
         return bool(pairs) and 2 * held > len(pairs)
 
 

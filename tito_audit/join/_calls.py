@@ -1,27 +1,18 @@
-"""Lines of a token capture, each one call, as rollouts: gathered by rollout id and chained by their tokens.
-
-NVIDIA-NeMo/Gym `nemo_gym/token_id_capture/builder.py` (`prefix_merging`): lines come in the order in which calls
-ended, retries and other agents among them; a call continues the call whose prompt and completion are the longest
-beginning of its prompt.
-"""
+"""Lines of a token capture, each one call, as rollouts: gathered by rollout id and chained by their tokens."""
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from tito_audit.chains.capture import chained
 from tito_audit.errors import RecordError
-from tito_audit.evidence.prefix_reuse import common_start
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, pick_format
 from tito_audit.join._conversations import CHAIN
-from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.storage import Log, Output, RawRow
 from tito_audit.storage.chunk import Chunk, Reading
 from tito_audit.storage.lines import ParseRow
@@ -31,8 +22,6 @@ from tito_audit.storage.sampling import Sample
 __all__ = ["GATHERED", "Calls", "CallsOfRollout", "GatheredOutput", "is_capture"]
 
 _NAME = "nemo_gym_tokens"
-_HISTORY = 4
-"""A prompt that has less than this part of an earlier one in common with it is another agent's."""
 _CALLS = "calls_of_rollout"
 
 
@@ -115,97 +104,6 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 GATHERED = Format(_NAME, "", "", 0, lambda row: isinstance(row, CallsOfRollout), _read, _update)
 """The format of calls gathered by rollout; of a line that stands alone it is `nemo_gym_tokens`."""
-
-
-# Chains
-
-
-@dataclass(eq=False, slots=True)
-class _Node:
-    number: int
-    prompt: Ids
-    seen: Ids
-    time: float
-    children: list[_Node] = field(default_factory=list)
-    common: int = 0
-    """Tokens that its prompt begins with in common with what its parent saw and said."""
-    size: int = 1
-    """Calls that continue it, and itself."""
-
-
-def chained(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Calls in the order of their conversation, and which of these places are its main chain.
-
-    Main is the chain that began first, at each fork the branch that the prompts speak for most, then the longer
-    one. A retry stands before the call that was kept, other branches and other agents behind the main chain, and
-    calls without a prompt at the end.
-    """
-    nodes = [
-        _Node(number, turn.prompt_ids, seen, time)
-        for number, (turn, time) in enumerate(zip(turns, times, strict=True))
-        if turn.prompt_ids is not None and (seen := turn.seen_ids) is not None
-    ]
-    nodes.sort(key=lambda node: (len(node.prompt), node.time, node.number))
-    roots: list[_Node] = []
-    longest_first: list[_Node] = []
-    for node in nodes:
-        parent = _parent(node, longest_first)
-        (parent.children if parent is not None else roots).append(node)
-        insort(longest_first, node, key=lambda one: -len(one.seen))
-    for node in reversed(nodes):
-        node.size += sum(child.size for child in node.children)
-    order, main = _walked(roots)
-    placed = set(order)
-    rest = [number for number in range(len(turns)) if number not in placed]
-    order += sorted(rest, key=lambda number: (times[number], number))
-    main = main or order
-    places = {number: place for place, number in enumerate(order)}
-    return tuple(order), tuple(places[number] for number in main)
-
-
-def _parent(node: _Node, longest_first: Sequence[_Node]) -> _Node | None:
-    """The call whose prompt and answer this prompt holds most of; None where that is no history.
-
-    Where an answer comes back in other tokens, what comes before it still speaks for its call.
-    """
-    best: _Node | None = None
-    for other in longest_first:
-        if len(other.seen) <= node.common:
-            break
-        if len(other.prompt) < len(node.prompt):
-            common = common_start(node.prompt, other.seen)
-            if common > node.common:
-                best, node.common = other, common
-    return best if best is not None and node.common >= len(best.prompt) // _HISTORY else None
-
-
-def _walked(roots: Sequence[_Node]) -> tuple[list[int], list[int]]:
-    """All calls in order, and the main chain."""
-    order: list[int] = []
-    main: list[int] = []
-    first = min(roots, key=lambda node: (node.time, node.number), default=None)
-    alike = [node for node in roots if first is not None and np.array_equal(node.prompt, first.prompt)]
-    # Not by recursion: a rollout may have more calls than Python has frames.
-    waiting: list[tuple[Sequence[_Node], bool]] = [
-        ([node], False) for node in reversed(roots) if node not in alike
-    ]
-    waiting.append((alike, True))
-    while waiting:
-        siblings, on_main = waiting.pop()
-        if not siblings:
-            continue
-        kept = max(siblings, key=lambda node: (node.common, node.size, node.time, node.number))
-        retries = [
-            node
-            for node in siblings
-            if node is not kept and not node.children and np.array_equal(node.prompt, kept.prompt)
-        ]
-        others = [node for node in siblings if node is not kept and node not in retries]
-        order += [node.number for node in (*retries, kept)]
-        main += [kept.number] if on_main else []
-        waiting += [([node], False) for node in reversed(others)]
-        waiting.append((kept.children, on_main))
-    return order, main
 
 
 # Files

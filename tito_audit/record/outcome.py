@@ -25,8 +25,12 @@ class Outcome:
     """Strategy to the codes that it cured, in the order in which they were tried."""
     declined: Mapping[str, str] = field(default_factory=dict)
     """Strategy that claimed a finding and did not cure it, to the reason."""
+    needs_unsafe: frozenset[str] = frozenset()
+    """Those of them that would have run had unsafe repairs been allowed."""
     notes: tuple[str, ...] = ()
     """What the repairs say of themselves: costs, marks, columns that could not go with the tokens."""
+    costs: tuple[str, ...] = ()
+    """Those of the notes that a run sums up."""
     rows: int = 1
     """Rows written in place of this one: more than 1 after a fork, 0 in quarantine."""
     more_tokens: int = 0

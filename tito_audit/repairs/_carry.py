@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from itertools import pairwise
 
 import numpy as np
 
+from tito_audit.align.runs import paired_runs
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Offsets
 from tito_audit.record.finding import Finding
@@ -185,16 +185,5 @@ def _sources(old: Ids, view: RowView | None, laid: Laid) -> Offsets:
 
 def _pair(old: Ids, new: Ids, first: int, source: Offsets) -> None:
     """Pair equal tokens of two stretches in order: from both ends, then what is between."""
-    size = min(len(old), len(new))
-    unequal = np.flatnonzero(old[:size] != new[:size])
-    head = int(unequal[0]) if len(unequal) else size
-    source[:head] = first + np.arange(head)
-    backwards = np.flatnonzero(old[len(old) - size :][::-1] != new[len(new) - size :][::-1])
-    tail = min(int(backwards[0]) if len(backwards) else size, size - head)
-    if tail:
-        source[len(new) - tail :] = first + np.arange(len(old) - tail, len(old))
-    a, b = old[head : len(old) - tail], new[head : len(new) - tail]
-    if len(a) and len(b) and max(len(a), len(b)) <= _MOST:
-        matcher = SequenceMatcher(None, a.tolist(), b.tolist(), autojunk=False)
-        for i, j, n in matcher.get_matching_blocks():
-            source[head + j : head + j + n] = first + head + i + np.arange(n)
+    for start, other, size in paired_runs(old, new, longest=_MOST):
+        source[other : other + size] = first + start + np.arange(size)

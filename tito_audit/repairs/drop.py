@@ -15,6 +15,7 @@ __all__ = ["drop"]
     cures=("REC", "TOK", "TPL", "SEQ", "MSK", "LPR"),
     safety=Safety.UNSAFE,
     precedence=90,
+    removes_rows=True,
 )
 def drop(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Leaves the rollout out, with the reason.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tito_audit.chains.fork import ForkedRow, fork_cost, fork_rows
-from tito_audit.evidence.model import Break, Evidence
+from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.finding import Finding
 from tito_audit.record.moved import Moved
@@ -20,12 +20,11 @@ __all__ = ["fork"]
 
 _UNTRAINED = frozenset({"MSK403"})
 """What rules say of a part whose turns the row left out of the loss already."""
-_PARTS = frozenset((Break.RETOKENIZED, Break.TEMPLATE, Break.REWRITTEN, Break.ORPHAN))
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """Where a call does not continue the calls before it."""
-    return not finding.code.startswith(("MSK", "LPR")) and any(link.kind in _PARTS for link in evidence.links)
+    return not finding.code.startswith(("MSK", "LPR")) and any(link.kind.breaks for link in evidence.links)
 
 
 @repair("fork", cures=("SEQ", "TOK", "TPL"), safety=Safety.SAFE, precedence=15, fits=_fits)
@@ -71,7 +70,8 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     silent = [k for k in range(len(turns)) if k not in held]
     return Proposal(
         tuple(mended for mended, _ in parts),
-        notes=(_cost(made, more_tokens), *(f"turn {k} sampled nothing and is in no row" for k in silent)),
+        notes=tuple(f"turn {k} sampled nothing and is in no row" for k in silent),
+        cost=_cost(made, more_tokens),
         more_tokens=more_tokens,
         stale=_union(moved.stale for _, moved in parts if moved),
         dropped=_union(moved.dropped for _, moved in parts if moved),

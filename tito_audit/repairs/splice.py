@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from tito_audit.chains.links import Chain, LinkKind, chain_to, last_calls, parents_of
 from tito_audit.chains.splice import splice_prefix
 from tito_audit.errors import RecordError, SpliceError
-from tito_audit.evidence.model import Break, Evidence
+from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding
 from tito_audit.record.moved import Moved
@@ -17,7 +18,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import laid_chain, mask_is_wrong, rebuilt_row, stop_ids, untrained_turns
-from tito_audit.repairs._chains import BROKEN, broken_links, row_chains
 from tito_audit.settings.model import RepairChoices
 
 __all__ = ["splice"]
@@ -25,7 +25,7 @@ __all__ = ["splice"]
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """Where it is safe: the calls say what the row holds, and none of them was given other tokens."""
-    return evidence.row is not None and evidence.row.proven and not broken_links(evidence)
+    return evidence.row is not None and evidence.row.proven and not _retold(evidence)
 
 
 @repair(
@@ -64,11 +64,11 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
     rollout = evidence.rollout
     if not rollout.turns:
         return None
-    broken = broken_links(evidence)
+    broken = _retold(evidence)
     turns, changed = _spliced_prompts(evidence) if broken else (rollout.turns, [])
     moved = None
     if rollout.training_row is not None:
-        chains = row_chains(evidence)
+        chains = _row_chains(evidence)
         if not chains:
             return None
         if len(chains) > 1 and not broken:
@@ -88,6 +88,27 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
         dropped=moved.dropped if moved else (),
         unknown=moved.unknown if moved else {},
     )
+
+
+def _retold(evidence: Evidence) -> bool:
+    """Whether a prompt holds the history in other tokens than were seen."""
+    return any(link.kind.retold for link in evidence.links)
+
+
+def _row_chains(evidence: Evidence) -> list[Chain]:
+    """The chains of which the training row holds tokens that no chain before it holds, the fullest first."""
+    view, turns = evidence.row, evidence.rollout.turns
+    if view is None or not view.proven:
+        return []
+    held = {int(turn): int(count) for turn, count in zip(*np.unique(view.turn, return_counts=True), strict=True)}
+    parents = parents_of(evidence.links)
+    calls = [k for k, turn in enumerate(turns) if turn.prompt_ids is not None and turn.completion_ids is not None]
+    chains = [chain_to(last, parents) for last in last_calls(calls, parents)]
+    found = []
+    for chain in sorted(chains, key=lambda one: -sum(held.get(turn, 0) for turn in one)):
+        if sum([held.pop(turn, 0) for turn in chain]):
+            found.append(chain)
+    return found
 
 
 def _held(evidence: Evidence, chain: list[int]) -> list[int]:
@@ -185,9 +206,9 @@ def _spliced_prompts(evidence: Evidence) -> tuple[tuple[Turn, ...], list[int]]:
         if link is not None and link.parent is not None and prompt is not None:
             before, now = old[link.parent].seen_ids, turns[link.parent].seen_ids
             if before is not None and now is not None:
-                if link.kind in BROKEN:
+                if link.kind.retold:
                     prompt = _prompt(now, before, prompt, stops, k, link.parent)
-                elif link.kind is Break.EXTENDS and link.parent in changed:
+                elif link.kind is LinkKind.CONTINUES and link.parent in changed:
                     prompt = np.concatenate([now, prompt[len(before) :]])
         if prompt is not None and turn.prompt_ids is not None and not np.array_equal(prompt, turn.prompt_ids):
             changed.append(k)

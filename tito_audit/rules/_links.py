@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Against, Break, Evidence, Explained, Link
+from tito_audit.chains.links import Link, LinkKind
+from tito_audit.evidence.model import Against, Evidence, Explained
 from tito_audit.record.finding import Hit, Where
 from tito_audit.rules._words import listed
 
@@ -27,15 +28,15 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
     A break counts as re-tokenization when nothing but the tokenizer, or decoding itself, explains it.
     """
     for link in evidence.links:
-        if link.kind not in (Break.RETOKENIZED, Break.TEMPLATE):
+        if not link.kind.retold:
             continue
         causes = causes_of(link, evidence)
         text_kept = bool(causes) and all(one.code.startswith("TOK") for one in causes)
-        if (link.kind is Break.RETOKENIZED or text_kept) is not by_tokenizer:
+        if (link.kind is LinkKind.RETOKENIZED or text_kept) is not by_tokenizer:
             continue
         counts = Counter(one.cause for one in causes)
         what = listed([cause if n == 1 else f"{n} × {cause}" for cause, n in counts.items()]) or link.detail
-        same = "the same text" if link.kind is Break.RETOKENIZED else "what decoding made of the history"
+        same = "the same text" if link.kind is LinkKind.RETOKENIZED else "what decoding made of the history"
         lead = f"{same} comes back as other ids" if by_tokenizer else "the history comes back as other text"
         yield link_hit(link, evidence, f"{lead} ({what})", "; ".join(sorted(counts)) or "cause unknown")
 
@@ -49,7 +50,7 @@ def link_hit(link: Link, evidence: Evidence, what: str, cause: str) -> Hit:
     before = f"what turn {link.parent} saw and said" if link.parent is not None else "any earlier call"
     relation = "starts with" if link.at >= size else "does not start with"
     message = f"turn {link.turn}'s prompt {relation} {before}, from token {start} on: {what}"
-    if link.kind in (Break.RETRY, Break.ORPHAN):
+    if link.kind in (LinkKind.RETRY, LinkKind.SIBLING, LinkKind.ORPHAN):
         message = f"turn {link.turn}: {what}"
     end = min(start + 1, size)
     side = evidence.side(prompt[start : start + 8])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tito_audit.align.prefix import common_prefix
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Mask, empty_ids
@@ -48,7 +49,8 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     seen = empty_ids()
     for number, turn in enumerate(evidence.rollout.turns):
         if turn.prompt_ids is not None:
-            yield from _outside(evidence, Where.PROMPT, number, turn.prompt_ids, _shared(seen, turn.prompt_ids))
+            shared = common_prefix(seen, turn.prompt_ids)
+            yield from _outside(evidence, Where.PROMPT, number, turn.prompt_ids, shared)
         if turn.completion_ids is not None:
             yield from _outside(evidence, Where.COMPLETION, number, turn.completion_ids, 0)
         whole = turn.seen_ids
@@ -96,11 +98,3 @@ def _cause(evidence: Evidence, wrong: Ids) -> str:
     if wrong.min() >= size and wrong.max() < size + _PADDING:
         return _PADDED
     return "above the vocabulary" if wrong.min() >= size else "hole in the vocabulary"
-
-
-def _shared(seen: Ids, prompt: Ids) -> int:
-    """How many tokens a prompt shares with what came before it."""
-    short = min(len(seen), len(prompt))
-    different = seen[:short] != prompt[:short]
-    first = int(different.argmax()) if short else 0
-    return first if short and different[first] else short

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Break, Evidence
+from tito_audit.chains.links import LinkKind
+from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
@@ -35,7 +36,7 @@ def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
     """
     told = set()
     for link in evidence.links:
-        if link.kind is Break.REWRITTEN:
+        if link.kind is LinkKind.REWRITTEN:
             told.add(link.turn)
             yield link_hit(link, evidence, f"the history itself was changed ({link.detail})", link.detail)
     yield from (hit for hit in built_hits(evidence, "SEQ303") if hit.turn not in told)

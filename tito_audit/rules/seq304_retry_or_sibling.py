@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Break, Evidence
+from tito_audit.chains.links import LinkKind
+from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
@@ -31,5 +32,5 @@ def retry_or_sibling(evidence: Evidence) -> Iterator[Hit]:
     `fork` gives each branch its row and trains a shared turn once.
     """
     for link in evidence.links:
-        if link.kind is Break.RETRY:
-            yield link_hit(link, evidence, link.detail, "retry" if "same" in link.detail else "sibling")
+        if link.kind in (LinkKind.RETRY, LinkKind.SIBLING):
+            yield link_hit(link, evidence, link.detail, link.kind.value)

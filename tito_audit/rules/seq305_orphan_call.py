@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Break, Evidence
+from tito_audit.chains.links import LinkKind
+from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
@@ -31,5 +32,5 @@ def orphan_call(evidence: Evidence) -> Iterator[Hit]:
     `fork` gives it a row of its own; `drop` takes the rollout out.
     """
     for link in evidence.links:
-        if link.kind is Break.ORPHAN:
+        if link.kind is LinkKind.ORPHAN:
             yield link_hit(link, evidence, link.detail, "no common history")

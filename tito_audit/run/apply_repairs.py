@@ -59,7 +59,10 @@ class Cure:
     """[] when a repair left the row out."""
     cured: dict[str, tuple[str, ...]] = field(default_factory=dict)
     declined: dict[str, str] = field(default_factory=dict)
+    needs_unsafe: set[str] = field(default_factory=set)
+    """Repairs that declined for nothing but that they are unsafe here."""
     notes: list[str] = field(default_factory=list)
+    costs: list[str] = field(default_factory=list)
     more_tokens: int = 0
     left_out: str | None = None
     """Why the row was left out."""
@@ -100,11 +103,12 @@ def _rounds(cure: Cure, form: Format, audit: Audit, terms: Terms) -> None:
     if not cure.rows:
         return
     # What one repair cures may be what kept an earlier one from being proven.
-    last = [repair for repair in terms.repairs if repair.name == "drop"]
-    others = [repair for repair in terms.repairs if repair.name != "drop"]
+    last = [repair for repair in terms.repairs if repair.removes_rows]
+    others = [repair for repair in terms.repairs if not repair.removes_rows]
     for _ in range(_ROUNDS):
         before = cure.rows
         cure.declined.clear()
+        cure.needs_unsafe.clear()
         _round(cure, others, form, audit, terms)
         if len(cure.rows) == len(before) and all(a is b for a, b in zip(cure.rows, before, strict=True)):
             break
@@ -208,7 +212,9 @@ def _mends(written: Written, repair: Repair, terms: Terms, cure: Cure) -> dict[i
         if mend is None:
             continue
         if mend.safety is Safety.UNSAFE and not terms.unsafe:
-            cure.declined.setdefault(repair.name, f"unsafe here, needs --unsafe: {mend.reason}")
+            if repair.name not in cure.declined:
+                cure.needs_unsafe.add(repair.name)
+                cure.declined[repair.name] = f"unsafe here, needs --unsafe: {mend.reason}"
             continue
         mends[one.rollout.place.item] = mend
     return mends
@@ -346,7 +352,9 @@ def _count(findings: Sequence[Finding], code: str) -> int:
 
 def _mark(cure: Cure, mend: Proposal) -> None:
     """Keep what the repair says of itself, for the reader and for the provenance column."""
+    costs = [mend.cost] if mend.cost else []
     notes = [
+        *costs,
         *mend.notes,
         *(f"{name} is stale from the first changed token on and null there" for name in mend.stale),
         *(f"{name} cannot be rebuilt and is null" for name in mend.dropped),
@@ -357,3 +365,4 @@ def _mark(cure: Cure, mend: Proposal) -> None:
     ]
     cure.more_tokens += mend.more_tokens
     cure.notes += [note for note in notes if note not in cure.notes]
+    cure.costs += costs

@@ -25,12 +25,14 @@ from tito_audit.rules import all_rules
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.fit import TOKENIZER
 from tito_audit.settings.model import Settings
+from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import Observed
 
 __all__ = [
+    "READS_ONLY",
     "Auditor",
     "Loader",
     "Viewed",
@@ -75,6 +77,12 @@ class Auditor:
         """The same with no rule to ask: rows say how they were written, and nothing is found in them."""
         return replace(self, rules=(), codes=frozenset(), repairs=tuple)
 
+    def by_reference(self) -> Auditor:
+        """The same without the fast encoder: every id is the word of `tokenizers`."""
+        if self.tokenizer is None or self.tokenizer.encoder_name == ReferenceEncoder.name:
+            return self
+        return replace(self, tokenizer=replace(self.tokenizer))
+
     def load(self) -> None:
         """Have everything in memory, to be shared with processes that are forked from this one."""
         if self.tokenizer is not None:
@@ -84,13 +92,17 @@ class Auditor:
         self.repairs()
 
 
-def audit_rollout(rollout: Rollout, engine: Auditor, viewed: Viewed | None = None) -> Result:
+READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
+"""For logs in which nothing is looked for."""
+
+
+def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = None) -> Result:
     """Everything that is found in one rollout; with `viewed`, what is observed of it as well."""
-    evidence = explain(gather(rollout, engine.tokenizer, engine.renderer, engine.speakers), engine.rules)
-    findings, skips = check_explained(evidence, engine.rules, engine.codes, engine.repairs)
+    evidence = explain(gather(rollout, auditor.tokenizer, auditor.renderer, auditor.speakers), auditor.rules)
+    findings, skips = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
-    said, counts, misfit = witness(evidence), counts_of(evidence), engine.misfit
-    if counts["tokens"] and _uncompared(skips, engine.codes):
+    said, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
+    if counts["tokens"] and _uncompared(skips, auditor.codes):
         counts["uncompared"] = 1
     if misfit is not None:
         skips = _held_back(skips, misfit)
@@ -161,12 +173,12 @@ class Loader:
         """Those that were loaded, in the order in which they were asked for."""
         return list(self._tokenizers.values())
 
-    def engine(self, settings: Settings) -> tuple[Auditor, str | None]:
+    def auditor(self, settings: Settings) -> tuple[Auditor, str | None]:
         """What logs with these settings are audited with, and what a reader should know of it."""
         tokenizer, renderer, notice = self._loaded(settings)
         speakers = Speakers(settings.sampled_roles)
-        engine = Auditor(tokenizer, renderer, all_rules(), selected_codes(settings), all_repairs, speakers)
-        return engine, notice
+        auditor = Auditor(tokenizer, renderer, all_rules(), selected_codes(settings), all_repairs, speakers)
+        return auditor, notice
 
     def _loaded(self, settings: Settings) -> tuple[Tokenizer | None, Renderer | None, str | None]:
         """The tokenizer and the renderer, each None when there is none, and why there is none."""

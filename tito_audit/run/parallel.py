@@ -4,101 +4,35 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import TypeAlias
 
 from tito_audit.errors import StorageError
-from tito_audit.record.finding import Finding, Result, Skip
+from tito_audit.formats import Detection
+from tito_audit.record.finding import Result, Skip
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.run.workers import in_order, sendable
-from tito_audit.storage import RawRow
+from tito_audit.run.auditor import Viewed
+from tito_audit.run.encoders import Encoded
+from tito_audit.run.executor import Executor
+from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.workers import sendable
 from tito_audit.storage.chunk import Chunk, Reading
 from tito_audit.storage.log import lost_row
-from tito_audit.summary import Sampled, Summary
-from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.summary import Summary
 from tito_audit.viewer.model import observed_of
 from tito_audit.viewer.selection import ViewQuota
 
-__all__ = ["Audit", "Counted", "Encoders", "Spread", "bare", "chunk_bytes", "spread"]
-
-Audit: TypeAlias = Callable[[RawRow, Place, Callable[[Iterable[Finding]], bool] | None], Iterable[Result]]
-"""The results of one row of a log: one a rollout, or one that says why it cannot be read. The last argument is
-there where results are to be observed: whether a rollout with these findings comes with a view."""
+__all__ = ["AuditInChunks", "bare", "chunk_bytes"]
 
 _LARGEST = 8 << 20
 _SMALLEST = 1 << 18
 _EACH = 8
 """Chunks for each process where logs are small, so that none waits long for the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How a scan is spread."""
-
-    jobs: int
-    chunk: int
-    """Bytes of a chunk, about."""
-    limit: int | None
-    """Rows after which to stop."""
-    chunks: Callable[[Path, int], Iterator[Chunk]]
-    """How a log becomes chunks of about so many bytes."""
-    observe: bool = False
-    """Whether results are observed."""
-
-
-@dataclass(slots=True)
-class Counted:
-    """Rows of a run, counted as they pass."""
-
-    rows: int = 0
-    """Rows that were audited."""
-    left_out: int = 0
-    """Rows that a sample left out: before the last that was audited, and to the end of logs read to their end."""
-
-    def full(self, limit: int | None, summary: Summary) -> bool:
-        """Whether no more rows are to be audited; the summary is told why."""
-        if limit is None or self.rows < limit:
-            return False
-        summary.notices.append(f"Stopped after {self.rows} rows, as asked by --limit.")
-        return True
-
-    def sampled(self, share: float | None) -> Sampled | None:
-        """The same for a summary; None when no sample was asked for."""
-        return Sampled(share, self.rows, self.rows + self.left_out) if share is not None else None
-
-
-class Encoders:
-    """What encodes for each tokenizer of a run, in this process and in those that are forked from it."""
-
-    def __init__(self, tokenizers: Sequence[Tokenizer]) -> None:
-        self._tokenizers = tokenizers
-        self._elsewhere: dict[int, str | None] = {}
-
-    def here(self) -> tuple[tuple[str | None, str | None], ...]:
-        """Of each, what encodes in this process, as a summary names it, and why no fast encoder does."""
-        return tuple((one.encoder_name, one.encoder_notice) for one in self._tokenizers)
-
-    def hear(self, said: Sequence[tuple[str | None, str | None]], summary: Summary) -> None:
-        """What another process says: one that went without a fast encoder counts for all."""
-        for number, (name, notice) in enumerate(said):
-            if notice is not None:
-                self._elsewhere[number] = name
-                if notice not in summary.notices:
-                    summary.notices.append(notice)
-
-    def settle(self, summary: Summary) -> None:
-        """Say in the summary what encoded."""
-        here = self.here()
-        names = [self._elsewhere.get(number) or name for number, (name, _) in enumerate(here)]
-        summary.encoder = "; ".join(dict.fromkeys(name for name in names if name)) or None
-        for _, notice in here:
-            if notice and notice not in summary.notices:
-                summary.notices.append(notice)
 
 
 def chunk_bytes(total: int, jobs: int) -> int:
@@ -114,40 +48,53 @@ def bare(result: Result) -> Result:
     return replace(result, rollout=Rollout(result.rollout.place, result.rollout.format, stated=told))
 
 
-def spread(
-    files: Sequence[Path],
-    audit: Audit,
-    how: Spread,
-    summary: Summary,
-    counted: Counted,
-    progress: Callable[[int, int, int], None] | None,
-    encoders: Encoders,
-) -> Generator[Result, None, None]:
-    """The results of all rows, with bare rollouts, as one process would give them.
+@dataclass(frozen=True, slots=True)
+class AuditInChunks:
+    """How the logs of a run are audited by several processes."""
 
-    Files and notices go into the summary, what other processes encode with to the encoders. What cannot be read
-    raises StorageError in its turn, behind the results before it.
-    """
-    views = ViewQuota() if how.observe else None
-    log = _Merged(audit, how.limit, summary, counted, encoders, views)
-    total = sum(file.stat().st_size for file in files if file.is_file())
-    done = 0
-    work = partial(_audited, audit=audit, limit=how.limit, encoders=encoders)
-    with closing(in_order(_planned(files, how, views), work, how.jobs)) as parts:
-        for part, answer in parts:
-            if isinstance(part, StorageError):
-                raise part
-            if isinstance(part, _Begun):
-                done += log.size
-                log.begin(part)
-                continue
-            if answer is not None:
-                yield from log.results(answer)
-            if log.stopped:
+    flow: RowFlow
+    chunk: int
+    """Bytes of a chunk, about."""
+    observe: bool
+    """Whether results are observed."""
+
+    def results(
+        self, executor: Executor, summary: Summary, counted: Counted, progress: Progress | None
+    ) -> Generator[Result, None, None]:
+        """The results of all rows, with bare rollouts, as one process would give them.
+
+        Files and notices go into the summary, what other processes encode with to the encoders of the flow. What
+        cannot be read raises StorageError in its turn, behind the results before it.
+        """
+        views = ViewQuota() if self.observe else None
+        log = _Merged(self.flow, summary, counted, views)
+        total, done = self.flow.size, 0
+        with closing(executor.map(_AuditChunk(self.flow), self._planned(views))) as parts:
+            for part, answer in parts:
+                if isinstance(part, StorageError):
+                    raise part
+                if isinstance(part, _Begun):
+                    done += log.size
+                    log.begin(part)
+                    continue
+                if answer is not None:
+                    yield from log.results(answer)
+                if log.stopped:
+                    return
+                if progress is not None:
+                    progress(counted.rows, done + part.done, total)
+            log.end()
+
+    def _planned(self, views: ViewQuota | None) -> Iterator[tuple[_Begun | _Part | StorageError, _Task | None]]:
+        """The chunks of all files; a file that cannot be read ends them with the reason."""
+        for file in self.flow.files:
+            try:
+                yield _Begun(file, file.stat().st_size if file.is_file() else 0), None
+                for chunk in self.flow.groups[str(file)].chunks(file, self.chunk):
+                    yield _Part(file, chunk.done), (chunk, views.copy() if views is not None else None)
+            except StorageError as error:
+                yield error, None
                 return
-            if progress is not None:
-                progress(counted.rows, done + part.done, total)
-        log.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +130,7 @@ class _Audited:
     """By number of the result in the chunk: its view, packed, as most are not taken and chunks wait their turn."""
     size: int = 0
     damage: str | None = None
-    encoders: tuple[tuple[str | None, str | None], ...] = ()
+    encoders: Encoded = ()
     error: BaseException | None = None
 
     def add(self, row: int, results: Iterable[Result], passed: int) -> int:
@@ -205,70 +152,53 @@ _Task: TypeAlias = tuple[Chunk, ViewQuota | None]
 """A chunk, and which rollouts were viewed before it, as far as is known when it is handed out."""
 
 
-def _planned(
-    files: Sequence[Path], how: Spread, views: ViewQuota | None
-) -> Iterator[tuple[_Begun | _Part | StorageError, _Task | None]]:
-    """The chunks of all files; a file that cannot be read ends them with the reason."""
-    for file in files:
+@dataclass(frozen=True, slots=True)
+class _AuditChunk:
+    """What a process does with a chunk."""
+
+    flow: RowFlow
+
+    def __call__(self, task: _Task) -> _Audited:
+        """The results of the chunk; past the limit only that there is one more."""
+        chunk, views = task
+        found, reading = _Audited(), Reading(chunk)
         try:
-            yield _Begun(file, file.stat().st_size if file.is_file() else 0), None
-            for chunk in how.chunks(file, how.chunk):
-                yield _Part(file, chunk.done), (chunk, views.copy() if views is not None else None)
-        except StorageError as error:
-            yield error, None
-            return
+            self._audit(chunk, reading, views.offer if views is not None else None, found)
+        except Exception as error:
+            found.error = sendable(error)
+        if reading.sample is not None:
+            found.left_out.append(reading.sample.left_out)
+            found.last = reading.sample.last
+        found.size, found.damage, found.encoders = reading.size, reading.damage, self.flow.encoders.here()
+        return found
 
-
-def _audited(task: _Task, audit: Audit, limit: int | None, encoders: Encoders) -> _Audited:
-    """The results of a chunk; past `limit` rows only that there is one more."""
-    chunk, views = task
-    found = _Audited()
-    reading = Reading(chunk)
-    viewed = views.offer if views is not None else None
-    passed = 0
-    skips: dict[tuple[Skip, ...], tuple[Skip, ...]] = {}
-    try:
+    def _audit(self, chunk: Chunk, reading: Reading, viewed: Viewed | None, found: _Audited) -> None:
+        limit, told, passed = self.flow.settings.limit, Detection(), 0
+        skips: dict[tuple[Skip, ...], tuple[Skip, ...]] = {}
         for raw in reading:
             if limit is not None and len(found.rows) == limit:
                 found.rows.append((raw.index, ()))
-                break
+                return
             place = Place(str(chunk.path), raw.index)
-            results = [bare(result) for result in audit(raw, place, viewed)]
+            results = [bare(result) for result in self.flow.audit(raw, place, told, viewed)]
             # Most rollouts lack the same: one tuple for all of them is pickled once.
             shared = (replace(one, skips=skips.setdefault(one.skips, one.skips)) for one in results)
             passed = found.add(raw.index, shared, passed)
             if reading.sample is not None:
                 found.left_out.append(reading.sample.left_out)
-    except Exception as error:
-        found.error = sendable(error)
-    if reading.sample is not None:
-        found.left_out.append(reading.sample.left_out)
-        found.last = reading.sample.last
-    found.size, found.damage, found.encoders = reading.size, reading.damage, encoders.here()
-    return found
 
 
 class _Merged:
     """Rows of chunks, counted on."""
 
-    def __init__(
-        self,
-        audit: Audit,
-        limit: int | None,
-        summary: Summary,
-        counted: Counted,
-        encoders: Encoders,
-        views: ViewQuota | None,
-    ) -> None:
+    def __init__(self, flow: RowFlow, summary: Summary, counted: Counted, views: ViewQuota | None) -> None:
         self.size = 0
         """Bytes of this file."""
         self.stopped = False
         """Whether the limit was met."""
-        self._audit = audit
-        self._limit = limit
+        self._flow = flow
         self._summary = summary
         self._counts = counted
-        self._encoders = encoders
         self._views = views
         self._left_out = 0
         """Rows that a sample left out behind the last that was audited."""
@@ -305,7 +235,7 @@ class _Merged:
             for result in results:
                 yield _moved(self._with_view(result, chunk.views.get(passed)), self._start)
                 passed += 1
-        self._encoders.hear(chunk.encoders, self._summary)
+        self._flow.encoders.hear(chunk.encoders, self._summary)
         if chunk.error is not None:
             raise chunk.error
         if chunk.left_out:
@@ -316,13 +246,14 @@ class _Merged:
             self._broken = True
             raw = lost_row(self._file, self._last, chunk.damage)
             if self._counted():
-                yield from map(bare, self._audit(raw, Place(str(self._file), raw.index), None))
+                place = Place(str(self._file), raw.index)
+                yield from map(bare, self._flow.audit(raw, place, Detection(), None))
         self._start += chunk.size
 
     def _counted(self) -> bool:
         """Whether one more row is within the limit."""
         counts = self._counts
-        self.stopped = counts.full(self._limit, self._summary)
+        self.stopped = counts.full(self._flow.settings.limit, self._summary)
         if self.stopped:
             return False
         counts.rows += 1

@@ -12,34 +12,22 @@ from pathlib import Path
 from tito_audit.errors import RecordError
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Result
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.rollout import Rollout
 from tito_audit.record.testimony import Testimony
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
-from tito_audit.run.auditor import Loader, Viewed, load_renderer, selected_codes
+from tito_audit.run.auditor import load_renderer, selected_codes
+from tito_audit.run.executor import Executor, executor_for, is_small
 from tito_audit.run.fit import ROWS, names_of_log
 from tito_audit.run.log_findings import findings_of_log
-from tito_audit.run.log_groups import (
-    Fits,
-    LogGroup,
-    Parts,
-    Progress,
-    asking_nothing,
-    head,
-    join_notices,
-    noted,
-    parts_of,
-    read,
-    share_of,
-)
-from tito_audit.run.parallel import Counted, Encoders, Spread, bare, chunk_bytes, spread
-from tito_audit.run.workers import can_fork
+from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.parallel import AuditInChunks, bare, chunk_bytes
+from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.rows import share_of
 from tito_audit.settings.model import Settings
-from tito_audit.storage import RawRow, find_logs
-from tito_audit.storage.chunk import Chunk
+from tito_audit.storage import find_logs
 from tito_audit.summary import Summary
 from tito_audit.terminal.shell import shell_word
-from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.selection import ViewQuota
 
@@ -57,18 +45,10 @@ __all__ = [
     "testimony_of",
 ]
 
-_WORTH_LOADING = 6 << 20
-"""Bytes of logs, about 400,000 tokens, from which on loading the fast encoder pays."""
-_TRIED_ROWS = 4
-_TRIED_TEXTS = 32
-_TRIED_CHARACTERS = 4_096
-"""How much of a log the fast encoder is tried on before it is trusted: as much as takes a tenth of a second."""
 _NAMED = 4
 """Logs that are asked what they call their model, where no tokenizer was given."""
 _LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on a hub."""
-_ALONE = 1 << 20
-"""Bytes of logs that one process is done with before others would have started."""
 
 
 class Scan:
@@ -96,6 +76,8 @@ class Scan:
         """For showing pieces of the first log; None without a tokenizer, set once iteration has started."""
         self.chunk_bytes: int | None = None
         """How much of a log a process is given at once, about; None: as fits the logs."""
+        self.executor: Executor | None = None
+        """What runs the work of several jobs; None: processes of this machine."""
         self.standing_for: Mapping[Path, Path] = {}
         """Logs whose settings are those of others, which overrides may name (a repaired log: the original's)."""
         self.asks_rules = True
@@ -105,34 +87,28 @@ class Scan:
 
     def __iter__(self) -> Iterator[Result]:
         selected_codes(self.settings)
-        files, stock = find_logs(self.logs), Loader()
-        parts = parts_of(files, self.settings, stock, self.summary, self.standing_for)
-        if not self.asks_rules:
-            parts = asking_nothing(parts)
-        self.vocabulary = next((part.engine.vocabulary for part in parts.values()), None)
-        for tokenizer in stock.tokenizers:
-            mine = {file: parts[str(file)] for file in files if parts[str(file)].engine.tokenizer is tokenizer}
-            self._choose_encoder(tokenizer, mine)
-        started = time.perf_counter()
-        encoders, counted = Encoders(stock.tokenizers), Counted()
-        with closing(self._results(files, parts, encoders, counted)) as results:
-            for result in self._with_logs(noted(results, parts), parts):
+        flow = RowFlow(find_logs(self.logs), self.settings, self.standing_for, asks_rules=self.asks_rules)
+        flow.begin(self.summary)
+        self.vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
+        flow.choose_encoders()
+        started, counted = time.perf_counter(), Counted()
+        with closing(self._results(flow, counted)) as results:
+            for result in self._with_logs(flow.noted(results), flow):
                 self.summary.add(result)
                 self.summary.seconds = time.perf_counter() - started
                 yield result
-        for tokenizer in stock.tokenizers:
-            tokenizer.save()
-        encoders.settle(self.summary)
-        self.summary.notices += [*_named(files, parts), *join_notices(parts)]
+        flow.save()
+        flow.encoders.settle(self.summary)
+        self.summary.notices += [*_named(flow), *flow.join_notices()]
         self.summary.sampled = counted.sampled(share_of(self.settings))
         conclude(self.summary)
 
-    def _with_logs(self, results: Iterable[Result], parts: Parts) -> Iterator[Result]:
+    def _with_logs(self, results: Iterable[Result], flow: RowFlow) -> Iterator[Result]:
         """The results, those of each log behind what it does not fit, and before what its rows say together."""
         file: str | None = None
         for result in results:
             if file is not None and result.place.file != file:
-                yield from self._of_log(file, parts)
+                yield from self._of_log(file, flow)
             if file != result.place.file and result.misfit is not None:
                 yield Result(result.misfit.place, None, (result.misfit,), of_log=True)
             file = result.place.file
@@ -140,72 +116,38 @@ class Scan:
                 self.testimonies.setdefault(file, Testimony()).add(result.witness, result.place)
             yield result
         if file is not None:
-            yield from self._of_log(file, parts)
+            yield from self._of_log(file, flow)
 
-    def _of_log(self, file: str, parts: Parts) -> Iterator[Result]:
+    def _of_log(self, file: str, flow: RowFlow) -> Iterator[Result]:
         """What the rows of a log say together; one row that was picked out of it is not the log."""
         testimony = self.testimonies.get(file)
         if testimony is None or self.settings.row is not None:
             return
-        findings = findings_of_log(file, testimony, parts[file].engine.codes)
+        findings = findings_of_log(file, testimony, flow.groups[file].auditor.codes)
         if findings:
             yield Result(findings[0].place, None, findings, of_log=True)
 
-    def _choose_encoder(self, tokenizer: Tokenizer, logs: Mapping[Path, LogGroup]) -> None:
-        """Load the fast encoder where the logs are worth it, before processes are forked."""
-        if self.settings.encoder == "tokenizers":
-            return
-        wanted = True if self.settings.encoder == "fastokens" else None
-        # A pipe cannot be read twice.
-        regular = {file: part for file, part in logs.items() if file.is_file()}
-        size = sum(file.stat().st_size for file in regular) * (share_of(self.settings) or 1)
-        if (wanted or size >= _WORTH_LOADING) and tokenizer.use_fast(wanted):
-            first = next(iter(regular.items()), None)
-            tokenizer.check_fast(_texts(*first, tokenizer.vocabulary) if first is not None else [])
-
-    def _results(
-        self, files: Sequence[Path], parts: Parts, encoders: Encoders, counted: Counted
-    ) -> Generator[Result, None, None]:
-        several, fits = (self.settings.jobs or 1) > 1, Fits(parts)
-        how = self._spread(files, parts) if several else None
-        if how is not None:
-            for part in dict.fromkeys(parts.values()):
-                part.engine.load()
-            told = Detection()
-
-            def audit(raw: RawRow, place: Place, viewed: Viewed | None) -> Iterator[Result]:
-                part = fits.part(place.file)
-                for at, item in part.rollouts(raw, place, told):
-                    yield told.say(part.result(at, item, viewed))
-
-            counts = self.summary, counted, self.progress
-            with closing(spread(files, audit, how, *counts, encoders)) as results:
+    def _results(self, flow: RowFlow, counted: Counted) -> Generator[Result, None, None]:
+        several = self.executor is not None or (self.settings.jobs or 1) > 1
+        executor = self._executor(flow) if several else None
+        if executor is not None:
+            flow.load()
+            how = AuditInChunks(flow, self.chunk_bytes or chunk_bytes(flow.size, executor.jobs), self.observe)
+            with closing(how.results(executor, self.summary, counted, self.progress)) as results:
                 yield from Detection().once(results)
             return
         told, viewed = Detection(), ViewQuota().take if self.observe else None
-        for _, place, item in read(files, parts, self.summary, self.progress, told, counted):
-            result = told.say(fits.part(place.file).result(place, item, viewed))
+        for _, place, item in flow.read(self.summary, self.progress, told, counted):
+            result = told.say(flow.group(place.file).result(place, item, viewed))
             yield bare(result) if several else result
 
-    def _spread(self, files: Sequence[Path], parts: Parts) -> Spread | None:
-        """How to share the logs out; None when this process does better alone."""
-        jobs, settings = self.settings.jobs or 1, self.settings
-        if not can_fork():
-            self.summary.notices.append(
-                "This system forks no processes that could be used here: one did all the work."
-            )
-            return None
-        total = sum(file.stat().st_size for file in files if file.is_file())
-        small = total <= _ALONE and all(file.is_file() for file in files)
-        if settings.row is not None or (small and self.chunk_bytes is None):
-            return None
-        chunk = self.chunk_bytes or chunk_bytes(total, jobs)
-
-        def chunks(file: Path, size: int) -> Iterator[Chunk]:
-            part = parts[str(file)]
-            return part.chunks(part.open(file), size)
-
-        return Spread(jobs, chunk, settings.limit, chunks, self.observe)
+    def _executor(self, flow: RowFlow) -> Executor | None:
+        """What audits the logs in chunks; None when this process does better alone."""
+        if self.executor is not None:
+            return self.executor
+        executor = executor_for(self.settings.jobs or 1, self.summary)
+        alone = executor.here or self.settings.row is not None
+        return None if alone or (self.chunk_bytes is None and is_small(flow.files)) else executor
 
 
 def conclude(summary: Summary) -> None:
@@ -248,7 +190,7 @@ def scan_rollouts(
 def read_rollouts(logs: str | Path | Sequence[str | Path], settings: Settings | None = None) -> Iterator[Rollout]:
     """The rollouts of logs; a row that cannot be read raises RecordError with its place."""
     files, settings = find_logs(names_of(logs)), settings or Settings()
-    for _, place, item in read(files, parts_of(files, settings), Summary()):
+    for _, place, item in RowFlow(files, settings, audits=False).read(Summary()):
         if isinstance(item, str):
             raise RecordError(f"{place}: {item}")
         yield item
@@ -280,12 +222,13 @@ def names_of(logs: str | Path | Sequence[str | Path]) -> list[str]:
     return [str(logs)] if isinstance(logs, str | Path) else [str(log) for log in logs]
 
 
-def _named(files: Sequence[Path], parts: Parts) -> Iterator[str]:
+def _named(flow: RowFlow) -> Iterator[str]:
     """What logs without a tokenizer call their model and their tokenizer themselves, and what to do with it."""
-    without = [file for file in files if parts[str(file)].engine.tokenizer is None and file.is_file()]
+    groups = {file: flow.groups[str(file)] for file in flow.files if file.is_file()}
+    without = [(file, group) for file, group in groups.items() if group.auditor.tokenizer is None]
     said: set[str] = set()
-    for file in without[:_NAMED]:
-        named = names_of_log(head(file, parts[str(file)], ROWS))
+    for file, group in without[:_NAMED]:
+        named = names_of_log(group.head(file, ROWS))
         if named:
             claim = " and ".join(f"its {key} {name!r}" for key, name in named.items())
             name = named.get("tokenizer") or named["model"]
@@ -294,14 +237,3 @@ def _named(files: Sequence[Path], parts: Parts) -> Iterator[str]:
             if notice not in said:
                 said.add(notice)
                 yield f"{file} {notice}"
-
-
-def _texts(file: Path, part: LogGroup, vocabulary: Vocabulary) -> list[str]:
-    """Texts out of the first rows of a log: what messages say, and what ids spell."""
-    texts: list[str] = []
-    for item in head(file, part, _TRIED_ROWS):
-        texts += [message.text for message in item.messages]
-        recorded = [item.training_row.token_ids] if item.training_row is not None else []
-        recorded += [seen for turn in item.turns[-1:] if (seen := turn.seen_ids) is not None]
-        texts += [vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in recorded]
-    return [text[:_TRIED_CHARACTERS] for text in texts[:_TRIED_TEXTS]]

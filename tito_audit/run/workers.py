@@ -21,7 +21,7 @@ from tito_audit.errors import SetupError, TitoAuditError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-__all__ = ["can_fork", "in_order", "sendable", "usable_cores"]
+__all__ = ["ForkedProcesses", "can_fork", "sendable", "usable_cores"]
 
 Tag = TypeVar("Tag")
 Task = TypeVar("Task")
@@ -49,21 +49,29 @@ def usable_cores() -> int:
     return cores
 
 
-def in_order(
-    tasks: Iterable[tuple[Tag, Task | None]], work: Callable[[Task], Answer], jobs: int
-) -> Generator[tuple[Tag, Answer | None], None, None]:
-    """Each tag with what `work` returned for its task, in the order of the tasks; None for a tag without one.
+@dataclass(frozen=True, slots=True)
+class ForkedProcesses:
+    """Work in processes that are forked from this one when it is wanted; what is loaded by then is theirs as well.
 
-    `work` runs in `jobs` processes that are forked when iteration starts; only tasks and answers are pickled. Of
-    the tasks no more are taken than a few a process, so that neither they nor answers pile up. What `work` raises
-    is raised here, in its turn. SetupError when a process was ended from outside. However this generator ends,
-    its processes do.
+    Only tasks and answers are pickled, of which no more are on their way than a few a process.
     """
-    crew: _Crew[Tag, Task, Answer] = _Crew(work, jobs)
-    try:
-        yield from crew.run(tasks)
-    finally:
-        crew.close()
+
+    jobs: int
+    here: bool = field(default=False, init=False)
+
+    def map(
+        self, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task | None]]
+    ) -> Generator[tuple[Tag, Answer | None], None, None]:
+        """Each tag with what `work` returned for its task, in the order of the tasks; None for a tag without one.
+
+        What `work` raises is raised here, in its turn; SetupError when a process was ended from outside. However
+        this generator ends, its processes do.
+        """
+        crew: _Crew[Tag, Task, Answer] = _Crew(work, self.jobs)
+        try:
+            yield from crew.run(tasks)
+        finally:
+            crew.close()
 
 
 @dataclass(slots=True)

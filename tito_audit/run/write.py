@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tito_audit.errors import RecordError
-from tito_audit.formats import format_named, map_columns, unmap_columns
-from tito_audit.join import Join, form_of
+from tito_audit.join import Join
 from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
-from tito_audit.storage import open_log, open_output
+from tito_audit.storage import open_output
 
 __all__ = ["write_rollouts"]
 
@@ -32,15 +32,14 @@ def write_rollouts(
     when a row cannot hold what its rollouts say, and then nothing is written.
     """
     settings = (settings or Settings()).at(log)
-    named = format_named(settings.format or "generic") if settings.format or settings.columns else None
+    group, reader = LogGroup(settings, join=Join.of(settings, [Path(log)])), LogGroup(settings)
     waiting = iter(rollouts)
     upcoming = next(waiting, None)
     written = 0
-    source = open_log(Path(log), max_row_bytes=settings.max_row_bytes, keep_text=True, rows_at=settings.rows_at)
-    join = Join.of(settings, [Path(log)])
+    source = group.open(Path(log), keep_text=True)
     with open_output(source, Path(out), overwrite=overwrite, added=()) as whole:
-        output = whole if join is None else join.output(whole, source)
-        for raw in source if join is None else join.rows(source):
+        output = group.output(whole, source)
+        for raw in group.rows(source):
             mine: dict[int, Rollout] = {}
             while upcoming is not None and upcoming.place.row == raw.index:
                 mine[upcoming.place.item] = upcoming
@@ -48,12 +47,9 @@ def write_rollouts(
             if not mine or raw.value is None:
                 output.keep(raw)
                 continue
-            row = map_columns(raw.value, settings.columns) if settings.columns else raw.value
-            form = form_of(row, named)
-            now = [mine.get(old.place.item, old) for old in form.read(row, Place(str(log), raw.index))]
-            rows = form.update(row, [unmended(rollout) for rollout in now])
-            if settings.columns:
-                rows = [unmap_columns(raw.value, one, settings.columns) for one in rows]
+            read = reader.read(raw, Place(str(log), raw.index))
+            now = [unmended(mine.get(old.place.item, old)) for old in read.rollouts]
+            rows = [group.as_logged(raw.value, row) for row in read.format.update(read.row, now)]
             written += len(rows) != 1 or rows[0] is not raw.value
             output.replace(raw, rows)
         if upcoming is not None:

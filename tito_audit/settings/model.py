@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 __all__ = [
+    "Encoder",
     "FailOn",
     "GateSettings",
+    "MaskBy",
+    "MaskStyle",
     "MaxRate",
     "Override",
+    "Padding",
     "RepairChoices",
     "RepairSettings",
     "Settings",
@@ -23,6 +27,10 @@ __all__ = [
 
 FailOn = Literal["error", "warning", "note", "never"]
 ToolArguments = Literal["auto", "object", "string"]
+Encoder = Literal["auto", "fastokens", "tokenizers"]
+MaskBy = Literal["span", "turn", "first-divergence"]
+MaskStyle = Literal["labels", "binary", "float", "bool"]
+Padding = Literal["none", "left", "right"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ class Settings:
     sampled_roles: tuple[str, ...] = ()
     """Roles whose messages were sampled, in messages and in the ids (`--sampled-role`); (): `assistant` and the
     other names that models are given."""
-    encoder: Literal["auto", "fastokens", "tokenizers"] = "auto"
+    encoder: Encoder = "auto"
     """Who encodes first: `fastokens` where logs are large and it agrees with `tokenizers`, which proves every
     difference before it is reported; `tokenizers` alone; `auto` chooses."""
     format: str | None = None
@@ -126,8 +134,8 @@ class Settings:
     trust_remote_code: bool = False
     """Allow a tokenizer's own Python code to run (transformers fallback only)."""
     jobs: int | None = None
-    """Processes that audit at once; None: this one alone. Findings are the same whatever the number. With more
-    than one, the rollout of a result holds its place and format only: the rest stays where it was audited."""
+    """Processes that work at once; None: this one alone. Results are the same whatever the number. With more than
+    one, the rollout of a result holds its place and format only: the rest stays where it was audited."""
 
     overrides: tuple[Override, ...] = ()
     """Other settings for some of the logs; of those that fit a log, the later one wins."""
@@ -149,13 +157,13 @@ class Settings:
 class RepairChoices:
     """What a user chose of what repairs can be asked for."""
 
-    mask_by: Literal["span", "turn", "first-divergence"] = "span"
+    mask_by: MaskBy = "span"
     """How much `mask` takes out of the loss."""
     sentinel: float | Literal["null"] | None = None
     """What `normalize` writes where no logprob exists; "null": null; None: as it is."""
-    mask_style: Literal["labels", "binary", "float", "bool"] | None = None
+    mask_style: MaskStyle | None = None
     """How `normalize` writes masks; None: as they are."""
-    padding: Literal["none", "left", "right"] | None = None
+    padding: Padding | None = None
     """Where `normalize` puts padding; None: as it is."""
 
 

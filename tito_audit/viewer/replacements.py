@@ -9,8 +9,9 @@ from operator import attrgetter
 
 import numpy as np
 
+from tito_audit.chains.links import LinkKind
 from tito_audit.evidence.chains import before_end
-from tito_audit.evidence.model import Against, Break, Difference, Evidence
+from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Finding, Severity, Where
@@ -132,13 +133,13 @@ def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tup
     said = {one.hit.turn: one for one in findings if one.code.startswith("SEQ")}
     for link in evidence.links:
         finding = said.get(link.turn)
-        if finding is None or link.parent is None or link.kind in (Break.EXTENDS, Break.RETRY):
+        if finding is None or link.parent is None or not link.kind.breaks:
             continue
         parent = evidence.rollout.turns[link.parent]
         seen, prompt = parent.seen_ids, evidence.rollout.turns[link.turn].prompt_ids
         if seen is None or prompt is None or parent.prompt_ids is None:
             continue
-        whole = link.kind is Break.RETOKENIZED
+        whole = link.kind is LinkKind.RETOKENIZED
         for stretch in before_end(
             pieces_of(seen, evidence.vocabulary),
             pieces_of(prompt, evidence.vocabulary),

@@ -9,7 +9,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from tito_audit.evidence.model import Break, Evidence, Link
+from tito_audit.chains.links import Link, LinkKind
+from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.roles import ASSISTANT, TURN_END, token_roles
 from tito_audit.record.arrays import Ids, Logprobs, Mask
@@ -147,10 +148,10 @@ def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
     if link is None or link.parent is None:
         return 0, ""
     new = min(link.at, link.seen_at, len(prompt))
-    if link.kind is Break.RETRY:
+    if link.kind in (LinkKind.RETRY, LinkKind.SIBLING):
         return new, link.detail
     call = f"what turn {link.parent} saw and said"
-    if link.kind is Break.EXTENDS:
+    if link.kind is LinkKind.CONTINUES:
         return new, f"the first {new:,} tokens are {call}"
     return new, f"from token {new:,} on not {call}"
 

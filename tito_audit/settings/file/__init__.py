@@ -8,19 +8,16 @@ Relative paths are relative to the file. `extend` names files whose settings hol
 
 from __future__ import annotations
 
-from tito_audit.settings.file._keys import COMMAND_LINE_ONLY, EXTEND, KEYS, OVERRIDES, PATHS, Key
 from tito_audit.settings.file._read import Config, FileOverride, Search, find_config, look_for_config, read_config
 from tito_audit.settings.file._schema import config_schema
+from tito_audit.settings.file._toml import EXTEND, OVERRIDES, PATHS
 
 __all__ = [
-    "COMMAND_LINE_ONLY",
     "EXTEND",
-    "KEYS",
     "OVERRIDES",
     "PATHS",
     "Config",
     "FileOverride",
-    "Key",
     "Search",
     "config_schema",
     "find_config",

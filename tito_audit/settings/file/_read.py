@@ -9,25 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import SetupError
-from tito_audit.settings.file._keys import COMMAND_LINE_ONLY, EXTEND, KEYS, OVERRIDES, PATHS
 from tito_audit.settings.file._patterns import MEANINGLESS, patterns_of
-from tito_audit.settings.file._toml import PROJECT_NAME, TABLE, Search, look_for_config, table_of
-from tito_audit.settings.file._values import joined, words
+from tito_audit.settings.file._toml import (
+    EXTEND,
+    OVERRIDES,
+    PATHS,
+    PROJECT_NAME,
+    TABLE,
+    Search,
+    look_for_config,
+    table_of,
+)
+from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
+from tito_audit.settings.values import joined, words
 
 __all__ = ["Config", "FileOverride", "Search", "find_config", "look_for_config", "read_config"]
 
 _PER_LOG = [name for name, key in KEYS.items() if key.per_log]
 _PATHS_TAKE = 'a pattern of files or a list of them, as ["legacy/**", "*.parquet"]'
-_SHORT = {
-    "f": "output-format",
-    "j": "jobs",
-    "q": "quiet",
-    "r": "report",
-    "t": "tokenizer",
-    "sampled-role": "sampled-roles",
-    "template-arg": "template-args",
-}
-"""Keys that a command line calls otherwise."""
+_CALLED = {flag.lstrip("-"): key for key, option in KEYS.items() for flag in (option.short, option.flag) if flag}
+"""Keys by what a command line calls them."""
 _EXTEND_TAKES = 'the path of a file or a list of them, as "../base.toml"'
 
 
@@ -65,8 +66,10 @@ class Config:
 
     def parameters(self, command: str) -> dict[str, Any]:
         """The values by parameter, those that hold for a command."""
-        held = [name for name in self.values if not KEYS[name].only or command in KEYS[name].only]
-        return {KEYS[name].target: self.values[name] for name in held}
+        held = [
+            option for option in options_of(command) if option.key_takes is not None and option.key in self.values
+        ]
+        return {option.name: self.values[option.key] for option in held}
 
 
 def find_config(folder: Path) -> Path | None:
@@ -145,15 +148,15 @@ def _values(path: Path, prefix: str, table: Mapping[str, Any], known: tuple[str,
     """The values of a table by key, each as its kind reads it."""
     values: dict[str, Any] = {}
     for name, value in table.items():
-        key = KEYS.get(name)
-        if key is None:
+        option = KEYS.get(name)
+        if option is None:
             raise SetupError(_about_unknown(path, prefix + name, name, known))
         try:
-            values[name] = key.kind.read(value, path.parent)
+            values[name] = option.kind.read(value, path.parent)
         except ValueError as error:
             said = f" ({error})" if str(error) else ""
             raise SetupError(
-                f"{path}: {prefix}{name} is {words(value)}{said}.\nIt takes {key.kind.takes}."
+                f"{path}: {prefix}{name} is {words(value)}{said}.\nIt takes {option.kind.takes}."
             ) from None
     return values
 
@@ -169,9 +172,9 @@ def _texts(path: Path, full: str, value: Any, takes: str) -> list[str]:
 
 def _about_unknown(path: Path, full: str, name: str, known: tuple[str, ...]) -> str:
     flag = name.replace("_", "-")
-    if flag in COMMAND_LINE_ONLY:
+    if flag in FLAG_ONLY:
         return (
-            f"{path}: {full} is not set in a file: {COMMAND_LINE_ONLY[flag]}.\n"
+            f"{path}: {full} is not set in a file: {FLAG_ONLY[flag]}.\n"
             f"Take it out, and pass --{flag} where it is wanted."
         )
     if name in ("tool", TABLE):
@@ -181,7 +184,7 @@ def _about_unknown(path: Path, full: str, name: str, known: tuple[str, ...]) -> 
         )
     import difflib  # of no use but here, and slow to load
 
-    flag = _SHORT.get(name, flag.lower())
+    flag = _CALLED.get(name, flag.lower())
     close = [flag] if flag in known else difflib.get_close_matches(flag, known, n=2, cutoff=0.6)
     hint = f"Did you mean {' or '.join(close)}?" if close else f"Keys: {', '.join(known)}."
     return f"{path}: there is no key {full!r}.\n{hint}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from tito_audit.settings.file._keys import EXTEND, KEYS, OVERRIDES, PATHS, Key
 from tito_audit.settings.file._patterns import MEANINGLESS
+from tito_audit.settings.file._toml import EXTEND, OVERRIDES, PATHS
+from tito_audit.settings.option import Option
+from tito_audit.settings.options import KEYS
 
 __all__ = ["config_schema"]
 
@@ -22,13 +23,10 @@ _JSON = {
 }
 
 
-def config_schema(helps: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) of `tito-audit.toml` and of the table in `pyproject.toml`.
-
-    `helps` says of each key what it is, `defaults` of those that have one what holds where nobody says.
-    """
-    keys = {name: _said(key, helps[name], defaults.get(name)) for name, key in KEYS.items()}
-    some = {name: {"$ref": f"#/properties/{name}"} for name, key in KEYS.items() if key.per_log}
+def config_schema() -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) of `tito-audit.toml` and of the table in `pyproject.toml`."""
+    keys = {name: _said(option) for name, option in KEYS.items()}
+    some = {name: {"$ref": f"#/properties/{name}"} for name, option in KEYS.items() if option.per_log}
     paths = {
         "title": PATHS,
         "description": "Patterns of the logs that these settings are for, from this file's folder: * and ? within "
@@ -64,7 +62,12 @@ def config_schema(helps: Mapping[str, str], defaults: Mapping[str, Any]) -> dict
     }
 
 
-def _said(key: Key, help: str, default: Any) -> dict[str, Any]:
-    said = help.replace(" Repeatable.", "")
-    at_first = {"default": default} if default is not None else {}
-    return {"title": key.name, "description": f"{said} Takes {key.kind.takes}.", **key.kind.schema, **at_first}
+def _said(option: Option) -> dict[str, Any]:
+    said = option.help.replace(" Repeatable.", "")
+    at_first = {"default": option.default} if option.default is not None else {}
+    return {
+        "title": option.key,
+        "description": f"{said} Takes {option.kind.takes}.",
+        **option.kind.schema,
+        **at_first,
+    }

@@ -8,13 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import SetupError
-from tito_audit.settings.file._values import words
+from tito_audit.settings.values import words
 
-__all__ = ["OWN_NAME", "PROJECT_NAME", "TABLE", "Search", "look_for_config", "table_of"]
+__all__ = [
+    "EXTEND",
+    "OVERRIDES",
+    "OWN_NAME",
+    "PATHS",
+    "PROJECT_NAME",
+    "TABLE",
+    "Search",
+    "look_for_config",
+    "table_of",
+]
 
 OWN_NAME = "tito-audit.toml"
 PROJECT_NAME = "pyproject.toml"
 TABLE = "tito-audit"
+EXTEND = "extend"
+OVERRIDES = "overrides"
+PATHS = "paths"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tito_audit.settings.readers import json_or_text
+
 __all__ = [
     "ARGUMENTS",
     "CODES",
@@ -184,14 +186,7 @@ def _arguments(value: Any, folder: Path) -> list[str]:
 
 
 def _values(pairs: list[str], folder: Path) -> dict[str, Any]:
-    return {name: _json_or_text(value) for name, value in _table(pairs, folder).items()}
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return {name: json_or_text(value) for name, value in _table(pairs, folder).items()}
 
 
 def _sentinel(value: Any, folder: Path) -> str:
@@ -221,7 +216,7 @@ def _is_rate(rate: Any) -> bool:
 
 def _shown_rates(rates: list[str], folder: Path) -> dict[str, Any]:
     table = _table([rate.strip() for given in rates for rate in given.split(",")], folder)
-    return {codes.strip(): _json_or_text(rate.strip()) for codes, rate in table.items()}
+    return {codes.strip(): json_or_text(rate.strip()) for codes, rate in table.items()}
 
 
 def _matching(pattern: str) -> Callable[[Any, Path], list[str]]:
@@ -335,7 +330,7 @@ SENTINEL = Kind(
     'a number, or "null"',
     {"anyOf": [{"type": "number"}, {"const": "null"}]},
     _sentinel,
-    lambda value, _: _json_or_text(value) if value != "null" else value,
+    lambda value, _: json_or_text(value) if value != "null" else value,
 )
 RATES = Kind(
     'a table of codes and rates, as {TOK = 0.001, SEQ = "0.1/rollout"}, or a list of texts, as ["TOK=0.1%"]',

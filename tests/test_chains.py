@@ -1,0 +1,213 @@
+"""Who continues whom: histories, links and chains against plain loops."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tito_audit.chains.capture import chained
+from tito_audit.chains.histories import Histories, History, closest
+from tito_audit.chains.links import (
+    Link,
+    LinkKind,
+    broken_link,
+    chain_to,
+    last_calls,
+    link_by_ids,
+    link_without_text,
+    parents_of,
+    sibling_link,
+)
+from tito_audit.record.arrays import Ids
+from tito_audit.record.rollout import Turn
+
+some = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+def ids(*values: int) -> Ids:
+    return np.array(values, np.int32)
+
+
+def history(turn: int, prompt: list[int], said: list[int]) -> History:
+    return History(turn, ids(*prompt), ids(*prompt, *said))
+
+
+def histories(*calls: History) -> Histories:
+    every = Histories()
+    for call in calls:
+        every.add(call)
+    return every
+
+
+@st.composite
+def grown_calls(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
+    """Calls of which many continue an earlier one, whole, in part, or with its own prompt."""
+    dice = random.Random(draw(st.integers(0, 1 << 30)))
+    calls: list[tuple[list[int], list[int]]] = []
+    for _ in range(dice.randrange(1, 9)):
+        prompt: list[int] = []
+        if calls and dice.random() < 0.9:
+            asked, said = dice.choice(calls)
+            seen = asked + said
+            cut = dice.choice((len(asked), len(seen), len(seen), dice.randrange(len(seen) + 1)))
+            prompt = seen[:cut]
+        prompt = prompt + [dice.randrange(3) for _ in range(dice.randrange(3))]
+        calls.append((prompt, [dice.randrange(3) for _ in range(dice.randrange(3))]))
+    return calls
+
+
+def held(seen: list[int], prompt: list[int]) -> int:
+    """The tokens of a history that a prompt starts with; -1 where it does not start with all of them."""
+    return len(seen) if prompt[: len(seen)] == seen else -1
+
+
+def shared(seen: list[int], prompt: list[int]) -> int:
+    return next(
+        (k for k in range(min(len(seen), len(prompt))) if seen[k] != prompt[k]), min(len(seen), len(prompt))
+    )
+
+
+@some
+@given(grown_calls())
+def test_histories_are_found_as_a_loop_finds_them(calls: list[tuple[list[int], list[int]]]) -> None:
+    every = Histories()
+    for k, (prompt, said) in enumerate(calls):
+        before = [asked + answer for asked, answer in calls[:k]]
+        whole = [(held(seen, prompt), j) for j, seen in enumerate(before) if held(seen, prompt) >= 0]
+        found = every.longest_held(ids(*prompt))
+        assert (found and found.turn) == (max(whole)[1] if whole else None)
+        if before:
+            near = max((shared(seen, prompt), j) for j, seen in enumerate(before))
+            assert every.closest(ids(*prompt)).turn == near[1]
+            assert every.longest_held_or_closest(ids(*prompt)).turn == (max(whole) if whole else near)[1]
+            assert every.last.turn == k - 1
+        every.add(history(k, prompt, said))
+        assert [one.turn for one in reversed(every)] == list(range(k, -1, -1))
+
+
+@some
+@given(grown_calls(), st.lists(st.integers(0, 2), max_size=9))
+def test_with_the_longest_first_the_closest_is_found_without_the_short_ones(
+    calls: list[tuple[list[int], list[int]]], prompt: list[int]
+) -> None:
+    every = sorted((history(k, *call) for k, call in enumerate(calls)), key=lambda one: -len(one.seen))
+    asked: list[int] = []
+
+    def told() -> Any:
+        for one in every:
+            asked.append(one.turn)
+            yield one
+
+    best, common = closest(ids(*prompt), told(), longest_first=True)
+    assert best is closest(ids(*prompt), every)[0]
+    assert best is not None
+    assert common == shared(best.seen.tolist(), prompt) == max(shared(one.seen.tolist(), prompt) for one in every)
+    assert all(len(one.seen) <= common for one in every[len(asked) :])
+
+
+def test_nothing_is_close_where_nothing_came_before() -> None:
+    assert closest(ids(1), []) == (None, 0)
+    assert Histories().longest_held(ids(1)) is None
+    assert len(Histories()) == 0
+
+
+def test_a_history_with_the_hash_of_another_is_compared() -> None:
+    every = histories(history(0, [1], [2]), history(1, [3], [4]))
+    every.longest_held(ids(9))
+    every._hashes[0] = every._hashes[1]
+    assert every.longest_held(ids(3, 4, 5)) is not None
+    assert every.longest_held(ids(1, 2, 5)) is None, "a hash only chooses what is compared"
+
+
+def test_ids_alone_tell_what_continues_and_what_is_asked_again() -> None:
+    every = histories(history(0, [1], [2]), history(2, [1, 2, 3], [4]))
+    assert link_by_ids(3, ids(1, 2, 3, 4, 5), every) == Link(3, 2, LinkKind.CONTINUES, 5, 4)
+    retry = link_by_ids(3, ids(1), every)
+    assert retry == Link(3, 0, LinkKind.RETRY, 1, 1, "the same prompt as turn 0")
+    assert link_by_ids(3, ids(1, 2, 9), every) is None
+
+
+def test_without_text_a_prompt_continues_an_earlier_call_or_parts_from_the_closest() -> None:
+    every = histories(history(0, [1], [2]), history(1, [1, 2, 3], [4]))
+    beside = link_without_text(2, ids(1, 2, 9), every)
+    assert beside == Link(2, 0, LinkKind.SIBLING, 3, 2, "continues turn 0 beside turn 1")
+    assert beside == sibling_link(2, ids(1, 2, 9), history(0, [1], [2]), every.last)
+    parted = link_without_text(2, ids(1, 8), every)
+    assert (parted.parent, parted.kind, parted.at, parted.seen_at) == (1, LinkKind.TEMPLATE, 1, 1)
+
+
+def test_an_orphan_has_no_parent() -> None:
+    link = broken_link(1, ids(7, 8), history(0, [7], [9]), LinkKind.ORPHAN, "why")
+    assert link == Link(1, None, LinkKind.ORPHAN, 1, 1, "why")
+
+
+def test_each_kind_says_whether_it_continues_or_breaks() -> None:
+    assert {kind for kind in LinkKind if kind.continues} == {LinkKind.CONTINUES, LinkKind.SIBLING}
+    assert {kind for kind in LinkKind if kind.retold} == {LinkKind.RETOKENIZED, LinkKind.TEMPLATE}
+    kept = {kind for kind in LinkKind if not kind.breaks}
+    assert kept == {LinkKind.CONTINUES, LinkKind.SIBLING, LinkKind.RETRY}
+
+
+@some
+@given(grown_calls())
+def test_every_call_is_in_the_chain_of_a_last_one_and_each_continues_the_one_before(
+    calls: list[tuple[list[int], list[int]]],
+) -> None:
+    every, links = Histories(), []
+    for k, (prompt, said) in enumerate(calls):
+        if k:
+            link = link_by_ids(k, ids(*prompt), every) or link_without_text(k, ids(*prompt), every)
+            links.append(link)
+        every.add(history(k, prompt, said))
+    parents = parents_of(links)
+    last = last_calls(range(len(calls)), parents)
+    chains = [chain_to(call, parents) for call in last]
+    assert {call for chain in chains for call in chain} == set(range(len(calls)))
+    assert [chain[-1] for chain in chains] == last
+    for chain in chains:
+        assert chain[0] not in parents
+        for one, other in pairwise(chain):
+            assert parents[other] == one < other
+            assert held(calls[one][0] + calls[one][1], calls[other][0]) >= 0
+    for link in links:
+        assert link.kind.continues is (link.turn in parents)
+        if link.kind is LinkKind.TEMPLATE:
+            assert all(held(asked + said, calls[link.turn][0]) < 0 for asked, said in calls[: link.turn])
+
+
+@some
+@given(grown_calls(), st.randoms(use_true_random=False))
+def test_captured_calls_are_one_conversation_in_whatever_order_they_come(
+    calls: list[tuple[list[int], list[int]]], dice: random.Random
+) -> None:
+    turns = [Turn(ids(*prompt), ids(*said)) for prompt, said in calls]
+    turns[-1] = Turn(None, turns[-1].completion_ids) if len(turns) > 4 else turns[-1]
+    times = [float(k) for k in range(len(turns))]
+    order, main = chained(turns, times)
+    assert sorted(order) == list(range(len(turns)))
+    assert list(main) == sorted(set(main))
+    mixed = dice.sample(range(len(turns)), len(turns))
+    again, main_again = chained([turns[k] for k in mixed], [times[k] for k in mixed])
+    assert [mixed[k] for k in again] == list(order)
+    assert main_again == main
+    if turns[-1].prompt_ids is None:
+        assert order[-1] == len(turns) - 1
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_many_calls_are_looked_up_in_no_minute(branches: bool) -> None:
+    start = list(range(2_000))
+    every, began = Histories(), time.process_time()
+    for k in range(400):
+        prompt = ids(*start, *([k] if branches else range(5_000, 5_000 + 2 * k)))
+        found = every.longest_held(prompt)
+        assert (found is None) is (branches or not k)
+        every.add(History(k, prompt, np.append(prompt, np.int32(7 if branches else 5_000 + 2 * k))))
+    assert time.process_time() - began < 20

@@ -1,0 +1,158 @@
+"""The table of options agrees with the settings, with the functions of the commands, and with itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import typer
+
+from tito_audit.cli import _complete, _configured, app
+from tito_audit.settings.model import GateSettings, RepairChoices, RepairSettings, Settings
+from tito_audit.settings.option import Option
+from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, filled, options_of
+
+CLI = Path(__file__).resolve().parents[1] / "tito_audit" / "cli"
+COMMANDS = ("scan", "repair", "convert", "show", "inspect", "config", "list")
+FILLED = (Settings, GateSettings, RepairSettings, RepairChoices)
+NO_OPTION = {(Settings, "row"), (Settings, "overrides"), (RepairSettings, "choices")}
+"""Fields that no flag says alone: a place, tables of the file, and what is filled by itself."""
+BY_GIVEN = {"scan": {Settings, GateSettings}, "repair": {Settings, RepairSettings, RepairChoices}}
+"""What a command makes of `Given`; Settings alone where it is not named."""
+
+
+def called(option: Option) -> str:
+    return f"{option.flag} of {', '.join(option.commands)}"
+
+
+def plain(kind: Any) -> set[Any]:
+    """The types or words that a field or parameter takes, without None."""
+    if get_origin(kind) is Literal:
+        return set(get_args(kind))
+    inner = get_args(kind) if not isinstance(kind, type) and get_origin(kind) not in (list, tuple) else ()
+    found = {one for each in inner for one in plain(each)} if inner else {kind}
+    return found - {NoneType}
+
+
+def taken(option: Option) -> set[Any]:
+    """The types or words that a flag takes."""
+    if isinstance(option.takes, tuple):
+        return set(option.takes)
+    return {option.takes} if isinstance(option.takes, type) else {float}
+
+
+@pytest.mark.parametrize("settings", FILLED)
+def test_a_field_of_the_settings_has_one_option_and_an_option_one_field(settings: type) -> None:
+    wanted = Counter(one.name for one in fields(settings) if (settings, one.name) not in NO_OPTION)
+    assert Counter(option.name for option in OPTIONS if option.fills is settings) == wanted
+
+
+@pytest.mark.parametrize("option", [one for one in OPTIONS if one.fills is not None], ids=called)
+def test_an_option_takes_what_its_field_holds(option: Option) -> None:
+    assert option.fills in FILLED
+    held = get_type_hints(option.fills)[option.name]
+    if option.reads is None:
+        assert taken(option) == plain(held)
+        assert not option.repeats
+    assert option.repeats == (get_origin(held) in (tuple, Mapping)), "a flag repeats where a field holds several"
+    assert option.default is None if option.repeats else option.default == getattr(option.fills(), option.name)
+
+
+@pytest.mark.parametrize("settings", FILLED)
+def test_settings_of_nothing_are_the_defaults(settings: type) -> None:
+    nothing: dict[str, Any] = {option.name: option.default for option in OPTIONS if option.fills is settings}
+    assert filled(settings, nothing) == filled(settings, {}) == settings()
+
+
+def function_of(command: str) -> ast.FunctionDef:
+    """The function of a command as it is written."""
+    name = {"list": "list_plugins"}.get(command, command)
+    tree = ast.parse((CLI / f"{command}.py").read_text(encoding="utf-8"))
+    (found,) = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == name)
+    return found
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "config"])
+def test_an_option_of_a_command_is_used_by_it(command: str) -> None:
+    named = {one.arg for one in function_of(command).args.args}
+    by_given = BY_GIVEN.get(command, {Settings})
+    left = {
+        option.flag
+        for option in options_of(command)
+        if option.name not in named and option.fills not in by_given and not option.calls
+    }
+    assert left == set(), "its function does not name it, and no settings hold it"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_function_says_of_an_option_what_the_table_says(command: str) -> None:
+    options = {option.name: option for option in options_of(command)}
+    for parameter in function_of(command).args.args:
+        if parameter.arg not in options:
+            continue
+        option = options[parameter.arg]
+        assert isinstance(option.takes, type | tuple), "nothing but settings take values of a parser"
+        word = option.takes.__name__ if isinstance(option.takes, type) else "str"
+        optional = f"{word} | None" if option.default is None and not option.required else word
+        assert ast.unparse(parameter.annotation or ast.Constant(0)) == (
+            f"list[{word}]" if option.repeats else optional
+        ), f"{command}: {parameter.arg}"
+
+
+def test_the_flags_of_a_command_are_those_of_the_table_in_its_order() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name in COMMANDS:
+        flags = [one for one in commands[name].params if one.param_type_name == "option"]
+        assert [(one.name, one.opts) for one in flags] == [
+            (option.name, [flag.partition("/")[0] for flag in option.declared]) for option in options_of(name)
+        ]
+    assert {option for option in OPTIONS if not set(option.commands) <= set(COMMANDS)} == set()
+    assert all(one.param_type_name == "argument" for one in commands["explain"].params)
+
+
+def test_flags_and_letters_of_a_command_are_told_apart() -> None:
+    for name in COMMANDS:
+        words = [word for option in options_of(name) for flag in option.declared for word in flag.split("/")]
+        assert [word for word, times in Counter(words).items() if times > 1] == [], name
+
+
+def test_keys_are_told_apart_and_a_flag_is_a_key_or_for_the_command_line_only() -> None:
+    keyed = [option for option in OPTIONS if option.key_takes is not None]
+    assert sorted(KEYS) == sorted(option.key for option in keyed)
+    assert all(option.flag_only is None for option in keyed)
+    flags = {option.flag for option in keyed}
+    read_the_file = [one for one in OPTIONS if not set(one.commands) <= {"config", "list"}]
+    left = [one.flag for one in read_the_file if one.flag_only is None and one.flag not in flags]
+    assert left == [], "give each a key, or a reason to have none"
+    assert not flags & {f"--{flag}" for flag in FLAG_ONLY}
+
+
+def test_what_an_override_may_set_is_of_settings() -> None:
+    assert all(option.fills is Settings and option.key_takes is not None for option in OPTIONS if option.per_log)
+
+
+def test_functions_that_options_name_are_there() -> None:
+    completing = {option.completes for option in OPTIONS if option.completes}
+    assert completing == set(_complete.__all__) - {"manuals"}, "the shell completes manuals for an argument"
+    for name in completing:
+        assert list(inspect.signature(getattr(_complete, name)).parameters) == ["incomplete"]
+    called_first = [option.calls for option in OPTIONS if option.calls]
+    assert all(callable(getattr(_configured, name)) for name in called_first)
+    assert called_first == ["read_no_file", "read_file"], "a file is looked for once --no-config is known"
+
+
+def test_no_command_declares_a_flag_beside_the_table() -> None:
+    declaring = [
+        path.name
+        for path in CLI.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "Option" and ast.unparse(node) == "typer.Option"
+    ]
+    assert sorted(declaring) == ["__init__.py", "_command.py"], "--version, and what makes flags of the table"

@@ -1,0 +1,369 @@
+"""Repair with several processes: the files and the words of one, and nothing left behind when it is ended."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.test_jobs import BROKEN, CLEAN, FORMATS, ROOT, TOKENIZER, alive, children, workers_of, written
+from tests.test_join import captured
+from tests.test_log_findings import LATE, RIGHT
+from tito_audit import Outcome, RepairSettings, Result, Settings, repair_rollouts, scan_rollouts
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Ids
+from tito_audit.record.testimony import Witness
+from tito_audit.run.executor import Executor, InProcess
+from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.parallel import bare
+from tito_audit.run.repair import Repairs
+from tito_audit.run.repair_tasks import Batch, RepairBatch, planned
+from tito_audit.run.workers import can_fork
+from tito_audit.tokens.encoders import FastEncoder
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
+
+Said = tuple[list[Outcome], list[Any], dict[str, bytes]]
+
+
+def plain(outcome: Outcome) -> Outcome:
+    """The outcome without what only one process holds."""
+    return replace(outcome, before=tuple(map(bare, outcome.before)), after=tuple(map(bare, outcome.after)))
+
+
+def repaired(
+    logs: Any,
+    folder: Path,
+    jobs: int = 1,
+    batch: int | None = None,
+    executor: Executor | None = None,
+    out: str = "out",
+    *,
+    dry: bool = False,
+    with_: dict[str, Any] | None = None,
+    **options: Any,
+) -> Said:
+    """Everything that a repair says and writes; what it writes with one process is read by name."""
+    folder.mkdir(exist_ok=True)
+    aside = {"quarantine": str(folder / "aside")} if with_ is None and not dry else {}
+    how = RepairSettings(force=True, **{"unsafe": True, **aside, **(with_ or {})})
+    run = repair_rollouts(logs, None if dry else folder / out, Settings(jobs=jobs, **options), how)
+    run.batch_bytes, run.executor = batch, executor
+    outcomes = [plain(outcome) for outcome in run]
+    run.before.seconds = run.after.seconds = 0.0
+    run.after.files = [Path(file).name for file in run.after.files]
+    run.after.taken = {Path(file).name: formats for file, formats in run.after.taken.items()}
+    run.after.notices = [notice.replace(str(folder), "") for notice in run.after.notices]
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    places = [(log, target.name) for log, target in run.written]
+    return outcomes, [run.before, run.after, run.failing, places], files
+
+
+def the_same(logs: Any, tmp_path: Path, **options: Any) -> Said:
+    """What one process says and writes, which several do as well."""
+    expected = repaired(logs, tmp_path / "1", **options)
+    for jobs, batch in ((2, 1), (3, 900), (2, 1 << 20)):
+        assert repaired(logs, tmp_path / f"{jobs}-{batch}", jobs, batch, **options) == expected
+    return expected
+
+
+@pytest.mark.parametrize("log", FORMATS, ids=lambda path: path.stem)
+def test_files_and_words_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
+    expected = repaired(log, tmp_path / "1", out="out.jsonl", tokenizer=TOKENIZER)
+    assert expected[0]
+    for jobs, batch in ((2, 997), (3, 20_011)):
+        several = repaired(log, tmp_path / f"{jobs}", jobs, batch, out="out.jsonl", tokenizer=TOKENIZER)
+        assert several == expected
+    dry = repaired(log, tmp_path / "dry", dry=True, tokenizer=TOKENIZER)
+    assert repaired(log, tmp_path / "dry", 2, 997, dry=True, tokenizer=TOKENIZER) == dry
+
+
+CURED = json.loads((ROOT / "fixtures" / "formats" / "generic.jsonl").read_text(encoding="utf-8").splitlines()[3])
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """Rows that are well, that two repairs cure, and that cannot be read."""
+    return [{**(CLEAN, CURED, BROKEN, {"no": "ids"})[n % 4], "n": n} for n in range(count)]
+
+
+def test_several_files_come_out_one_by_one(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    written(folder / "a.jsonl", rows(9))
+    written(folder / "b.jsonl", [])
+    packed = written(folder / "c.jsonl", rows(40)).read_bytes()
+    (folder / "d.jsonl.gz").write_bytes(gzip.compress(packed))
+    (folder / "e.json").write_text(json.dumps(rows(7), indent=1))
+    outcomes, (before, *_), files = the_same(str(folder), tmp_path, tokenizer=TOKENIZER)
+    assert len(before.files) == 5
+    assert {Path(name).name for name in files} == {*(path.name for path in folder.iterdir()), "aside"}
+    assert sum(outcome.repaired for outcome in outcomes) == 4 + 0 + 20 + 20 + 4
+    assert files["aside"].count(b"\n") == 2 + 0 + 10 + 10 + 1
+
+
+@pytest.mark.parametrize("group", [3, 100])
+def test_a_table_of_any_row_groups_comes_out_the_same(tmp_path: Path, group: int) -> None:
+    log = tmp_path / "log.parquet"
+    pq.write_table(pa.Table.from_pylist([row for row in rows(40) if "no" not in row]), log, row_group_size=group)
+    outcomes, _, files = the_same(log, tmp_path, out="out.parquet", tokenizer=TOKENIZER)
+    assert sum(outcome.repaired for outcome in outcomes) == 20
+    assert pq.read_table(pa.BufferReader(files["out.parquet"])).num_rows == 30
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_rows_inside_others_and_under_other_names_come_out_the_same(tmp_path: Path, mapped: bool) -> None:
+    named = [{("ids" if mapped and k == "token_ids" else k): v for k, v in row.items()} for row in rows(12)]
+    log = written(tmp_path / "log.jsonl", [{"data": {"rollouts": named[n : n + 4]}, "n": n} for n in (0, 4, 8)])
+    options: dict[str, Any] = {"columns": {"token_ids": "ids"}} if mapped else {}
+    options |= {"rows_at": "data.rollouts", "tokenizer": TOKENIZER}
+    outcomes, _, _ = the_same(log, tmp_path, out="out.jsonl", **options)
+    assert sum(outcome.repaired for outcome in outcomes) == 6
+
+
+def test_calls_gathered_from_lines_come_out_the_same(tmp_path: Path) -> None:
+    _, lines, rollouts = captured()
+    said = written(tmp_path / "rollouts.jsonl", rollouts)
+    for name in ("a", "b"):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        written(tmp_path / "in" / f"{name}.tokens.jsonl", lines)
+    how = {"unsafe": True, "strategies": ("splice", "mask")}
+    the_same(str(tmp_path / "in"), tmp_path, tokenizer=TOKENIZER, messages=str(said), with_=how)
+
+
+def told_by_the_first_token(evidence: Evidence) -> Witness | None:
+    """What a row says here: its first token stands for it, so that the asking alone is looked at."""
+    row = evidence.rollout.training_row
+    standings = {5: (RIGHT, LATE), 6: (LATE,)}
+    return Witness(standings[int(row.token_ids[0])], 1) if row is not None else None
+
+
+def test_a_log_is_asked_once_what_its_rows_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tito_audit.run.repair as repairs
+
+    asked: list[str] = []
+    ask = repairs.testimony_of
+
+    def watched(logs: Any, settings: Settings) -> Any:
+        asked.append(f"{os.getpid()} {logs}")
+        return ask(logs, settings)
+
+    monkeypatch.setattr(repairs, "testimony_of", watched)
+    for name in ("tito_audit.run.row_repair.witness", "tito_audit.run.auditor.witness"):
+        monkeypatch.setattr(name, told_by_the_first_token)
+    (tmp_path / "in").mkdir()
+    for name, last in (("a", 6), ("b", 5), ("c", 6)):
+        ids = [[first, 6, 7, 8] for first in [*[6] * 5, *[5] * 30, last]]
+        written(tmp_path / "in" / f"{name}.jsonl", [{**CLEAN, "token_ids": one} for one in ids])
+    written(tmp_path / "in" / "d.jsonl", [{**CLEAN, "token_ids": [6, 6, 7, 8]}] * 9)
+    the_same(str(tmp_path / "in"), tmp_path)
+    each = sorted(f"{os.getpid()} {[str(tmp_path / 'in' / f'{name}.jsonl')]}" for name in "abc")
+    assert sorted(asked) == sorted(each * 4), "each run asks each log that leaves something open, in one process"
+
+
+# Encoders
+
+
+@pytest.mark.parametrize("log", FORMATS[::4], ids=lambda path: path.stem)
+def test_the_fast_encoder_changes_nothing(log: Path, tmp_path: Path) -> None:
+    expected = repaired(log, tmp_path / "1", out="o.jsonl", tokenizer=TOKENIZER, encoder="tokenizers")
+    for jobs in (1, 2):
+        fast = repaired(
+            log, tmp_path / f"{jobs}", jobs, 997, out="o.jsonl", tokenizer=TOKENIZER, encoder="fastokens"
+        )
+        assert fast[1][1].encoder == "fastokens, proved by tokenizers"
+        fast[1][1].encoder = expected[1][1].encoder
+        assert fast == expected
+
+
+def test_no_repair_is_proven_by_a_fast_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+
+    class Watched(FastEncoder):
+        def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+            encoded.extend(texts)
+            return super().encode_batch(texts)
+
+    monkeypatch.setattr("tito_audit.tokens.tokenizer.FastEncoder", Watched)
+    flow = RowFlow([FORMATS[0]], Settings(tokenizer=TOKENIZER, encoder="fastokens"))
+    flow.choose_encoders()
+    auditor = flow.group(str(FORMATS[0])).auditor
+    judge = auditor.by_reference()
+    assert auditor.tokenizer is not None
+    assert judge.tokenizer is not None
+    text = "What a judge says is the word of the reference."
+    encoded.clear()
+    (ids,) = judge.tokenizer.encode_fast_batch([text])
+    assert judge.tokenizer.leads_to(text, ids)
+    assert encoded == []
+    assert np.array_equal(auditor.tokenizer.encode_fast_batch([text])[0], ids)
+    assert encoded != []
+    assert judge.by_reference() is judge
+    assert auditor.tokenizer.encoder_name == "fastokens, proved by tokenizers"
+
+
+# Executors
+
+
+class Elsewhere:
+    """Work in a process that shares nothing with this one: it was not forked, and gets pickles alone."""
+
+    jobs = 1
+    here = False
+
+    def map(self, work: Any, tasks: Iterable[tuple[Any, Any]]) -> Generator[tuple[Any, Any], None, None]:
+        packed = pickle.dumps(work)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            for tag, task in tasks:
+                answer = None if task is None else pool.submit(worked, packed, pickle.dumps(task)).result()
+                yield tag, None if answer is None else pickle.loads(answer)
+
+
+MADE: dict[bytes, Any] = {}
+
+
+def worked(packed: bytes, task: bytes) -> bytes:
+    """What work says of a task, all of it packed; the work is made once."""
+    if packed not in MADE:
+        MADE[packed] = pickle.loads(packed)
+    return pickle.dumps(MADE[packed](pickle.loads(task)))
+
+
+@pytest.mark.parametrize("name", ["verifiers_v1", "atropos_group", "generic"])
+def test_work_needs_nothing_but_what_is_pickled(name: str, tmp_path: Path) -> None:
+    log = ROOT / "fixtures" / "formats" / f"{name}.jsonl"
+    options: dict[str, Any] = {"tokenizer": TOKENIZER, "encoder": "fastokens"}
+    expected = repaired(log, tmp_path / "1", out="o.jsonl", **options)
+    assert repaired(log, tmp_path / "2", 1, 5_000, Elsewhere(), out="o.jsonl", **options) == expected
+
+    def scanned(executor: Executor | None) -> tuple[list[Result], Any]:
+        scan = scan_rollouts(log, Settings(**options))
+        scan.executor, scan.chunk_bytes = executor, 5_000
+        results = [bare(result) for result in scan]
+        scan.summary.seconds = 0.0
+        return results, scan.summary
+
+    assert scanned(Elsewhere()) == scanned(None)
+
+
+def test_rows_that_wait_hold_their_text_only(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", rows(8))
+    flow = RowFlow([log], Settings())
+    parts = [(part, task) for part, task in planned(flow, {}, 1, keep_text=True) if isinstance(part, Batch)]
+    assert [len(part.rows) for part, _ in parts] == [1] * 8
+    assert all(raw.value is None and raw.text for part, _ in parts for raw in part.rows)
+    assert [str(part) for part, _ in parts][:2] == [f"{log}, rows 0 to 0", f"{log}, rows 1 to 1"]
+    work = RepairBatch(flow, RepairSettings(), writes=True, bare=False)
+    again = pickle.loads(pickle.dumps([task for _, task in parts]))
+    answers = [answer for _, answer in InProcess().map(work, ((None, task) for task in again))]
+    expected = repaired(log, tmp_path / "1", with_={"unsafe": False})[0]
+    assert [plain(row.outcome) for one in answers if one for row in one.rows if row] == expected
+
+
+# Ends
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    """A log that takes two processes some seconds, and in which a repair has something to do."""
+    row = {"token_ids": [5] * 4000, "loss_mask": [1] * 4000, "logprobs": [0.5] * 4000}
+    path = tmp_path / "in" / "long.jsonl"
+    path.parent.mkdir()
+    path.write_bytes((json.dumps(row).encode() + b"\n") * 600)
+    return path
+
+
+def command(log: Path, jobs: int, *more: str) -> list[str]:
+    return [sys.executable, "-m", "tito_audit", "repair", str(log), "--jobs", str(jobs), *more]
+
+
+@pytest.mark.parametrize("who", ["worker", "parent"])
+def test_a_repair_that_is_ended_leaves_no_file(long: Path, tmp_path: Path, who: str) -> None:
+    children()
+    out, aside = tmp_path / "out", tmp_path / "aside"
+    out.mkdir()
+    words = command(long, 2, "-o", str(out / "out.jsonl"), "--quarantine", str(aside))
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
+    ) as run:
+        workers = workers_of(run.pid)
+        if who == "worker":
+            os.kill(workers[1], signal.SIGKILL)
+        else:
+            os.killpg(run.pid, signal.SIGINT)
+        printed, err = run.communicate(timeout=60)
+    assert printed == ""
+    assert "Traceback" not in err
+    assert list(out.iterdir()) == []
+    assert not aside.exists()
+    if who == "worker":
+        assert run.returncode == 2
+        assert "was ended by SIGKILL" in err
+        assert str(long) in err
+    else:
+        assert run.returncode == 130
+        assert "interrupted" in err
+    assert not any(map(alive, workers))
+
+
+def test_processes_end_with_the_outcomes(tmp_path: Path) -> None:
+    before = children()
+    log = written(tmp_path / "log.jsonl", rows(400))
+    run: Repairs = repair_rollouts(log, tmp_path / "out.jsonl", Settings(jobs=2))
+    run.batch_bytes = 100
+    outcomes = iter(run)
+    next(outcomes)
+    assert len(children()) == len(before) + 2
+    outcomes.close()  # type: ignore[attr-defined]
+    assert children() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl"]
+
+
+def test_what_cannot_be_read_ends_a_repair_behind_the_rows_before_it(tmp_path: Path) -> None:
+    first = written(tmp_path / "a.jsonl", rows(20))
+    (tmp_path / "b.jsonl").write_bytes(b"PAR1 no table")
+    said = []
+    for jobs, batch in ((1, None), (2, 200)):
+        run = repair_rollouts([first, tmp_path / "b.jsonl"], None, Settings(jobs=jobs))
+        run.batch_bytes = batch
+        seen = []
+        with pytest.raises(Exception, match=r"b\.jsonl") as caught:
+            seen.extend(plain(outcome) for outcome in run)
+        said.append((seen, str(caught.value), run.before.files))
+    assert said[0] == said[1]
+    assert len(said[0][0]) == 20
+
+
+def test_the_command_prints_and_writes_the_same(long: Path, tmp_path: Path) -> None:
+    log = tmp_path / "in" / "short.jsonl"
+    log.write_bytes(b"".join(long.read_bytes().splitlines(keepends=True)[:60]))
+    with log.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows(200))
+    printed = []
+    for jobs in (1, 2):
+        out = tmp_path / f"{jobs}.jsonl"
+        words = [*command(log, jobs, "-o", str(out), "-t", TOKENIZER), "--report", f"json={tmp_path / 'page'}"]
+        words += ["--diff", "--worst", "5"]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+        page = json.loads((tmp_path / "page").read_text(encoding="utf-8"))
+        for one in (page["before"], page["after"]):
+            one.pop("seconds")
+        text = json.dumps(page).replace(str(out), "OUT")
+        printed.append((done.returncode, done.stdout, done.stderr, text, out.read_bytes()))
+    assert printed[0] == printed[1]
+    assert printed[0][0] == 1
+    assert "repaired by" in printed[0][1]

@@ -1,0 +1,116 @@
+"""Calls that were captured in any order, as one conversation with its retries and branches.
+
+NVIDIA-NeMo/Gym `nemo_gym/token_id_capture/builder.py` (`prefix_merging`): calls come in the order in which they
+ended, retries and other agents among them; a call continues the call whose prompt and completion are the longest
+beginning of its prompt.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tito_audit.chains.histories import History, closest
+from tito_audit.chains.links import Chain
+from tito_audit.record.rollout import Turn
+
+__all__ = ["chained"]
+
+_HISTORY = 4
+"""A prompt that has less than this part of an earlier one in common with it is another agent's."""
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    history: History
+    time: float
+    children: list[_Call] = field(default_factory=list)
+    common: int = 0
+    """Tokens that its prompt begins with in common with what its parent saw and said."""
+    size: int = 1
+    """Calls that continue it, and itself."""
+
+    @property
+    def number(self) -> int:
+        return self.history.turn
+
+    def has_prompt_of(self, other: _Call) -> bool:
+        """Whether both were given the same prompt."""
+        return np.array_equal(self.history.prompt, other.history.prompt)
+
+
+def chained(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], Chain]:
+    """Calls in the order of their conversation, and which of these places are its main chain.
+
+    Main is the chain that began first, at each fork the branch that the prompts speak for most, then the longer
+    one. A retry comes before the call that was kept, other branches and other agents after the main chain, and
+    calls without a prompt at the end.
+    """
+    calls = [
+        _Call(History(number, turn.prompt_ids, seen), time)
+        for number, (turn, time) in enumerate(zip(turns, times, strict=True))
+        if turn.prompt_ids is not None and (seen := turn.seen_ids) is not None
+    ]
+    calls.sort(key=lambda call: (len(call.history.prompt), call.time, call.number))
+    order, main = _walked(_trees(calls))
+    placed = set(order)
+    rest = [number for number in range(len(turns)) if number not in placed]
+    order += sorted(rest, key=lambda number: (times[number], number))
+    main = main or order
+    places = {number: place for place, number in enumerate(order)}
+    return tuple(order), tuple(places[number] for number in main)
+
+
+def _trees(calls: Sequence[_Call]) -> list[_Call]:
+    """The calls that continue none, with those that continue them; calls come with the shortest prompt first."""
+    roots: list[_Call] = []
+    by_turn = {call.number: call for call in calls}
+    longest_first: list[History] = []
+    for call in calls:
+        parent = _parent(call, longest_first)
+        (by_turn[parent.turn].children if parent is not None else roots).append(call)
+        insort(longest_first, call.history, key=lambda one: -len(one.seen))
+    for call in reversed(calls):
+        call.size += sum(child.size for child in call.children)
+    return roots
+
+
+def _parent(call: _Call, longest_first: Sequence[History]) -> History | None:
+    """The call whose prompt and answer this prompt holds most of; None where that is no history.
+
+    Where an answer comes back in other tokens, what comes before it still speaks for its call.
+    """
+    prompt = call.history.prompt
+    shorter = (one for one in longest_first if len(one.prompt) < len(prompt))
+    best, call.common = closest(prompt, shorter, longest_first=True)
+    return best if best is not None and 0 < call.common >= len(best.prompt) // _HISTORY else None
+
+
+def _walked(roots: Sequence[_Call]) -> tuple[list[int], list[int]]:
+    """All calls in order, and the main chain."""
+    order: list[int] = []
+    main: list[int] = []
+    first = min(roots, key=lambda call: (call.time, call.number), default=None)
+    alike = [call for call in roots if first is not None and call.has_prompt_of(first)]
+    # Not by recursion: a rollout may have more calls than Python has frames.
+    waiting: list[tuple[Sequence[_Call], bool]] = [
+        ([call], False) for call in reversed(roots) if call not in alike
+    ]
+    waiting.append((alike, True))
+    while waiting:
+        siblings, on_main = waiting.pop()
+        if not siblings:
+            continue
+        kept = max(siblings, key=lambda call: (call.common, call.size, call.time, call.number))
+        retries = [
+            call for call in siblings if call is not kept and not call.children and call.has_prompt_of(kept)
+        ]
+        others = [call for call in siblings if call is not kept and call not in retries]
+        order += [call.number for call in (*retries, kept)]
+        main += [kept.number] if on_main else []
+        waiting += [([call], False) for call in reversed(others)]
+        waiting.append((kept.children, on_main))
+    return order, main

@@ -1,0 +1,110 @@
+"""Histories: what earlier calls saw and said, found by how a prompt begins."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.align.prefix import common_prefix, starts_with
+from tito_audit.align.runs import HASH_BASE
+from tito_audit.record.arrays import Ids
+
+__all__ = ["Histories", "History", "closest"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """What one call saw and said."""
+
+    turn: int
+    """The number of the call."""
+    prompt: Ids
+    seen: Ids
+    """Prompt and completion: what a call that continues it starts with."""
+
+
+class Histories:
+    """The histories of the calls so far, in their order."""
+
+    def __init__(self) -> None:
+        self._all: list[History] = []
+        self._lengths = array("q")
+        self._hashes = array("Q")
+        """Of as many as were asked for: a log of calls that all continue the last one needs none."""
+        self._powers: NDArray[np.uint64] = np.empty(0, np.uint64)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __reversed__(self) -> Iterator[History]:
+        return reversed(self._all)
+
+    @property
+    def last(self) -> History:
+        """The history of the latest call."""
+        return self._all[-1]
+
+    def add(self, history: History) -> None:
+        """Take in the history of the next call."""
+        self._all.append(history)
+
+    def longest_held(self, prompt: Ids) -> History | None:
+        """The longest history that a prompt starts with, the latest of equals; None if it starts with none.
+
+        The beginnings of the prompt are looked up by hash among all histories at once, then compared.
+        """
+        if not self._all:
+            return None
+        for history in self._all[len(self._hashes) :]:
+            self._lengths.append(len(history.seen))
+            self._hashes.append(int(self._hash_at(history.seen)[-1]))
+        lengths, hashes = np.frombuffer(self._lengths, np.int64), np.frombuffer(self._hashes, np.uint64)
+        fits = lengths <= len(prompt)
+        fits &= self._hash_at(prompt)[np.minimum(lengths, len(prompt))] == hashes
+        found = np.flatnonzero(fits)
+        longest_first = found[np.argsort(lengths[found], kind="stable")][::-1]
+        candidates = (self._all[at] for at in longest_first.tolist())
+        return next((one for one in candidates if starts_with(prompt, one.seen)), None)
+
+    def longest_held_or_closest(self, prompt: Ids) -> History:
+        """The longest history that a prompt starts with; if none, the one that it shares most with.
+
+        What two branches share after their fork (the header of the next message) is not history.
+        """
+        return self.longest_held(prompt) or self.closest(prompt)
+
+    def closest(self, prompt: Ids) -> History:
+        """The history that a prompt shares most with, the latest of equals."""
+        best, _ = closest(prompt, reversed(self._all))
+        assert best is not None, "no call came before"
+        return best
+
+    def _hash_at(self, ids: Ids) -> NDArray[np.uint64]:
+        """`[N+1]` uint64: the hash of each beginning."""
+        if len(self._powers) < len(ids):
+            self._powers = np.cumprod(np.full(2 * len(ids), HASH_BASE), dtype=np.uint64)
+        hash_at = np.zeros(len(ids) + 1, np.uint64)
+        np.cumsum(ids.astype(np.uint64) * self._powers[: len(ids)], out=hash_at[1:])
+        return hash_at
+
+
+def closest(
+    prompt: Ids, histories: Iterable[History], *, longest_first: bool = False
+) -> tuple[History | None, int]:
+    """The first of the histories that a prompt shares most with, and how many tokens they share.
+
+    With `longest_first` the histories come in that order, so that most of them need not be looked at.
+    """
+    best, most = None, -1
+    for one in histories:
+        if len(one.seen) > most:
+            shared = common_prefix(prompt, one.seen)
+            if shared > most:
+                best, most = one, shared
+        elif longest_first:
+            break
+    return best, max(most, 0)

@@ -1,0 +1,133 @@
+"""Links: what each call's prompt makes of the calls before it, and the chains that they form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+
+from tito_audit.align.prefix import common_prefix, starts_with
+from tito_audit.chains.histories import Histories, History
+from tito_audit.record.arrays import Ids
+
+__all__ = [
+    "Chain",
+    "Link",
+    "LinkKind",
+    "broken_link",
+    "chain_to",
+    "last_calls",
+    "link_by_ids",
+    "link_without_text",
+    "parents_of",
+    "sibling_link",
+]
+
+Chain: TypeAlias = tuple[int, ...]
+"""Calls of which each continues the one before, by number."""
+
+
+class LinkKind(StrEnum):
+    """How a call relates to the calls before it."""
+
+    CONTINUES = "continues"  # its prompt starts with everything its parent saw and said
+    RETOKENIZED = "retokenized"  # the same text, other ids
+    TEMPLATE = "template"  # the same messages, other text
+    REWRITTEN = "rewritten"  # the history itself was changed, cut or compacted
+    RETRY = "retry"  # the same prompt again
+    SIBLING = "sibling"  # it continues its parent beside a call that came later
+    ORPHAN = "orphan"  # shares no history with any call before it
+
+    @property
+    def continues(self) -> bool:
+        """Whether the prompt starts with everything that the parent saw and said."""
+        return self in _WHOLE
+
+    @property
+    def retold(self) -> bool:
+        """Whether the history is still the same and only its tokens are others."""
+        return self in _RETOLD
+
+    @property
+    def breaks(self) -> bool:
+        """Whether the prompt starts with nothing that an earlier call saw: neither its history nor its prompt."""
+        return self not in _KEPT
+
+
+_WHOLE = frozenset((LinkKind.CONTINUES, LinkKind.SIBLING))
+_KEPT = _WHOLE | {LinkKind.RETRY}
+_RETOLD = frozenset((LinkKind.RETOKENIZED, LinkKind.TEMPLATE))
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a turn's prompt makes of the calls before it."""
+
+    turn: int
+    parent: int | None
+    """The turn whose prompt and completion it continues or breaks; None for an orphan."""
+    kind: LinkKind
+    at: int
+    """First position of the turn's prompt that differs from what the parent saw; its length if none."""
+    seen_at: int = 0
+    """The same place counted in the parent's prompt + completion."""
+    detail: str = ""
+    """What was seen, in words for a reader, where neither the kind nor a cause says it."""
+
+
+def link_by_ids(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
+    """The link of a call that continues the last one, or was given an earlier prompt again.
+
+    None where other ids were seen, so that their text has to tell what came of the history.
+    """
+    last = earlier.last
+    if starts_with(prompt, last.seen):
+        return Link(turn, last.turn, LinkKind.CONTINUES, len(prompt), len(last.seen))
+    for one in reversed(earlier):
+        if np.array_equal(prompt, one.prompt):
+            detail = f"the same prompt as turn {one.turn}"
+            return Link(turn, one.turn, LinkKind.RETRY, len(prompt), len(prompt), detail)
+    return None
+
+
+def link_without_text(turn: int, prompt: Ids, earlier: Histories) -> Link:
+    """The link of a call that `link_by_ids` leaves open, as far as ids alone tell it."""
+    parent = earlier.longest_held_or_closest(prompt)
+    if parent is not earlier.last and starts_with(prompt, parent.seen):
+        return sibling_link(turn, prompt, parent, earlier.last)
+    detail = "no tokenizer given: whether the text is the same cannot be told"
+    return broken_link(turn, prompt, parent, LinkKind.TEMPLATE, detail)
+
+
+def sibling_link(turn: int, prompt: Ids, parent: History, last: History) -> Link:
+    """The link of a call that continues another call than the last."""
+    detail = f"continues turn {parent.turn} beside turn {last.turn}"
+    return Link(turn, parent.turn, LinkKind.SIBLING, len(prompt), len(parent.seen), detail)
+
+
+def broken_link(turn: int, prompt: Ids, parent: History, kind: LinkKind, detail: str = "") -> Link:
+    """The link of a call whose prompt parts from what its parent saw and said."""
+    at = common_prefix(prompt, parent.seen)
+    return Link(turn, None if kind is LinkKind.ORPHAN else parent.turn, kind, at, at, detail)
+
+
+def parents_of(links: Iterable[Link]) -> dict[int, int]:
+    """Each call that continues an earlier one, with that call."""
+    return {link.turn: link.parent for link in links if link.kind.continues and link.parent is not None}
+
+
+def chain_to(last: int, parents: Mapping[int, int]) -> Chain:
+    """The chain that ends with a call, from its first call on."""
+    chain = [last]
+    while (parent := parents.get(chain[-1])) is not None:
+        chain.append(parent)
+    return tuple(reversed(chain))
+
+
+def last_calls(calls: Iterable[int], parents: Mapping[int, int]) -> list[int]:
+    """Those of the calls that no call continues: each ends a chain."""
+    continued = set(parents.values())
+    return [call for call in calls if call not in continued]

@@ -1,0 +1,76 @@
+"""Commands out of functions and the table of options: a function names those options that it uses itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, Optional
+
+import typer
+
+from tito_audit.cli import _complete, _configured
+from tito_audit.cli._given import Given
+from tito_audit.settings.option import Option
+from tito_audit.settings.options import options_of
+
+__all__ = ["command"]
+
+
+def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a function all options of a command: those that it names, and all together as its parameter `given`."""
+
+    def made(run: Callable[..., None]) -> Callable[..., None]:
+        declared = inspect.signature(run, eval_str=True).parameters
+        options = {option.name: option for option in options_of(name)}
+        arguments = [one for one in declared.values() if one.name not in options and one.name != "given"]
+
+        def call(context: typer.Context, **parsed: Any) -> None:
+            values = {each: _value(options[each], one) for each, one in parsed.items() if each in options}
+            named = {each: value for each, value in (parsed | values).items() if each in declared}
+            run(**named, **({"given": Given(context, values)} if "given" in declared else {}))
+
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        flags = [_parameter(option, name) for option in options.values()]
+        arguments = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in arguments]
+        call.__signature__ = inspect.Signature([context, *arguments, *flags])  # type: ignore[attr-defined]
+        call.__doc__ = run.__doc__
+        return call
+
+    return made
+
+
+def _value(option: Option, parsed: Any) -> Any:
+    """What was parsed, as a function wants it: a word for a choice, a list where the flag repeats."""
+    return (parsed or []) if option.repeats and option.fills is None else getattr(parsed, "value", parsed)
+
+
+def _parameter(option: Option, command: str) -> inspect.Parameter:
+    """An option as a parameter that Typer reads."""
+    kind, parser = _type_of(option)
+    default = inspect.Parameter.empty if option.required else option.default
+    if option.repeats:
+        kind = list[kind]  # type: ignore[valid-type]
+    elif isinstance(option.takes, tuple) and default is not None:
+        default = kind(default)
+    flag = typer.Option(
+        *option.declared,
+        metavar=option.metavar,
+        help=option.said(command),
+        min=option.least,
+        parser=parser,
+        autocompletion=getattr(_complete, option.completes) if option.completes else None,
+        callback=getattr(_configured, option.calls) if option.calls else None,
+        is_eager=bool(option.calls),
+    )
+    annotation = Optional[kind] if default is None else kind  # noqa: UP045 - of a type that is a value
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, flag]
+    )
+
+
+def _type_of(option: Option) -> tuple[Any, Callable[[str], Any] | None]:
+    """What Typer has to be told of a value, and what it is to call for it."""
+    if isinstance(option.takes, tuple):
+        return StrEnum("Word", {word: word for word in option.takes}), None
+    return (option.takes, None) if isinstance(option.takes, type) else (float, option.takes)

@@ -1,0 +1,99 @@
+"""Where an answer of a server holds a call: every copy of its prompt and of its logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._responses_log import Exchange, answers, exchange, is_numbers, logged_tokens, scores_of
+from tito_audit.formats._sources import at, of_calls, plain_sources, same_as
+from tito_audit.formats._turn_change import logged_logprobs, same_floats
+from tito_audit.record.arrays import Ids, Logprobs, as_floats
+from tito_audit.record.edits import Path
+from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
+
+__all__ = ["ONE_CALL", "choice_source", "choice_sources"]
+
+ONE_CALL = "an answer holds one call; leaving it out would leave nothing"
+_PROMPT_KEYS = ("prompt_token_ids", "input_ids", "token_ids", "prompt")
+_SCORES = "output_token_logprobs"
+_PARTS = ("", "meta_info", "usage")
+"""The answer or its choice itself, and the objects in it that say more of the prompt."""
+
+
+def choice_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    """The source of each choice of the row's answers."""
+    found = exchange(row)
+    listed = list(answers(found)) if found is not None else []
+    return of_calls(
+        [
+            choice_source(row, found, path if choice is response else path[:-2], path, turn)
+            for turn in rollout.turns
+            if found is not None
+        ]
+        for (response, choice, _, path), rollout in zip(listed, rollouts, strict=True)
+    )
+
+
+def choice_source(row: Row, found: Exchange, above: Path, path: Path, turn: Turn) -> CallSource:
+    """The source of one choice at `path` of the answer at `above`, with every copy that the row holds."""
+    holders = list(dict.fromkeys((above, path)))
+    inner = [(*holder, part) if part else holder for holder in holders for part in _PARTS]
+    inner = [one for one in inner if isinstance(_get(row, one), Mapping)]
+    return CallSource(
+        prompts=plain_sources(_prompts(row, found, holders, turn.prompt_ids)),
+        logprobs=tuple(_logprobs(at(row, path), path, logged_logprobs(turn))),
+        columns={name: (Source((*path, name)),) for name in at(row, path)},
+        routing=tuple((*one, "routed_experts") for one in inner if "routed_experts" in at(row, one)),
+        counters=tuple(map(Counter, inner)),
+        scored=any(_is_scored(at(row, holder)) for holder in holders),
+    )
+
+
+def _prompts(row: Row, found: Exchange, holders: Sequence[Path], prompt: Ids | None) -> Iterator[Path]:
+    """Every copy of the prompt: the answer's, the choice's, and those of the request, be it one of a batch."""
+    for holder in dict.fromkeys((*holders, *found.request_paths)):
+        for name in _PROMPT_KEYS if holder in found.request_paths else _PROMPT_KEYS[:1]:
+            value = at(row, holder).get(name)
+            if is_numbers(value):
+                if same_as(value, prompt):
+                    yield (*holder, name)
+            elif isinstance(value, list) and name == "prompt":
+                for number, entry in enumerate(value):
+                    if is_numbers(entry) and same_as(entry, prompt):
+                        yield (*holder, name, number)
+
+
+def _logprobs(choice: Mapping[str, Any], path: Path, logged: Logprobs | None) -> Iterator[Source]:
+    """Every copy of the logprobs: OpenAI's entries, its parallel lists, SGLang's triples."""
+    scores = scores_of(choice, _SCORES)
+    if scores is not None and same_floats(_floats([value for value, _ in scores]), logged):
+        yield Source((*path, "meta_info", _SCORES), Layout.TRIPLES)
+    name, _, values = logged_tokens(choice)
+    if values is not None and same_floats(_floats(values), logged):
+        if name == "logprobs.content":
+            yield Source((*path, "logprobs", "content"), Layout.ENTRIES)
+        else:
+            yield Source((*path, "logprobs"), Layout.PARALLEL)
+
+
+def _is_scored(holder: Mapping[str, Any]) -> bool:
+    """Whether the server scored the prompt."""
+    meta = holder.get("meta_info")
+    scores = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
+    return scores is not None or holder.get("prompt_logprobs") is not None
+
+
+def _floats(values: Sequence[Any]) -> Logprobs | None:
+    try:
+        return as_floats(list(values), "logprobs")
+    except RecordError:
+        return None
+
+
+def _get(row: Row, path: Path) -> Any:
+    """The value at a path whose last key may be missing."""
+    return at(row, path[:-1]).get(path[-1]) if path and isinstance(path[-1], str) else at(row, path)

@@ -1,0 +1,79 @@
+"""What formats say of where a row holds its rollouts, and how they find it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Row
+from tito_audit.formats._columns import is_list, is_numbers
+from tito_audit.record.arrays import Ids, as_floats
+from tito_audit.record.edits import Path
+from tito_audit.record.rollout import Rollout
+from tito_audit.record.sources import CallSource, Source, Sources
+
+__all__ = ["at", "copies_of", "object_at", "of_calls", "own_sources", "plain_sources", "same_as"]
+
+
+def own_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    """The sources of a row that is one training row or one call: every column stands in it under its own name."""
+    return [
+        Sources({name: (Source((name,)),) for name in row}, tuple(CallSource(entry=()) for _ in rollout.turns))
+        for rollout in rollouts
+    ]
+
+
+def of_calls(calls: Iterable[Iterable[CallSource]]) -> list[Sources]:
+    """The sources of rollouts that hold calls and no training row."""
+    return [Sources(calls=tuple(own)) for own in calls]
+
+
+def at(row: Any, path: Path) -> Any:
+    """The value at a path."""
+    for step in path:
+        row = row[step]
+    return row
+
+
+def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
+    """The object at a path of keys; an empty one where there is none."""
+    for key in path:
+        row = (
+            row.get(key)
+            if isinstance(row, Mapping)
+            else row[key]
+            if isinstance(key, int) and is_list(row)
+            else None
+        )
+    return row if isinstance(row, Mapping) else {}
+
+
+def plain_sources(paths: Iterable[Path]) -> tuple[Source, ...]:
+    """Places with one entry a token."""
+    return tuple(map(Source, paths))
+
+
+def copies_of(value: Any, path: Path, names: Collection[str], wanted: Any) -> Iterator[Path]:
+    """The place of every list of numbers under one of these names that equals `wanted`, at any depth."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key in names and same_as(inner, wanted):
+                yield (*path, key)
+            elif isinstance(inner, Mapping | list | tuple):
+                yield from copies_of(inner, (*path, key), names, wanted)
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        for number, inner in enumerate(value):
+            yield from copies_of(inner, (*path, number), names, wanted)
+
+
+def same_as(value: Any, wanted: Ids | Sequence[Any] | None) -> bool:
+    """Whether a value is a list of these numbers."""
+    if wanted is None or not is_list(value) or len(value) != len(wanted) or not is_numbers(value):
+        return False
+    try:
+        return bool(np.array_equal(as_floats(value, ""), np.asarray(wanted, np.float64), equal_nan=True))
+    except RecordError:
+        return False

@@ -1,0 +1,253 @@
+"""The options of an audit: what its text is made of, where its log is read, which rules run and what fails."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+from tito_audit.settings import readers, values
+from tito_audit.settings.model import FailOn, GateSettings, Settings, ToolArguments
+from tito_audit.settings.option import FlagOnly, Option
+
+__all__ = ["AUDIT_OPTIONS"]
+
+_AUDITS = ("scan", "repair", "show")
+_EVERY = ("scan", "repair", "convert", "show", "inspect")
+
+_TEXT = (
+    Option(
+        "tokenizer",
+        "A folder with tokenizer.json, or a Hugging Face name. Without one, rules that need it are skipped and "
+        "counted.",
+        (*_AUDITS, "inspect"),
+        short="-t",
+        metavar="DIR|NAME",
+        fills=Settings,
+        key_takes=values.place_or_name("a folder with tokenizer.json, or a Hugging Face name"),
+        unset="rules that need one are skipped",
+        per_log=True,
+    ),
+    Option(
+        "chat_template",
+        "A Jinja file to use as the chat template.",
+        _AUDITS,
+        metavar="FILE",
+        fills=Settings,
+        key_takes=values.path("the path of a Jinja file"),
+        unset="the tokenizer's own",
+        per_log=True,
+    ),
+    Option(
+        "template_name",
+        "Which of the tokenizer's named templates to use.",
+        _AUDITS,
+        metavar="NAME",
+        fills=Settings,
+        key_takes=values.text("the name of one of the tokenizer's templates"),
+        unset="the one called default",
+        per_log=True,
+    ),
+    Option(
+        "template_args",
+        "An argument for the template, as enable_thinking=false. JSON, else text. Repeatable.",
+        _AUDITS,
+        flag_name="template-arg",
+        metavar="K=V",
+        repeats=True,
+        fills=Settings,
+        reads=readers.arguments,
+        key_takes=values.ARGUMENTS,
+        key_name="template-args",
+        per_log=True,
+    ),
+    Option(
+        "template_seconds",
+        "How long the template may write one prompt; then it is given up.",
+        _AUDITS,
+        metavar="SECONDS",
+        takes=float,
+        least=0.01,
+        fills=Settings,
+        key_takes=values.seconds("a number of seconds"),
+        per_log=True,
+    ),
+    Option(
+        "tool_arguments",
+        "How the template gets tool-call arguments.",
+        _AUDITS,
+        takes=get_args(ToolArguments),
+        fills=Settings,
+        key_takes=values.one_of(*get_args(ToolArguments)),
+        per_log=True,
+    ),
+    Option(
+        "sampled_roles",
+        "A role whose messages were sampled; those of all others were not. Repeatable. [default: assistant and "
+        "other names of models]",
+        ("scan", "repair", "convert", "show"),
+        flag_name="sampled-role",
+        metavar="ROLE",
+        repeats=True,
+        completes="sampled_roles",
+        fills=Settings,
+        reads=readers.roles,
+        key_takes=values.texts('a list of roles, as ["agent", "planner"]'),
+        key_name="sampled-roles",
+        unset="assistant and other names of models",
+        per_log=True,
+    ),
+)
+
+_LOG = (
+    Option(
+        "format",
+        "Format of the log, when detection errs (`tito-audit list formats`). [default: auto, row by row]",
+        _EVERY,
+        metavar="NAME",
+        completes="formats",
+        fills=Settings,
+        key_takes=values.text('the name of a format, or "auto"'),
+        unset="auto, row by row",
+        per_log=True,
+    ),
+    Option(
+        "columns",
+        "Name a column of the log, as token_ids=tokens. Repeatable.",
+        _EVERY,
+        flag_name="map",
+        metavar="OURS=THEIRS",
+        repeats=True,
+        fills=Settings,
+        reads=readers.columns,
+        key_takes=values.pairs('a table of our columns and the log\'s, as {token_ids = "tokens"}'),
+        per_log=True,
+    ),
+    Option(
+        "rows_at",
+        "Where in each document or line the rows lie, as data.rollouts; * for the entries of a list.",
+        _EVERY,
+        metavar="PATH",
+        fills=Settings,
+        key_takes=values.text('a path, as "data.rollouts"'),
+        unset="the rows of the file",
+        per_log=True,
+    ),
+    Option(
+        "messages",
+        "A file that holds the messages of the rollouts, where the log does not; joined by id.",
+        _AUDITS,
+        metavar="FILE",
+        fills=Settings,
+        key_takes=values.path("the path of a file, a folder or a pattern"),
+        unset="the log's own",
+        per_log=True,
+    ),
+    Option(
+        "tools",
+        "A JSON array of tools for all rollouts, or rows with an id and tools.",
+        _AUDITS,
+        metavar="FILE",
+        fills=Settings,
+        key_takes=values.path("the path of a file"),
+        unset="the log's own",
+        per_log=True,
+    ),
+    Option(
+        "on",
+        "The id to join on, as the log and as the other file call it. Repeatable. [default: the first "
+        "that both have]",
+        _AUDITS,
+        metavar="KEY[=OTHER]",
+        repeats=True,
+        fills=Settings,
+        reads=readers.join_columns,
+        key_takes=values.pairs("a table of the log's columns and the other file's, as {id = \"uid\"}"),
+        unset="the first id that both have",
+        per_log=True,
+    ),
+)
+
+_RULES = (
+    Option(
+        "select",
+        "Rules to run, by code or prefix: TOK,TPL203. [default: all]",
+        _AUDITS,
+        metavar="CODES",
+        repeats=True,
+        completes="codes",
+        fills=Settings,
+        reads=readers.codes,
+        codes=tuple,
+        key_takes=values.CODES,
+        unset="all rules",
+        per_log=True,
+    ),
+    Option(
+        "extend_select",
+        "Rules to run beside those selected, unless --ignore names them more closely.",
+        _AUDITS,
+        metavar="CODES",
+        repeats=True,
+        completes="codes",
+        fills=Settings,
+        reads=readers.codes,
+        codes=tuple,
+        key_takes=values.CODES,
+        per_log=True,
+    ),
+    Option(
+        "ignore",
+        "Rules to leave out, by code or prefix.",
+        _AUDITS,
+        metavar="CODES",
+        repeats=True,
+        completes="codes",
+        fills=Settings,
+        reads=readers.codes,
+        codes=tuple,
+        key_takes=values.CODES,
+        per_log=True,
+    ),
+    Option(
+        "fail_on",
+        "Exit 1 if a finding is at least this severe.",
+        ("scan", "repair"),
+        takes=get_args(FailOn),
+        helps={"repair": "Repair findings at least this severe; exit 1 if one is left."},
+        fills=Settings,
+        key_takes=values.one_of(*get_args(FailOn)),
+        per_log=True,
+    ),
+    Option(
+        "max_rates",
+        "Let findings of these rules pass up to a rate: TOK=0.001 (a generated token), TOK=0.1%, SEQ=0.5/rollout, "
+        "ALL=0.01. Repeatable.",
+        ("scan",),
+        flag_name="max-rate",
+        metavar="CODES=RATE",
+        repeats=True,
+        fills=GateSettings,
+        reads=readers.rates,
+        codes=readers.prefixes,
+        key_takes=values.RATES,
+        unset="findings fail one by one",
+    ),
+    Option(
+        "baseline",
+        "A file of known findings, which fail nothing.",
+        ("scan",),
+        metavar="FILE",
+        fills=GateSettings,
+        key_takes=values.path("the path of a file"),
+        unset="no finding is known",
+    ),
+    Option(
+        "update_baseline",
+        "Write the baseline anew: what would fail is known from now on, what is fixed goes.",
+        ("scan",),
+        takes=bool,
+        fills=GateSettings,
+        flag_only=FlagOnly.KNOWN,
+    ),
+)
+
+AUDIT_OPTIONS: Final = (*_TEXT, *_LOG, *_RULES)

@@ -1,0 +1,73 @@
+"""The table of all options, from which flags, keys of the configuration file, settings and docs are made.
+
+`--help` lists the options of a command in the order of the table. `tito-audit config`, the schema of the file and
+the docs list the keys of `scan` first, then what each other command has besides; `key_after` moves one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from tito_audit.settings.audit_options import AUDIT_OPTIONS
+from tito_audit.settings.option import FlagOnly, Option
+from tito_audit.settings.own_options import OWN_OPTIONS
+from tito_audit.settings.run_options import RUN_OPTIONS
+
+__all__ = ["FLAG_ONLY", "KEYS", "OPTIONS", "filled", "options_of"]
+
+_T = TypeVar("_T")
+_COMMANDS = ("scan", "repair", "inspect", "show", "convert")
+"""Those that read the configuration file."""
+
+OPTIONS: Final[tuple[Option, ...]] = (*OWN_OPTIONS, *AUDIT_OPTIONS, *RUN_OPTIONS)
+
+
+def options_of(command: str) -> tuple[Option, ...]:
+    """The options that a command takes, in the order of its `--help`."""
+    own = tuple(option for option in OPTIONS if command in option.commands)
+    if command != "config":
+        return own
+    flags = {option.flag for option in own}
+    return (*own, *(option for option in _FILE.values() if option.flag not in flags))
+
+
+def _of_the_file() -> dict[str, Option]:
+    """By name: options with a key, and those that say which file is read."""
+    taken = (option for command in _COMMANDS for option in OPTIONS if command in option.commands)
+    return {option.name: option for option in taken if option.key_takes is not None or option.calls}
+
+
+_FILE: Final = _of_the_file()
+
+
+def _with_keys() -> list[Option]:
+    """Options with a key, in the order of the keys."""
+    keyed = [option for option in _FILE.values() if option.key_takes is not None]
+    ordered = [option for option in keyed if not option.key_after]
+    for option in keyed:
+        if option.key_after:
+            before = next(at for at, one in enumerate(ordered) if one.key == option.key_after)
+            ordered.insert(before + 1, option)
+    return ordered
+
+
+KEYS: Final[Mapping[str, Option]] = {option.key: option for option in _with_keys()}
+"""By key: the options that a configuration file may set."""
+FLAG_ONLY: Final[Mapping[str, FlagOnly]] = {
+    option.flag[2:]: why for why in FlagOnly for option in OPTIONS if option.flag_only is why
+}
+"""By flag without dashes: why no file sets it."""
+
+
+def filled(settings: type[_T], given: Mapping[str, Any]) -> _T:
+    """A dataclass of settings out of what flags and file say, by option.
+
+    None, and what is not given, is the default of the field. SetupError names the flag that cannot be.
+    """
+    fields = {
+        option.name: option.read(given[option.name])
+        for option in OPTIONS
+        if option.fills is settings and given.get(option.name) is not None
+    }
+    return settings(**fields)

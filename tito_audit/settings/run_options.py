@@ -1,0 +1,149 @@
+"""The options of a run: its reports, how much it reads, which file it obeys, how fast it is."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+from tito_audit.settings import readers, values
+from tito_audit.settings.model import Encoder, Settings
+from tito_audit.settings.option import FlagOnly, Option
+
+__all__ = ["RUN_OPTIONS"]
+
+_EVERY = ("scan", "repair", "convert", "show", "inspect")
+
+RUN_OPTIONS: Final = (
+    Option(
+        "report",
+        "A report, to stdout or to a file; `tito-audit list reports` names them. Repeatable.",
+        ("scan",),
+        short="-r",
+        metavar="NAME[=FILE]",
+        repeats=True,
+        completes="reports",
+        key_takes=values.REPORTS,
+        key_after="jobs",
+        unset="text",
+    ),
+    Option(
+        "report",
+        "text or json, to stdout or a file. Repeatable. [default: text]",
+        ("repair",),
+        short="-r",
+        metavar="NAME[=FILE]",
+        repeats=True,
+        completes="repair_reports",
+    ),
+    Option(
+        "output_format",
+        "The report that stands on stdout; everything else goes to stderr. [default: text]",
+        ("scan",),
+        short="-f",
+        metavar="NAME",
+        completes="reports",
+        key_takes=values.text("the name of a report"),
+        key_after="report",
+        unset="text",
+    ),
+    Option(
+        "limit",
+        "Stop after so many rows of all logs together.",
+        ("scan",),
+        metavar="N",
+        takes=int,
+        least=1,
+        fills=Settings,
+        key_takes=values.count("a number of rows"),
+        key_after="sample",
+        unset="every row",
+    ),
+    Option(
+        "sample",
+        "Audit about this share of the rows, as 0.05 or 5%; the same rows every time.",
+        ("scan",),
+        metavar="SHARE",
+        takes=readers.share,
+        fills=Settings,
+        key_takes=values.SHARE,
+        unset="every row",
+    ),
+    Option(
+        "max_row_bytes",
+        "A longer row is not read; it becomes a finding (REC001).",
+        ("scan", "repair", "convert", "inspect"),
+        metavar="BYTES",
+        takes=int,
+        least=1,
+        fills=Settings,
+        key_takes=values.count("a number of bytes"),
+    ),
+    Option(
+        "trust_remote_code",
+        "Allow a tokenizer's own Python code to run.",
+        ("scan", "repair", "show", "inspect"),
+        takes=bool,
+        fills=Settings,
+        flag_only=FlagOnly.CODE,
+    ),
+    # The file is looked for once both are read, in this order.
+    Option(
+        "no_config",
+        "Read no configuration file.",
+        _EVERY,
+        takes=bool,
+        calls="read_no_file",
+        flag_only=FlagOnly.READ,
+    ),
+    Option(
+        "config",
+        "Read settings from this file. [default: tito-audit.toml or pyproject.toml, here or above]",
+        _EVERY,
+        metavar="FILE",
+        calls="read_file",
+        flag_only=FlagOnly.READ,
+    ),
+    Option(
+        "jobs",
+        "Processes that work at once; the results are the same. [default: one a core]",
+        ("scan", "repair"),
+        short="-j",
+        metavar="N",
+        takes=int,
+        least=1,
+        fills=Settings,
+        key_takes=values.count("a number of processes"),
+        unset="one a core",
+    ),
+    Option(
+        "encoder",
+        "Who encodes first; tokenizers proves every difference before it is reported. auto: fastokens where logs "
+        "are large.",
+        ("scan", "repair"),
+        takes=get_args(Encoder),
+        fills=Settings,
+        key_takes=values.one_of(*get_args(Encoder)),
+        key_after="sampled-roles",
+    ),
+    Option(
+        "worst",
+        "Findings shown in full by the text report.",
+        ("scan",),
+        metavar="N",
+        takes=int,
+        least=0,
+        default=10,
+        key_takes=values.number("a number of findings"),
+    ),
+    Option(
+        "quiet",
+        "No progress, and no report that was not asked for by name.",
+        ("scan", "repair", "convert"),
+        short="-q",
+        takes=bool,
+        helps={
+            "repair": "No progress, and no report that --report did not ask for.",
+            "convert": "No progress, and no list of what is carried.",
+        },
+        key_takes=values.FLAG,
+    ),
+)
