@@ -57,13 +57,13 @@ class Known:
         self._left: dict[tuple[str, Severity], dict[str, int]] = {}
         """By fingerprint and severity: by file, how many are not used up."""
         self._at: dict[tuple[str, int], list[Entry]] = {}
-        self._unasked: dict[str, set[str]] = {}
+        self._unchecked: dict[str, set[str]] = {}
         """By file: codes that could not be checked in any rollout so far."""
         for entry in entries:
             self._left.setdefault((entry.fingerprint, entry.severity), {})[entry.file] = entry.times
             if entry.file in self._scanned:
                 self._at.setdefault((entry.file, entry.row), []).append(entry)
-                self._unasked.setdefault(entry.file, set()).add(entry.code)
+                self._unchecked.setdefault(entry.file, set()).add(entry.code)
         self._unseen: set[Key] = set()
         """EntryCounts whose row could not be read or not be checked for their code."""
         self._ends: dict[str, tuple[int, bool]] = {}
@@ -89,14 +89,14 @@ class Known:
 
     def look(self, result: Result, file: str) -> None:
         """Record what could not be checked in a result."""
-        unasked = self._unasked.get(file)
-        if unasked is None or result.of_log:
+        unchecked = self._unchecked.get(file)
+        if unchecked is None or result.of_log:
             return
         self._ends[file] = result.place.row, result.rollout is not None
         skipped = None
-        if unasked and result.rollout is not None:
+        if unchecked and result.rollout is not None:
             skipped = {skip.code for skip in result.skips}
-            unasked &= skipped
+            unchecked &= skipped
         for entry in self._at.get((file, result.place.row), ()):
             if result.rollout is None:
                 unseen = entry.code != _UNREADABLE
@@ -128,7 +128,7 @@ class Known:
 
     def _seen(self, entry: Entry) -> bool:
         """Whether the place of an entry was checked."""
-        if entry.file not in self._ends or entry.code in self._unasked[entry.file]:
+        if entry.file not in self._ends or entry.code in self._unchecked[entry.file]:
             return False
         last, readable = self._ends[entry.file]
         # A damaged file ends with a row that cannot be read; what came after it is unknown.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tito_audit.format import Row
 
 Numbers: TypeAlias = NDArray[Any]
-"""`[N]` bool, int64 or float64; NaN stands for null."""
+"""`[N]` bool, int64 or float64; NaN for null."""
 
 MOST_COLUMNS = 20_000
 """Maximum columns listed; further ones are only counted."""

@@ -137,12 +137,12 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
         xml.start("testcase", name=f"{code} {title}".strip(), classname=name)
         if case.failing:
             first = next(iter(case.worst))
-            xml.text("failure", _told(case), type=code, message=f"{_counts(case)}: {first.hit.message}")
+            xml.text("failure", _case_lines(case), type=code, message=f"{_counts(case)}: {first.hit.message}")
         elif _skipped(case, suite):
             because = _reasons(case) or "no rollout could be looked at"
             xml.text("skipped", [because], message=because)  # Jenkins shows the attribute, GitLab the text
         elif case.counts or case.known or case.skips:
-            xml.text("system-out", _told(case))
+            xml.text("system-out", _case_lines(case))
         xml.end("testcase")
     xml.end("testsuite")
 
@@ -190,7 +190,7 @@ def _common(skips: Counter[str]) -> Iterator[tuple[str, int]]:
     yield from sorted(skips.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
 
 
-def _told(case: _Case) -> Iterator[str]:
+def _case_lines(case: _Case) -> Iterator[str]:
     yield _counts(case) + (f"; {many(case.known, 'known finding')} left out" if case.known else "")
     for finding in case.worst:
         yield f"{finding.severity.word}, {place_words(finding)}: {finding.hit.message}"
@@ -221,11 +221,11 @@ class _Xml:
 
     def text(self, tag: str, lines: Iterable[str], /, **attributes: Any) -> None:
         """An element with lines in it."""
-        shown = "\n".join(escape(_told_only(cut(visible(line), _TEXT))) for line in lines)
+        shown = "\n".join(escape(_without_attachments(cut(visible(line), _TEXT))) for line in lines)
         self._out.write(f"<{tag}{_attributes(attributes)}>{shown}</{tag}>\n")
 
 
-def _told_only(text: str) -> str:
+def _without_attachments(text: str) -> str:
     """The text, changed so that it attaches no file: CI systems attach what `[[ATTACHMENT|path]]` names."""
     return text.replace("[[", "[\\x5b")
 

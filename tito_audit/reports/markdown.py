@@ -132,11 +132,11 @@ def _findings(worst: list[WorstEntry], summary: Summary, room: int) -> str:
         if room < 0:
             break
         shown.append(block)
-    told = counted(worst[: len(shown)])
-    title = "The findings" if told == total else f"{told:,} of {many(total, 'finding')}, the worst"
+    represented = counted(worst[: len(shown)])
+    title = "The findings" if represented == total else f"{represented:,} of {many(total, 'finding')}, the worst"
     first = worst[0].finding
     more = f"{code(f'tito-audit explain {first.code}')} says what it means and what cures it."
-    if told < total:
+    if represented < total:
         more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
     opened = first.severity is not Severity.NOTE
     return folded(title, "\n\n".join([*shown, more]), open=opened)

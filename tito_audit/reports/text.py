@@ -99,7 +99,7 @@ def _header(summary: Summary) -> Iterator[Text]:
     formats = ", ".join(f"{name} {number:,}" for name, number in by_count[:_FORMATS])
     if len(by_count) > _FORMATS:
         formats += f" and {len(by_count) - _FORMATS} other formats"
-    yield from _taken_lines(summary)
+    yield from _read_as_lines(summary)
     parts = [many(summary.rollouts, "rollout") + (f" ({formats})" if formats else "")]
     if summary.rows_unreadable:
         parts.append(many(summary.rows_unreadable, "unreadable row"))
@@ -116,7 +116,7 @@ def _header(summary: Summary) -> Iterator[Text]:
     yield Text(visible(f"tokenizer {summary.tokenizer or 'none'}{encoder} · {pace}"))
 
 
-def _taken_lines(summary: Summary) -> Iterator[Text]:
+def _read_as_lines(summary: Summary) -> Iterator[Text]:
     """`read as nemo_gym: responses_create_params, response.output (12 rows)`; similar files share a line."""
     alike: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
     for file, formats in summary.taken.items():

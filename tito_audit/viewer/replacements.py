@@ -115,13 +115,13 @@ def _of(difference: Difference, code: str, rollout: Rollout) -> Replaced:
 def _before(difference: Difference, rollout: Rollout) -> int:
     """How many of the recorded tokens come before the completion that the difference is in."""
     recorded, inside = difference.recorded.ids, difference.end - difference.start
-    beside = len(recorded) - inside
-    if not beside or difference.start or difference.turn is None:
+    outside = len(recorded) - inside
+    if not outside or difference.start or difference.turn is None:
         return 0
     call = rollout.turns[difference.turn]
     held = empty_ids() if call.prompt_ids is None else call.prompt_ids
     said = empty_ids() if call.completion_ids is None else call.completion_ids[:inside]
-    for before in range(min(beside, len(held)), 0, -1):
+    for before in range(min(outside, len(held)), 0, -1):
         here = recorded[: before + inside]
         if np.array_equal(here[:before], held[-before:]) and np.array_equal(here[before:], said):
             return before
@@ -172,12 +172,12 @@ def _of_row(evidence: Evidence, codes: Mapping[int, str]) -> Iterator[Replaced]:
 
 def _start_in_row(places: Mapping[int, int], difference: Difference, size: int) -> int | None:
     """Where the row holds the `size` other tokens, derived from the row positions of the tokens on both sides."""
-    before, behind = places.get(difference.start - 1), places.get(difference.end)
+    before, after = places.get(difference.start - 1), places.get(difference.end)
     if any(offset in places for offset in range(difference.start, difference.end)):
         return None
     if before is None:
-        return None if behind is None or behind < size else behind - size
-    return before + 1 if behind is None or behind == before + 1 + size else None
+        return None if after is None or after < size else after - size
+    return before + 1 if after is None or after == before + 1 + size else None
 
 
 def _apart(several: list[Replaced]) -> list[Replaced]:

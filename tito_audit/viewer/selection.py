@@ -16,7 +16,7 @@ class ViewQuota:
     """Counts rollouts with findings in the order of the logs: the first of each code and severity get a view.
 
     A process that audits one part of the logs does not know what the others hold. It makes views as if only the
-    parts it was told of came before its own, which is never too few.
+    parts it knows of came before its own, which never gives too few.
     """
 
     __slots__ = ("_seen", "_taken")

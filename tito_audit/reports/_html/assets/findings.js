@@ -25,12 +25,12 @@ function fillSelect(select, values, words = (value) => value) {
   select.append(make("option", { value: NOTHING_CHOSEN }, `all ${count(found.length)}`));
   found.slice(0, OPTIONS).forEach(([value, number], at) => {
     const option = make("option", { value: String(at + 1) }, `${words(value) || "(none)"} · ${count(number)}`);
-    option.stands = value;
+    option.choice = value;
     select.append(option);
   });
 }
 
-const chosen = (select) => (select.value === NOTHING_CHOSEN ? null : select.selectedOptions[0].stands);
+const chosen = (select) => (select.value === NOTHING_CHOSEN ? null : select.selectedOptions[0].choice);
 
 /** Text as it is searched: without the signs that make spaces and line ends visible. */
 const searchable = (text) => text.toLowerCase().replaceAll("·", " ").replaceAll("⏎", " ");
@@ -112,7 +112,7 @@ function findingsApp(findings, opener) {
   for (const link of document.querySelectorAll("a[data-code]")) {
     link.addEventListener("click", () => {
       form.reset();
-      const option = [...byId("by-code").options].find((one) => one.stands === link.dataset.code);
+      const option = [...byId("by-code").options].find((one) => one.choice === link.dataset.code);
       if (option) byId("by-code").value = option.value;
       setTimeout(update);
     });
