@@ -244,7 +244,7 @@ def test_a_page_that_leaves_findings_out_says_how_many_and_counts_all(monkeypatc
 def test_rollouts_beyond_the_room_are_left_out_and_the_page_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = made.written(made.viewed(6))
     assert len(blocks(whole, "view")) == 6
-    assert "6 of 6 rollouts with findings are here" in whole
+    assert "6 of 6 rollouts with findings are shown here" in whole
     monkeypatch.setattr(views_module, "ROOM", 4 * len(json.dumps(blocks(whole, "view")[0])))
     cut = made.written(made.viewed(6))
     held = len(blocks(cut, "view"))
