@@ -39,7 +39,7 @@ from tito_audit import (
 from tito_audit.convert.maker import Holds
 from tito_audit.convert.rows import GROUPS, all_makers, digest_of
 from tito_audit.convert.run import Conversion
-from tito_audit.convert.unread import account_of
+from tito_audit.convert.unread import row_facts
 from tito_audit.formats import pick_format
 from tito_audit.record.rollout import Place
 from tito_audit.settings.model import Settings
@@ -330,7 +330,7 @@ def holds(made: Json, name: str, value: object) -> bool:
 
 def is_read(row: Json, rollouts: Sequence[Rollout], name: str) -> bool:
     """Whether the value is nothing but what the rollout holds (messages, tools, a length)."""
-    account = account_of(row, rollouts)
+    account = row_facts(row, rollouts)
     return all(name not in one for one in account.facts)
 
 

@@ -23,7 +23,7 @@ from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Wher
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
 from tito_audit.reports._html import views as views_module
-from tito_audit.reports._html.carried import Carried
+from tito_audit.reports._html.carried import ConversionOutcome
 from tito_audit.reports._html.charts import charts
 from tito_audit.reports._html.packed import PLAIN, block
 from tito_audit.rules import all_rules
@@ -194,7 +194,7 @@ GROUPS = [(severity, code) for severity in Severity for code in ("TOK101", "TPL2
 def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
     found: list[tuple[Severity, str]], bound: int
 ) -> None:
-    with Carried(bound) as carried:
+    with ConversionOutcome(bound) as carried:
         carried.look_every = 3
         for at, (severity, code) in enumerate(found):
             carried.add(finding(code, severity, Place("a", at)))
@@ -226,7 +226,7 @@ def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
 
 
 def test_findings_beyond_the_bound_leave_neither_memory_nor_disk() -> None:
-    with Carried(100) as carried:
+    with ConversionOutcome(100) as carried:
         for at in range(20_000):
             carried.add(finding(f"TOK{at % 3}", Severity.ERROR, Place("a", at)))
         assert len(carried._group_of) < 5_000

@@ -354,7 +354,7 @@ def test_ids_that_never_meet_are_shown(tmp_path: Path) -> None:
 
 def test_one_id_twice_in_the_file_ends_the_run_with_both_places(tmp_path: Path) -> None:
     log, said = one_call(7)
-    with pytest.raises(SetupError, match=r"said\.jsonl:0 and .*said\.jsonl:2 have one id \(uid: 7\)"):
+    with pytest.raises(SetupError, match=r"said\.jsonl:0 and .*said\.jsonl:2 have the same id \(uid: 7\)"):
         notices_of(tmp_path, [log], [said, one_call(8)[1], {**said, "uid": "7"}])
 
 

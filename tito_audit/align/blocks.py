@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Offsets
 
-__all__ = ["BlockKind", "Blocks", "blocks_of_ends", "join_blocks", "one_block"]
-
 
 class BlockKind(IntEnum):
     """What happened to recorded tokens; the direction is fixed, recorded first."""

@@ -8,8 +8,6 @@ from tito_audit.align.blocks import BlockKind, Blocks, blocks_of_ends, one_block
 from tito_audit.align.pieces import Pieces
 from tito_audit.record.arrays import Offsets
 
-__all__ = ["align_cuts"]
-
 
 def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
     """Blocks between the byte ends that both sequences have. Both must spell the same bytes.

@@ -13,8 +13,6 @@ from tito_audit.align.prefix import common_byte_prefix
 from tito_audit.align.runs import Run, equal_runs
 from tito_audit.record.arrays import Offsets
 
-__all__ = ["align"]
-
 _REFINE_LIMIT = 1500
 """Tokens a side; `difflib` is quadratic, so a larger rest stays one block."""
 _REFINE_RUN = 12

@@ -12,8 +12,6 @@ from tito_audit.align.prefix import common_ends, common_prefix
 from tito_audit.align.runs import Run, equal_runs, gaps, nearest_run
 from tito_audit.record.arrays import Ids, Mask, as_ids
 
-__all__ = ["MaskBy", "mask_drift"]
-
 MaskBy: TypeAlias = Literal["span", "turn", "first-divergence"]
 """How much leaves the loss: the drifted tokens, their turns, or all from the first on."""
 _WINDOWS = (64, 256)

@@ -9,8 +9,6 @@ import numpy as np
 
 from tito_audit.record.arrays import Ids, Mask, Offsets
 
-__all__ = ["Pieces"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pieces:

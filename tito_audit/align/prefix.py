@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["common_byte_prefix", "common_ends", "common_prefix", "starts_with"]
-
 Array: TypeAlias = NDArray[Any]
 _FIRST_BLOCK, _LARGEST_BLOCK = 64, 1 << 16
 """Entries compared at once: few at first, for sequences that part early, never more than a cache holds."""

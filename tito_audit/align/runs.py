@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from tito_audit.align.prefix import common_ends
 
-__all__ = ["HASH_BASE", "Gap", "Run", "equal_runs", "gaps", "nearest_run", "paired_runs"]
-
 Array: TypeAlias = NDArray[Any]
 HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
 """An odd number whose powers spread over 64 bits; hashes only choose what is then compared."""

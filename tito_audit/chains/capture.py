@@ -17,8 +17,6 @@ from tito_audit.chains.histories import History, closest
 from tito_audit.chains.links import Chain
 from tito_audit.record.rollout import Turn
 
-__all__ = ["chained"]
-
 _HISTORY = 4
 """A prompt that has less than this part of an earlier one in common with it is another agent's."""
 
@@ -42,7 +40,7 @@ class _Call:
         return np.array_equal(self.history.prompt, other.history.prompt)
 
 
-def chained(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], Chain]:
+def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], Chain]:
     """Calls in the order of their conversation, and which of these places are its main chain.
 
     Main is the chain that began first, at each fork the branch that the prompts speak for most, then the longer

@@ -13,8 +13,6 @@ from tito_audit.chains.histories import Histories, History
 from tito_audit.chains.links import chain_to, last_calls
 from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats, as_ids
 
-__all__ = ["ForkedRow", "Numbers", "SampledCall", "fork_cost", "fork_rows"]
-
 Numbers: TypeAlias = Sequence[Any] | NDArray[Any]
 SampledCall: TypeAlias = tuple[Numbers, Numbers] | tuple[Numbers, Numbers, Numbers | None]
 """(prompt_ids, completion_ids) or (prompt_ids, completion_ids, logprobs); the logprobs, one for each
@@ -144,7 +142,7 @@ def _parents(calls: Sequence[_Call]) -> dict[int, int]:
     parents = {}
     for k, call in enumerate(calls):
         prompt = call.seen[: call.start]
-        held = earlier.longest_held(prompt)
+        held = earlier.longest_prefix(prompt)
         if held is not None:
             parents[k] = held.turn
         if len(call.seen):

@@ -13,8 +13,6 @@ from tito_audit.align.prefix import common_prefix, starts_with
 from tito_audit.align.runs import HASH_BASE
 from tito_audit.record.arrays import Ids
 
-__all__ = ["Histories", "History", "closest"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
@@ -52,7 +50,7 @@ class Histories:
         """Take in the history of the next call."""
         self._all.append(history)
 
-    def longest_held(self, prompt: Ids) -> History | None:
+    def longest_prefix(self, prompt: Ids) -> History | None:
         """The longest history that a prompt starts with, the latest of equals; None if it starts with none.
 
         The beginnings of the prompt are looked up by hash among all histories at once, then compared.
@@ -70,12 +68,12 @@ class Histories:
         candidates = (self._all[at] for at in longest_first.tolist())
         return next((one for one in candidates if starts_with(prompt, one.seen)), None)
 
-    def longest_held_or_closest(self, prompt: Ids) -> History:
+    def longest_prefix_or_closest(self, prompt: Ids) -> History:
         """The longest history that a prompt starts with; if none, the one that it shares most with.
 
         What two branches share after their fork (the header of the next message) is not history.
         """
-        return self.longest_held(prompt) or self.closest(prompt)
+        return self.longest_prefix(prompt) or self.closest(prompt)
 
     def closest(self, prompt: Ids) -> History:
         """The history that a prompt shares most with, the latest of equals."""

@@ -13,19 +13,6 @@ from tito_audit.align.prefix import common_prefix, starts_with
 from tito_audit.chains.histories import Histories, History
 from tito_audit.record.arrays import Ids
 
-__all__ = [
-    "Chain",
-    "Link",
-    "LinkKind",
-    "broken_link",
-    "chain_to",
-    "last_calls",
-    "link_by_ids",
-    "link_without_text",
-    "parents_of",
-    "sibling_link",
-]
-
 Chain: TypeAlias = tuple[int, ...]
 """Calls of which each continues the one before, by number."""
 
@@ -47,9 +34,9 @@ class LinkKind(StrEnum):
         return self in _WHOLE
 
     @property
-    def retold(self) -> bool:
+    def only_tokens_differ(self) -> bool:
         """Whether the history is still the same and only its tokens are others."""
-        return self in _RETOLD
+        return self in _SAME_HISTORY
 
     @property
     def breaks(self) -> bool:
@@ -59,7 +46,7 @@ class LinkKind(StrEnum):
 
 _WHOLE = frozenset((LinkKind.CONTINUES, LinkKind.SIBLING))
 _KEPT = _WHOLE | {LinkKind.RETRY}
-_RETOLD = frozenset((LinkKind.RETOKENIZED, LinkKind.TEMPLATE))
+_SAME_HISTORY = frozenset((LinkKind.RETOKENIZED, LinkKind.TEMPLATE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +82,7 @@ def link_by_ids(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
 
 def link_without_text(turn: int, prompt: Ids, earlier: Histories) -> Link:
     """The link of a call that `link_by_ids` leaves open, as far as ids alone tell it."""
-    parent = earlier.longest_held_or_closest(prompt)
+    parent = earlier.longest_prefix_or_closest(prompt)
     if parent is not earlier.last and starts_with(prompt, parent.seen):
         return sibling_link(turn, prompt, parent, earlier.last)
     detail = "no tokenizer given: whether the text is the same cannot be told"

@@ -22,8 +22,6 @@ from tito_audit.align.prefix import common_ends, common_prefix, starts_with
 from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids
 
-__all__ = ["splice_prefix"]
-
 _PAIRS = 250_000
 """Pairs of turns that are compared without a second thought; past it only turns near the diagonal."""
 _MOST_PAIRS = 1_000_000

@@ -15,8 +15,6 @@ from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 
-__all__ = ["difference", "digest", "lost_names"]
-
 
 def difference(before: Rollout, after: Rollout) -> str | None:
     """What of the tokens, the mask or the logprobs is not the same any more; None when all is."""

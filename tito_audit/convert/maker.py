@@ -10,8 +10,6 @@ from typing import Any
 from tito_audit.format import Row
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["Holds", "Maker", "Sample"]
-
 
 class Holds(StrEnum):
     """What a rollout is in a log."""

@@ -1,4 +1,4 @@
-"""Carried: what became of the rows of a log that was written in another form."""
+"""ConversionOutcome: what became of the rows of a log that was written in another form."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 
 from tito_audit.record.rollout import Place
 
-__all__ = ["Carried"]
-
 _NAMED = 1000
 """Rows that could not be converted and are kept with their places; the rest is only counted."""
 
 
 @dataclass(slots=True)
-class Carried:
+class ConversionOutcome:
     """What a conversion carries and what it does not."""
 
     rows_read: int = 0

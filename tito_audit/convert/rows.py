@@ -10,7 +10,7 @@ from typing import Any
 from tito_audit.convert.compare import difference, digest, lost_names
 from tito_audit.convert.maker import Maker, Sample
 from tito_audit.convert.makers import MAKERS
-from tito_audit.convert.outcome import Carried
+from tito_audit.convert.outcome import ConversionOutcome
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, pick_format
@@ -18,8 +18,6 @@ from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.storage.row import RawRow, parse_json
 from tito_audit.storage.row_text import dump_row
-
-__all__ = ["GROUPS", "Making", "all_makers", "digest_of", "maker_named", "makers_of"]
 
 GROUPS = ("group_id", "group", "group_index", "_ng_task_index")
 """Names under which a log says which rollouts were sampled for one prompt."""
@@ -53,13 +51,13 @@ def maker_named(name: str) -> tuple[Format, Maker]:
 
 
 @dataclass(slots=True)
-class Making:
+class RowBuilder:
     """The rows of one pass over a log."""
 
     form: Format
     maker: Maker
-    tally: Carried
-    barred: set[str] = field(default_factory=set)
+    tally: ConversionOutcome
+    excluded: set[str] = field(default_factory=set)
     """Facts and columns beside which a row of this form would be read as something else."""
 
     def sample(self, rollout: Rollout, facts: Mapping[str, Any]) -> Sample:
@@ -107,7 +105,7 @@ class Making:
 
     def _fitted(self, sample: Sample) -> tuple[Sample, Row, Sequence[Rollout]]:
         """The sample without the facts and columns beside which its row cannot be read as what it is; its row."""
-        sample = self._bare_of(sample, self.barred)
+        sample = self._bare_of(sample, self.excluded)
         try:
             return sample, *self._proven([sample])
         except RecordError:
@@ -120,8 +118,8 @@ class Making:
                 self._proven([_stripped(sample, {*names} - kept - {name})])
                 kept.add(name)
             except RecordError:
-                self.barred.add(name)
-        sample = self._bare_of(sample, self.barred)
+                self.excluded.add(name)
+        sample = self._bare_of(sample, self.excluded)
         return sample, *self._proven([sample])
 
     def _bare_of(self, sample: Sample, names: Collection[str]) -> Sample:

@@ -16,33 +16,31 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn, trained_runs
 
-__all__ = ["Part", "Recast", "as_calls", "as_rows", "column_over", "known_logprobs", "loss_weights"]
-
 _FINISH, _EACH_FINISH, _WEIGHTS = "finish_reason", "finish_reasons", "weight_versions"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ConvertedPart:
     """One of the rollouts that stand for one."""
 
     rollout: Rollout
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What its calls said and the training row has no place for, where it is true of the row as a whole."""
-    told: frozenset[str] = frozenset()
+    used_facts: frozenset[str] = frozenset()
     """Facts of the log that its calls say now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recast:
+class Converted:
     """A rollout in the other form."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ConvertedPart, ...]
     """Several where calls do not continue one another."""
     lost: tuple[str, ...] = ()
     """What has no place in that form, by name."""
 
 
-def as_rows(rollout: Rollout) -> Recast:
+def as_rows(rollout: Rollout) -> Converted:
     """The rollout as training rows: its own, or one for each chain of calls (`fork_rows`).
 
     A row of its own is kept as it is, whatever its calls say. RecordError when ids are missing or nothing was
@@ -50,19 +48,19 @@ def as_rows(rollout: Rollout) -> Recast:
     """
     row, alone = rollout.training_row, replace(rollout, turns=())
     if row is not None and not rollout.turns:
-        return Recast((Part(alone),))
+        return Converted((ConvertedPart(alone),))
     if row is not None and not _is_row_of(rollout, row):
-        return Recast((Part(alone),), (_OTHER_CALLS,))
+        return Converted((ConvertedPart(alone),), (_OTHER_CALLS,))
     forked = fork_rows(_calls(rollout))
     if not forked:
         raise RecordError("no call sampled a token, so there is nothing to train")
     parts = tuple(_row_part(rollout, one, alone=len(forked) == 1) for one in forked)
     if row is not None:
-        parts = (Part(alone, parts[0].facts),)
-    return Recast(parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked))))
+        parts = (ConvertedPart(alone, parts[0].facts),)
+    return Converted(parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked))))
 
 
-def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Recast:
+def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     """The rollout as calls: its own, or one for each stretch that its training row trains.
 
     RecordError where that would lose a token, a logprob or a weight of the loss. What the row says of its calls
@@ -72,7 +70,7 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Recast:
     if rollout.turns:
         _calls(rollout)
         lost = (_OTHER_ROW,) if row is not None and not _is_row_of(rollout, row) else ()
-        return Recast((Part(replace(rollout, training_row=None)),), lost)
+        return Converted((ConvertedPart(replace(rollout, training_row=None)),), lost)
     if row is None:
         raise RecordError(_NO_IDS)
     runs = _runs(row)
@@ -86,8 +84,8 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Recast:
         for (start, end), index in zip(runs, wrote, strict=True)
     ]
     turns, told = _with_facts(turns, facts)
-    part = Part(replace(rollout, turns=tuple(turns), training_row=None), told=told)
-    return Recast((part,), tuple(lost_columns))
+    part = ConvertedPart(replace(rollout, turns=tuple(turns), training_row=None), used_facts=told)
+    return Converted((part,), tuple(lost_columns))
 
 
 def known_logprobs(row: TrainingRow) -> Logprobs | None:
@@ -153,7 +151,7 @@ def _calls(rollout: Rollout) -> list[SampledCall]:
     return calls
 
 
-def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> Part:
+def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedPart:
     ids = np.array(forked.token_ids, np.int32)
     mask = np.array(forked.loss_mask, np.bool_)
     turns = rollout.turns
@@ -167,7 +165,7 @@ def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> Part:
     )
     messages = rollout.messages if alone else _messages_up_to(rollout, turns[forked.calls[-1]])
     facts = _facts_of([turns[k] for k in forked.trained])
-    return Part(replace(rollout, messages=messages, turns=(), training_row=row), facts)
+    return ConvertedPart(replace(rollout, messages=messages, turns=(), training_row=row), facts)
 
 
 def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:

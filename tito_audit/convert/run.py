@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.convert.maker import Holds, Sample
-from tito_audit.convert.outcome import Carried
-from tito_audit.convert.rows import GROUPS, Making, digest_of, maker_named
+from tito_audit.convert.outcome import ConversionOutcome
+from tito_audit.convert.rows import GROUPS, RowBuilder, digest_of, maker_named
 from tito_audit.convert.rows_and_calls import as_calls, as_rows
-from tito_audit.convert.unread import account_of
+from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.record.rollout import Place, Rollout, with_speakers
@@ -28,8 +28,6 @@ from tito_audit.storage.inside import beside
 from tito_audit.storage.new_log import Shapes, kind_of_name, new_log
 from tito_audit.storage.row import RawRow
 
-__all__ = ["Conversion", "convert_rollouts"]
-
 _STATED = ("model", "tokenizer")
 """What formats state from deep inside their rows and any row has a place for."""
 
@@ -37,8 +35,7 @@ _STATED = ("model", "tokenizer")
 class Conversion:
     """One log on its way into another form: `survey` says what is lost, `write` writes.
 
-    Making one opens no file. SetupError when there is no such form, or the target's suffix is that of a file which
-    cannot hold it.
+    Creating one opens no file. SetupError when there is no such form, or the target's kind of file cannot hold it.
     """
 
     def __init__(
@@ -61,7 +58,7 @@ class Conversion:
             )
         self.overwrite = overwrite
         self.progress = progress
-        self.carried = Carried()
+        self.carried = ConversionOutcome()
         """What the survey found."""
         self.written: Path | None = None
         """The new log, once it has its name."""
@@ -86,7 +83,7 @@ class Conversion:
                     f"-o {self.out}: this is the log, and a log is never written.\nName another file."
                 )
             refuse_target(self.out, overwrite=self.overwrite, source=self.log)
-        self.carried = Carried()
+        self.carried = ConversionOutcome()
         for row, _, place in self._rows(self.carried):
             if row is not None and self._shapes is not None:
                 self._shapes.learn(row)
@@ -101,7 +98,7 @@ class Conversion:
         """
         if self.out is None:
             raise ValueError("a conversion without a target has nothing to write")
-        digests, again = array("Q"), Carried()
+        digests, again = array("Q"), ConversionOutcome()
         with new_log(self.out, overwrite=self.overwrite, source=self.log, shapes=self._shapes) as target:
             for row, number, place in self._rows(again):
                 if row is not None:
@@ -132,9 +129,9 @@ class Conversion:
                 "was not kept.\nWrite it as .jsonl, or on another disk."
             )
 
-    def _rows(self, tally: Carried) -> Iterator[tuple[Row | None, int, Place]]:
+    def _rows(self, tally: ConversionOutcome) -> Iterator[tuple[Row | None, int, Place]]:
         """The rows of the new log, proven, each with its digest, and None once a row of the log is read."""
-        reader, making = LogGroup(self.settings), Making(self.form, self.maker, tally)
+        reader, builder = LogGroup(self.settings), RowBuilder(self.form, self.maker, tally)
         log = reader.open(self.log)
         group: list[Sample] = []
         last: object = None
@@ -142,9 +139,9 @@ class Conversion:
         for raw in log:
             place = Place(str(self.log), raw.index)
             tally.rows_read += 1
-            for key, sample in self._samples(raw, place, reader, making):
+            for key, sample in self._samples(raw, place, reader, builder):
                 if group and (not self.maker.grouped or key != last):
-                    made = making.row(group)
+                    made = builder.row(group)
                     if made is not None:
                         yield *made, place
                     group = []
@@ -153,14 +150,14 @@ class Conversion:
             if self.progress is not None:
                 self.progress(tally.rows_read, log.position, log.size)
             yield None, 0, place
-        if group and (made := making.row(group)) is not None:
+        if group and (made := builder.row(group)) is not None:
             yield *made, place
 
     def _samples(
-        self, raw: RawRow, place: Place, reader: LogGroup, making: Making
+        self, raw: RawRow, place: Place, reader: LogGroup, builder: RowBuilder
     ) -> Iterator[tuple[object, Sample]]:
         """The rollouts of a row in the form that is made, each with what tells its group."""
-        tally = making.tally
+        tally = builder.tally
         try:
             read, speakers = reader.read(raw, place), Speakers(self.settings.sampled_roles)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
@@ -168,33 +165,33 @@ class Conversion:
             tally.refuse(place, str(error))
             return
         where = read.format.sources
-        account = account_of(read.row, rollouts, where and where(read.row, read.rollouts))
+        found = row_facts(read.row, rollouts, where and where(read.row, read.rollouts))
         tally.lose(beside(raw), place.row)
-        tally.lose(account.unread, place.row)
+        tally.lose(found.unread, place.row)
         several = len(rollouts) > 1
-        tally.repeat(account.shared if several and not self.maker.grouped else ())
-        for rollout, said in zip(rollouts, account.facts, strict=True):
+        tally.repeat(found.shared if several and not self.maker.grouped else ())
+        for rollout, said in zip(rollouts, found.facts, strict=True):
             tally.rollouts += 1
             facts = _with_stated(said, rollout, place.row if several else None)
             group = next((facts[name] for name in GROUPS if facts.get(name) is not None), None)
             key = ("row", place.row) if several or group is None else ("group", repr(group))
-            yield from ((key, sample) for sample in self._recast(rollout, facts, making))
+            yield from ((key, sample) for sample in self._converted(rollout, facts, builder))
 
-    def _recast(self, rollout: Rollout, facts: Mapping[str, Any], making: Making) -> Iterator[Sample]:
+    def _converted(self, rollout: Rollout, facts: Mapping[str, Any], builder: RowBuilder) -> Iterator[Sample]:
         """A rollout as the samples that are made of it."""
-        tally = making.tally
+        tally = builder.tally
         try:
-            recast = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
+            converted = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
         except RecordError as error:
             tally.refuse(rollout.place, str(error))
             return
-        tally.lose(recast.lost, rollout.place.row)
-        if len(recast.parts) > 1:
+        tally.lose(converted.lost, rollout.place.row)
+        if len(converted.parts) > 1:
             tally.forked += 1
             tally.repeat(facts)
-        for part in recast.parts:
-            own = {name: value for name, value in facts.items() if name not in part.told}
-            yield making.sample(part.rollout, {**own, **part.facts})
+        for part in converted.parts:
+            own = {name: value for name, value in facts.items() if name not in part.used_facts}
+            yield builder.sample(part.rollout, {**own, **part.facts})
 
 
 def convert_rollouts(

@@ -14,17 +14,24 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tito_audit.convert.unread_keys import BOUNDS, COUNTS, ID_LISTS, KINDS, LONGEST, SCORES, SHAPE, TEXTS_OF_CALLS
+from tito_audit.convert.unread_keys import (
+    BOUNDS,
+    COUNTS,
+    ID_LISTS,
+    KINDS,
+    LONGEST_KEY,
+    SCORES,
+    SHAPE,
+    TEXTS_OF_CALLS,
+)
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.sources import Sources, places_read
 
-__all__ = ["Account", "account_of"]
-
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class RowFacts:
     """What a row says beside what was read."""
 
     facts: tuple[Mapping[str, Any], ...]
@@ -35,14 +42,14 @@ class Account:
     """Paths of values of which only a part was read, `response.choices[].index`."""
 
 
-def account_of(
+def row_facts(
     row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequence[Sources] | None = None
-) -> Account:
+) -> RowFacts:
     """The facts of a row and what of it was not read; null and empty values say nothing.
 
     `sources` says where the columns of the rollouts were read; None: a list under the name of one counts as read.
     """
-    held = _Held(rollouts, None if sources is None else set(places_read(sources, rollouts)))
+    held = _HeldValues(rollouts, None if sources is None else set(places_read(sources, rollouts)))
     facts: list[dict[str, Any]] = [{} for _ in rollouts]
     unread: dict[str, None] = {}
     shared: list[str] = []
@@ -63,10 +70,10 @@ def account_of(
                 mine = value[number] if own_each else value
                 if mine is not None:
                     own[name] = mine
-    return Account(tuple(facts), tuple(shared), tuple(unread))
+    return RowFacts(tuple(facts), tuple(shared), tuple(unread))
 
 
-class _Held:
+class _HeldValues:
     """What rollouts hold, and how much of a value is among it."""
 
     def __init__(self, rollouts: Sequence[Rollout], places: set[Path] | None) -> None:
@@ -99,7 +106,7 @@ class _Held:
             self._list(value, key, path, place)
         elif value is None or self._tells_nothing(value, key, nested=len(path) > 1):
             return
-        elif isinstance(value, str) and value[:1] in ("{", "[") and (kind(key), value) not in self._pairs:
+        elif isinstance(value, str) and value[:1] in ("{", "[") and (_kind(key), value) not in self._pairs:
             self._json(value, key, path, place)
         else:
             self._note(self._scalar(value, key, nested=len(path) > 1), path)
@@ -151,7 +158,7 @@ class _Held:
         name = key.rsplit(".", 1)[-1]
         if name.isdigit() and "." in key:
             name = key.split(".")[-2]
-        pair = kind(name), _hashable(value)
+        pair = _kind(name), _hashable(value)
         if not nested:
             # A text in the row itself is a fact unless it is what a call is known to have said.
             return pair in self._pairs and (pair[0] in ("finish", "weights") or key in TEXTS_OF_CALLS)
@@ -237,15 +244,15 @@ class _Held:
             for entry in value:
                 self._say(entry, key)
         elif value is not None:
-            self._pairs.add((kind(key), _hashable(value)))
+            self._pairs.add((_kind(key), _hashable(value)))
 
 
 def _short(key: str) -> str:
     """A key as a path shows it: some logs have whole texts as keys."""
-    return key if len(key) <= LONGEST else f"{key[: LONGEST - 1]}…"
+    return key if len(key) <= LONGEST_KEY else f"{key[: LONGEST_KEY - 1]}…"
 
 
-def kind(key: str) -> str:
+def _kind(key: str) -> str:
     """The one name for keys that formats have for the same thing."""
     return KINDS.get(key, key)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BOUNDS", "COUNTS", "ID_LISTS", "KINDS", "LONGEST", "SCORES", "SHAPE", "TEXTS_OF_CALLS"]
-
 ID_LISTS = {
     "completion_ids",
     "completion_token_ids",
@@ -40,7 +38,7 @@ KINDS = {
     **dict.fromkeys(("weight_version", "weight_versions", "model_version", "weight_step"), "weights"),
 }
 """Keys that formats have for one thing."""
-LONGEST = 40
+LONGEST_KEY = 40
 SHAPE = {"type", "object"}
 """Keys whose texts are words of the format."""
 BOUNDS = {"cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens_k"}

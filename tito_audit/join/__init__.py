@@ -9,10 +9,10 @@ from pathlib import Path
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import calls_unknown_tools, chat_tools, pick_format
-from tito_audit.join._calls import GATHERED, Calls, CallsOfRollout, GatheredOutput, is_capture
+from tito_audit.join._calls import GATHERED, CallsOfRollout, Capture, GatheredOutput, is_capture
 from tito_audit.join._conversations import Conversation, conversations, has_messages, with_conversation
 from tito_audit.join._keys import first_row, keys_for
-from tito_audit.join._partners import Partners, shown
+from tito_audit.join._partners import Partners, readable_id
 from tito_audit.join._tools import shared_tools
 from tito_audit.join._words import EMPTY, MISFIT, NO_ANSWER, NO_ID, NO_ROW, NO_TOOLS, OWN, UNREADABLE, Tally
 from tito_audit.record.finding import Result
@@ -22,7 +22,7 @@ from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, find_logs
 from tito_audit.storage.chunks import Chunk, chunks_of
 
-__all__ = ["Join", "form_of", "holds", "joined_counts", "lines_of"]
+__all__ = ["Join", "contains_row", "form_of", "joined_counts", "lines_of"]
 
 
 def form_of(row: Row, named: Format | None) -> Format:
@@ -37,13 +37,13 @@ def lines_of(raw: RawRow) -> Sequence[RawRow]:
     return raw.value.raws if isinstance(raw.value, CallsOfRollout) else (raw,)
 
 
-def holds(raw: RawRow, index: int) -> bool:
+def contains_row(raw: RawRow, index: int) -> bool:
     """Whether a row of the file is in this one: the same, or one of the lines gathered in it."""
     return any(line.index == index for line in lines_of(raw))
 
 
 def joined_counts(rollout: Rollout) -> dict[str, int]:
-    """What `Join.given` says of a rollout; {} where nothing was joined."""
+    """What `Join.apply` says of a rollout; {} where nothing was joined."""
     joined = rollout.stated.get("joined")
     return dict(joined) if isinstance(joined, dict) else {}
 
@@ -57,7 +57,7 @@ class Join:
 
     def __init__(self, settings: Settings, logs: Sequence[Path]) -> None:
         self._settings = settings
-        self._calls: tuple[Path | None, Calls | None] = None, None
+        self._calls: tuple[Path | None, Capture | None] = None, None
         self._captures: dict[Path, tuple[int, int]] = {}
         """Lines and rollouts of each capture."""
         self._held: tuple[tuple[str, int], tuple[Conversation, ...] | str] | None = None
@@ -107,16 +107,16 @@ class Join:
         calls = self._capture(log)
         return out if calls is None else GatheredOutput(out, log, calls)
 
-    def given(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
+    def apply(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
         """The rollouts of a row with what was found for them; what they hold themselves stays.
 
         Each states in `joined`, for messages and tools, the number of the row that was found (`_row`) and the
         same where they are taken from it (`_from`); in place of either a negative number says why there is none.
         """
         row = row.raws[0].value or {} if isinstance(row, CallsOfRollout) else row
-        return tuple(self._given(rollout, number, len(rollouts), row) for number, rollout in enumerate(rollouts))
+        return tuple(self._apply(rollout, number, len(rollouts), row) for number, rollout in enumerate(rollouts))
 
-    def noted(self, results: Iterable[Result]) -> Iterator[Result]:
+    def counted(self, results: Iterable[Result]) -> Iterator[Result]:
         """The results, counted as they pass in the order of the rows."""
         for result in results:
             if result.rollout is not None:
@@ -166,9 +166,9 @@ class Join:
         settings = self._settings
         row = first_row(logs, settings.max_row_bytes, settings.rows_at) if partners is not None else None
         key = partners.keys.of_log(row, str(logs[0]), 0) if row is not None and partners is not None else None
-        return shown(key) if key is not None else None
+        return readable_id(key) if key is not None else None
 
-    def _capture(self, log: Log) -> Calls | None:
+    def _capture(self, log: Log) -> Capture | None:
         """The rollouts of a token capture; None for a log of any other kind."""
         settings = self._settings
         if (
@@ -180,14 +180,14 @@ class Join:
             return None
         if log.path != self._calls[0]:
             row = first_row([log.path], settings.max_row_bytes) if log.kind == "lines" else None
-            calls = Calls(log) if row is not None and is_capture(row) else None
+            calls = Capture(log) if row is not None and is_capture(row) else None
             if calls is not None:
                 self._captures[log.path] = sum(map(len, calls.groups)), len(calls.groups)
             # One at a time: they hold a place for each line.
             self._calls = log.path, calls
         return self._calls[1]
 
-    def _given(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
+    def _apply(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
         place = rollout.place
         joined: dict[str, int] = {}
         tools, said = rollout.tools, None

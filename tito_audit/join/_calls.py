@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tito_audit.chains.capture import chained
+from tito_audit.chains.capture import order_calls
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, pick_format
@@ -18,8 +18,6 @@ from tito_audit.storage.chunks import Chunk, Reading
 from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.random_access import RowsAgain, Ticket, line_at, unpacked
 from tito_audit.storage.sampling import Choice
-
-__all__ = ["GATHERED", "Calls", "CallsOfRollout", "GatheredOutput", "is_capture"]
 
 _NAME = "nemo_gym_tokens"
 _CALLS = "calls_of_rollout"
@@ -67,7 +65,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
             ) from None
         lines.append(line)
     times = [_number(raw.value.get("created_at"), raw.index) for raw in row.raws if raw.value is not None]
-    order, chain = chained([line.turns[0] for line in lines], times)
+    order, chain = order_calls([line.turns[0] for line in lines], times)
     first = lines[order[0]]
     stated = {name: value for name, value in first.stated.items() if name != "id"}
     stated |= {CHAIN: chain, _ORDER: order}
@@ -109,7 +107,7 @@ GATHERED = Format(_NAME, "", "", 0, lambda row: isinstance(row, CallsOfRollout),
 # Files
 
 
-class Calls:
+class Capture:
     """A capture, row by row: one row a rollout, at its first line; lines of anything else as they are."""
 
     def __init__(self, log: Log) -> None:
@@ -147,7 +145,7 @@ class Calls:
     def __iter__(self) -> Iterator[RawRow]:
         for group, left_out in zip(self.groups, self._left_out, strict=False):
             self._log.left_out = left_out
-            yield gathered([self._reader.row(ticket) for ticket in group], self._log.max_row_bytes)
+            yield _gathered_row([self._reader.row(ticket) for ticket in group], self._log.max_row_bytes)
             self._log.position = self._log.size * group[0][0] // max(self.groups[-1][0][0], 1)
         self._log.left_out = self._left_out[-1]
 
@@ -196,12 +194,12 @@ class _Gathered(Chunk):
                 unpacked(data) if data is not None else line_at(self.path, ticket, self.limit, self.parse)
                 for ticket, data in zip(group, packed, strict=True)
             ]
-            yield gathered(raws, self.limit)
+            yield _gathered_row(raws, self.limit)
         if reading.choice is not None:
             reading.choice.left_out = self.left_out[-1]
 
 
-def gathered(raws: Sequence[RawRow], limit: int) -> RawRow:
+def _gathered_row(raws: Sequence[RawRow], limit: int) -> RawRow:
     """The lines of a rollout as one row; a line that is no call, or cannot be read, as it is."""
     first = raws[0]
     if first.value is None or not is_capture(first.value):
@@ -220,7 +218,7 @@ def gathered(raws: Sequence[RawRow], limit: int) -> RawRow:
 class GatheredOutput:
     """An output that takes rollouts of a capture and writes its lines, each where it was."""
 
-    def __init__(self, out: Output, log: Log, calls: Calls) -> None:
+    def __init__(self, out: Output, log: Log, calls: Capture) -> None:
         self.changed = False
         self._out = out
         self._lines = iter(log)

@@ -11,8 +11,6 @@ from tito_audit.formats import format_named, pick_format
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Place, Rollout, Turn
 
-__all__ = ["CHAIN", "Conversation", "conversations", "has_messages", "with_conversation"]
-
 CHAIN = "chain"
 """Among what a rollout states: the numbers of the calls that are one conversation, where others stand beside
 them (retries, other agents)."""
@@ -41,7 +39,7 @@ def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
     except RecordError:
         return _plain(plain, place) if plain else ()
     try:
-        return tuple(_of(rollout) for rollout in form.read(row, place))
+        return tuple(_conversation_of(rollout) for rollout in form.read(row, place))
     except RecordError:
         # What is wrong with the ids of a row says nothing of its messages.
         if not plain:
@@ -58,8 +56,8 @@ def with_conversation(rollout: Rollout, said: Conversation) -> Rollout:
     """The rollout with these messages, of which each call that is told apart knows its own."""
     members = rollout.stated.get(CHAIN)
     chain = list(members) if isinstance(members, tuple) else list(range(len(rollout.turns)))
-    told = _told([rollout.turns[number] for number in chain], said)
-    if CHAIN in rollout.stated and told is not None and _others(rollout, chain, told, said):
+    told = _paired([rollout.turns[number] for number in chain], said)
+    if CHAIN in rollout.stated and told is not None and _is_another_agent(rollout, chain, told, said):
         told = None
     turns = list(rollout.turns)
     if told is not None:
@@ -76,15 +74,15 @@ def _plain(columns: Row, place: Place) -> tuple[Conversation, ...]:
     each = [columns]
     if isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages):
         each = [{**columns, "messages": one} for one in messages]
-    return tuple(_of(rollout) for one in each for rollout in form.read(one, place))
+    return tuple(_conversation_of(rollout) for one in each for rollout in form.read(one, place))
 
 
-def _of(rollout: Rollout) -> Conversation:
+def _conversation_of(rollout: Rollout) -> Conversation:
     calls = tuple((turn.message_index, turn.prompt_messages) for turn in rollout.turns)
     return Conversation(rollout.messages, rollout.tools, rollout.template_kwargs, calls)
 
 
-def _told(
+def _paired(
     turns: Sequence[Turn], said: Conversation
 ) -> Sequence[tuple[int | None, tuple[Message, ...] | None]] | None:
     """Of each call its message and what it was sent; None where calls and answers cannot be paired."""
@@ -116,7 +114,7 @@ def _wrote(turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence
     return bool(known) and all(mine == theirs for mine, theirs in known)
 
 
-def _others(
+def _is_another_agent(
     rollout: Rollout,
     chain: Sequence[int],
     told: Sequence[tuple[int | None, tuple[Message, ...] | None]],

@@ -16,8 +16,6 @@ from tito_audit.errors import SetupError
 from tito_audit.format import Row
 from tito_audit.storage import open_log
 
-__all__ = ["Keys", "first_row", "keys_for"]
-
 _IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("sample_index",),),
     (("rollout_id", "_ng_rollout_id"),),

@@ -15,8 +15,6 @@ from tito_audit.join._keys import Keys
 from tito_audit.record.rollout import Place
 from tito_audit.storage.random_access import Room, RowsAgain
 
-__all__ = ["Partners", "shown"]
-
 
 class Partners:
     """Rows of some files by their ids; StorageError or SetupError when they cannot be used.
@@ -48,7 +46,7 @@ class Partners:
                     self.without_id += raw.value is not None
                     self.first_bad = self.first_bad or Place(str(reader.path), raw.index)
                     continue
-                self.first_id = self.first_id or shown(key)
+                self.first_id = self.first_id or readable_id(key)
                 hashes.append(_hash(key))
                 file_of.append(number)
                 index_of.append(ticket[0])
@@ -93,14 +91,15 @@ class Partners:
             (one, _, key), (other, _, again) = self._row(number), self._row(number + 1)
             if key != again:
                 continue
+            columns = ", ".join(self.keys.theirs)
             raise SetupError(
-                f"{self.option}: {one} and {other} have one id ({', '.join(self.keys.theirs)}: {shown(key)}); "
-                "which of them belongs to a rollout cannot be told.\n"
+                f"{self.option}: {one} and {other} have the same id ({columns}: {readable_id(key)}), so which one "
+                "belongs to a rollout is unknown.\n"
                 "Name columns that tell them apart with --on LOG_COLUMN=FILE_COLUMN, several if need be."
             )
 
 
-def shown(key: str) -> str:
+def readable_id(key: str) -> str:
     """An id for people, no longer than a line takes."""
     text = " + ".join(key.split("\x1f"))
     return text if len(text) <= 60 else text[:59] + "…"

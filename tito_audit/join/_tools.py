@@ -11,8 +11,6 @@ from tito_audit.record.message import ToolSpec
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs, open_log
 
-__all__ = ["shared_tools"]
-
 _SHAPES = ("parameters", "input_schema", "description")
 """What an object with a name has when it describes a tool."""
 

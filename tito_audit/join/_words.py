@@ -9,8 +9,6 @@ import numpy as np
 from tito_audit.join._partners import Partners
 from tito_audit.record.rollout import Place
 
-__all__ = ["EMPTY", "MISFIT", "NO_ANSWER", "NO_ID", "NO_ROW", "NO_TOOLS", "OWN", "UNREADABLE", "Tally"]
-
 NO_ROW, NO_ID, OWN, EMPTY, MISFIT, UNREADABLE, NO_TOOLS, NO_ANSWER = -1, -2, -3, -4, -5, -6, -7, -8
 
 _WHY = {

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._html.carried import BOUND, Carried
+from tito_audit.reports._html.carried import BOUND, ConversionOutcome
 from tito_audit.reports._html.facts import facts, rules, skips, verdict
 from tito_audit.reports._html.packed import block
 from tito_audit.reports._html.views import ViewBlocks
@@ -30,7 +30,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     from tito_audit.reports._html.page import page, short_name
 
     seen, measures = Seen(), None
-    with Carried(BOUND) as carried, ViewBlocks() as views:
+    with ConversionOutcome(BOUND) as carried, ViewBlocks() as views:
         for result in results:
             seen.add(result)
             for finding in result.findings:

@@ -28,7 +28,7 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
     A break counts as re-tokenization when nothing but the tokenizer, or decoding itself, explains it.
     """
     for link in evidence.links:
-        if not link.kind.retold:
+        if not link.kind.only_tokens_differ:
             continue
         causes = causes_of(link, evidence)
         text_kept = bool(causes) and all(one.code.startswith("TOK") for one in causes)

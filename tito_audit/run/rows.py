@@ -81,7 +81,7 @@ class LogGroup:
     def again(self, form: Format, row: Row, place: Place, logged: Row) -> Sequence[Rollout]:
         """The rollouts of a row with our names, joined by the ids of the row that was logged."""
         rollouts = form.read(row, place)
-        return rollouts if self.join is None else self.join.given(rollouts, logged)
+        return rollouts if self.join is None else self.join.apply(rollouts, logged)
 
     def as_logged(self, logged: Row, row: Row) -> Row:
         """The row with the column names of the log that it is written into."""

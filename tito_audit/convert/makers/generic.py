@@ -20,8 +20,6 @@ from tito_audit.format import Row
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import Rollout, Turn
 
-__all__ = ["CALLS", "ROWS"]
-
 _COMMON = ("messages", "tools", "chat_template_kwargs")
 
 

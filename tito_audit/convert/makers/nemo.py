@@ -22,8 +22,6 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Rollout, Turn, trained_runs
 
-__all__ = ["MESSAGE_LOG", "NEMO_GYM", "NEMO_RL"]
-
 _LOG_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logprobs", "tool_calls", "name")
 """What an entry of a message log has beside columns."""
 

@@ -25,8 +25,6 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["ATROPOS_GROUP", "SLIME", "TITO_SAMPLE"]
-
 _NO_LOGPROB = 1.0
 """What Atropos writes where nothing was sampled."""
 _STATUS = {"stop": "completed", "tool_calls": "completed", "length": "truncated", "abort": "aborted"}

@@ -15,17 +15,6 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = [
-    "REWARDS",
-    "messages_as_logged",
-    "other_lists",
-    "plain_list",
-    "reward_slots",
-    "row_of",
-    "scores_as",
-    "weights_as",
-]
-
 REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")
 """What frameworks call the reward of a rollout; the first that is stated counts."""
 

@@ -15,7 +15,7 @@ from tito_audit.record.finding import Finding, Severity, Side
 from tito_audit.report_objects import as_json
 from tito_audit.terminal.escape import visible
 
-__all__ = ["BOUND", "Carried", "finding_row", "tables"]
+__all__ = ["BOUND", "ConversionOutcome", "finding_row", "tables"]
 
 BOUND = 100_000
 """Findings in one page; more would take a browser too long to search at every key."""
@@ -85,7 +85,7 @@ def tables(rows: list[Row]) -> dict[str, Any]:
     return {"strings": [visible(text) for text in strings], "tokens": shown, **out}
 
 
-class Carried:
+class ConversionOutcome:
     """A bounded choice of findings, on disk until the page is written. Close it, or use it in a `with`.
 
     Findings are grouped by severity and code. What is chosen in the end: all groups of the worst severity,
@@ -109,7 +109,7 @@ class Carried:
         self.look_every = 1_024
         """Findings after which what each group may have is worked out again."""
 
-    def __enter__(self) -> Carried:
+    def __enter__(self) -> ConversionOutcome:
         return self
 
     def __exit__(
