@@ -137,7 +137,7 @@ def test_ids_alone_tell_what_continues_and_what_is_asked_again() -> None:
 def test_without_text_a_prompt_continues_an_earlier_call_or_parts_from_the_closest() -> None:
     every = histories(history(0, [1], [2]), history(1, [1, 2, 3], [4]))
     beside = link_without_text(2, ids(1, 2, 9), every)
-    assert beside == Link(2, 0, LinkKind.SIBLING, 3, 2, "continues turn 0 beside turn 1")
+    assert beside == Link(2, 0, LinkKind.SIBLING, 3, 2, "continues turn 0, not turn 1")
     assert beside == sibling_link(2, ids(1, 2, 9), history(0, [1], [2]), every.last)
     parted = link_without_text(2, ids(1, 8), every)
     assert (parted.parent, parted.kind, parted.at, parted.seen_at) == (1, LinkKind.TEMPLATE, 1, 1)

@@ -124,7 +124,7 @@ def slow_row(
 
 def slow_headed(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
     """What the row's own role markers tell."""
-    roles = token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
+    roles = token_roles(held, reference.end_ids(), reference.headers(rollout.template_kwargs))
     view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
     nameless = any(told_name(message.speaker) for message in rollout.messages)
     return view if view.sampled.any() or nameless or roles.unclear().any() else None

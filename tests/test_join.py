@@ -162,7 +162,7 @@ def test_samples_of_miles_are_told_apart_by_rollout_and_by_occurrence(tmp_path: 
     assert [told["rollout_eval_7.parquet", row] for row in range(5)] == [2] * 5
     one_sided = tmp_path / "trajectory" / "7.jsonl"
     _, notices = found(columns / "rollout_eval_7.parquet", messages=str(one_sided), tools=tools)
-    assert any("0 of 5 rollouts" in notice and "5 found no row of their id" in notice for notice in notices)
+    assert any("0 of 5 rollouts" in notice and "5 found no row with their id" in notice for notice in notices)
 
 
 # A token capture and its rollout rows
@@ -339,10 +339,11 @@ def test_what_finds_no_partner_is_said_with_its_first_place(tmp_path: Path) -> N
     stray, nameless = one_call("c")[1], one_call(None)[1]
     text = notices_of(tmp_path, [one, other, none], [said, stray, nameless, {"uid": "d", "messages": None}])
     assert "joined on uid: 1 of 3 rollouts found their messages" in text
-    assert f"1 found no row of their id (first {tmp_path / 'log.jsonl'}:1)" in text
+    assert f"1 found no row with their id (first {tmp_path / 'log.jsonl'}:1)" in text
     assert f"1 without an id (first {tmp_path / 'log.jsonl'}:2)" in text
     assert (
-        f"2 for no rollout of the log; 1 without an id, of its 4 rows (first {tmp_path / 'said.jsonl'}:2)" in text
+        f"2 that match no rollout of the log; 1 without an id, of its 4 rows (first {tmp_path / 'said.jsonl'}:2)"
+        in text
     )
 
 
@@ -361,7 +362,7 @@ def test_one_id_twice_in_the_file_ends_the_run_with_both_places(tmp_path: Path) 
 def test_one_id_twice_in_the_log_is_said(tmp_path: Path) -> None:
     log, said = one_call(7)
     text = notices_of(tmp_path, [log, one_call(8)[0], log], [said])
-    assert "that more than one row of the log found: 1 times" in text
+    assert "found for more than one row of the log: 1 times" in text
     assert f"(first {tmp_path / 'log.jsonl'}:2)" in text
 
 

@@ -19,8 +19,8 @@ from tito_audit.storage.random_access import Room, RowsAgain
 class Partners:
     """Rows of some files by their ids; StorageError or SetupError when they cannot be used.
 
-    Of each row its place and 64 bits of its id are held, some 30 bytes; of files that are not plain JSONL the
-    rows too, packed. Made before processes are forked, it is shared by them.
+    For each row its place and 64 bits of its id are kept, some 30 bytes; for files that are not plain JSONL, the
+    packed row too. Processes that are forked afterwards share it.
     """
 
     def __init__(self, option: str, name: str, files: Sequence[Path], keys: Keys, max_row_bytes: int) -> None:
@@ -63,7 +63,7 @@ class Partners:
         return len(self._hashes)
 
     def find(self, key: str) -> tuple[int, Place, Row] | None:
-        """The one row with this id: its number here, its place and itself; None when there is none."""
+        """The row with this id: its number here, its place and its value; None when there is none."""
         wanted = np.uint64(_hash(key))
         number = int(np.searchsorted(self._hashes, wanted))
         while number < len(self._hashes) and self._hashes[number] == wanted:
@@ -74,15 +74,13 @@ class Partners:
         return None
 
     def _row(self, number: int) -> tuple[Place, Row, str]:
-        """A row with its id; StorageError when the file is not what it was."""
+        """A row with its place and id; StorageError when the file has changed."""
         reader = self._readers[int(self._file_of[number])]
         index = int(self._index_of[number])
         raw = reader.row((index, int(self._at[number])))
         key = self.keys.of_other(raw.value, reader.path) if raw.value is not None else None
         if raw.value is None or key is None or _hash(key) != int(self._hashes[number]):
-            raise StorageError(
-                f"{self.option} {reader.path}: row {index} is not what it was when the run started."
-            )
+            raise StorageError(f"{self.option} {reader.path}: row {index} has changed since the run started.")
         return Place(str(reader.path), index), raw.value, key
 
     def _refuse_doubles(self) -> None:
@@ -100,7 +98,7 @@ class Partners:
 
 
 def readable_id(key: str) -> str:
-    """An id for people, no longer than a line takes."""
+    """An id as readers see it, short enough for a line."""
     text = " + ".join(key.split("\x1f"))
     return text if len(text) <= 60 else text[:59] + "…"
 
