@@ -25,7 +25,7 @@ from tito_audit import (
     scan_rollouts,
     write_rollouts,
 )
-from tito_audit.chains.capture import chained
+from tito_audit.chains.capture import order_calls
 from tito_audit.cli import app
 from tito_audit.formats import chat_tools
 from tito_audit.record.rollout import Turn
@@ -264,7 +264,7 @@ def test_calls_are_chained_by_the_longest_beginning() -> None:
         call(second, [7]),
         call([50, 51, 52, 53, 54, 55], [56]),  # the other agent's second
     ]
-    order, main = chained(calls, [5.0, 1.5, 1.0, 0.5, 3.0, 4.0])
+    order, main = order_calls(calls, [5.0, 1.5, 1.0, 0.5, 3.0, 4.0])
     assert order == (3, 2, 4, 0, 1, 5)
     assert main == (1, 2, 3)
 
@@ -275,13 +275,13 @@ def test_a_call_whose_history_came_back_in_other_tokens_stays_in_its_chain() -> 
         call([1, 2, 3, 4, 5, 6], [7]),
         call([1, 2, 3], [4, 5]),
     ]
-    assert chained(calls, [3.0, 2.0, 1.0]) == ((2, 1, 0), (0, 1, 2))
-    assert chained([], []) == ((), ())
+    assert order_calls(calls, [3.0, 2.0, 1.0]) == ((2, 1, 0), (0, 1, 2))
+    assert order_calls([], []) == ((), ())
 
 
 def test_many_calls_are_chained_without_recursion() -> None:
     calls = [call(list(range(2 * k + 1)), [2 * k + 1]) for k in range(2_000)]
-    order, main = chained(calls[::-1], [0.0] * 2_000)
+    order, main = order_calls(calls[::-1], [0.0] * 2_000)
     assert order == tuple(range(1_999, -1, -1))
     assert main == tuple(range(2_000))
 

@@ -79,9 +79,9 @@ class Tally:
             )
         if self._twice:
             yield (
-                f"{partners.option}: rows of {partners.name} found for more than one row of the log: {self._twice} times "
-                f"(first {self._first_twice}). If they are not one conversation, --on names columns that tell them "
-                "apart."
+                f"{partners.option}: rows of {partners.name} found for more than one row of the log: "
+                f"{self._twice} times (first {self._first_twice}). If they are not one conversation, --on names "
+                "columns that tell them apart."
             )
         unused = len(partners) - int(np.count_nonzero(self._user))
         bad = [
