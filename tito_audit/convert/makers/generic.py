@@ -1,4 +1,4 @@
-"""Generic rows made of other logs: one training row a row, or one list of calls a row."""
+"""Generic rows made from other logs: each holds a training row or a list of calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _calls(samples: Sequence[Sample]) -> Row:
 
 
 def _conversation(rollout: Rollout) -> dict[str, Any]:
-    """Messages, tools and template arguments, those that the log has."""
+    """The messages, tools and template arguments that the log has."""
     made: dict[str, Any] = {}
     if rollout.messages:
         made["messages"] = messages_as_logged(rollout.messages)
