@@ -52,6 +52,8 @@ class CallSource:
     """Every copy of each other column, by the name of the column."""
     routing: tuple[Path, ...] = ()
     """What was computed over the prompt as it was and cannot be rebuilt."""
+    blank: tuple[Path, ...] = ()
+    """Masks over the prompt, of which nothing is trained."""
     counters: tuple[Counter, ...] = ()
     entry: Path | None = None
     """The object that is the call, all its columns under names in use."""
