@@ -268,7 +268,7 @@ def unique(differences: list[Difference]) -> list[Difference]:
 
 def shown(one: Difference) -> str:
     sides = [(side.ids.tolist(), side.data, side.before, side.after) for side in (one.recorded, one.canonical)]
-    names = [f.name for f in fields(one) if f.name not in ("recorded", "canonical", "built")]
+    names = [f.name for f in fields(one) if f.name not in ("recorded", "canonical", "construction")]
     return repr([sides, *(getattr(one, name) for name in names)])
 
 

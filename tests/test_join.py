@@ -599,5 +599,5 @@ def test_the_command_line_joins_and_refuses_in_words(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_row_is_refused(tmp_path: Path) -> None:
     log, _ = one_call(1)
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(SetupError, match="no row in it that can be read"):
+    with pytest.raises(SetupError, match="none of its rows can be read"):
         found(jsonl(tmp_path / "log.jsonl", [log]), messages=str(tmp_path / "empty.jsonl"))

@@ -75,7 +75,8 @@ def answer_at(view: RowView | None, written: Mask | None, stretch: Stretch) -> s
 def logprobs_prove_sampled(row: TrainingRow, view: RowView, where: slice) -> bool:
     """Whether logprobs prove that the answer tokens in `where` were sampled: none is missing, not all are fill.
 
-    The fill is the commonest value outside the loss, else what the format writes.
+    The fill is the commonest value outside the loss, or the format's own. The judgement's fill cannot be used: it
+    needs the spans of the view, which is made here.
     """
     if row.logprobs is None:
         return False
@@ -90,13 +91,13 @@ def _real(row: TrainingRow, values: Logprobs) -> bool:
     if not len(values) or not np.isfinite(values).all() or (values > 0).any():
         return False
     real = values < 0
-    for fill in (_fill(row), row.sentinel):
+    for fill in (_commonest_outside(row), row.sentinel):
         if fill is not None:
             real &= values != fill
     return bool(real.any())
 
 
-def _fill(row: TrainingRow) -> float | None:
+def _commonest_outside(row: TrainingRow) -> float | None:
     """The commonest logprob outside the loss; None without a mask, or where none is a number."""
     if row.loss_mask is None or row.logprobs is None:
         return None
