@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, Speakers, told_name
+from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, Speakers, unknown_role_name
 
 
 class Opener(NamedTuple):
@@ -112,7 +112,7 @@ class Headers:
     def knows(self, header: bytes, opener: str) -> bool:
         """Whether these words, after a token that opens messages, are a message header with a known role."""
         speaker = self.speaker(header, opener)
-        return speaker is not None and told_name(speaker) is None
+        return speaker is not None and unknown_role_name(speaker) is None
 
     def own_words(self, header: bytes, opener: str) -> int:
         """How many bytes of a header were given, where the model writes the rest of it; 0 where it does not."""

@@ -15,9 +15,10 @@ from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNK
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
-from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, told_name
+from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
 from tito_audit.render.sentinels import SpanKind
-from tito_audit.render.spans import Rendering, Span, spans, spans_fast
+from tito_audit.render.span_builder import Span
+from tito_audit.render.spans import Rendering, spans, spans_fast
 
 COMMON_ROLES = frozenset(("system", "user", "assistant", "tool"))
 """Roles that every template knows."""
@@ -93,15 +94,15 @@ def role_assignments(messages: tuple[Message, ...]) -> Iterator[tuple[Message, .
     render: tool outputs as `tool`, then as `user`."""
     others = [message for message in messages if message.role not in COMMON_ROLES]
     yield messages
-    for of_tools in ("tool", "user") if any(told_name(one.speaker) is None for one in others) else ():
+    for of_tools in ("tool", "user") if any(unknown_role_name(one.speaker) is None for one in others) else ():
         common = {ASSISTANT: "assistant", GIVEN_ANSWER: "assistant", "tool": of_tools}
         yield tuple(_in_role(one, common.get(one.speaker, one.speaker)) for one in messages)
 
 
 def _in_role(message: Message, role: str) -> Message:
-    if message.role in COMMON_ROLES or told_name(role) is not None:
+    if message.role in COMMON_ROLES or unknown_role_name(role) is not None:
         return message
-    return replace(message, role=role, wire={**message.wire, "role": role}, heard=message.speaker)
+    return replace(message, role=role, wire={**message.wire, "role": role}, stated_speaker=message.speaker)
 
 
 def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:

@@ -22,7 +22,7 @@ from tito_audit.evidence.roles import TURN_END, Roles, token_roles, unknown_role
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
-from tito_audit.record.speakers import ASSISTANT, told_name
+from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 
 Found = tuple[RowView | None, list[Difference]]
 
@@ -250,7 +250,7 @@ def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowV
     """What was sampled, by the role markers; None when there are none."""
     roles = _roles(held, rollout, reference)
     sampled = roles.among((ASSISTANT, TURN_END))
-    nameless = any(told_name(message.speaker) is not None for message in rollout.messages)
+    nameless = any(unknown_role_name(message.speaker) is not None for message in rollout.messages)
     return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
 
