@@ -528,7 +528,7 @@ def test_a_mask_that_does_not_fit_is_refused() -> None:
         mask_drift([1, 2, 3], [1, 2, 3], [1, 1])
     with pytest.raises(ValueError, match="values other"):
         mask_drift([1, 2], [1, 2], [1, -100])
-    with pytest.raises(ValueError, match="'word' is no way"):
+    with pytest.raises(ValueError, match="'word' is unknown"):
         mask_drift([1], [1], [1], by="word")  # type: ignore[arg-type]
 
 
