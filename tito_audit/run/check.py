@@ -30,13 +30,13 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
         return evidence  # nothing to explain, so nothing that was worked out of it changes either
     explained = []
     for difference in evidence.differences:
-        built = difference.built
-        if built is not None and built.code in _checking(tuple(rules)):
-            explained.append(Explained(difference, built.code, built.cause, built.what))
+        construction = difference.construction
+        if construction is not None and construction.code in _checking(tuple(rules)):
+            explained.append(Explained(difference, construction.code, construction.cause, construction.what))
             continue
         for rule, reason_for in _owners(tuple(rules)):
             # That it gives the recorded tokens is a proof, which no reading of the bytes beats.
-            if built is not None and rule.code != built.code:
+            if construction is not None and rule.code != construction.code:
                 continue
             reason = reason_for(difference, evidence)
             if reason is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.formats import Detection
-from tito_audit.join import Join, holds
+from tito_audit.join import Join, contains_row
 from tito_audit.record.finding import Finding, Result
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor, Loader, Viewed
@@ -130,7 +130,7 @@ class RowFlow:
                     return
                 counted.rows += 1
                 counted.left_out = before + log.left_out
-                if wanted is not None and not holds(raw, wanted):
+                if wanted is not None and not contains_row(raw, wanted):
                     if raw.index > wanted:
                         break
                     continue
@@ -148,7 +148,7 @@ class RowFlow:
         joins = {file: group.join for file, group in self.groups.items() if group.join is not None}
         for result in results:
             join = joins.get(result.place.file)
-            yield from (result,) if join is None else join.noted((result,))
+            yield from (result,) if join is None else join.counted((result,))
 
     def join_notices(self) -> Iterator[str]:
         """What became of the joins, for the summary, once all results were noted."""
