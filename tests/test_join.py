@@ -31,6 +31,8 @@ from tito_audit.formats import chat_tools
 from tito_audit.record.rollout import Turn
 from tito_audit.storage import random_access
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
