@@ -13,8 +13,6 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.record.message import Message, ToolSpec, as_message, without_arrays
 
-__all__ = ["Asked", "anthropic_answer", "anthropic_request"]
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:

@@ -24,8 +24,6 @@ from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 
-__all__ = ["is_trajectory", "trajectory_parts"]
-
 
 def is_trajectory(value: object) -> bool:
     """True for an object with histories or exchanges as ART writes them."""

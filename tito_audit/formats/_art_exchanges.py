@@ -27,8 +27,6 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 
-__all__ = ["KINDS", "exchange_threads"]
-
 KINDS = ("chat_completions", "completions", "responses", "messages")
 """The lists of exchanges, in the order in which ART reads them."""
 

@@ -14,8 +14,6 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_message
 from tito_audit.record.rollout import Turn
 
-__all__ = ["EXTRA", "IDS", "Call", "Conversation", "conversation_of", "routing_of", "step_turn"]
-
 IDS = ("prompt_token_ids", "completion_token_ids")
 EXTRA = "extra."
 """In front of the name of a column that stands in `metrics.extra`."""

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._calls import is_messages
-from tito_audit.formats._columns import Raw, ids_or_none, is_list, is_numbers, policy_of
+from tito_audit.formats._columns import Raw, ids_or_none, is_list, is_messages, is_numbers, policy_of
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import TrainingRow
-
-__all__ = ["KNOWN", "SENTINEL", "sample_columns", "sample_messages", "sample_row"]
 
 SENTINEL = 1.0
 """What Atropos writes where nothing was sampled; no logprob can be above zero, so it is safe to tell."""

@@ -29,15 +29,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import Source, Sources
 
-__all__ = [
-    "batch_read",
-    "batch_sources",
-    "batch_update",
-    "is_batch",
-    "sample_rollout",
-    "updated_sample",
-]
-
 
 def is_batch(row: Row, name: str) -> bool:
     """True when the column holds a list of lists: one a sample."""

@@ -10,8 +10,6 @@ from tito_audit.errors import RecordError
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["moved_boundaries"]
-
 _LONG = 2000
 _Region = tuple[int, int, int, int]
 """A changed stretch: `[start, end)` of the old ids, then of the new ones."""

@@ -20,19 +20,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 
-__all__ = [
-    "FindSource",
-    "LoggedCall",
-    "Part",
-    "chat_calls",
-    "numbered",
-    "part_of",
-    "parts_sources",
-    "parts_written",
-    "rewritten_parts",
-    "threads",
-]
-
 FindSource = Callable[[], CallSource]
 """Where a call is in the row that was read; looked for only when something is to be written."""
 

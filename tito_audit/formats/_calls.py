@@ -21,27 +21,12 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._copies import Copy, call_counts, with_copies, with_counts
 from tito_audit.formats._turns import turn_of_tokens
-from tito_audit.formats._update import as_logged, at_most_one_each, logprobs_as_logged, with_values
+from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.formats._values import as_logged, logprobs_as_logged
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-
-__all__ = [
-    "CALL_LISTS",
-    "CALL_LOGPROBS",
-    "COMPLETION_IDS",
-    "PROMPT_IDS",
-    "answers",
-    "call_turn",
-    "finish_reason",
-    "is_messages",
-    "messages_of_row",
-    "updated_call",
-    "updated_single_call",
-    "weight_versions",
-    "written_once",
-]
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
 COMPLETION_IDS = (

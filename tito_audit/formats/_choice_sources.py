@@ -15,8 +15,6 @@ from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 
-__all__ = ["ONE_CALL", "choice_source", "choice_sources"]
-
 ONE_CALL = "an answer holds one call; leaving it out would leave nothing"
 _PROMPT_KEYS = ("prompt_token_ids", "input_ids", "token_ids", "prompt")
 _SCORES = "output_token_logprobs"

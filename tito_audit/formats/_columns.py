@@ -14,28 +14,6 @@ from tito_audit.formats._models import model_facts
 from tito_audit.record.arrays import Ids, as_ids, json_kind
 from tito_audit.record.column import MovePolicy
 
-__all__ = [
-    "FLAT_IDS",
-    "MASKS",
-    "ROW_LOGPROBS",
-    "SEGMENTS",
-    "STALE",
-    "Raw",
-    "first_filled",
-    "first_list",
-    "first_text",
-    "flat_logprobs",
-    "holds_ids",
-    "ids_or_none",
-    "is_list",
-    "is_messages",
-    "is_numbers",
-    "other_columns",
-    "parsed",
-    "policy_of",
-    "stated_facts",
-]
-
 Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 
 FLAT_IDS = ("token_ids", "tokens", "input_ids")

@@ -13,17 +13,6 @@ from tito_audit.formats._columns import is_list, is_numbers
 from tito_audit.formats._values import as_logged
 from tito_audit.record.rollout import TrainingRow, Turn
 
-__all__ = [
-    "Copy",
-    "CountPairs",
-    "call_counts",
-    "row_counts",
-    "total_counts",
-    "with_copies",
-    "with_counts",
-    "with_list",
-]
-
 _Object = TypeVar("_Object", bound=Mapping[str, Any])
 
 _PROMPT = (

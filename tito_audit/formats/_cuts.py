@@ -15,8 +15,6 @@ from tito_audit.formats._columns import SEGMENTS, is_list, is_messages, is_numbe
 from tito_audit.formats._padding import trained_by
 from tito_audit.record.arrays import Mask, as_floats
 
-__all__ = ["BOUNDS", "LENGTHS", "Cuts", "cuts_of"]
-
 Cuts: TypeAlias = tuple[tuple[int, int], ...]
 """The half-open range of each sample, in order; what lies between or around them is padding."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from tito_audit.formats._columns import is_list
 from tito_audit.record.rollout import TrainingRow, Turn
 
-__all__ = ["finish_word", "with_finishes"]
-
 _EACH = ("finish_reasons", "stop_reasons")
 _ONE = ("finish_reason", "stop_reason", *_EACH)
 _INSIDE = ("metadata", "meta_info", "extra_info")

@@ -26,13 +26,12 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
 from tito_audit.formats._padding import PROMPT_LENGTHS, hidden_over, without_padding
-from tito_audit.formats._update import as_logged, column_as_logged, updated_columns, with_values
+from tito_audit.formats._update import column_as_logged, updated_columns, with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
-
-__all__ = ["RESPONSE_MASKS", "flat_row", "split_row", "updated_flat"]
 
 RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
 

@@ -24,19 +24,6 @@ from tito_audit.formats._responses_items import (
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message
 
-__all__ = [
-    "CALL_KEYS",
-    "Call",
-    "Layout",
-    "cut_by_length",
-    "holds_tokens",
-    "is_chat",
-    "layout_of",
-    "opens",
-    "output_path",
-    "request_of",
-]
-
 CALL_KEYS = (*TOKEN_KEYS, *TEXT_KEYS, "routed_experts")
 """What a call leaves on an item or message beside what a template reads."""
 

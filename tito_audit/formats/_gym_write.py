@@ -31,14 +31,13 @@ from tito_audit.formats._turn_change import (
     same_ids,
     says_this,
 )
-from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._update import with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.formats._writer import lengths_of
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, Turn
-
-__all__ = ["updated_rows"]
 
 _OF_OTHERS = ("responses_create_params", "agent_input", "seed_obs")
 """What the rollout was given; it stays as it is."""

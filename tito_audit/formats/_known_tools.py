@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tito_audit.record.message import Message, ToolSpec
 
-__all__ = ["calls_unknown_tools"]
-
 
 def calls_unknown_tools(messages: Iterable[Message], tools: Sequence[ToolSpec]) -> bool:
     """True when a message calls a tool that was not logged.

@@ -10,11 +10,9 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._turn_change import same_floats
-from tito_audit.formats._update import as_logged
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.sources import Layout
-
-__all__ = ["rescored"]
 
 
 def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: Ids | None) -> Any:

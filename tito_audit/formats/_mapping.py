@@ -10,8 +10,6 @@ from tito_audit.format import Row
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._values import equal_values
 
-__all__ = ["CANONICAL_COLUMNS", "map_columns", "unmap_columns"]
-
 CANONICAL_COLUMNS = (
     "token_ids",
     "loss_mask",

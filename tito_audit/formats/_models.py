@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["model_facts", "one_model", "real_name"]
-
 _NAMES = {
     "model": ("model", "model_name", "model_name_or_path", "model_path", "model_id"),
     "tokenizer": ("tokenizer", "tokenizer_name", "tokenizer_name_or_path", "tokenizer_path"),

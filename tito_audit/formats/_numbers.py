@@ -8,8 +8,6 @@ from tito_audit.formats._atropos import KNOWN
 from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, STALE
 
-__all__ = ["NUMBER_COLUMNS", "number_columns"]
-
 _INTEGERS, _NUMBERS = "i", "ifb"
 """Kinds of numpy dtypes. A column of ids stays a list unless it holds integers: what is wrong in it is said of
 the first entry that is no id."""

@@ -15,12 +15,11 @@ from tito_audit.formats._copies import total_counts, with_counts
 from tito_audit.formats._cuts import BOUNDS, LENGTHS, Cuts, cuts_of
 from tito_audit.formats._padding import trained_by
 from tito_audit.formats._samples import ReadSample, Samples, UpdateSample, put_back, samples_read, updated_samples
-from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._update import with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source
-
-__all__ = ["Packed", "packed", "packed_read", "packed_update"]
 
 _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_length", "prompt_lens": "prompt_len"}
 """Lists with a number a sample, and what a sample calls its own."""

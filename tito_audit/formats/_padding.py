@@ -14,8 +14,6 @@ from tito_audit.record.build import column_values
 from tito_audit.record.column import mask_encoding, trained_of
 from tito_audit.record.rollout import Padding
 
-__all__ = ["PROMPT_LENGTHS", "hidden_over", "trained_by", "without_padding"]
-
 PROMPT_LENGTHS = ("prompt_length", "prompt_len")
 
 

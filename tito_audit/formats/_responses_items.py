@@ -15,21 +15,6 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.record.message import Message, ToolSpec, as_message
 
-__all__ = [
-    "TEXT_KEYS",
-    "TOKEN_KEYS",
-    "Item",
-    "Step",
-    "chat_tools",
-    "filled_list",
-    "input_steps",
-    "is_response_object",
-    "message_wire",
-    "steps",
-    "text_of",
-    "unread_types",
-]
-
 Item = Mapping[str, Any]
 
 TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")

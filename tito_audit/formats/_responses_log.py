@@ -20,22 +20,6 @@ from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import TokenText
 
-__all__ = [
-    "FLOOR",
-    "Exchange",
-    "Generated",
-    "answers",
-    "choices",
-    "exchange",
-    "generated",
-    "has_meta_info",
-    "has_server_ids",
-    "is_numbers",
-    "logged_tokens",
-    "scores_of",
-    "token_texts",
-]
-
 FLOOR = -9999.0
 """What OpenAI-style servers write for a logprob that is not available."""
 

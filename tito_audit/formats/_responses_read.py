@@ -28,8 +28,6 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_message, as_messages, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn
 
-__all__ = ["Answered", "answered", "request_facts", "request_fields", "request_messages", "rollouts_of"]
-
 _ID_KEYS = ("token_ids", "output_ids", "prompt_token_ids")
 
 

@@ -10,21 +10,11 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._update import as_logged, at_most_one_each, with_values
+from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import CallSource, Source, Sources
-
-__all__ = [
-    "ReadSample",
-    "Samples",
-    "UpdateSample",
-    "put_back",
-    "row_written",
-    "samples_read",
-    "sources_in",
-    "updated_samples",
-]
 
 ReadSample = Callable[[Row, Place], Rollout]
 UpdateSample = Callable[[Row, Rollout, RepairedRollout], Row]

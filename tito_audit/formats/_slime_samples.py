@@ -23,8 +23,6 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["fits_response", "sample_row", "updated_sample"]
-
 _MASK, _LOGPROBS = "loss_mask", "rollout_log_probs"
 _OF_TOKENS = {
     "mopd_teacher_log_probs": Alignment.RESPONSE,

@@ -15,8 +15,6 @@ from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.sources import CallSource, Source, Sources
 
-__all__ = ["at", "copies_of", "object_at", "of_calls", "own_sources", "plain_sources", "same_as"]
-
 
 def own_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     """The sources of a row that is one training row or one call: every column stands in it under its own name."""

@@ -16,8 +16,6 @@ from tito_audit.errors import RecordError
 from tito_audit.formats._responses_items import message_wire, text_of
 from tito_audit.record.message import Message, ToolSpec, as_message
 
-__all__ = ["as_chat", "literal", "span_tools", "unflattened"]
-
 _DEEP = 16
 
 

@@ -13,8 +13,6 @@ from tito_audit.formats._sources import plain_sources
 from tito_audit.record.edits import Path
 from tito_audit.record.sources import CallSource, Layout, Source
 
-__all__ = ["Joined", "is_chunks", "joined"]
-
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
 _SILENT = ("role", "tool_calls", *_TEXTS)
 

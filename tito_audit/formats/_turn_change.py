@@ -16,18 +16,6 @@ from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
 
-__all__ = [
-    "Change",
-    "Read",
-    "changes_of",
-    "logged_logprobs",
-    "recounted",
-    "rollouts_before",
-    "same_floats",
-    "same_ids",
-    "says_this",
-]
-
 Read = Callable[[Row, Place], Sequence[Rollout]]
 
 _PROMPT_COUNTS = ("input_tokens", "prompt_tokens", "num_prompt_tokens")

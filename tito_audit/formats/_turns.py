@@ -10,8 +10,6 @@ from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Turn
 
-__all__ = ["turn_of_tokens"]
-
 
 def turn_of_tokens(
     prompt: tuple[str, object],

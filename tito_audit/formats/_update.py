@@ -17,19 +17,6 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow
 
-__all__ = [
-    "as_logged",
-    "as_padded",
-    "at_most_one_each",
-    "changed_columns",
-    "column_as_logged",
-    "logprobs_as_logged",
-    "padded",
-    "updated_columns",
-    "updated_row",
-    "with_values",
-]
-
 _STYLES = {MaskEncoding.BOOL: "b", MaskEncoding.FLOAT: "f", MaskEncoding.BINARY: "iu", MaskEncoding.LABELS: "iu"}
 """The kinds of numpy numbers that a mask of this encoding can be told by."""
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import is_list
 
-__all__ = ["as_logged", "equal_values", "logprobs_as_logged"]
-
 
 def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any:
     """One value a token in the form in which the log had the column; `original` itself when they are equal.

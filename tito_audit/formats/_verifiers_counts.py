@@ -13,8 +13,6 @@ from tito_audit.format import Row
 from tito_audit.formats._verifiers_graph import Branches, paths_of, prompts_of, trees_of
 from tito_audit.record.edits import Edit, Path
 
-__all__ = ["counts_after"]
-
 _INPUT, _TOTAL = "num_input_tokens", "num_total_tokens"
 
 

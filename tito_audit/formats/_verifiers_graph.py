@@ -18,8 +18,6 @@ from tito_audit.formats._columns import is_list, parsed
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
 from tito_audit.record.edits import Path
 
-__all__ = ["Branches", "Node", "episode_of", "paths_of", "prompts_of", "trees_of", "wrapped_in"]
-
 _WRAPPER = "native_wrapper"
 
 

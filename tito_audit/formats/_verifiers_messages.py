@@ -18,8 +18,6 @@ from tito_audit.errors import RecordError
 from tito_audit.formats._responses_items import message_wire, text_of
 from tito_audit.record.message import Message, ToolSpec, as_message, as_tools
 
-__all__ = ["chat_message", "chat_messages", "chat_tools"]
-
 
 def chat_message(value: object, where: str) -> Message:
     """A message with its tool calls in chat form; `where` names it in errors."""

@@ -19,16 +19,14 @@ from tito_audit.format import Row
 from tito_audit.formats._boundaries import moved_boundaries
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._turn_change import Change, Read, changes_of, same_floats, same_ids, says_this
-from tito_audit.formats._update import as_logged, at_most_one_each, with_values
-from tito_audit.formats._values import equal_values
+from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.formats._values import as_logged, equal_values
 from tito_audit.formats._verifiers_counts import counts_after
 from tito_audit.formats._verifiers_graph import Branches, Node, episode_of, prompts_of, trees_of, wrapped_in
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, TrainingRow
-
-__all__ = ["updated_rows"]
 
 _DIGITS = 4
 """Decimals of per-token floats since release 0.4.0 (`RECORD_FLOAT_DECIMALS` in `v1/graph.py`)."""

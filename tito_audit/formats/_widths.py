@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._update import as_logged
-
-__all__ = ["in_width", "kept"]
+from tito_audit.formats._values import as_logged
 
 
 def kept(value: Any, visible: NDArray[np.bool_]) -> Any:

@@ -7,8 +7,6 @@ from typing import Any
 
 from tito_audit.format import Format, Row
 
-__all__ = ["wrapped_at"]
-
 _DEPTH = 3
 _KEYS = 64
 _LOOKED_AT = 64

@@ -16,15 +16,14 @@ from tito_audit.formats._logprob_lists import rescored
 from tito_audit.formats._sources import at
 from tito_audit.formats._spans import literal
 from tito_audit.formats._turn_change import Change, Read, changes_of, recounted, rollouts_before, says_this
-from tito_audit.formats._update import as_logged, at_most_one_each
+from tito_audit.formats._update import at_most_one_each
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
-
-__all__ = ["Totals", "calls_written", "lengths_of", "rewritten_calls"]
 
 Totals = Callable[[Row, Sequence[Rollout], Sequence[Rollout]], Iterator[Edit]]
 """Counts over several calls, from the rollouts before and after."""

@@ -36,8 +36,6 @@ from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter
 
-__all__ = ["FORMAT"]
-
 _TRIPLET = ("prompt_token_ids", "response_token_ids")
 
 

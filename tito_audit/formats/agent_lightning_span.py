@@ -25,8 +25,6 @@ from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 
-__all__ = ["FORMAT"]
-
 _WEAVE = "agentlightning.operation.output"
 _RAW = "llm.hosted_vllm"
 _PROMPTS = ("prompt_token_ids", f"{_WEAVE}.prompt_token_ids", f"{_RAW}.prompt_token_ids")

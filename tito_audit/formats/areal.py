@@ -32,8 +32,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
 
-__all__ = ["FORMAT"]
-
 _NOBODY = -1
 """The version of a token that no weights generated."""
 

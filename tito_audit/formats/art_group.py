@@ -14,8 +14,6 @@ from tito_audit.formats._art import is_trajectory, trajectory_parts
 from tito_audit.formats._call_log import Part, numbered, parts_sources, parts_written
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     listed = row.get("trajectories")

@@ -24,8 +24,6 @@ from tito_audit.record.message import as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
 
-__all__ = ["FORMAT"]
-
 _INNER = "subagent_trajectories"
 
 

@@ -21,8 +21,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source, Sources
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     if not {"tokens", "masks", "scores"} <= row.keys():

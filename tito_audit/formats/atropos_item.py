@@ -17,8 +17,6 @@ from tito_audit.formats._sources import own_sources
 from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     if not {"tokens", "masks", "scores"} <= row.keys() or is_list(row["scores"]):

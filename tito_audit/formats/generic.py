@@ -18,11 +18,18 @@ from tito_audit.formats._calls import (
     PROMPT_IDS,
     answers,
     call_turn,
-    is_messages,
     messages_of_row,
     updated_call,
 )
-from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, parsed, stated_facts
+from tito_audit.formats._columns import (
+    FLAT_IDS,
+    first_filled,
+    holds_ids,
+    is_list,
+    is_messages,
+    parsed,
+    stated_facts,
+)
 from tito_audit.formats._copies import with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
@@ -34,8 +41,6 @@ from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
-
-__all__ = ["FORMAT"]
 
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}

@@ -24,8 +24,6 @@ from tito_audit.record.edits import Edit, Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 
-__all__ = ["FORMAT"]
-
 _COUNTS = ("n_input_tokens", "n_output_tokens", "rollout_details")
 _PROMPTS, _COMPLETIONS, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "logprobs"
 

@@ -17,8 +17,6 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     if not {"prompt_tokens", "response_tokens"} <= row.keys():

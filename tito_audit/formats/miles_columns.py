@@ -16,8 +16,6 @@ from tito_audit.formats._slime_samples import sample_row, updated_sample
 from tito_audit.formats._sources import own_sources
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["FORMAT"]
-
 _COLUMNS = {"sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs"}
 _OURS = {"tito_audit"}
 """What a repaired file has beside them."""

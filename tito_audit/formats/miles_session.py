@@ -21,14 +21,13 @@ from tito_audit.formats._columns import ids_or_none, is_list
 from tito_audit.formats._copies import with_list
 from tito_audit.formats._responses_read import rollouts_of
 from tito_audit.formats._turn_change import changes_of, rollouts_before, says_this
-from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._update import with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-
-__all__ = ["FORMAT"]
 
 _RUNNING = "accumulated_token_ids"
 _VERDICT = "tito_session_mismatch"

@@ -16,8 +16,6 @@ from tito_audit.record.message import as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["FORMAT"]
-
 _TOKENS = "dashboard_columns/rollout_ID.parquet"
 
 

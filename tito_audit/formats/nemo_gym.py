@@ -34,8 +34,6 @@ from tito_audit.record.message import Message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     response = row.get("response", row)

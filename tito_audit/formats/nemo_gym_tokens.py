@@ -27,8 +27,6 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 
-__all__ = ["FORMAT"]
-
 _VERSION = 3
 _DIGEST_OF = b"nemo-gym-tokens"
 _DIGEST_VERSION = 1

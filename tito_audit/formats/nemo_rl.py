@@ -27,8 +27,6 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 
-__all__ = ["FORMAT"]
-
 _IDS = ("token_ids", "input_ids")
 _MASK = ("token_loss_mask", "token_mask")
 _SAMPLE_MASK = ("sample_loss_mask", "sample_mask")

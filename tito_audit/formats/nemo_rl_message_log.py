@@ -21,7 +21,8 @@ from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._samples import row_written
-from tito_audit.formats._update import as_logged, changed_columns, with_values
+from tito_audit.formats._update import changed_columns, with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
@@ -29,8 +30,6 @@ from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-
-__all__ = ["FORMAT"]
 
 _MASK = "token_loss_mask"
 _LOGPROBS = "generation_logprobs"

@@ -32,8 +32,6 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
 from tito_audit.record.sources import CallSource, Layout, Source, Sources
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     found = exchange(row)

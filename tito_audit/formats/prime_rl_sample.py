@@ -21,13 +21,12 @@ from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._samples import row_written
 from tito_audit.formats._sources import own_sources
-from tito_audit.formats._update import as_logged, updated_row, with_values
+from tito_audit.formats._update import updated_row, with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-
-__all__ = ["FORMAT"]
 
 _SENTINEL = 0.0
 """What stands for a token that nobody sampled."""

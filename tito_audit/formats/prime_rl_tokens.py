@@ -23,8 +23,6 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["FORMAT"]
-
 _SENTINEL = 0.0
 """What the sampler's column holds for tokens that nobody sampled."""
 _MASK, _LOGPROBS = "loss_mask", "inference_logprobs"

@@ -25,8 +25,6 @@ from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 
-__all__ = ["FORMAT"]
-
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
 _COPIES = ("prompt_ids", "prompt_token_ids")
 _ROUTING = "routing_matrices"

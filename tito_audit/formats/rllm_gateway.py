@@ -28,8 +28,6 @@ from tito_audit.record.message import as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 
-__all__ = ["FORMAT"]
-
 _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
 _PROMPT_NAMES = ("prompt_token_ids", "prompt_ids", "prompt", "input_ids")
 _COMPLETION_NAMES = ("token_ids", "completion_token_ids", "response_token_ids", "output_ids")

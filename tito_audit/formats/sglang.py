@@ -15,8 +15,6 @@ from tito_audit.formats._responses_read import rollouts_of
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     found = exchange(row)

@@ -22,8 +22,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
 
-__all__ = ["FORMAT"]
-
 _IDS = "response_ids"
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import is_messages, weight_versions
-from tito_audit.formats._columns import is_list, parsed, stated_facts
+from tito_audit.formats._calls import weight_versions
+from tito_audit.formats._columns import is_list, is_messages, parsed, stated_facts
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._samples import row_written
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
@@ -20,8 +20,6 @@ from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
-
-__all__ = ["FORMAT"]
 
 _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 """`status` in the words of servers (`Sample.update_from_meta_info`); others say nothing of the last call."""

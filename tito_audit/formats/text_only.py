@@ -17,8 +17,6 @@ from tito_audit.record.message import Message, as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["FORMAT"]
-
 _KNOWN: tuple[tuple[frozenset[str], str], ...] = (
     (
         frozenset({"gts", "output"}),

@@ -22,7 +22,8 @@ from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of, stated_facts
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._samples import row_written
-from tito_audit.formats._update import as_logged, changed_columns
+from tito_audit.formats._update import changed_columns
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
@@ -30,8 +31,6 @@ from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-
-__all__ = ["FORMAT"]
 
 _TARGETS = "target_tokens"
 _MASKS = ("mask", "weights")

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import is_messages, messages_of_row
+from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import (
     flat_logprobs,
     ids_or_none,
     is_list,
+    is_messages,
     other_columns,
     parsed,
     stated_facts,
@@ -28,8 +29,6 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
-
-__all__ = ["FORMAT"]
 
 _OTHERS = ("rollout_log_probs", "response", "group_index", "status")
 """Any two of these make the sample; `tokens` and `loss_mask` alone are anybody's columns."""

@@ -25,16 +25,14 @@ from tito_audit.formats._batch_samples import (
     sample_rollout,
     updated_sample,
 )
-from tito_audit.formats._calls import is_messages
-from tito_audit.formats._columns import is_list
-from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._columns import is_list, is_messages
+from tito_audit.formats._update import with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.formats._widths import in_width, kept
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
-
-__all__ = ["FORMAT"]
 
 _PROMPT, _IDS = "prompt_ids", "completion_ids"
 _TELLING = ("sampling_per_token_logps", "old_per_token_logps")

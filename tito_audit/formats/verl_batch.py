@@ -23,17 +23,15 @@ from tito_audit.formats._batch_samples import (
     sample_rollout,
     updated_sample,
 )
-from tito_audit.formats._calls import is_messages
-from tito_audit.formats._columns import is_list
+from tito_audit.formats._columns import is_list, is_messages
 from tito_audit.formats._padding import trained_by
-from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._update import with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.formats._widths import in_width, kept
 from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
-
-__all__ = ["FORMAT"]
 
 _PROMPTS, _RESPONSES, _SEEN = "prompts", "responses", "attention_mask"
 _NAMES = {"prompt_ids": _PROMPTS, "response_ids": _RESPONSES}

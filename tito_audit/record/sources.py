@@ -9,8 +9,6 @@ from enum import StrEnum
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout, Turn
 
-__all__ = ["CallSource", "Counter", "Layout", "Source", "Sources", "places_read"]
-
 
 class Layout(StrEnum):
     """How the values of an array lie in the list at its place."""
