@@ -1,4 +1,4 @@
-"""Atropos items: one completion by itself, with the columns of a group one list level up.
+"""Atropos items: a single completion, with a group's columns unnested by one list.
 
 NousResearch/atropos `atroposlib/envs/base.py` (`ScoredDataItem`).
 """

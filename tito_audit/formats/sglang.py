@@ -1,7 +1,7 @@
 """SGLang answers as a caller logs them: `/generate` and the chat endpoint with `return_meta_info`.
 
-The ids are there twice, as `output_ids` and inside the `[logprob, id, text]` triples of `meta_info`; where
-the two differ `output_ids` is read and the difference stated. sgl-project/sglang.
+The ids are there twice, as `output_ids` and inside the `[logprob, id, text]` triples of `meta_info`; if the two
+differ, `output_ids` is read and the difference reported. sgl-project/sglang.
 """
 
 from __future__ import annotations
