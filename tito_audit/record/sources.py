@@ -47,7 +47,7 @@ class CallSource:
     logprobs: tuple[Source, ...] = ()
     """Every copy of the logprobs."""
     columns: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
-    """Every copy of each other column, by the name of the column."""
+    """Every copy of each other column, by the column's name."""
     routing: tuple[Path, ...] = ()
     """Data computed over the old prompt, which cannot be rebuilt."""
     blank: tuple[Path, ...] = ()
@@ -69,7 +69,7 @@ class Sources:
     """Where a row holds one rollout."""
 
     columns: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
-    """Every place of each column of the training row, by the name of the column."""
+    """Every place of each column of the training row, by the column's name."""
     calls: tuple[CallSource, ...] = ()
     """One for each turn."""
     implied: tuple[Path, ...] = ()
