@@ -14,7 +14,7 @@ from tito_audit.gate.baseline import Names, read_baseline, write_baseline
 from tito_audit.gate.known import Entries, Known
 from tito_audit.gate.rates import Rates, excess
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.run.scan import selected_codes
+from tito_audit.run.auditor import selected_codes
 from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import find_logs
 from tito_audit.storage.atomic import refuse_target
