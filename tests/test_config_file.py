@@ -469,7 +469,7 @@ def test_overrides_that_fit_no_log_are_no_mistake(project: Path) -> None:
         ('[[overrides]]\npaths = "a/\\u0000b"', "overrides[0].paths holds a character that no path can have"),
         ('baseline = "a\\u0000b"', "baseline is the text 'a\\x00b' (embedded null byte).\n"),
         ("extend = '~nobody-of-that-name/x'", "extend names "),
-        ("extend = true", "extend is true.\nIt takes the path of a file or a list of them"),
+        ("extend = true", "extend is true.\nIt takes the path of a file or a list of paths"),
         ("extends = 'x'", "there is no key 'extends'.\nDid you mean extend or extend-select?"),
         ("dry_run = true", "dry_run cannot be set in a file: it says what a single run is for.\n"),
         ("update-baseline = true", "update-baseline cannot be set in a file: it accepts findings as known"),
@@ -481,18 +481,18 @@ def test_overrides_that_fit_no_log_are_no_mistake(project: Path) -> None:
         ('max-rate = {"TOK 1" = 1}', "max-rate is a table ('TOK 1' is neither a code nor a prefix of one).\n"),
         ("max-rate = ['TOK=1', 'TOK']", "max-rate is a list (the text 'TOK' is in it).\n"),
         ("max-rate = 0.1", "max-rate is the number 0.1.\n"),
-        ("sample = 0", "sample is the number 0.\nIt takes a number above 0, at most 1, or a text"),
+        ("sample = 0", "sample is the number 0.\nIt takes a number above 0 and at most 1, or a text"),
         ("sample = '0%'", "sample is the text '0%'.\n"),
         ("sample = 1.01", "sample is the number 1.01.\n"),
         ("report = 'json='", "report is the text 'json='.\nIt takes a list of names and files"),
         ("report = [1]", "report is a list with the number 1 in it.\n"),
         (
             "[[overrides]]\npaths = ['x', 'a[12].jsonl']",
-            "overrides[0].paths has the text 'a[12].jsonl', which fits no",
+            "overrides[0].paths has the text 'a[12].jsonl', which matches no",
         ),
         (
             "[[overrides]]\npaths = 'logs\\a.jsonl'",
-            r"overrides[0].paths has the text 'logs\\a.jsonl', which fits no",
+            r"overrides[0].paths has the text 'logs\\a.jsonl', which matches no",
         ),
         ("worst = -1", "worst is the number -1.\nIt takes a number of findings, 0 or more."),
     ],
@@ -519,7 +519,7 @@ def test_a_code_that_there_is_not_is_refused_with_the_override_that_has_it(proje
     says(project, "[[overrides]]\npaths = ['a', 'b/*']\nignore = 'TOKK'\n")
     code, _, err = run("scan", "run.jsonl")
     assert code == 2
-    assert err.startswith("tito-audit: overrides[0] of tito-audit.toml, for a, b/*:\n--ignore TOKK: no rule has")
+    assert err.startswith("tito-audit: overrides[0] of tito-audit.toml, for a, b/*:\n--ignore TOKK: no rule matches")
     says(project, "[[overrides]]\npaths = '*.jsonl'\nformat = 'slimy'\n")
     code, _, err = run("scan", "run.jsonl")
     assert code == 2

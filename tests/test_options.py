@@ -109,7 +109,7 @@ def test_extending_a_selection_is_selecting_more(
 
 
 def test_a_code_of_extend_select_that_there_is_not_ends_the_run() -> None:
-    with pytest.raises(SetupError, match="--extend-select TOKK: no rule has a code"):
+    with pytest.raises(SetupError, match="--extend-select TOKK: no rule matches"):
         options.settings_of(extend_select=["LPR,TOKK"])
     with pytest.raises(SetupError, match="No rule matches 'TOKK'"):
         list(scan_rollouts([], Settings(extend_select=("TOKK",))))
