@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tito_audit.record.finding import Result
     from tito_audit.run.scan import Scan
     from tito_audit.settings.model import Settings
-    from tito_audit.terminal.sequence import Look
+    from tito_audit.terminal.sequence import DrawOptions
 
 
 @command("show")
@@ -50,7 +50,7 @@ def show(
     from tito_audit.run.scan import scan_rollouts
     from tito_audit.terminal.page import console_for
     from tito_audit.terminal.pager import show_page
-    from tito_audit.terminal.sequence import Look
+    from tito_audit.terminal.sequence import DrawOptions
     from tito_audit.terminal.terminal import colors, page_width
 
     settings = replace(given.settings(), encoder="tokenizers")  # for one row, loading a second one takes longer
@@ -63,7 +63,7 @@ def show(
     if as_json:
         _write_object(result, run, wanted, spots)
         return
-    look = Look(
+    look = DrawOptions(
         width=page_width(),
         piece=run.vocabulary.piece if run.vocabulary is not None else None,
         control=run.vocabulary.special_ids if run.vocabulary is not None else frozenset(),
@@ -109,7 +109,7 @@ def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[
     """The result to show, and how many results its row has."""
     from tito_audit.terminal.terminal import watched
 
-    with closing(watched(run, silent=True)) as results:
+    with closing(with_progress(run, silent=True)) as results:
         held = [result for result in results if not result.of_log]
     for result in held:
         if result.place.item == wanted.item:
@@ -163,7 +163,7 @@ def _remarks(run: Scan, items: int) -> list[str]:
 
 
 def _page(
-    result: Result, look: Look, console: Console, wanted: Wanted, spots: Spots | None, remarks: list[str]
+    result: Result, look: DrawOptions, console: Console, wanted: Wanted, spots: Spots | None, remarks: list[str]
 ) -> Iterator[str]:
     """The lines of the page for the terminal, with line ends."""
     from rich.text import Text

@@ -21,6 +21,7 @@ from tito_audit.formats._gym_calls import (
     request_of,
 )
 from tito_audit.formats._responses_items import Item
+from tito_audit.formats._sources import at, object_at
 from tito_audit.formats._turn_change import (
     Change,
     Read,
@@ -31,6 +32,7 @@ from tito_audit.formats._turn_change import (
     says_this,
 )
 from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._writer import lengths_of
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
@@ -97,7 +99,7 @@ def _held(row: Row, rollout: Rollout) -> _Held:
     layout, output = layout_of(row), output_path(row)
     if len(layout.calls) != len(rollout.turns):
         raise RecordError("the row holds answers without their tokens, so there is nothing to write them to")
-    items = tuple(_places(_at(row, output), output, layout))
+    items = tuple(_places(at(row, output), output, layout))
     own = {path: number for number, paths in enumerate(items) for path in paths}
     carriers = [
         _Carrier(path, item, (own[path],) if path in own else _turns_of(item, rollout.turns))
@@ -179,7 +181,7 @@ def _values(item: Item, change: Change) -> Iterator[tuple[str, Any]]:
         if item.get("routed_experts") is not None:
             yield "routed_experts", None
         usage = item.get("usage")
-        lengths = [_lengths([before])], [_lengths([change.after])]
+        lengths = [lengths_of([before])], [lengths_of([change.after])]
         if isinstance(usage, Mapping):
             yield "usage", with_values(usage, recounted(usage, *lengths))
         yield from recounted(item, *lengths).items()
@@ -201,22 +203,10 @@ def _is_copy(value: Any, column: Any) -> bool:
 def _counts(held: _Held, one: RepairedRollout) -> Iterator[Edit]:
     """Counts that the row or its answer states of all calls, or of the last one."""
     before, after = held.rollout.turns, one.rollout.turns
-    ways = [[_lengths(turns), _lengths(turns[-1:])] for turns in (before, after)]
+    ways = [[lengths_of(turns), lengths_of(turns[-1:])] for turns in (before, after)]
     for path in ((), ("usage",), ("response",), ("response", "usage")):
-        holder = held.row
-        for key in path:
-            holder = holder.get(key) if isinstance(holder, Mapping) else None  # type: ignore[assignment]
-        if isinstance(holder, Mapping):
-            for name, value in recounted(holder, *ways).items():
-                yield Edit((*path, name), value)
-
-
-def _lengths(turns: Sequence[Turn]) -> tuple[int, int]:
-    """The tokens of all prompts and of all completions."""
-    prompts, completions = [t.prompt_ids for t in turns], [t.completion_ids for t in turns]
-    return sum(len(ids) for ids in prompts if ids is not None), sum(
-        len(ids) for ids in completions if ids is not None
-    )
+        for name, value in recounted(object_at(held.row, *path), *ways).items():
+            yield Edit((*path, name), value)
 
 
 def _stripped(held: _Held, kept: Collection[int]) -> Iterator[Edit]:
@@ -240,7 +230,7 @@ def _stripped(held: _Held, kept: Collection[int]) -> Iterator[Edit]:
 def _cut(held: _Held, row: Row, kept: Collection[int]) -> Iterator[Edit]:
     """The output up to the part's last call, and of transitions only those of the part."""
     calls, last = held.layout.calls, max(kept)
-    output = _at(row, held.output)
+    output = at(row, held.output)
     ends = last == len(calls) - 1
     if calls[last].transition is not None:
         own = {call.transition: number for number, call in enumerate(calls)}
@@ -264,10 +254,3 @@ def _uncut_end(held: _Held, kept: Collection[int]) -> Iterator[Edit]:
 def _ids(item: Item, name: str) -> Ids | None:
     value = item.get(name)
     return None if value is None else as_ids(value, name)
-
-
-def _at(row: Row, path: Path) -> Any:
-    value: Any = row
-    for step in path:
-        value = value[step]
-    return value

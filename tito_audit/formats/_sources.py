@@ -38,10 +38,16 @@ def at(row: Any, path: Path) -> Any:
     return row
 
 
-def object_at(row: Any, *path: str) -> Mapping[str, Any]:
+def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
     """The object at a path of keys; an empty one where there is none."""
     for key in path:
-        row = row.get(key) if isinstance(row, Mapping) else None
+        row = (
+            row.get(key)
+            if isinstance(row, Mapping)
+            else row[key]
+            if isinstance(key, int) and is_list(row)
+            else None
+        )
     return row if isinstance(row, Mapping) else {}
 
 

@@ -21,7 +21,7 @@ from tito_audit.record.arrays import Logprobs
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
 
 __all__ = ["Totals", "calls_written", "lengths_of", "rewritten_calls"]
@@ -51,12 +51,13 @@ def rewritten_calls(
     only_numbers: bool = False,
     totals: Totals | None = None,
     stays: str = "a call can neither be left out of this format's row nor be moved in it",
+    row_stays: Callable[[TrainingRow | None, TrainingRow | None], None] | None = None,
 ) -> Row:
     """The row with what its calls say from now on; itself when they say nothing new.
 
     `gone` is put where a column is dropped: null, or ABSENT where the format leaves nulls out. With
     `only_numbers` the format takes no null among logprobs, so an unknown one is refused. `stays` is why no call
-    can be left out.
+    can be left out; `row_stays` refuses a training row that says another thing than the calls.
     """
     before = rollouts_before(row, mended, read)
     chosen = at_most_one_each(before, mended)
@@ -66,8 +67,7 @@ def rewritten_calls(
     for item, (rollout, one) in enumerate(zip(before, chosen, strict=True)):
         if len(one.turns_from) != len(rollout.turns):
             raise RecordError(stays)
-        if one.rollout.training_row is not rollout.training_row:
-            raise RecordError("this format's rows hold calls and no training row")
+        (row_stays or _refuse_row)(rollout.training_row, one.rollout.training_row)
         changes = changes_of(rollout, one)
         changed = changed or bool(changes)
         where = where or (sources(row, before) if changes else ())
@@ -119,6 +119,10 @@ def _prompt_edits(row: Row, source: CallSource, change: Change, gone: Any) -> It
         raise RecordError("the server scored the prompt as it was, and nobody scored the one it should be")
     for copy in source.prompts:
         yield from _edits(row, copy.path, partial(as_logged, change.prompt_ids))
+    for path in source.blank:
+        if np.asarray(at(row, path)).any():
+            raise RecordError(f"{path[-1]} trains tokens of a prompt that would change")
+        yield Edit(path, as_logged(np.zeros(lengths_of([change.after])[0], np.int64), at(row, path)))
     for path in source.routing:
         if at(row, path) is not None:
             yield Edit(path, gone)
@@ -169,6 +173,11 @@ def _edits(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit
     new = written(was)
     if new is not was:
         yield Edit(path, rewritten_string(value, was, new) if isinstance(value, str) else new)
+
+
+def _refuse_row(before: TrainingRow | None, after: TrainingRow | None) -> None:
+    if before is not after:
+        raise RecordError("this format's rows hold calls and no training row")
 
 
 def _refuse_unknown(change: Change) -> None:

@@ -7,7 +7,7 @@ A step of the trajectory is a call; its ids stand in `tokens` and, as the server
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,19 +18,22 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import written_once
 from tito_audit.formats._columns import ids_or_none, is_list, is_numbers, policy_of
-from tito_audit.formats._copies import CountPairs, with_counts, with_list
+from tito_audit.formats._copies import CountPairs, with_counts
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
-from tito_audit.formats._turn_change import Change, changes_of, recounted, rollouts_before, same_ids, says_this
-from tito_audit.formats._update import as_logged, at_most_one_each, with_values
+from tito_audit.formats._sources import at, object_at, of_calls, plain_sources
+from tito_audit.formats._turn_change import same_ids
 from tito_audit.formats._values import equal_values
 from tito_audit.formats._verifiers_messages import chat_messages, chat_tools
+from tito_audit.formats._writer import lengths_of, rewritten_calls
 from tito_audit.record.arrays import Mask, as_floats, empty_ids
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy
+from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.sources import CallSource, Counter, Sources
 
 __all__ = ["FORMAT"]
 
@@ -93,30 +96,14 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not mended:
         return ()
-    (before,) = rollouts_before(row, mended, _read)
     if len(mended) > 1:
         raise RecordError(
             "a trajectory cannot hold a fork, and needs none: each step holds its own prompt and answer"
         )
-    (one,) = at_most_one_each([before], mended)
-    if len(one.turns_from) != len(before.turns):
-        raise RecordError("a step of a trajectory cannot be left out: the steps behind it repeat what it said")
-    if not _same_mask(before.training_row, one.rollout.training_row):
-        raise RecordError("the masks of the steps say what was sampled, so the loss cannot be changed by itself")
-    changes = changes_of(before, one)
-    if not changes:
-        return (row,)
-    entries = [
-        _step_again(step, changes[number]) if number in changes else step
-        for number, step in enumerate(row["trajectory"])
-    ]
-    new = with_values(row, {"trajectory": with_list(row["trajectory"], entries)})
-    usage = row.get("token_usage")
-    if isinstance(usage, Mapping):
-        new = with_values(new, {"token_usage": with_counts(usage, _usage(before.turns, one.rollout.turns))})
-    (again,) = _read(new, before.place)
-    says_this(again, one, before)
-    return (new,)
+    stays = "a step of a trajectory cannot be left out: the steps behind it repeat what it said"
+    return (
+        rewritten_calls(row, mended, _read, _sources, totals=_totals, stays=stays, row_stays=_refuse_other_mask),
+    )
 
 
 def _steps(row: Row) -> tuple[_Step, ...]:
@@ -256,48 +243,49 @@ def _trained(step: _Step, turn: Turn) -> tuple[Mask, Mask]:
     return trained, sampled
 
 
-def _step_again(step: Mapping[str, Any], change: Change) -> Mapping[str, Any]:
-    """A step with its tokens as they are from now on, in both places."""
-    tokens = _tokens_again(step["tokens"], change)
-    new: Mapping[str, Any] = with_values(step, {"tokens": tokens})
-    response = step.get("response")
-    message = response.get("message") if isinstance(response, Mapping) else None
-    copy = message.get("tokens") if isinstance(message, Mapping) else None
-    if isinstance(response, Mapping) and isinstance(message, Mapping):
-        if isinstance(copy, Mapping):
-            again = with_values(message, {"tokens": _tokens_again(copy, change)})
-            response = with_values(response, {"message": again})
-        usage = response.get("usage")
-        if isinstance(usage, Mapping):
-            counts = recounted(usage, [_counts([change.before])], [_counts([change.after])])
-            response = with_values(response, {"usage": with_values(usage, counts)})
-        new = with_values(new, {"response": response})
-    return new
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    steps = row.get("trajectory")
+    listed = steps if isinstance(steps, list | tuple) else ()
+    return of_calls(
+        [
+            _source(row, ("trajectory", number), turn)
+            for number, turn in zip(range(len(listed)), one.turns, strict=False)
+        ]
+        for one in rollouts
+    )
 
 
-def _tokens_again(tokens: Mapping[str, Any], change: Change) -> Mapping[str, Any]:
-    """The ids of a call in one of their places; a place that says something else stays as it is."""
-    values: dict[str, Any] = {}
-    if change.prompt_ids is not None and _is_copy(tokens.get("prompt_ids"), change.before.prompt_ids):
-        values["prompt_ids"] = as_logged(change.prompt_ids, tokens["prompt_ids"])
-        mask = tokens.get("prompt_mask")
-        if _filled(mask):
-            if np.asarray(mask).any():
-                raise RecordError("prompt_mask trains tokens of a prompt that would change")
-            values["prompt_mask"] = as_logged(np.zeros(len(change.prompt_ids), np.int64), mask)
-        values.update({name: None for name in _UNREBUILT if tokens.get(name) is not None})
-    columns: dict[str, Any] = dict(change.columns)
-    if change.logprobs is not None:
-        columns["completion_logprobs"] = change.logprobs
-    was = {column.name: column.values for column in change.before.columns}
-    for name, column in columns.items():
-        if _is_copy(tokens.get(name), was.get(name)):
-            values[name] = None if column is None else as_logged(column, tokens[name])
-    return with_values(tokens, values)
+def _source(row: Row, path: Path, turn: Turn) -> CallSource:
+    """Where a step holds its call, in both places; a place that says something else is none."""
+    response = (*path, "response")
+    holders = [
+        holder for holder in ((*path, "tokens"), (*response, "message", "tokens")) if object_at(row, *holder)
+    ]
+    asked = [one for one in holders if _is_copy(at(row, one).get("prompt_ids"), turn.prompt_ids)]
+    columns = {
+        column.name: plain_sources(
+            (*one, column.name) for one in holders if _is_copy(at(row, one).get(column.name), column.values)
+        )
+        for column in turn.columns
+    }
+    return CallSource(
+        prompts=plain_sources((*one, "prompt_ids") for one in asked),
+        logprobs=columns.get("completion_logprobs", ()),
+        columns=columns,
+        blank=tuple((*one, "prompt_mask") for one in asked if _filled(at(row, one).get("prompt_mask"))),
+        routing=tuple((*one, name) for one in asked for name in _UNREBUILT if name in at(row, one)),
+        counters=(Counter((*response, "usage")),) if object_at(row, *response, "usage") else (),
+    )
 
 
 def _is_copy(value: Any, of: Any) -> bool:
     return is_list(value) and of is not None and equal_values(of, value)
+
+
+def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+    usage = row.get("token_usage")
+    if isinstance(usage, Mapping):
+        yield Edit(("token_usage",), with_counts(usage, _usage(before[0].turns, after[0].turns)))
 
 
 def _usage(before: Sequence[Turn], after: Sequence[Turn]) -> CountPairs:
@@ -305,24 +293,19 @@ def _usage(before: Sequence[Turn], after: Sequence[Turn]) -> CountPairs:
 
     `legacy/utils/usage_utils.py` (`compute_context_token_metrics`).
     """
-    (old, completions), (new, _) = _counts(before), _counts(after)
-    (old_last, said), (new_last, _) = _counts(before[-1:]), _counts(after[-1:])
+    (old, completions), (new, _) = lengths_of(before), lengths_of(after)
+    (old_last, said), (new_last, _) = lengths_of(before[-1:]), lengths_of(after[-1:])
     given = [(old_last + said - completions, new_last + said - completions)]
     return {"input_tokens": [(old, new)], "final_input_tokens": given}
 
 
-def _counts(turns: Sequence[Turn]) -> tuple[int, int]:
-    """The tokens of all prompts and of all completions."""
-    prompts, completions = [t.prompt_ids for t in turns], [t.completion_ids for t in turns]
-    return sum(len(ids) for ids in prompts if ids is not None), sum(
-        len(ids) for ids in completions if ids is not None
-    )
-
-
-def _same_mask(before: TrainingRow | None, after: TrainingRow | None) -> bool:
+def _refuse_other_mask(before: TrainingRow | None, after: TrainingRow | None) -> None:
     if before is None or after is None:
-        return before is after
-    return same_ids(before.token_ids, after.token_ids) and equal_values(before.loss_mask, after.loss_mask)
+        same = before is after
+    else:
+        same = same_ids(before.token_ids, after.token_ids) and equal_values(before.loss_mask, after.loss_mask)
+    if not same:
+        raise RecordError("the masks of the steps say what was sampled, so the loss cannot be changed by itself")
 
 
 def _has_ids(step: _Step) -> bool:
@@ -357,6 +340,7 @@ FORMAT = Format(
     precedence=170,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="Messages, tools and, where the run kept its trajectory, every call with its prompt, its logprobs and "
     "its end. By default no trajectory is kept and there are no ids.",

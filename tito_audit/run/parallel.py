@@ -20,11 +20,11 @@ from tito_audit.run.executor import Executor, mapped
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.workers import sendable
-from tito_audit.storage.chunks import Chunk, Reading
+from tito_audit.storage.chunk import Chunk, Reading
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
 from tito_audit.viewer.model import observed_of
-from tito_audit.viewer.selection import Views
+from tito_audit.viewer.selection import ViewQuota
 
 _LARGEST = 8 << 20
 _SMALLEST = 1 << 18
@@ -155,9 +155,9 @@ class _AuditChunk:
             self._audit(chunk, reading, views.offer if views is not None else None, found)
         except Exception as error:
             found.error = sendable(error)
-        if reading.choice is not None:
-            found.left_out.append(reading.choice.left_out)
-            found.last = reading.choice.last
+        if reading.sample is not None:
+            found.left_out.append(reading.sample.left_out)
+            found.last = reading.sample.last
         found.size, found.damage, found.encoders = reading.size, reading.damage, self.flow.encoders.here()
         return found
 
@@ -173,14 +173,14 @@ class _AuditChunk:
             # Most rollouts skip the same rules: one tuple shared by all is pickled once.
             shared = (replace(one, skips=skips.setdefault(one.skips, one.skips)) for one in results)
             passed = found.add(raw.index, shared, passed)
-            if reading.choice is not None:
-                found.left_out.append(reading.choice.left_out)
+            if reading.sample is not None:
+                found.left_out.append(reading.sample.left_out)
 
 
 class _Merged:
     """The rows of the chunks, counted through each file."""
 
-    def __init__(self, flow: RowFlow, summary: Summary, counted: Counted, views: Views | None) -> None:
+    def __init__(self, flow: RowFlow, summary: Summary, counted: Counted, views: ViewQuota | None) -> None:
         self.size = 0
         """Bytes of the current file."""
         self.stopped = False

@@ -200,7 +200,7 @@ def fails(settings: Settings, result: Result) -> Iterator[Finding]:
 def _is_open(evidence: Evidence) -> bool:
     """Whether the row alone allows several readings, of which its log may prove one."""
     said = witness(evidence)
-    return said is not None and len(said.standing) > 1
+    return said is not None and len(said.possible) > 1
 
 
 def strategies(repairs: RepairSettings) -> tuple[Repair, ...]:

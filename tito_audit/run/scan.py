@@ -27,7 +27,7 @@ from tito_audit.storage import find_logs
 from tito_audit.summary import Summary
 from tito_audit.terminal.shell import shell_word
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.selection import Views
+from tito_audit.viewer.selection import ViewQuota
 
 _NAMED = 4
 """How many logs without a tokenizer are searched for the name of their model."""
