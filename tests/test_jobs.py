@@ -289,8 +289,8 @@ def gone(task: int) -> int:
         (lambda task: {}[task], KeyError, "7"),
         (unpicklable, RuntimeError, "Local: task 7"),
         (out_of_memory, SetupError, "--jobs 1"),
-        (killed, SetupError, "number 7: the process that worked on this was ended by SIGKILL"),
-        (gone, SetupError, "number 7: the process that worked on this ended"),
+        (killed, SetupError, "number 7: the process working on this was killed by SIGKILL"),
+        (gone, SetupError, "number 7: the process working on this ended"),
     ],
 )
 def test_what_ends_a_process_ends_the_run(failing: Callable[[int], int], error: Any, says: str) -> None:
@@ -558,7 +558,7 @@ def test_a_signal_ends_all_processes_with_one_message(long: Path, who: str) -> N
     assert "Traceback" not in err
     if who == "worker":
         assert run.returncode == 2
-        assert "was ended by SIGKILL" in err
+        assert "was killed by SIGKILL" in err
         assert str(long) in err
     else:
         assert run.returncode == 130

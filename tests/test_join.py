@@ -587,7 +587,7 @@ def test_the_command_line_joins_and_refuses_in_words(tmp_path: Path) -> None:
     assert "joined on uid = other" in run("--messages", str(told), "--on", "uid=other")[1]
     for options, words in (
         (("--on", "uid"), "nothing is joined"),
-        (("--on", "=uid", "--messages", str(told)), "no column was found"),
+        (("--on", "=uid", "--messages", str(told)), "a column is missing"),
         (("--messages", str(tmp_path / "no.jsonl")), "no such file"),
         (("--messages", str(told), "--on", "uid=nothing"), "has no such column"),
         (("--tools", str(path)), "neither a tool"),

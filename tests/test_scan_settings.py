@@ -174,8 +174,8 @@ def test_tokenizers_and_templates_are_loaded_once_for_all_settings_that_name_the
 def test_a_setting_that_cannot_be_is_refused_only_where_a_log_has_it(tmp_path: Path) -> None:
     log = written(tmp_path / "a.jsonl", [CLEAN])
     for changes, says in (
-        ({"select": ("NOPE",)}, "'NOPE' is the beginning of no rule's code"),
-        ({"extend_select": ("NOPE",)}, "'NOPE' is the beginning of no rule's code"),
+        ({"select": ("NOPE",)}, "No rule matches 'NOPE'"),
+        ({"extend_select": ("NOPE",)}, "No rule matches 'NOPE'"),
         ({"format": "nope"}, "--format nope"),
         ({"tokenizer": str(tmp_path / "gone")}, "gone"),
         ({"chat_template": str(tmp_path / "gone")}, "--chat-template was given without a tokenizer"),
