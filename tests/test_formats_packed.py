@@ -209,8 +209,8 @@ def test_one_sample_stays_one(more: Json) -> None:
 
 
 BROKEN = [
-    ({"seq_lens": [5, 6, 4]}, "seq_lens counts 15 tokens in 3 samples, and the row holds 14"),
-    ({"cu_seqlens": [0, 5, 16]}, "cu_seqlens ends at token 16, and the row holds 14"),
+    ({"seq_lens": [5, 6, 4]}, "seq_lens counts 15 tokens in 3 samples, but the row holds 14"),
+    ({"cu_seqlens": [0, 5, 16]}, "cu_seqlens ends at token 16, but the row holds 14"),
     ({"seq_lens": [5, 5, 4], "cu_seqlens": [0, 5, 11, 14]}, "seq_lens and cu_seqlens cut the row into different"),
     ({"seq_lens": [5, 6]}, "3 tokens of the row are in none of the 2 samples that seq_lens counts"),
 ]

@@ -390,7 +390,7 @@ def test_masks_that_train_something_else_are_shown_as_a_row() -> None:
     assert mask[start + 1]
     assert mask[len(tokens[2]["prompt_ids"]) :].all()
     tokens[2]["prompt_ids"][3] += 1
-    with pytest.raises(RecordError, match="no step holds all"):
+    with pytest.raises(RecordError, match="no step holds the tokens of all"):
         read(verifiers_results.FORMAT, row)
 
 

@@ -28,10 +28,11 @@ from tito_audit.record.arrays import Ids
 from tito_audit.run.parallel import bare, chunk_bytes
 from tito_audit.run.workers import ForkedProcesses, can_fork, usable_cores
 from tito_audit.storage import RawRow, open_log
-from tito_audit.storage.chunks import Reading, chunks_of
+from tito_audit.storage.chunk import Reading
+from tito_audit.storage.chunks import chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
-from tito_audit.terminal.terminal import Pace, _shown, begun, watched
+from tito_audit.terminal.terminal import RunProgress, _shown, compute_first, with_progress
 from tito_audit.tokens.encoders import FastEncoder
 from tito_audit.tokens.load import load_tokenizer
 
@@ -288,8 +289,8 @@ def gone(task: int) -> int:
         (lambda task: {}[task], KeyError, "7"),
         (unpicklable, RuntimeError, "Local: task 7"),
         (out_of_memory, SetupError, "--jobs 1"),
-        (killed, SetupError, "number 7: the process that worked on this was ended by SIGKILL"),
-        (gone, SetupError, "number 7: the process that worked on this ended"),
+        (killed, SetupError, "number 7: the process working on this was killed by SIGKILL"),
+        (gone, SetupError, "number 7: the process working on this ended"),
     ],
 )
 def test_what_ends_a_process_ends_the_run(failing: Callable[[int], int], error: Any, says: str) -> None:
@@ -557,7 +558,7 @@ def test_a_signal_ends_all_processes_with_one_message(long: Path, who: str) -> N
     assert "Traceback" not in err
     if who == "worker":
         assert run.returncode == 2
-        assert "was ended by SIGKILL" in err
+        assert "was killed by SIGKILL" in err
         assert str(long) in err
     else:
         assert run.returncode == 130
@@ -604,18 +605,18 @@ def test_a_first_result_is_there_before_anything_is_drawn(monkeypatch: pytest.Mo
         finally:
             said.append("closed")
 
-    started = begun(watched(results(), pace=Pace()))
+    started = compute_first(with_progress(results(), pace=RunProgress()))
     assert said == ["result 0"]
     assert next(started) == 0
     started.close()
     assert said == ["result 0", "closed"]
-    assert list(begun(watched(iter(())))) == []
+    assert list(compute_first(with_progress(iter(())))) == []
 
 
 def test_the_pace_leaves_out_what_went_before_the_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    pace = Pace()
+    pace = RunProgress()
     assert pace.rates(99.0) == (0.0, 0.0)
     pace(10, 1000, 9000)
     assert pace.rates(100.0) == (0.0, 0.0)

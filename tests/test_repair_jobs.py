@@ -316,7 +316,7 @@ def test_a_repair_that_is_ended_leaves_no_file(long: Path, tmp_path: Path, who: 
     assert not aside.exists()
     if who == "worker":
         assert run.returncode == 2
-        assert "was ended by SIGKILL" in err
+        assert "was killed by SIGKILL" in err
         assert str(long) in err
     else:
         assert run.returncode == 130

@@ -1,4 +1,4 @@
-"""Where a row holds what was read: the place of each array, every copy of it, and how it is written there."""
+"""Where a row holds what was read: the path of each array and of its copies, and how each is stored."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from enum import StrEnum
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout, Turn
 
-__all__ = ["CallSource", "Counter", "Layout", "Source", "Sources", "places_read"]
-
 
 class Layout(StrEnum):
-    """How the values of an array lie in the list at its place."""
+    """How an array is stored in the list at its path."""
 
-    PLAIN = "plain"  # one entry a token
+    PLAIN = "plain"  # one entry per token
     ENTRIES = "entries"  # objects with a `logprob`
-    PARALLEL = "parallel"  # an object of lists, of which `token_logprobs` is this one
+    PARALLEL = "parallel"  # an object of lists; `token_logprobs` is the array
     TRIPLES = "triples"  # `[logprob, id, text]`
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One place of an array; a list in a string is written into the string."""
+    """One place of an array; a list stored as a JSON string is rewritten inside the string."""
 
     path: Path
     layout: Layout = Layout.PLAIN
     part: tuple[int, int] | None = None
-    """Which of the entries are here, where the array is spread over several places; None: all."""
+    """The range of entries stored here, if the array is spread over several places; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +35,33 @@ class Counter:
 
     path: Path
     prefix: str = ""
-    """In front of the names of its counts."""
+    """Prefix of its counts' names."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSource:
-    """Where a row holds one call; every path leads to a value that is there."""
+    """Where a row holds one call; every path leads to an existing value."""
 
     prompts: tuple[Source, ...] = ()
     """Every copy of the prompt's ids."""
     logprobs: tuple[Source, ...] = ()
     """Every copy of the logprobs."""
     columns: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
-    """Every copy of each other column, by the name of the column."""
+    """Every copy of each other column, by the column's name."""
     routing: tuple[Path, ...] = ()
-    """What was computed over the prompt as it was and cannot be rebuilt."""
+    """Data computed over the old prompt, which cannot be rebuilt."""
     blank: tuple[Path, ...] = ()
-    """Masks over the prompt, of which nothing is trained."""
+    """Masks over the prompt, in which nothing is trained."""
     counters: tuple[Counter, ...] = ()
+    """Objects that count its tokens."""
     entry: Path | None = None
-    """The object that is the call, all its columns under names in use."""
+    """The object that is the call, if all its columns have names in use."""
     scored: bool = False
-    """The server scored the prompt as it was, so there can be no other."""
+    """True if the server scored the old prompt, so that it cannot change."""
     whole: str = "{name} holds the tokens too, so it cannot be left out"
-    """Why a column without a place cannot go, and logprobs that are spread over several places cannot be fewer."""
+    """The error if a column without a source would be dropped, or logprobs in several places would get fewer."""
     retries: tuple[tuple[Turn, CallSource], ...] = ()
-    """Calls that asked the same before and are no turns: their prompts change with this one's."""
+    """Earlier calls with the same prompt, which are not turns; their prompts change with this one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +69,18 @@ class Sources:
     """Where a row holds one rollout."""
 
     columns: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
-    """Every place of each column of the training row, by the name of the column."""
+    """Every place of each column of the training row, by the column's name."""
     calls: tuple[CallSource, ...] = ()
     """One for each turn."""
-    told: tuple[Path, ...] = ()
-    """Lists that say no more than what the rollout is: a mask that trains all of a call."""
+    implied: tuple[Path, ...] = ()
+    """Lists that the rollout already implies, such as a mask that trains a whole call."""
 
 
 def places_read(sources: Sequence[Sources], rollouts: Sequence[Rollout]) -> Iterator[Path]:
-    """The places of all columns that rollouts hold; what is inside of one belongs to it."""
-    # What holds no ids at all may be read as fewer rollouts, and as none of its calls.
+    """The paths of all columns that rollouts hold; everything inside a path belongs to it."""
+    # A row without ids may be read as fewer rollouts, without their calls.
     for own, rollout in zip(sources, rollouts, strict=False):
-        yield from own.told
+        yield from own.implied
         row = rollout.training_row
         for column in row.columns if row is not None else ():
             yield from (source.path for source in own.columns.get(column.name, ()))
