@@ -107,7 +107,7 @@ def _row(file: Path, settings: Settings) -> int:
 
 def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[Result, int]:
     """The result to show, and how many results its row has."""
-    from tito_audit.terminal.terminal import watched
+    from tito_audit.terminal.terminal import with_progress
 
     with closing(with_progress(run, silent=True)) as results:
         held = [result for result in results if not result.of_log]

@@ -60,7 +60,7 @@ def audit_in_chunks(
     A chunk has about `chunk` bytes. The summary gets files and notices, the encoders of the flow what other
     processes used. A log that cannot be read raises StorageError after the results before it.
     """
-    views = Views() if observe else None
+    views = ViewQuota() if observe else None
     merged = _Merged(flow, summary, counted, views)
     total, done = flow.size, 0
     with closing(mapped(executor, _AuditChunk(flow), _planned(flow, chunk, views))) as parts:
@@ -97,11 +97,11 @@ class _Part:
         return f"{self.file}, rows before byte {self.done:,}"
 
 
-_Task: TypeAlias = tuple[Chunk, Views | None]
+_Task: TypeAlias = tuple[Chunk, ViewQuota | None]
 """A chunk, and the rollouts viewed before it, as far as they are known when it is handed out."""
 
 
-def _planned(flow: RowFlow, size: int, views: Views | None) -> Iterator[tuple[_Begun | _Part, _Task | None]]:
+def _planned(flow: RowFlow, size: int, views: ViewQuota | None) -> Iterator[tuple[_Begun | _Part, _Task | None]]:
     """The chunks of all files."""
     for file in flow.files:
         yield _Begun(file, file.stat().st_size if file.is_file() else 0), None

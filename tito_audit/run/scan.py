@@ -124,7 +124,7 @@ class Scan:
             with closing(audit) as results:
                 yield from Detection().once(results)
             return
-        detection, viewed = Detection(), Views().take if self.observe else None
+        detection, viewed = Detection(), ViewQuota().take if self.observe else None
         for raw, place in flow.rows(self.summary, self.progress, counted):
             for result in flow.audit(raw, place, detection, viewed):
                 yield bare(result) if several else result
