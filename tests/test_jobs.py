@@ -43,7 +43,10 @@ CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0,
 BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
 LIMIT = 200
 
-pytestmark = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
+pytestmark = [
+    pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
+    pytest.mark.usefixtures("loaded_once"),
+]
 
 
 # Chunks

@@ -28,9 +28,9 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
         return evidence  # nothing to explain, so everything cached in it stays valid
     explained = []
     for difference in evidence.differences:
-        built = difference.built
-        if built is not None and built.code in _checking(tuple(rules)):
-            explained.append(Explained(difference, built.code, built.cause, built.what))
+        construction = difference.construction
+        if construction is not None and construction.code in _checking(tuple(rules)):
+            explained.append(Explained(difference, construction.code, construction.cause, construction.what))
             continue
         for rule, reason_for in _owners(tuple(rules)):
             # A construction that gives the recorded tokens is a proof, which no guess from the bytes overrules.

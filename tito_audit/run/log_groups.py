@@ -97,7 +97,7 @@ class RowFlow:
                     return
                 counted.rows += 1
                 counted.left_out = before + log.left_out
-                if wanted is not None and not holds(raw, wanted):
+                if wanted is not None and not contains_row(raw, wanted):
                     if raw.index > wanted:
                         break
                     continue

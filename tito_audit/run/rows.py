@@ -87,7 +87,7 @@ class LogGroup:
                 f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else "its columns hold other values"
             )
             raise RecordError(f"it is not a row of {form.name}, which was asked for: {what}") from None
-        return rollouts if self.join is None else self.join.given(rollouts, logged)
+        return rollouts if self.join is None else self.join.apply(rollouts, logged)
 
     def as_logged(self, logged: Row, row: Row) -> Row:
         """The row with the column names of the log that it is written to."""
