@@ -34,7 +34,7 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
             continue
         for rule, reason_for in _owners(tuple(rules)):
             # A construction that gives the recorded tokens is a proof, which no guess from the bytes overrules.
-            if built is not None and rule.code != built.code:
+            if construction is not None and rule.code != construction.code:
                 continue
             reason = reason_for(difference, evidence)
             if reason is not None:

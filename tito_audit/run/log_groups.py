@@ -10,7 +10,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.formats import Detection
-from tito_audit.join import Join, holds
+from tito_audit.join import Join, contains_row
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
 from tito_audit.run.auditor import READS_ONLY, Auditor, Loader, Viewed, audit_rollout, unreadable
@@ -143,7 +143,7 @@ class RowFlow:
         """The results, counted by the joins of their logs as they pass."""
         for result in results:
             join = self.groups[result.place.file].join
-            yield from (result,) if join is None else join.noted((result,))
+            yield from (result,) if join is None else join.counted((result,))
 
     def join_notices(self) -> Iterator[str]:
         """Notices of the joins for the summary, once all results were noted."""
