@@ -9,6 +9,7 @@ from typing import Any
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
+from tito_audit.signature import Signature
 
 __all__ = ["Format", "Row", "SourcesOf"]
 
@@ -26,8 +27,8 @@ class Format:
     name: str
     title: str
     """What writes it, in a few words, for `tito-audit list formats`."""
-    signature: str
-    """The keys that tell it, for people."""
+    signature: Signature
+    """The keys that show it."""
     precedence: int
     """Detection order: the lowest that matches wins (formats are tried in this order)."""
     matches: Callable[[Row], bool]

@@ -35,6 +35,7 @@ from tito_audit.formats._stream import is_chunks, joined
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -182,7 +183,10 @@ def _stated(holder: Mapping[str, Any]) -> dict[str, object]:
 FORMAT = Format(
     name="agent_lightning_event",
     title="Agent Lightning events",
-    signature="`event_type`, `rollout_id`, `data`; or `rollout` with `events` of them",
+    signature=Signature.of(
+        way("event_type", "rollout_id", "data"),
+        way("rollout", keys("events", before=" with ", after=" of them")),
+    ),
     precedence=150,
     matches=_matches,
     read=_read,

@@ -24,6 +24,7 @@ from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -210,7 +211,11 @@ def _text(value: object) -> str | None:
 FORMAT = Format(
     name="agent_lightning_span",
     title="Agent Lightning spans and triplets",
-    signature="`span_id`, `trace_id`, `attributes`; or `prompt.token_ids` + `response.token_ids`; or `triplets`",
+    signature=Signature.of(
+        way("span_id", "trace_id", "attributes"),
+        way("prompt.token_ids", keys("response.token_ids", before=" + ")),
+        way("triplets"),
+    ),
     precedence=151,
     matches=_matches,
     read=_read,

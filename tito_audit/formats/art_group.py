@@ -13,6 +13,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._art import is_trajectory, trajectory_parts
 from tito_audit.formats._call_log import Part, numbered, parts_sources, parts_written
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -45,7 +46,10 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 FORMAT = Format(
     name="art_group",
     title="ART trajectory groups (JSONL)",
-    signature="`trajectories[].messages_and_choices`; or `messages_and_choices` of one trajectory",
+    signature=Signature.of(
+        way("trajectories[].messages_and_choices"),
+        way(keys("messages_and_choices", after=" of one trajectory")),
+    ),
     precedence=120,
     matches=_matches,
     read=_read,

@@ -23,6 +23,7 @@ from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, way
 
 __all__ = ["FORMAT"]
 
@@ -124,7 +125,10 @@ def _group(row: Row) -> dict[str, object]:
 FORMAT = Format(
     name="art_parquet",
     title="ART trajectories (Parquet)",
-    signature="`format_version`, `group_json`, `trajectory_json`; or `group_index`, `messages[].trainable`",
+    signature=Signature.of(
+        way("format_version", "group_json", "trajectory_json"),
+        way("group_index", "messages[].trainable"),
+    ),
     precedence=10,
     matches=_matches,
     read=_read,

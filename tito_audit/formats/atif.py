@@ -23,6 +23,7 @@ from tito_audit.record.edits import ABSENT, Edit, Path
 from tito_audit.record.message import as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -144,7 +145,7 @@ def _words(path: Path) -> str:
 FORMAT = Format(
     name="atif",
     title="ATIF trajectories (Harbor)",
-    signature="`schema_version` that starts with `ATIF-v`, `agent`, `steps`",
+    signature=Signature.of(way(keys("schema_version", after=" that starts with `ATIF-v`"), "agent", "steps")),
     precedence=30,
     matches=_matches,
     read=_read,

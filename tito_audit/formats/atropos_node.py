@@ -24,6 +24,7 @@ from tito_audit.formats._values import equal_values
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -170,7 +171,10 @@ def _is_node(value: object) -> bool:
 FORMAT = Format(
     name="atropos_node",
     title="Atropos sequence nodes (managed server state)",
-    signature="`full_text`, `tokens`, `masked_tokens`, `logprobs`; or `nodes` or `sequences` of them",
+    signature=Signature.of(
+        way("full_text", "tokens", "masked_tokens", "logprobs"),
+        way(keys("nodes", "sequences", after=" of them")),
+    ),
     precedence=80,
     matches=_matches,
     read=_read,

@@ -34,6 +34,7 @@ from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
+from tito_audit.signature import Signature, Way, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -267,7 +268,11 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="generic",
     title="Generic columns",
-    signature="`token_ids`, `tokens` or `input_ids`; or prompt and completion ids; or `calls` of them",
+    signature=Signature.of(
+        way(keys("token_ids", "tokens", "input_ids")),
+        Way(words="prompt and completion ids"),
+        way(keys("calls", after=" of them")),
+    ),
     precedence=270,
     matches=_matches,
     read=_read,

@@ -23,6 +23,7 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
+from tito_audit.signature import Signature, Way, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -229,7 +230,10 @@ def _words(path: Path) -> str:
 FORMAT = Format(
     name="harbor",
     title="Harbor trial results (rollout details)",
-    signature="`agent_result` or `step_results` with `rollout_details`; or lists of lists of ids",
+    signature=Signature.of(
+        way(keys("agent_result", "step_results"), keys("rollout_details", before=" with ")),
+        Way(words="lists of lists of ids"),
+    ),
     precedence=220,
     matches=_matches,
     read=_read,

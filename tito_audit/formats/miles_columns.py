@@ -15,6 +15,7 @@ from tito_audit.formats._samples import row_written
 from tito_audit.formats._slime_samples import sample_row, updated_sample
 from tito_audit.formats._sources import own_sources
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -41,7 +42,14 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 FORMAT = Format(
     name="miles_columns",
     title="miles dashboard columns",
-    signature="exactly `sample_index`, the two lengths, `tokens`, `loss_mask`, `rollout_log_probs`",
+    signature=Signature.of(
+        way(
+            keys("sample_index", before="exactly ", after=", the two lengths"),
+            "tokens",
+            "loss_mask",
+            "rollout_log_probs",
+        )
+    ),
     precedence=20,
     matches=_matches,
     read=_read,

@@ -27,6 +27,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -217,7 +218,9 @@ def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
 FORMAT = Format(
     name="miles_session",
     title="miles sessions",
-    signature="`session_id` + `records` of requests and answers, `metadata`",
+    signature=Signature.of(
+        way("session_id", keys("records", before=" + ", after=" of requests and answers"), "metadata")
+    ),
     precedence=160,
     matches=_matches,
     read=_read,

@@ -15,6 +15,7 @@ from tito_audit.formats._update import at_most_one_each
 from tito_audit.record.message import as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, absent, way
 
 __all__ = ["FORMAT"]
 
@@ -47,7 +48,7 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
 FORMAT = Format(
     name="miles_trajectory",
     title="miles conversations",
-    signature="`sample_index`, `group_index`, `status`, `messages`, no `tokens`",
+    signature=Signature.of(way("sample_index", "group_index", "status", "messages", absent("tokens"))),
     precedence=180,
     matches=_matches,
     read=_read,

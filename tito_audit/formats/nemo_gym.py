@@ -33,6 +33,7 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -174,7 +175,10 @@ def _filled(values: object) -> bool:
 FORMAT = Format(
     name="nemo_gym",
     title="NeMo-Gym rollouts",
-    signature="`responses_create_params` + `response.output`; or messages with `generation_token_ids`",
+    signature=Signature.of(
+        way("responses_create_params", keys("response.output", before=" + ")),
+        way(keys("generation_token_ids", before="messages with ")),
+    ),
     precedence=50,
     matches=_matches,
     read=_read,

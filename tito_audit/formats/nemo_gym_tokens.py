@@ -26,6 +26,7 @@ from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.signature import Signature, way
 
 __all__ = ["FORMAT"]
 
@@ -118,7 +119,7 @@ def _digest(ids: Ids) -> str:
 FORMAT = Format(
     name="nemo_gym_tokens",
     title="NeMo-Gym token capture",
-    signature="`model_call_id`, `generation_token_ids`, `output_items`",
+    signature=Signature.of(way("model_call_id", "generation_token_ids", "output_items")),
     precedence=60,
     matches=_matches,
     read=_read,

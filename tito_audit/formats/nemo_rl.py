@@ -26,6 +26,7 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -169,7 +170,13 @@ def _is_wrapped(value: object) -> bool:
 FORMAT = Format(
     name="nemo_rl",
     title="NeMo-RL training dumps",
-    signature="`token_ids` + `token_loss_mask` + `sample_loss_mask`, each value a list of one",
+    signature=Signature.of(
+        way(
+            "token_ids",
+            keys("token_loss_mask", before=" + "),
+            keys("sample_loss_mask", before=" + ", after=", each value a list of one"),
+        )
+    ),
     precedence=90,
     matches=_matches,
     read=_read,

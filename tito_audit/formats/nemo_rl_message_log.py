@@ -29,6 +29,7 @@ from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -225,7 +226,9 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="nemo_rl_message_log",
     title="NeMo-RL message logs",
-    signature="`message_log`: messages with `token_ids`, `token_loss_mask`, `generation_logprobs`",
+    signature=Signature.of(
+        way("message_log", keys("token_ids", before=": messages with "), "token_loss_mask", "generation_logprobs")
+    ),
     precedence=92,
     matches=_matches,
     read=_read,

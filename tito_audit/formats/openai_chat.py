@@ -31,6 +31,7 @@ from tito_audit.record.edits import Path
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
 from tito_audit.record.sources import CallSource, Layout, Source, Sources
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -141,7 +142,9 @@ def _source(output: Sequence[Item], path: Path, call: Step) -> CallSource:
 FORMAT = Format(
     name="openai_chat",
     title="OpenAI responses",
-    signature="`choices[].message` or `object: response`, without token ids",
+    signature=Signature.of(
+        way(keys("choices[].message", "object", value="response", after=", without token ids"))
+    ),
     precedence=250,
     matches=_matches,
     read=_read,

@@ -26,6 +26,7 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
+from tito_audit.signature import Signature, way
 
 __all__ = ["FORMAT"]
 
@@ -166,8 +167,10 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",
-    signature="`token_ids`, `mask`, `logprobs`, `temperatures`; or `prompt_ids`, `prompt_mask`, `completion_ids`, "
-    "`completion_mask`, `completion_logprobs`",
+    signature=Signature.of(
+        way("token_ids", "mask", "logprobs", "temperatures"),
+        way("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs"),
+    ),
     precedence=75,
     matches=_matches,
     read=_read,

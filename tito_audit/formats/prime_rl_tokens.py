@@ -22,6 +22,7 @@ from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, way
 
 __all__ = ["FORMAT"]
 
@@ -71,7 +72,7 @@ def _other_columns(row: Row, size: int) -> dict[str, tuple[Any, MovePolicy]]:
 FORMAT = Format(
     name="prime_rl_tokens",
     title="prime-rl token exports",
-    signature="`export_sequence_idx`, `token_ids`, `loss_mask`, `inference_logprobs`",
+    signature=Signature.of(way("export_sequence_idx", "token_ids", "loss_mask", "inference_logprobs")),
     precedence=70,
     matches=_matches,
     read=_read,

@@ -24,6 +24,7 @@ from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -213,7 +214,14 @@ def _is_multimodal(value: object) -> bool:
 FORMAT = Format(
     name="rllm_episode",
     title="rLLM episodes",
-    signature="`trajectories` whose entries have `steps`, with `prompt_ids` and `response_ids`",
+    signature=Signature.of(
+        way(
+            "trajectories",
+            keys("steps", before=" whose entries have "),
+            keys("prompt_ids", before=", with "),
+            keys("response_ids", before=" and "),
+        )
+    ),
     precedence=130,
     matches=_matches,
     read=_read,

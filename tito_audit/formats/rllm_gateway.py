@@ -27,6 +27,7 @@ from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
+from tito_audit.signature import Signature, way
 
 __all__ = ["FORMAT"]
 
@@ -193,7 +194,7 @@ def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 FORMAT = Format(
     name="rllm_gateway",
     title="rLLM gateway traces",
-    signature="`trace_id`, `prompt_token_ids`, `completion_token_ids`, `response_message`",
+    signature=Signature.of(way("trace_id", "prompt_token_ids", "completion_token_ids", "response_message")),
     precedence=140,
     matches=_matches,
     read=_read,

@@ -21,6 +21,7 @@ from tito_audit.formats._batch_samples import (
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -57,7 +58,13 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",
-    signature="`prompt_token_ids` and `response_ids`, each one list a sample, with `loss_masks`",
+    signature=Signature.of(
+        way(
+            "prompt_token_ids",
+            keys("response_ids", before=" and ", after=", each one list a sample"),
+            keys("loss_masks", before=", with "),
+        )
+    ),
     precedence=222,
     matches=_matches,
     read=_read,

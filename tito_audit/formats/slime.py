@@ -20,6 +20,7 @@ from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -84,7 +85,9 @@ def _stated(row: Row) -> dict[str, object]:
 FORMAT = Format(
     name="slime",
     title="slime and miles samples",
-    signature="`tokens` + `response_length`, `loss_mask` over the response or null",
+    signature=Signature.of(
+        way("tokens", keys("response_length", before=" + "), keys("loss_mask", after=" over the response or null"))
+    ),
     precedence=190,
     matches=_matches,
     read=_read,

@@ -16,6 +16,7 @@ from tito_audit.formats._update import at_most_one_each
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -117,9 +118,16 @@ def _is_talk(value: Any) -> bool:
 FORMAT = Format(
     name="text_only",
     title="Text without token ids",
-    signature="`prompt` or `question`, and `completion` or `response`, as text or messages, without ids; "
-    "or `gts`, `output`; or `input_prompt`, `output_response`; or `head_version`, `completion`; "
-    "or `schema_version`, `traj_idx`",
+    signature=Signature.of(
+        way(
+            keys("prompt", "question"),
+            keys("completion", "response", before=", and ", after=", as text or messages, without ids"),
+        ),
+        way("gts", "output"),
+        way("input_prompt", "output_response"),
+        way("head_version", "completion"),
+        way("schema_version", "traj_idx"),
+    ),
     precedence=280,
     matches=_matches,
     read=_read,

@@ -30,6 +30,7 @@ from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -257,7 +258,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="tinker",
     title="tinker datums",
-    signature="`model_input` and `loss_fn_inputs.target_tokens`",
+    signature=Signature.of(way("model_input", keys("loss_fn_inputs.target_tokens", before=" and "))),
     precedence=200,
     matches=_matches,
     read=_read,

@@ -28,6 +28,7 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
+from tito_audit.signature import Signature, absent, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -100,7 +101,9 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",
-    signature="`tokens`, `loss_mask` over all of them, `rollout_log_probs`, no `response_length`",
+    signature=Signature.of(
+        way("tokens", keys("loss_mask", after=" over all of them"), "rollout_log_probs", absent("response_length"))
+    ),
     precedence=265,
     matches=_matches,
     read=_read,

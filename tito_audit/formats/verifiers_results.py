@@ -34,6 +34,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
+from tito_audit.signature import Signature, optional, way
 
 __all__ = ["FORMAT"]
 
@@ -336,7 +337,15 @@ def _stated(row: Row, steps: Sequence[_Step]) -> dict[str, object]:
 FORMAT = Format(
     name="verifiers_results",
     title="verifiers results (before v1)",
-    signature="`example_id`, `prompt`, `completion`, `is_completed`; ids in `trajectory[].tokens`",
+    signature=Signature.of(
+        way(
+            "example_id",
+            "prompt",
+            "completion",
+            "is_completed",
+            optional("trajectory[].tokens", before="; ids in "),
+        )
+    ),
     precedence=170,
     matches=_matches,
     read=_read,

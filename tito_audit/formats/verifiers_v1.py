@@ -30,6 +30,7 @@ from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
 
@@ -267,7 +268,11 @@ def _is_graph(nodes: object) -> bool:
 FORMAT = Format(
     name="verifiers_v1",
     title="verifiers v1 and prime-rl traces",
-    signature="`traces` of `nodes`, or `nodes` + `calls`; or `info` with a `native_wrapper`",
+    signature=Signature.of(
+        way("traces", keys("nodes", before=" of ")),
+        way("nodes", keys("calls", before=" + "), before=", or "),
+        way("info", keys("native_wrapper", before=" with a ")),
+    ),
     precedence=40,
     matches=_matches,
     read=_read,

@@ -13,6 +13,7 @@ from tito_audit.formats import format_named, pick_format
 from tito_audit.join._conversations import CHAIN
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature
 from tito_audit.storage import Log, Output, RawRow
 from tito_audit.storage.chunks import Chunk, Reading
 from tito_audit.storage.lines import ParseRow
@@ -102,7 +103,7 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return (row.with_calls(calls),)
 
 
-GATHERED = Format(_NAME, "", "", 0, lambda row: isinstance(row, CallsOfRollout), _read, _update)
+GATHERED = Format(_NAME, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, _update)
 """The format of calls gathered by rollout; of a line that stands alone it is `nemo_gym_tokens`."""
 
 
