@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs, words_for
 from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.stated import NotRead
 
 __all__ = ["Needs", "Reason", "Rule", "cause", "missing", "rule", "selected"]
 
@@ -81,11 +82,11 @@ def cause(
     return decorate
 
 
-def missing(rule: Rule, present: Needs) -> str | None:
-    """What the rule lacks, in words; None when it can look."""
+def missing(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = ()) -> str | None:
+    """What the rule lacks, in words and with the format's reasons; None when it can look."""
     for need in rule.needs:
         if need and not (need & present):
-            return words_for(need)
+            return words_for(need, present, reasons)
     return None
 
 

@@ -183,8 +183,8 @@ class Summary:
 
     def _note(self, rollout: Rollout) -> None:
         """Keep what a reader should know of a format's rows, once."""
-        notice = rollout.stated.get("notice")
-        if isinstance(notice, str) and notice not in self.notices:
+        notice = rollout.stated.notice
+        if notice and notice not in self.notices:
             self.notices.append(notice)
 
     def _take(self, result: Result, format: str) -> None:

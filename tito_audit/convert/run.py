@@ -30,9 +30,6 @@ from tito_audit.storage.row import RawRow
 
 __all__ = ["Conversion", "convert_rollouts"]
 
-_STATED = ("model", "tokenizer")
-"""What formats state from deep inside their rows and any row has a place for."""
-
 
 class Conversion:
     """One log on its way into another form: `survey` says what is lost, `write` writes.
@@ -234,9 +231,10 @@ def convert_rollouts(
 def _with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) -> dict[str, Any]:
     """The facts with the model that the log names, and with the row as the group of several rollouts."""
     stated = rollout.stated
-    more: dict[str, Any] = {name: stated[name] for name in _STATED if stated.get(name) is not None}
+    named = {"model": stated.model, "tokenizer": stated.tokenizer}
+    more: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if not any(name in facts for name in GROUPS):
-        group = stated.get("group", row)
+        group = row if stated.group is None else stated.group
         if isinstance(group, int | str):
             more["group_id"] = group
     return {**more, **facts}

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tito_audit.record.message import Message, ToolSpec
 
-__all__ = ["calls_unknown_tools"]
+__all__ = ["TOOLS_MISSING", "calls_unknown_tools"]
+
+TOOLS_MISSING = "they call tools that the log does not list"
+"""Why messages of such a conversation are not read."""
 
 
 def calls_unknown_tools(messages: Iterable[Message], tools: Sequence[ToolSpec]) -> bool:

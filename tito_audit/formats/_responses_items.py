@@ -16,6 +16,7 @@ from tito_audit.errors import RecordError
 from tito_audit.record.message import Message, ToolSpec, as_message
 
 __all__ = [
+    "ITEMS_UNREAD",
     "TEXT_KEYS",
     "TOKEN_KEYS",
     "Item",
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 Item = Mapping[str, Any]
+
+ITEMS_UNREAD = "the answer has items that chat messages have no place for, such as a hosted web search"
+"""Why messages of such an answer are not read."""
 
 TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 """What NeMo-Gym puts on one item of a call; they come together or not at all."""

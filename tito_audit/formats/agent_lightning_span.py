@@ -24,6 +24,7 @@ from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
+from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
@@ -64,7 +65,8 @@ def _matches(row: Row) -> bool:
 
 
 def _parts(row: Row, place: Place) -> Sequence[Part]:
-    stated: dict[str, object] = {"id": row["rollout_id"]} if isinstance(row.get("rollout_id"), str) else {}
+    name = row.get("rollout_id")
+    stated = Stated().with_facts(id=name if isinstance(name, str) else None)
     if isinstance(row.get("attributes"), Mapping):
         calls = [_span(row["attributes"], stated)]
     elif _is_triplet(row):
@@ -89,7 +91,7 @@ def _is_triplet(value: object) -> bool:
     return all(isinstance(side, Mapping) and "token_ids" in side for side in sides)
 
 
-def _span(attributes: Mapping[str, Any], stated: Mapping[str, object]) -> LoggedCall:
+def _span(attributes: Mapping[str, Any], stated: Stated) -> LoggedCall:
     """The call of one span; a span that is none wants no ids."""
     found = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
     completion = None if found is None else _own_completion(literal(attributes[found]), found)
@@ -199,9 +201,8 @@ def _source(held: _Held, prompt_ids: Ids | None) -> CallSource:
     )
 
 
-def _model(*names: object) -> dict[str, object]:
-    known = next((found for name in names if (found := real_name(name)) is not None), None)
-    return {} if known is None else {"model": known}
+def _model(*names: object) -> Stated:
+    return Stated(model=next((found for name in names if (found := real_name(name)) is not None), None))
 
 
 def _text(value: object) -> str | None:

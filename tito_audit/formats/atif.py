@@ -15,7 +15,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atif import EXTRA, IDS, Call, Conversation, conversation_of, routing_of, step_turn
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
 from tito_audit.formats._models import one_model
 from tito_audit.formats._sources import object_at, of_calls, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
@@ -23,6 +23,7 @@ from tito_audit.record.edits import ABSENT, Edit, Path
 from tito_audit.record.message import as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
+from tito_audit.record.stated import Stated, Unread
 from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
@@ -64,17 +65,18 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
     tools = as_tools(agent.get("tool_definitions"), f"{where}agent.tool_definitions")
     stated = _stated(trajectory["steps"], agent, found)
     if found.unread:
-        stated["items_not_read"] = found.unread
+        because = "an observation of a step without an agent has no known form"
+        stated = stated.with_facts(items_not_read=found.unread).not_read(Unread.MESSAGES, because)
     elif calls_unknown_tools(found.messages, tools):
         # Calls that no tool definition knows are what the agent made of the model's text, and with tools
         # that were not logged no prompt can be rendered again.
-        stated["messages_retold"] = True
-    told = not {"items_not_read", "messages_retold"} & stated.keys()
+        stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
+    told = not stated.reasons
     turns: tuple[Turn, ...] = ()
     if any(call.metrics.get(name) is not None for call in found.calls for name in IDS):
         turns = tuple(_turn(call, found, f"{where}steps[{call.step}]", told) for call in found.calls)
     else:
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
     return Rollout(place, FORMAT.name, found.messages if told else (), tools, turns=turns, stated=stated)
 
 
@@ -86,12 +88,12 @@ def _turn(call: Call, found: Conversation, where: str, told: bool) -> Turn:
     return step_turn(call, where, message_index=index, text=message.text if whole else None)
 
 
-def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation) -> dict[str, object]:
+def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation) -> Stated:
     """The model, unless the steps of one trajectory name several."""
     usual = agent.get("model_name")
     named = [steps[call.step].get("model_name") for call in found.calls] or [usual]
     model = one_model([name if isinstance(name, str) else usual for name in named])
-    return {"model": model} if model is not None else {}
+    return Stated(model=model)
 
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:

@@ -84,7 +84,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
         messages = messages_of_row(messages)
     stated = stated_facts(row)
     if not turns and trained is None and not any(name in row for name in FLAT_IDS):
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
     arguments = row.get("chat_template_kwargs")
     return Rollout(
         place,

@@ -15,6 +15,7 @@ from tito_audit.formats._samples import row_written
 from tito_audit.formats._slime_samples import sample_row, updated_sample
 from tito_audit.formats._sources import own_sources
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.stated import NOTHING_STATED
 from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
@@ -35,7 +36,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         said = total if type(total) is int else "no number"
         raise RecordError(f"total_length is {said}, and the column 'tokens' holds {held} ids")
     index = row["sample_index"]
-    stated: dict[str, object] = {"sample_index": index} if type(index) is int else {}
+    stated = NOTHING_STATED.with_facts(sample_index=index if type(index) is int else None)
     return (Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated),)
 
 

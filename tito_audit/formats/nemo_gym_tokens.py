@@ -26,6 +26,7 @@ from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, way
 
 __all__ = ["FORMAT"]
@@ -53,8 +54,8 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
             f"schema_version is {version}, and what is known here ends with {_VERSION}: a newer version may mean "
             "something else by these columns"
         )
-    facts = {"model": real_name(row.get("model")), "id": row["model_call_id"], "group": row.get("rollout_id")}
-    stated = {name: value for name, value in facts.items() if isinstance(value, str) and value}
+    stated = Stated(model=real_name(row.get("model")), group=text_of(row.get("rollout_id")))
+    stated = stated.with_facts(id=text_of(row["model_call_id"]))
     return (Rollout(place, FORMAT.name, turns=(_turn(row),), stated=stated),)
 
 

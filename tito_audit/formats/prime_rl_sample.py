@@ -62,10 +62,10 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     stated = model_facts(row)
     if isinstance(row.get("env_name"), str):
-        stated["env_name"] = row["env_name"]
+        stated = stated.with_facts(env_name=row["env_name"])
     trained = _flat(row) if _is_flat(row) else _split(row)
     if trained is None:
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
     return (Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated),)
 
 

@@ -42,10 +42,10 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         raise RecordError(f"schema_version is {version}; only version 1 of token exports is known")
     stated = model_facts(row)
     if isinstance(row.get("env_name"), str):
-        stated["env_name"] = row["env_name"]
+        stated = stated.with_facts(env_name=row["env_name"])
     ids = ids_or_none(row["token_ids"], "token_ids")
     if ids is None:
-        return (Rollout(place, FORMAT.name, stated={**stated, "ids_wanted": False}),)
+        return (Rollout(place, FORMAT.name, stated=stated.without_ids()),)
     for name in (_MASK, _LOGPROBS):
         if row.get(name) is not None and not is_list(row[name]):
             raise RecordError(f"column {name!r} is not a list of one entry a token")

@@ -47,7 +47,7 @@ def _sample(row: Row, place: Place) -> Rollout:
     if isinstance(reason, str):
         turns = tuple(replace(turn, finish_reason=reason) for turn in turns)
     group = owner.get("instance_id") if isinstance(owner, Mapping) else None
-    stated = dict(found.stated) if group is None else {**found.stated, "group": str(group)}
+    stated = found.stated if group is None else replace(found.stated, group=str(group))
     return replace(found, turns=turns, stated=stated)
 
 

@@ -7,6 +7,7 @@ written to it. Rows of `messages` alone are read as `generic`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
@@ -72,10 +73,10 @@ def _may_hide_ids(name: str, value: Any) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    stated: dict[str, object] = {**stated_facts(row), "ids_wanted": False}
+    stated = stated_facts(row).without_ids()
     known = next((what for keys, what in _KNOWN if keys <= row.keys()), None)
     if known is not None:
-        stated["notice"] = f"No token ids: this is {known}."
+        stated = replace(stated, notice=f"No token ids: this is {known}.")
     return (Rollout(place, FORMAT.name, _messages(row), stated=stated),)
 
 

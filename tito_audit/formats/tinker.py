@@ -55,7 +55,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     messages = as_messages(parsed(row, "messages"), "messages")
     tools = as_tools(parsed(row, "tools"), "tools")
     if inputs[_TARGETS] is None:
-        return (Rollout(place, FORMAT.name, messages, tools, stated={**stated, "ids_wanted": False}),)
+        return (Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids()),)
     targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
     ids = _all_tokens(row, targets)
     trained = _training_row(ids, inputs) if len(ids) else None

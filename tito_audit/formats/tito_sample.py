@@ -65,7 +65,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
         )
     stated = stated_facts(row)
     if isinstance(row.get("response"), str):
-        stated["text"] = row["response"]
+        stated = stated.with_facts(text=row["response"])
     value = parsed(row, "messages")
     messages = as_messages(value if is_messages(value) else None, "messages")
     return Rollout(

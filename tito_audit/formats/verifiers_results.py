@@ -34,6 +34,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
+from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, optional, way
 
 __all__ = ["FORMAT"]
@@ -77,7 +78,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     tools = chat_tools(row.get("tool_defs", row.get("oai_tools")), "tool_defs")
     stated = _stated(row, steps)
     if not any(_has_ids(step) for step in steps):
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
         return (Rollout(place, FORMAT.name, messages, tools, stated=stated),)
     turns = written_once([_turn(step, messages) for step in steps], messages)
     trained = with_finishes(_row_of_odd_masks(steps, turns), {}, turns)
@@ -327,11 +328,10 @@ def _finish_reason(step: _Step) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def _stated(row: Row, steps: Sequence[_Step]) -> dict[str, object]:
+def _stated(row: Row, steps: Sequence[_Step]) -> Stated:
     stated = model_facts({**row, "steps": [step.wire for step in steps]})
-    if isinstance(row["example_id"], int | str):
-        stated["group"] = row["example_id"]
-    return stated
+    group = row["example_id"]
+    return replace(stated, group=group) if isinstance(group, int | str) else stated
 
 
 FORMAT = Format(

@@ -30,6 +30,7 @@ from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
@@ -58,7 +59,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     versions = _versions(_inner(episode, "run", "work", "policy"))
     trees = trees_of(episode)
     if not trees:
-        return (Rollout(place, FORMAT.name, stated={**shared, "ids_wanted": False}),)
+        return (Rollout(place, FORMAT.name, stated=shared.without_ids()),)
     return tuple(_rollout(tree, replace(place, item=item), shared, versions) for item, tree in enumerate(trees))
 
 
@@ -66,18 +67,17 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return updated_rows(row, mended, _read)
 
 
-def _rollout(tree: Branches, place: Place, shared: Mapping[str, object], versions: tuple[str, ...]) -> Rollout:
+def _rollout(tree: Branches, place: Place, shared: Stated, versions: tuple[str, ...]) -> Rollout:
     messages = tuple(
         chat_message(tree.nodes[number].wire.get("message"), f"{tree.nodes[number].where}.message")
         for number in tree.members
     )
     tools = chat_tools(tree.tools, "tools")
     calls = _calls_by_node(tree)
-    stated = {**shared, **_stated_by_trace(tree, calls)}
+    stated = _stated_by_trace(shared, tree, calls)
     if not any(len(tree.nodes[number].ids) for number in tree.members):
         # The run went through a server that returns text only.
-        stated["ids_wanted"] = False
-        return Rollout(place, FORMAT.name, messages, tools, stated=stated)
+        return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     turns = _turns(tree, messages, calls, versions)
     trained = with_finishes(_row_of_odd_masks(tree), {}, turns)
     return Rollout(
@@ -219,23 +219,18 @@ def _failed(error: object) -> bool:
     return bool(error) if isinstance(error, str | Mapping) else error is not None
 
 
-def _stated_by_episode(episode: Row) -> dict[str, object]:
+def _stated_by_episode(episode: Row) -> Stated:
     group = _inner(episode, "group", "id")
-    return {} if not isinstance(group, str | int) else {"group": group}
+    return Stated(group=group if isinstance(group, str | int) else None)
 
 
-def _stated_by_trace(tree: Branches, calls: Mapping[int, Mapping[str, Any]]) -> dict[str, object]:
+def _stated_by_trace(shared: Stated, tree: Branches, calls: Mapping[int, Mapping[str, Any]]) -> Stated:
     """The trace's id, the model that all its calls name, and whether its agent is trained at all."""
-    stated: dict[str, object] = {}
-    if isinstance(tree.trace.get("id"), str):
-        stated["id"] = tree.trace["id"]
     named = [calls[number].get("model") for number in tree.sampled if number in calls]
     model = one_model(named if any(named) else [_inner(tree.trace, "agent", "config", "model")])
-    if model is not None:
-        stated["model"] = model
-    if _inner(tree.trace, "agent", "trainable") is False:
-        stated["trainable"] = False
-    return stated
+    name = tree.trace.get("id")
+    trained = False if _inner(tree.trace, "agent", "trainable") is False else None
+    return replace(shared, model=model).with_facts(id=name if isinstance(name, str) else None, trainable=trained)
 
 
 def _versions(policy: object) -> tuple[str, ...]:
@@ -255,7 +250,7 @@ def _inner(value: Any, *names: str) -> Any:
 def _uploaded(row: Row, place: Place) -> Rollout:
     """An uploaded sample whose episode was too large to go with it: messages only."""
     messages = chat_messages(parsed(row, "completion"), "completion")
-    return Rollout(place, FORMAT.name, messages, stated={"ids_wanted": False})
+    return Rollout(place, FORMAT.name, messages, stated=Stated().without_ids())
 
 
 def _is_graph(nodes: object) -> bool:

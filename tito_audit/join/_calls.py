@@ -10,7 +10,6 @@ from tito_audit.chains.capture import chained
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, pick_format
-from tito_audit.join._conversations import CHAIN
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature
@@ -70,13 +69,10 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     times = [_number(raw.value.get("created_at"), raw.index) for raw in row.raws if raw.value is not None]
     order, chain = chained([line.turns[0] for line in lines], times)
     first = lines[order[0]]
-    stated = {name: value for name, value in first.stated.items() if name != "id"}
-    stated |= {CHAIN: chain, _ORDER: order}
+    # The id is that of one call.
+    facts = {name: value for name, value in first.stated.facts.items() if name != "id"}
+    stated = replace(first.stated, chain=chain, lines=order, facts=facts)
     return (Rollout(place, _NAME, turns=tuple(lines[k].turns[0] for k in order), stated=stated),)
-
-
-_ORDER = "lines"
-"""Among what the rollout states: of which line each of its calls is."""
 
 
 def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
@@ -93,9 +89,7 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if one.turns_from != tuple(range(len(before.turns))):
         raise RecordError("every line is one call and cannot be left without it")
     calls = list(row[_CALLS])
-    order = before.stated[_ORDER]
-    assert isinstance(order, tuple)
-    for line, turn in zip(order, one.rollout.turns, strict=True):
+    for line, turn in zip(before.stated.lines, one.rollout.turns, strict=True):
         # The line says nothing of the conversation, which is another file's.
         own = replace(turn, message_index=None, prompt_messages=None)
         alone = Rollout(before.place, _NAME, turns=(own,))

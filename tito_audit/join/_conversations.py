@@ -11,11 +11,8 @@ from tito_audit.formats import format_named, pick_format
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Place, Rollout, Turn
 
-__all__ = ["CHAIN", "Conversation", "conversations", "has_messages", "with_conversation"]
+__all__ = ["Conversation", "conversations", "has_messages", "with_conversation"]
 
-CHAIN = "chain"
-"""Among what a rollout states: the numbers of the calls that are one conversation, where others stand beside
-them (retries, other agents)."""
 _PLAIN = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
 
 
@@ -56,10 +53,10 @@ def has_messages(rollout: Rollout) -> bool:
 
 def with_conversation(rollout: Rollout, said: Conversation) -> Rollout:
     """The rollout with these messages, of which each call that is told apart knows its own."""
-    members = rollout.stated.get(CHAIN)
-    chain = list(members) if isinstance(members, tuple) else list(range(len(rollout.turns)))
+    members = rollout.stated.chain
+    chain = list(range(len(rollout.turns)) if members is None else members)
     told = _told([rollout.turns[number] for number in chain], said)
-    if CHAIN in rollout.stated and told is not None and _others(rollout, chain, told, said):
+    if members is not None and told is not None and _others(rollout, chain, told, said):
         told = None
     turns = list(rollout.turns)
     if told is not None:

@@ -102,9 +102,8 @@ def names_of_log(rollouts: Iterable[Rollout]) -> dict[str, str]:
     """What the log calls its `tokenizer` and its `model`, as far as it does; of several names the first."""
     named: dict[str, str] = {}
     for rollout in rollouts:
-        for key in ("tokenizer", "model"):
-            value = rollout.stated.get(key)
-            if isinstance(value, str) and value.strip():
+        for key, value in (("tokenizer", rollout.stated.tokenizer), ("model", rollout.stated.model)):
+            if value is not None and value.strip():
                 named.setdefault(key, value.strip()[:_NAME])
     return named
 
@@ -171,7 +170,7 @@ def _look(told: Sequence[tuple[Rollout, list[Ids]]], tokenizer: Tokenizer) -> _S
 def _ids(rollout: Rollout) -> list[Ids]:
     """The sequences of a rollout that were written by a tokenizer, as far as can be told: the row, else the last
     call, else what was sampled."""
-    if rollout.stated.get("dummy_tokens"):
+    if rollout.stated.dummy_tokens:
         return []
     if rollout.training_row is not None:
         found = [rollout.training_row.token_ids]

@@ -15,6 +15,7 @@ from tito_audit.errors import StorageError
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Result, Skip
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.stated import Stated
 from tito_audit.run.auditor import Viewed
 from tito_audit.run.encoders import Encoded
 from tito_audit.run.executor import Executor
@@ -44,7 +45,7 @@ def bare(result: Result) -> Result:
     """The result with no more of its rollout than place, format and notice, which is cheap to hand around."""
     if result.rollout is None:
         return result
-    told = {name: value for name, value in result.rollout.stated.items() if name == "notice"}
+    told = Stated(notice=result.rollout.stated.notice)
     return replace(result, rollout=Rollout(result.rollout.place, result.rollout.format, stated=told))
 
 
