@@ -8,6 +8,7 @@ import signal
 import tests.tiers  # noqa: F401  (sets how many examples hypothesis tries)
 
 os.environ["TITO_AUDIT_CACHE"] = "off"
+os.environ.pop("COLUMNS", None)  # processes of pytest-xdist state a width; without one pages have 100 columns
 
 # A shell starts what runs in the background deaf to Ctrl-C, and so would be each process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -195,9 +195,9 @@ def test_the_name_of_the_output_must_fit_the_format(tmp_path):
     file = store(tmp_path / "f.arrow", pa.table({"n": [1]}), "file")
     for log, name, says in (
         (stream, "o.feather", r"an Arrow stream and stays an Arrow stream.*name it \.arrow or \.arrows"),
-        (stream, "o.parquet", "which this suffix is not"),
+        (stream, "o.parquet", "but this suffix is of another kind"),
         (file, "o.arrows", r"name it \.arrow or \.feather"),
-        (file, "o.jsonl", "which this suffix is not"),
+        (file, "o.jsonl", "but this suffix is of another kind"),
     ):
         with pytest.raises(SetupError, match=says), open_output(open_log(log), tmp_path / name, overwrite=False):
             pass

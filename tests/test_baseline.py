@@ -19,8 +19,8 @@ from test_gate import BROKEN, CLEAN, ROOT, TOKENIZER, run, written
 
 from tito_audit import Finding, Gate, GateSettings, Hit, Place, Settings, Severity, Side, Where, gate_rollouts
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.gate.baseline import Entry, Names, entry_of, read_baseline, write_baseline
-from tito_audit.gate.known import Entries, Known
+from tito_audit.gate.baseline import Entry, LogNames, entry_of, read_baseline, write_baseline
+from tito_audit.gate.known import EntryCounts, Known
 from tito_audit.settings.model import Override
 from tito_audit.terminal.escape import escaped_json
 
@@ -337,7 +337,7 @@ def test_what_is_written_is_read_again_whatever_a_log_says(
     tmp_path_factory: pytest.TempPathFactory, message: str, name: str, found: list[tuple[Severity, int, str]]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "read-again.json"
-    entries = Entries()
+    entries = EntryCounts()
     for severity, start, file in found:
         entries.add(made_up(Place("x", start), severity, start=start, message=message), name + file)
     write_baseline(path, entries)
@@ -416,12 +416,12 @@ def holding(**changes: Any) -> str:
         ("", "it is empty"),
         ("{", "line 1, column 2"),
         (holding().replace("[", "[\n").replace("]", "\nx\n]"), "line 3, column 1"),
-        (holding().replace("[", "[\n=======\n"), "line 2 is a conflict of a merge"),
-        (holding().replace("]", "\n>>>>>>> main\n]"), "The lines of both sides may stay"),
-        (holding().replace("[", "[\n<<<<<<< main\n"), "line 2 is a conflict of a merge"),
-        ("[]", 'no object with "what"'),
-        ('{"summary": {}, "findings": []}', 'no object with "what"'),
-        (holding().replace('"version": 1', '"version": 2'), "it is of version 2"),
+        (holding().replace("[", "[\n=======\n"), "line 2 is an unresolved merge conflict"),
+        (holding().replace("]", "\n>>>>>>> main\n]"), "Keep the lines of both sides"),
+        (holding().replace("[", "[\n<<<<<<< main\n"), "line 2 is an unresolved merge conflict"),
+        ("[]", 'not an object with "what"'),
+        ('{"summary": {}, "findings": []}', 'not an object with "what"'),
+        (holding().replace('"version": 1', '"version": 2'), "it has version 2"),
         (holding().replace('"version": 1', '"version": true'), "its version is True"),
         (holding(times=0), "times of finding 2 in it is 0"),
         (holding(times=True), "times of finding 2 in it is True"),
@@ -433,7 +433,7 @@ def holding(**changes: Any) -> str:
         (holding(message=["x"]), "message of finding 2 in it is a list"),
         (holding().replace(json.dumps(ENTRY), "7", 1), "finding 1 in it is 7"),
         ('{"what": ' + "[" * 100_000, "nested too deeply"),
-        (b"\xff{}", "byte 0 is no UTF-8"),
+        (b"\xff{}", "byte 0 is not UTF-8"),
     ],
 )
 @pytest.mark.parametrize("update", [False, True])
@@ -452,11 +452,11 @@ def test_a_file_that_is_no_baseline_is_refused_in_words_and_left_alone(
 
 def test_a_log_is_named_as_seen_from_the_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Names(Path("b.json")).of("logs/../logs/a.jsonl") == "logs/a.jsonl"
-    assert Names(Path("ci/b.json")).of(str(tmp_path / "logs" / "a.jsonl")) == "../logs/a.jsonl"
+    assert LogNames(Path("b.json")).of("logs/../logs/a.jsonl") == "logs/a.jsonl"
+    assert LogNames(Path("ci/b.json")).of(str(tmp_path / "logs" / "a.jsonl")) == "../logs/a.jsonl"
     (tmp_path / "far").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "far")
-    assert Names(Path("b.json")).of("link/a.jsonl") == "link/a.jsonl"
+    assert LogNames(Path("b.json")).of("link/a.jsonl") == "link/a.jsonl"
 
 
 def test_a_log_has_one_name_however_its_folder_is_reached(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +488,7 @@ def test_a_link_to_a_baseline_stays_a_link(folder: Folder) -> None:
 
 
 def test_a_baseline_keeps_one_small_thing_for_all_that_are_alike() -> None:
-    entries = Entries()
+    entries = EntryCounts()
     for row in range(5000):
         entries.add(made_up(Place("a", row)), "a")
     assert entries.total == 5000

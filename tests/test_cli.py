@@ -27,7 +27,7 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.reports import report_named
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
-from tito_audit.terminal.sequence import Look, Tokens, drawn
+from tito_audit.terminal.sequence import DrawOptions, Tokens, draw_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -363,7 +363,7 @@ def test_a_slow_report_slows_the_run_and_holds_few_results(tmp_path: Path) -> No
 def test_show_leaves_out_what_nothing_is_said_about_and_counts_it() -> None:
     ids = np.arange(1000, dtype=np.int32)
     trained = ids >= 950
-    parts = drawn(Tokens(ids, trained), Look(80), findings=[(500, 502)])
+    parts = draw_tokens(Tokens(ids, trained), DrawOptions(80), findings=[(500, 502)])
     text = "\n".join(line.plain for part in parts for line in part.lines)
     assert "tokens left out" in text
     shown = {int(one) for one in re.findall(r"\d+(?=│)", text)}
@@ -371,12 +371,12 @@ def test_show_leaves_out_what_nothing_is_said_about_and_counts_it() -> None:
     left_out = sum(int(one) for one in re.findall(r"… (\d+) tokens", text))
     assert len(shown) + left_out == 1000
     assert text.count("^^^") == 2
-    whole = [line for part in drawn(Tokens(ids), Look(80, full=True)) for line in part.lines]
+    whole = [line for part in draw_tokens(Tokens(ids), DrawOptions(80, full=True)) for line in part.lines]
     assert {int(one) for line in whole for one in re.findall(r"\d+(?=│)", line.plain)} == set(range(1000))
     assert max(len(line.plain) for line in whole) <= 80
 
 
 def test_a_trained_token_in_a_finding_carries_the_mark_of_both() -> None:
     ids = np.arange(4, dtype=np.int32)
-    parts = drawn(Tokens(ids, ids >= 2), Look(80, "ab c".__getitem__), findings=[(1, 3)])
+    parts = draw_tokens(Tokens(ids, ids >= 2), DrawOptions(80, "ab c".__getitem__), findings=[(1, 3)])
     assert [line.plain for part in parts for line in part.lines] == ["       0 │a│b│·│c│", "            ^ # ="]

@@ -637,8 +637,8 @@ def test_nothing_is_written_that_loses_something_until_it_is_allowed(tmp_path: P
     ("arguments", "says"),
     [
         (["LOG", "--to", "rows"], "Pass -o OUT, or --dry-run"),
-        (["LOG", "--to", "rows", "-o", "LOG"], "a log is never written"),
-        (["LOG", "--to", "rows", "-o", "LINK"], "a log is never written"),
+        (["LOG", "--to", "rows", "-o", "LOG"], "a log is never overwritten"),
+        (["LOG", "--to", "rows", "-o", "LINK"], "a log is never overwritten"),
         (["LOG", "--to", "rows", "-o", "THERE.jsonl"], "--force"),
         (["LOG", "--to", "rows", "-o", "OUT"], "Name it .jsonl"),
         (["LOG", "--to", "rows", "-o", "OUT.pt"], "Name it .jsonl"),

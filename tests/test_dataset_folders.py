@@ -96,9 +96,9 @@ def test_arrow_files_of_other_folders_are_logs_but_for_what_was_cached(tmp_path)
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ({"_data_files": [{"filename": "data-1.arrow"}]}, "it names data-1.arrow, which is not there"),
-        ({"_data_files": [{"filename": "../other.arrow"}]}, "does not name files beside it"),
-        ({"_data_files": [7]}, "does not name files beside it"),
+        ({"_data_files": [{"filename": "data-1.arrow"}]}, "it names data-1.arrow, which is missing"),
+        ({"_data_files": [{"filename": "../other.arrow"}]}, "does not name files next to it"),
+        ({"_data_files": [7]}, "does not name files next to it"),
         ({"_data_files": [], "_indices_data_files": [{"filename": "indices.arrow"}]}, "flatten_indices"),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_data_set_that_is_not_whole_is_refused_with_the_reason(tmp_path, state
     with pytest.raises(StorageError, match=says):
         find_logs([str(tmp_path / "ds")])
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["gone"]}')
-    with pytest.raises(StorageError, match=r"gone/state\.json is not there"):
+    with pytest.raises(StorageError, match=r"gone/state\.json is missing"):
         find_logs([str(tmp_path)])
 
 
@@ -167,7 +167,7 @@ def test_rows_that_are_left_out_of_a_data_set_are_not_counted_any_more(tmp_path)
     assert len(left.read_text().splitlines()) == 1
     again = run("repair", folder, "-o", out)
     assert again[0] == 2
-    assert "exists and is not replaced unasked" in again[2]
+    assert "the file exists, so nothing was written" in again[2]
 
 
 def test_what_a_data_set_says_of_its_source_is_left_alone(tmp_path):
@@ -212,7 +212,7 @@ def test_a_stream_that_was_cut_off_is_a_finding_behind_the_rows_before(tmp_path)
     assert code == 2
     assert "an Arrow file whose schema cannot be read" in err
     log.write_bytes(whole + whole)
-    assert "something that is not read follows it" in " ".join(run("scan", log)[1].split())
+    assert "with something that is not read" in " ".join(run("scan", log)[1].split())
 
 
 def test_the_rows_of_a_file_whose_footer_is_gone_are_read_as_far_as_they_go(tmp_path):

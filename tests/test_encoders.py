@@ -272,7 +272,7 @@ def of_words() -> tokenizers.Tokenizer:
 
 @pytest.mark.parametrize(
     ("backend", "because"),
-    [(changed(dropout=0.1), "left out at random (dropout 0.1"), (of_words(), "fastokens refuses it (")],
+    [(changed(dropout=0.1), "it skips merges at random (dropout 0.1"), (of_words(), "fastokens rejects it (")],
 )
 def test_a_tokenizer_that_the_fast_encoder_cannot_have_goes_without(backend, because):
     tokenizer = of_backend(backend)

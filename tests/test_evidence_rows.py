@@ -29,7 +29,7 @@ from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, Roles, token
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Place, Rollout, trained_runs
-from tito_audit.record.speakers import told_name
+from tito_audit.record.speakers import unknown_role_name
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.spans import Rendering, spans
 from tito_audit.tokens.load import load_tokenizer
@@ -126,7 +126,7 @@ def slow_headed(held: Pieces, rollout: Rollout, reference: Reference) -> RowView
     """What the row's own role markers tell."""
     roles = token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
     view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
-    nameless = any(told_name(message.speaker) for message in rollout.messages)
+    nameless = any(unknown_role_name(message.speaker) for message in rollout.messages)
     return view if view.sampled.any() or nameless or roles.unclear().any() else None
 
 

@@ -128,7 +128,7 @@ def test_a_gate_goes_red_for_what_is_new_and_green_for_what_is_known_or_fixed(re
 
     code, out = repository.scans(*BASELINE, "--update-baseline")
     assert code == 0
-    assert "tito-baseline.json is written anew: 2 accepted, 0 gone" in out
+    assert "tito-baseline.json was updated: 2 accepted, 0 gone" in out
     assert [(one["code"], one["row"], one["times"]) for one in repository.accepted()] == [
         (code, 1, 1) for code in MERGE
     ]
@@ -167,7 +167,7 @@ def test_a_gate_goes_red_for_what_is_new_and_green_for_what_is_known_or_fixed(re
     assert len(repository.accepted()) == 2
     code, out = repository.scans(*BASELINE, "--update-baseline")
     assert code == 0
-    assert "written anew: 0 accepted, 2 gone" in out
+    assert "updated: 0 accepted, 2 gone" in out
     assert repository.accepted() == []
     assert repository.scans(*BASELINE)[0] == 0
 
@@ -223,7 +223,7 @@ def test_findings_with_nothing_to_divide_by_fail_and_their_rate_is_null_in_json(
     log = tmp_path / "torn.jsonl"
     log.write_text('{"token_ids": [1,\n', encoding="utf-8")
     gate = gated(log, MaxRate("REC", 0.5))
-    assert gate.because == ("REC: 1 finding, and no generated token to measure them by",)
+    assert gate.because == ("REC: 1 finding, but no generated token to divide by",)
     code, out, _ = run("scan", log, "--max-rate", "REC=0.5", "--output-format", "json")
     assert code == 1
     assert json.loads(out)["summary"]["gate"]["rates"] == [
@@ -348,7 +348,7 @@ def test_a_flag_for_stdout_stands_in_place_of_what_the_file_has_for_it(
         (("--report", "json=LOGS/run.jsonl"), "one of the logs"),
         (("--baseline", "LOGS/run.jsonl"), "is one of the logs"),
         (("--baseline", "LOGS/b.json", "--report", "json=LOGS/b.json"), "is its baseline"),
-        (("--baseline", "LOGS/none.json"), "Write it with --update-baseline"),
+        (("--baseline", "LOGS/none.json"), "Create it with --update-baseline"),
         (("--baseline", "LOGS/none/b.json", "--update-baseline"), "there is no folder"),
         (("--baseline", "LOGS/..", "--update-baseline"), "this is a folder"),
     ],

@@ -23,9 +23,9 @@ from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Wher
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
 from tito_audit.reports._html import views as views_module
-from tito_audit.reports._html.carried import Carried
 from tito_audit.reports._html.charts import charts
 from tito_audit.reports._html.packed import PLAIN, block
+from tito_audit.reports._html.page_findings import PageFindings
 from tito_audit.rules import all_rules
 from tito_audit.summary import Gate, Summary
 from tito_audit.viewer.model import Measures, Observed
@@ -194,7 +194,7 @@ GROUPS = [(severity, code) for severity in Severity for code in ("TOK101", "TPL2
 def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
     found: list[tuple[Severity, str]], bound: int
 ) -> None:
-    with Carried(bound) as carried:
+    with PageFindings(bound) as carried:
         carried.look_every = 3
         for at, (severity, code) in enumerate(found):
             carried.add(finding(code, severity, Place("a", at)))
@@ -226,7 +226,7 @@ def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
 
 
 def test_findings_beyond_the_bound_leave_neither_memory_nor_disk() -> None:
-    with Carried(100) as carried:
+    with PageFindings(100) as carried:
         for at in range(20_000):
             carried.add(finding(f"TOK{at % 3}", Severity.ERROR, Place("a", at)))
         assert len(carried._group_of) < 5_000
@@ -244,7 +244,7 @@ def test_a_page_that_leaves_findings_out_says_how_many_and_counts_all(monkeypatc
 def test_rollouts_beyond_the_room_are_left_out_and_the_page_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = made.written(made.viewed(6))
     assert len(blocks(whole, "view")) == 6
-    assert "6 of 6 rollouts with findings are here" in whole
+    assert "6 of 6 rollouts with findings are shown here" in whole
     monkeypatch.setattr(views_module, "ROOM", 4 * len(json.dumps(blocks(whole, "view")[0])))
     cut = made.written(made.viewed(6))
     held = len(blocks(cut, "view"))
@@ -304,7 +304,7 @@ def test_where_nothing_drifted_words_stand_in_place_of_an_empty_drawing() -> Non
     measures = Measures()
     measures.by_turn[:2, 0] = (500, 700)
     (chart,) = charts(measures)
-    assert (chart.svg, chart.says) == ("", "None of the 1,200 generated tokens lies in drift.")
+    assert (chart.svg, chart.says) == ("", "None of the 1,200 generated tokens drifted.")
     assert [row[:2] for row in chart.rows] == [("0", "500"), ("1", "700")]
 
 

@@ -198,7 +198,7 @@ def test_a_sequence_without_known_differences_claims_nothing_of_another_side(
     browser.js("document.querySelector('table.findings .small').click()")
     wait(browser, "document.getElementById('viewer').open")
     heads = texts(browser, ".columns div:last-child")
-    assert heads == ["next prompt, template", "template", "no other tokens are known"]
+    assert heads == ["next prompt, template", "template", "nothing to compare with"]
     assert texts(browser, ".sequence:nth-of-type(2) .right .token") == ["Hi", "!"]
     assert "the same in: template" in texts(browser, ".sequence:nth-of-type(2) p")[0]
     assert texts(browser, ".sequence:last-of-type .left .token") == ["1", "2", "3"]

@@ -28,10 +28,11 @@ from tito_audit.record.arrays import Ids
 from tito_audit.run.parallel import bare, chunk_bytes
 from tito_audit.run.workers import ForkedProcesses, can_fork, usable_cores
 from tito_audit.storage import RawRow, open_log
-from tito_audit.storage.chunks import Reading, chunks_of
+from tito_audit.storage.chunk import Reading
+from tito_audit.storage.chunks import chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
-from tito_audit.terminal.terminal import Pace, _shown, begun, watched
+from tito_audit.terminal.terminal import RunProgress, _shown, compute_first, with_progress
 from tito_audit.tokens.encoders import FastEncoder
 from tito_audit.tokens.load import load_tokenizer
 
@@ -601,18 +602,18 @@ def test_a_first_result_is_there_before_anything_is_drawn(monkeypatch: pytest.Mo
         finally:
             said.append("closed")
 
-    started = begun(watched(results(), pace=Pace()))
+    started = compute_first(with_progress(results(), pace=RunProgress()))
     assert said == ["result 0"]
     assert next(started) == 0
     started.close()
     assert said == ["result 0", "closed"]
-    assert list(begun(watched(iter(())))) == []
+    assert list(compute_first(with_progress(iter(())))) == []
 
 
 def test_the_pace_leaves_out_what_went_before_the_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    pace = Pace()
+    pace = RunProgress()
     assert pace.rates(99.0) == (0.0, 0.0)
     pace(10, 1000, 9000)
     assert pace.rates(100.0) == (0.0, 0.0)

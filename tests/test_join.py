@@ -424,8 +424,8 @@ def test_a_file_too_large_to_be_held_is_refused_in_a_line(tmp_path: Path, monkey
     log, said = one_call(1)
     path = tmp_path / "said.jsonl.gz"
     path.write_bytes(gzip.compress((json.dumps(said) + "\n").encode()))
-    monkeypatch.setattr(random_access.Room, "__init__", lambda self, left=10: setattr(self, "left", 10))
-    with pytest.raises(StorageError, match="Write it as plain JSONL"):
+    monkeypatch.setattr(random_access.MemoryBudget, "__init__", lambda self, left=10: setattr(self, "left", 10))
+    with pytest.raises(StorageError, match="Write it as uncompressed JSONL"):
         found(jsonl(tmp_path / "log.jsonl", [log]), messages=str(path))
 
 

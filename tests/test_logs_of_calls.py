@@ -34,7 +34,7 @@ from tito_audit.record.arrays import Ids  # noqa: E402
 from tito_audit.record.message import as_messages  # noqa: E402
 from tito_audit.record.rollout import Rollout, Turn  # noqa: E402
 from tito_audit.settings.model import Settings  # noqa: E402
-from tito_audit.tokens.prefix_cache import GrownEncoder, KnownText, KnownTexts  # noqa: E402
+from tito_audit.tokens.prefix_cache import KnownText, KnownTexts, PrefixEncoder  # noqa: E402
 from tito_audit.tokens.segments import Cuts, SegmentEncoder  # noqa: E402
 
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -87,7 +87,7 @@ def test_a_grown_text_has_the_ids_of_the_whole_text(name: str, seed: int) -> Non
         return [np.array(tokenizer.backend.encode(text, add_special_tokens=False).ids, np.int32) for text in texts]
 
     whole = SegmentEncoder(alone, Cuts({}), 1 << 20)
-    grown = GrownEncoder(whole, tokenizer.cuts)
+    grown = PrefixEncoder(whole, tokenizer.cuts)
     for text in chains(random.Random(seed)):
         text = text.ljust(2048, "a")  # shorter ones are encoded whole
         assert np.array_equal(grown.encode_batch([text])[0], tokenizer.encode(text))
@@ -102,7 +102,7 @@ def test_of_a_growing_text_only_what_is_new_is_encoded() -> None:
         asked.extend(map(len, texts))
         return tokenizer.encode_batch(texts)
 
-    grown = GrownEncoder(SegmentEncoder(alone, Cuts({}), 1 << 20), tokenizer.cuts)
+    grown = PrefixEncoder(SegmentEncoder(alone, Cuts({}), 1 << 20), tokenizer.cuts)
     text = "<|im_start|>user\n" + "The dog is. " * 300
     for turn in range(40):
         text += f"<|im_end|>\n<|im_start|>user\nThe dog is {turn}."

@@ -34,8 +34,8 @@ from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Entries, Prefix, Vocabulary
-from tito_audit.viewer.excerpts import Spot, Windows, chosen
-from tito_audit.viewer.measures import measure, view
+from tito_audit.viewer.excerpts import Excerpt, Spot, choose_excerpts
+from tito_audit.viewer.measures import measure
 from tito_audit.viewer.model import (
     LOGPROB_EDGES,
     POSITION_EDGES,
@@ -47,7 +47,7 @@ from tito_audit.viewer.model import (
     ViewSequence,
 )
 from tito_audit.viewer.replacements import SAMPLED, SEEN
-from tito_audit.viewer.sequences import PIECE, SEQUENCES, SWAP, SWAPPED, TOKENS
+from tito_audit.viewer.sequences import MAX_PIECE, MAX_SEQUENCES, MAX_SWAP, MAX_SWAPPED, MAX_TOKENS, view
 
 RULES = all_rules()
 CODES = frozenset(rule.code for rule in RULES)
@@ -186,12 +186,12 @@ def holds(evidence: Evidence, findings: Sequence[Finding]) -> View:
     seen = view(evidence, findings)
     rollout, vocabulary = evidence.rollout, evidence.vocabulary
     assert len(seen.messages) == len(rollout.messages)
-    assert len(seen.sequences) <= SEQUENCES
+    assert len(seen.sequences) <= MAX_SEQUENCES
     recorded = [turn.prompt_ids for turn in rollout.turns] + [turn.completion_ids for turn in rollout.turns]
     there = sum(ids is not None for ids in recorded) + (rollout.training_row is not None)
     assert len(seen.sequences) + seen.left_out == there
-    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) <= TOKENS
-    assert sum(len(swap.ids) for one in seen.sequences for swap in one.swaps) <= SWAPPED
+    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) <= MAX_TOKENS
+    assert sum(len(swap.ids) for one in seen.sequences for swap in one.swaps) <= MAX_SWAPPED
     for one in seen.sequences:
         ids = sequence(rollout, one.where, one.turn)
         assert one.length == len(ids)
@@ -203,7 +203,7 @@ def holds(evidence: Evidence, findings: Sequence[Finding]) -> View:
         for swap in one.swaps:
             assert at <= swap.start <= swap.end <= len(ids)
             at = swap.end
-            assert len(swap.ids) == min(swap.total, SWAP)
+            assert len(swap.ids) == min(swap.total, MAX_SWAP)
             assert any(
                 part.start <= max(swap.end - 1, swap.start) and swap.start <= part.start + len(part.ids)
                 for part in one.stretches
@@ -259,7 +259,7 @@ def is_of(swap: Swap, difference: Difference, one: ViewSequence, rollout: Rollou
             tail = sequence(rollout, Where.PROMPT, one.turn)[-swap.before :]
             assert np.array_equal(tail, difference.recorded.ids[: swap.before])
     whole = tuple(difference.canonical.ids.tolist())
-    return swap.total == len(whole) and swap.ids == whole[:SWAP] and swap.against == difference.against.value
+    return swap.total == len(whole) and swap.ids == whole[:MAX_SWAP] and swap.against == difference.against.value
 
 
 def applied(one: ViewSequence) -> list[int]:
@@ -586,7 +586,7 @@ def test_swapping_leads_from_what_was_said_to_what_was_heard_and_back(drifted: t
     log, turn = drifted
     evidence, findings = audited(log.rollout(), toy.toy_tokenizer(), None)
     seen = holds(evidence, findings)
-    if sum(len(ids) for ids in (*log.prompts, *log.completions, log.row_ids)) > TOKENS:
+    if sum(len(ids) for ids in (*log.prompts, *log.completions, log.row_ids)) > MAX_TOKENS:
         return
     assert applied(of(seen, Where.COMPLETION, turn)) == log.heard[turn]
     said = log.prompts[turn] + log.completions[turn]
@@ -621,8 +621,8 @@ def test_of_many_turns_those_with_findings_are_shown_and_the_rest_is_counted() -
     evidence = gather(long_rollout(100, 10), toy.toy_tokenizer(), None)
     finding = finding_at("TPL201", Severity.ERROR, Where.PROMPT, 90, 0, 4)
     seen = holds(evidence, [finding])
-    assert len(seen.sequences) == SEQUENCES
-    assert seen.left_out == 201 - SEQUENCES
+    assert len(seen.sequences) == MAX_SEQUENCES
+    assert seen.left_out == 201 - MAX_SEQUENCES
     assert of(seen, Where.PROMPT, 90).stretches[0].start == 0
     assert of(seen, Where.ROW).length == 1500
 
@@ -634,7 +634,7 @@ def test_of_a_long_rollout_what_is_found_is_shown_first_and_then_how_answers_beg
         finding_at("MSK401", Severity.ERROR, Where.ROW, None, 70_000, 100_000),
     ]
     seen = holds(evidence, findings)
-    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) == TOKENS
+    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) == MAX_TOKENS
     middle = [(part.start, len(part.ids)) for part in of(seen, Where.COMPLETION, 2).stretches]
     assert (29_980, 240) in middle
     row = [(part.start, len(part.ids)) for part in of(seen, Where.ROW).stretches]
@@ -658,16 +658,16 @@ def test_long_tokens_are_cut_and_so_are_long_words_of_the_log() -> None:
     rollout = Rollout(Place("x", 0), "toy", messages, turns=(turn,))
     seen = view(Evidence(rollout, vocabulary), ())
     (part,) = seen.sequences[0].stretches
-    assert [len(piece) for piece in part.pieces] == [PIECE, PIECE, PIECE, 1, len("<unknown id 9>")]
+    assert [len(piece) for piece in part.pieces] == [MAX_PIECE, MAX_PIECE, MAX_PIECE, 1, len("<unknown id 9>")]
     assert [piece.endswith("…") for piece in part.pieces] == [True, True, False, False, False]
-    assert [len(data) for data in part.data] == [2 * PIECE + 1, 300, 2 * PIECE + 1, 2, 0]
-    assert len(seen.sequences[0].note) == len("ended by ") + PIECE
-    assert len(seen.messages[0]) == PIECE
+    assert [len(data) for data in part.data] == [2 * MAX_PIECE + 1, 300, 2 * MAX_PIECE + 1, 2, 0]
+    assert len(seen.sequences[0].note) == len("ended by ") + MAX_PIECE
+    assert len(seen.messages[0]) == MAX_PIECE
 
 
 def test_a_large_swap_is_cut_and_says_how_many_tokens_there_are() -> None:
     message = {"role": "user", "content": "hi"}
-    answer = {"role": "assistant", "content": "Sun " * 2 * SWAP}
+    answer = {"role": "assistant", "content": "Sun " * 2 * MAX_SWAP}
     rest = {"role": "user", "content": "again"}
     case = {
         "messages": [message, answer, rest, {"role": "assistant", "content": "9"}],
@@ -678,17 +678,17 @@ def test_a_large_swap_is_cut_and_says_how_many_tokens_there_are() -> None:
     }
     evidence = explain(toy.evidence_of(case), RULES)
     swaps = of(holds(evidence, check(evidence, RULES, CODES)[0]), Where.COMPLETION, 0).swaps
-    assert max(len(swap.ids) for swap in swaps) == SWAP
-    assert max(swap.total for swap in swaps) > SWAP
+    assert max(len(swap.ids) for swap in swaps) == MAX_SWAP
+    assert max(swap.total for swap in swaps) > MAX_SWAP
 
 
-# Windows.
+# Excerpts.
 
 
 @settings(max_examples=examples(50, 200), deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(-5, 60), st.integers(-5, 70), st.integers(0, 30)), max_size=12))
 def test_windows_are_what_a_set_of_positions_is(added: list[tuple[int, int, int]]) -> None:
-    windows, held = Windows(), set[int]()
+    windows, held = Excerpt(), set[int]()
     for start, end, room in added:
         new = [at for at in range(max(start, 0), end) if at not in held][:room]
         assert windows.add(start, end, room) == len(new)
@@ -716,7 +716,7 @@ def test_what_is_chosen_fits_the_room_and_uses_it(
         for number, start, size, severity in places
         if number < len(lengths) and start + size <= lengths[number]
     ]
-    windows = chosen(lengths, spots, [(number, 0) for number in range(len(lengths))], room)
+    windows = choose_excerpts(lengths, spots, [(number, 0) for number in range(len(lengths))], room)
     used = sum(end - start for one in windows for start, end in zip(one.starts, one.ends, strict=True))
     assert used == min(room, sum(lengths))
     for one, length in zip(windows, lengths, strict=True):

@@ -331,7 +331,7 @@ def test_rows_that_cannot_be_carried_over_stop_the_run(tmp_path):
     for number, pack in enumerate((gzip.compress, zstd)):
         packed = pack(lines)
         broken = write(tmp_path / f"broken{number}", packed[: len(packed) // 2])
-        with pytest.raises(StorageError, match="would lack what follows, so nothing was written"):
+        with pytest.raises(StorageError, match="would lack the rows after it, so nothing was written"):
             rewritten(broken, tmp_path / f"out{number}", lambda raw: [] if raw.error else None)
     assert not list(tmp_path.glob("out[01]*"))
 
@@ -401,7 +401,7 @@ def test_nothing_is_left_of_a_file_that_was_given_up(tmp_path, way, error):
 def test_a_file_that_is_there_is_not_replaced_unasked(tmp_path, way):
     write(tmp_path / "out", b"old")
     with (
-        pytest.raises(StorageError, match="exists and is not replaced unasked"),
+        pytest.raises(StorageError, match="the file exists, so nothing was written"),
         new_file(tmp_path / "out", overwrite=False),
     ):
         raise AssertionError("not reached")
@@ -456,8 +456,8 @@ def test_what_cannot_be_a_file_is_refused_in_one_line(tmp_path):
     for target, says in (
         (tmp_path, "this is a folder"),
         (tmp_path / "absent" / "out", "there is no folder"),
-        (pipe, "no regular file"),
-        (Path("/dev/null"), "no regular file"),
+        (pipe, "not a regular file"),
+        (Path("/dev/null"), "not a regular file"),
         (write(tmp_path / "file", b"") / "out", "file"),
         (tmp_path / ("x" * 300), "too long"),
     ):

@@ -153,12 +153,15 @@ def test_a_template_is_known_under_its_own_limits_and_surroundings_only(monkeypa
 def test_what_templates_are_read_with_is_told_by_files_and_versions(tmp_path, monkeypatch):
     names = {facts._around.__wrapped__()}
     room = tmp_path / "render"
-    room.mkdir()
-    for file in Path(facts.__file__).parent.glob("*.py"):
-        (room / file.name).write_bytes(file.read_bytes())
+    here = Path(facts.__file__).parent
+    for file in here.rglob("*.py"):
+        copied = room / file.relative_to(here)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copied.write_bytes(file.read_bytes())
     monkeypatch.setattr(facts, "__file__", str(room / "facts.py"))
     assert {facts._around.__wrapped__()} == names
-    (room / "tame.py").write_text((room / "tame.py").read_text() + "\n")
+    read_by = room / "fast" / "static_check.py"
+    read_by.write_text(read_by.read_text() + "\n")
     names.add(facts._around.__wrapped__())
     with monkeypatch.context() as patch:
         patch.setattr("sys.version", "another")
@@ -179,8 +182,8 @@ def test_what_templates_are_read_with_is_told_by_files_and_versions(tmp_path, mo
 @pytest.mark.parametrize(
     "note",
     [
-        {"tame": "yes"},
-        {"tame": 1},
+        {"minijinja_safe": "yes"},
+        {"minijinja_safe": 1},
         {"longest_constant": 0},
         {"longest_constant": True},
         {"joins_values": None},

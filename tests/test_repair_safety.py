@@ -427,10 +427,10 @@ def placed(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["-o", "old.jsonl"], "the file exists and is not replaced unasked"),
-        (["-o", "out.jsonl", "--quarantine", "old.jsonl"], "the file exists and is not replaced unasked"),
-        (["-o", "log.jsonl", "--force"], "a log is never written"),
-        (["-o", "soft.jsonl", "--force"], "a log is never written"),
+        (["-o", "old.jsonl"], "the file exists, so nothing was written"),
+        (["-o", "out.jsonl", "--quarantine", "old.jsonl"], "the file exists, so nothing was written"),
+        (["-o", "log.jsonl", "--force"], "a log is never overwritten"),
+        (["-o", "soft.jsonl", "--force"], "a log is never overwritten"),
         (["-o", "hard.jsonl", "--force"], "the input is never written"),
         (["-o", "out.jsonl", "--quarantine", "out.jsonl"], "name another file"),
         (["-o", "out.jsonl", "--quarantine", "folder/../out.jsonl"], "name another file"),
@@ -444,7 +444,7 @@ def placed(tmp_path: Path) -> Path:
         (["-o", f"{'x' * 300}.jsonl"], "too long"),
         (["-o", "out.jsonl", "--quarantine", f"{'x' * 300}.jsonl"], "too long"),
         (["-o", "round.jsonl"], "round.jsonl"),
-        (["-o", "/dev/full"], "no regular file"),
+        (["-o", "/dev/full"], "not a regular file"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
@@ -703,8 +703,8 @@ def test_a_folder_inside_the_logs_is_written_once_and_is_then_a_log_itself(tmp_p
     assert run_here(logs, "-o", logs / "cured").returncode == 0
     after = contents(logs)
     assert after.keys() == before.keys() | {f"cured/{name}" for name in LOGS}
-    refused(run_here(logs, "-o", logs / "cured", "--force"), "a log is never written")
-    refused(run_here(logs, "-o", logs, "--force"), "a log is never written")
+    refused(run_here(logs, "-o", logs / "cured", "--force"), "a log is never overwritten")
+    refused(run_here(logs, "-o", logs, "--force"), "a log is never overwritten")
     assert contents(logs) == after
 
 

@@ -36,7 +36,7 @@ from tito_audit.record.finding import Finding, Result, Severity, Side
 from tito_audit.record.rollout import Place
 from tito_audit.reports import all_reports, report_named
 from tito_audit.reports._fences import code, fenced
-from tito_audit.reports._kept import Kept
+from tito_audit.reports._shortlist import Shortlist
 from tito_audit.summary import Gate, RateCount
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import inert
@@ -159,7 +159,7 @@ def test_what_the_baseline_holds_is_counted_and_not_shown(name: str) -> None:
 @pytest.mark.parametrize("name", ["html", "junit", "markdown", "text"])
 def test_a_rate_of_nothing_generated_is_no_number(name: str) -> None:
     rates = (RateCount("TOK=0.01", findings=3, of=0, rate=math.inf, failed=True),)
-    gate = Gate(True, ("TOK: 3 findings, and no generated token to measure them by",), "error", 0, rates)
+    gate = Gate(True, ("TOK: 3 findings, but no generated token to divide by",), "error", 0, rates)
     text = written(report_named(name), results(), gate=gate)
     assert "TOK=0.01" in text
     assert "0 generated tokens" in text
@@ -441,7 +441,7 @@ def test_junit_of_very_many_files_shares_a_suite_among_the_last() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc"))), st.integers(0, 8))
 def test_what_is_kept_is_the_highest_ranks_and_bounded(offers: list[tuple[int, str]], limit: int) -> None:
-    kept: Kept[tuple[int, str]] = Kept(limit)
+    kept: Shortlist[tuple[int, str]] = Shortlist(limit)
     for rank, kind in offers:
         kept.offer(rank, kind, (rank, kind))
     found = list(kept)

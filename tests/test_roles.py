@@ -17,7 +17,7 @@ from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TURN_END, to
 from tito_audit.record.build import call_columns
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn, with_speakers
-from tito_audit.record.speakers import SAMPLED_ROLES, Speakers, speaker_of, told_name
+from tito_audit.record.speakers import SAMPLED_ROLES, Speakers, speaker_of, unknown_role_name
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
 
@@ -94,8 +94,8 @@ def test_a_role_that_is_not_known_is_neither_sampled_nor_given() -> None:
     (message,) = as_messages([{"role": "planner", "content": "x"}], "m")
     assert not message.sampled
     assert not message.given
-    assert told_name(message.speaker) == "planner"
-    assert told_name(speaker_of("template")) == "template"  # the log's word is never taken for ours
+    assert unknown_role_name(message.speaker) == "planner"
+    assert unknown_role_name(speaker_of("template")) == "template"  # the log's word is never taken for ours
 
 
 def test_roles_that_are_stated_take_the_place_of_all_others() -> None:

@@ -24,8 +24,9 @@ from tito_audit.formats import pick_format
 from tito_audit.inspect import inspect_log
 from tito_audit.run.parallel import bare
 from tito_audit.storage import RawRow, open_log, open_output
-from tito_audit.storage.chunks import Reading, chunks_of
-from tito_audit.storage.inside import inside_of
+from tito_audit.storage.chunk import Reading
+from tito_audit.storage.chunks import chunks_of
+from tito_audit.storage.inside import parse_row_path
 
 Json = dict[str, Any]
 CLEAN: Json = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
@@ -130,7 +131,7 @@ def test_a_sample_takes_the_same_rows_however_the_log_is_read(tmp_path: Path, ki
             reading = Reading(chunk)
             found += [start + raw.index for raw in reading]
             start += reading.size
-            left_out += reading.choice.left_out if reading.choice is not None else 0
+            left_out += reading.sample.left_out if reading.sample is not None else 0
         assert (found, start, left_out) == (taken, 200, 200 - len(taken))
     assert {*taken} <= {raw.index for raw in open_log(log, rows_at=path, share=0.6)}
 
@@ -291,11 +292,11 @@ def test_what_is_no_row_where_one_should_be_is_a_finding_that_says_what_is_there
     ("path", "says"),
     [
         ("data.rolouts", "no 'rolouts' (did you mean 'rollouts'?); 'data' has rollouts, n."),
-        ("rollouts", "no row has it; in the first, there is no 'rollouts'; the row has data, run."),
+        ("rollouts", "no row has this path; in the first, there is no 'rollouts'; the row has data, run."),
         ("data.*", "'data' is an object, not a list; 'data' has rollouts, n."),
         ("data.n", "'data.n' is a single value, not an object with named columns."),
         ("data.rollouts.token_ids", "not an object with named columns."),
-        ("data..rollouts", "a path is keys joined by dots, as data.rollouts"),
+        ("data..rollouts", "a path is keys joined by dots, such as data.rollouts"),
         ("", "a path is keys joined by dots"),
         ("*", "a path is keys joined by dots"),
     ],
@@ -464,4 +465,4 @@ def test_a_path_is_keys_with_stars_or_brackets_for_lists() -> None:
         ("data.*.rows", ("data", "*", "rows")),
         ("[].rows", ("*", "rows")),
     ):
-        assert inside_of(text).steps == steps
+        assert parse_row_path(text).steps == steps

@@ -18,7 +18,8 @@ from tito_audit import Result, Settings, SetupError, StorageError, read_rollouts
 from tito_audit.run.parallel import bare
 from tito_audit.run.workers import can_fork
 from tito_audit.storage import RawRow, open_log
-from tito_audit.storage.chunks import Reading, chunks_of
+from tito_audit.storage.chunk import Reading
+from tito_audit.storage.chunks import chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
 
@@ -86,12 +87,12 @@ def in_chunks(path: Path, size: int, share: float, limit: int = 1 << 20) -> tupl
     for chunk in chunks_of(open_log(path, share=share, max_row_bytes=limit), size):
         reading = Reading(chunk)
         for row in reading:
-            assert reading.choice is not None
+            assert reading.sample is not None
             rows.append(RawRow(row.index + start, None, row.error))
-            before.append(left_out + reading.choice.left_out)
-        if reading.choice is not None:
-            left_out += reading.choice.left_out
-            last = start + reading.choice.last if reading.choice.last >= 0 else last
+            before.append(left_out + reading.sample.left_out)
+        if reading.sample is not None:
+            left_out += reading.sample.left_out
+            last = start + reading.sample.last if reading.sample.last >= 0 else last
         start += reading.size
         if reading.damage is not None:
             rows.append(lost_row(path, last, reading.damage))

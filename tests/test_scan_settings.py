@@ -35,7 +35,7 @@ from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override
 from tito_audit.summary import Summary
 from tito_audit.viewer.model import Measures, Observed
-from tito_audit.viewer.selection import VIEWS, VIEWS_PER_CODE, Views
+from tito_audit.viewer.selection import MAX_VIEWS, VIEWS_PER_CODE, ViewQuota
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "fixtures" / "tokenizers"
@@ -393,7 +393,7 @@ def test_no_more_views_than_a_bound_whatever_the_number_of_processes(
 ) -> None:
     log = many(tmp_path / "log.jsonl")
     every = viewed(scanned(log, tokenizer=BPE, observe=True)[0])
-    monkeypatch.setattr("tito_audit.viewer.selection.VIEWS", 17)
+    monkeypatch.setattr("tito_audit.viewer.selection.MAX_VIEWS", 17)
     for jobs, chunk in ((1, None), (2, 300), (3, 9_000)):
         assert viewed(scanned(log, jobs, chunk, tokenizer=BPE, observe=True)[0]) == every[:17]
 
@@ -412,14 +412,14 @@ def test_what_a_part_offers_holds_what_is_taken() -> None:
     for number in range(3000):
         here = draw.choice(codes[: 2 + number // 50], draw.integers(0, 3), replace=False)
         rollouts.append([finding(str(code), int(draw.integers(0, 3))) for code in here])
-    whole = Views()
+    whole = ViewQuota()
     taken = {number for number, findings in enumerate(rollouts) if whole.take(findings)}
-    assert len(taken) == VIEWS
-    known, merged = Views(), set()
+    assert len(taken) == MAX_VIEWS
+    known, merged = ViewQuota(), set()
     for start in range(0, 3000, 100):
         part = known.copy()
         # Parts before this one that are not back yet are unknown to it.
-        part = Views() if start % 300 == 0 else part
+        part = ViewQuota() if start % 300 == 0 else part
         offered = {start + n for n, findings in enumerate(rollouts[start : start + 100]) if part.offer(findings)}
         now = {start + n for n, findings in enumerate(rollouts[start : start + 100]) if known.take(findings)}
         assert now <= offered

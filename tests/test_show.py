@@ -28,7 +28,7 @@ from tito_audit.record.finding import Result, Where
 from tito_audit.report import ReportOptions
 from tito_audit.storage import open_log
 from tito_audit.terminal.page import console_for
-from tito_audit.terminal.sequence import Look, Tokens, drawn, logprob_words
+from tito_audit.terminal.sequence import DrawOptions, Tokens, draw_tokens, logprob_words
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "fixtures" / "show"
@@ -88,7 +88,10 @@ def pages(file: Path, tokenizer: str | None, **look: Any) -> Iterator[tuple[Resu
     console = console_for(StringIO(), ReportOptions(width=80))
     for result in scan:
         piece = scan.vocabulary.piece if scan.vocabulary is not None else None
-        yield result, [line.plain for line in page_lines(result, Look(width=80, piece=piece, **look), console)]
+        yield (
+            result,
+            [line.plain for line in page_lines(result, DrawOptions(width=80, piece=piece, **look), console)],
+        )
 
 
 @pytest.mark.parametrize("file", FORMATS, ids=lambda path: path.stem)
@@ -183,10 +186,10 @@ def test_wide_and_combining_characters_keep_their_columns(width: int) -> None:
     ]
     ids = np.arange(200, dtype=np.int32) * 7 + 100_000
     logprobs = -np.arange(200.0) / 7
-    look = Look(
+    look = DrawOptions(
         width, lambda token_id: pieces[(token_id - 100_000) // 7 % len(pieces)], full=True, ids=True, logprobs=True
     )
-    parts = drawn(Tokens(ids, logprobs=logprobs), look, findings=[(3, 5), (40, 40)])
+    parts = draw_tokens(Tokens(ids, logprobs=logprobs), look, findings=[(3, 5), (40, 40)])
     lines = [line.plain for part in parts for line in part.lines]
     found = list(columns(lines))
     assert [one["id"] for one in found] == [str(one) for one in ids]
@@ -205,7 +208,7 @@ def test_ids_that_the_log_does_not_hold_are_said_to_be_recovered() -> None:
 def test_an_unknown_logprob_is_a_question_and_an_unlikely_token_is_marked() -> None:
     ids, trained = np.arange(6, dtype=np.int32), np.array([0, 0, 1, 1, 1, 1], np.bool_)
     logprobs = np.array([np.nan, -9.0, np.nan, -0.001, -7.0, 0.0])
-    parts = drawn(Tokens(ids, trained, logprobs), Look(100, "abcdef".__getitem__, logprobs=True))
+    parts = draw_tokens(Tokens(ids, trained, logprobs), DrawOptions(100, "abcdef".__getitem__, logprobs=True))
     found = list(columns([line.plain for part in parts for line in part.lines]))
     assert [one["logprob"] for one in found] == ["", "-9.00", "?", "-0.00", "-7.00!", "0"]
 
@@ -226,7 +229,9 @@ def test_a_logprob_takes_few_columns_whatever_it_is(value: float, words: str) ->
 
 
 def test_a_missing_end_is_marked_behind_the_last_token() -> None:
-    parts = drawn(Tokens(np.arange(3, dtype=np.int32)), Look(80, "abc".__getitem__), findings=[(3, 3)])
+    parts = draw_tokens(
+        Tokens(np.arange(3, dtype=np.int32)), DrawOptions(80, "abc".__getitem__), findings=[(3, 3)]
+    )
     assert [line.plain for part in parts for line in part.lines] == ["       0 │a│b│c│", "                ^"]
 
 
@@ -403,8 +408,8 @@ def test_nothing_that_a_log_says_acts_on_a_terminal(tmp_path: Path, name: str, t
 
 
 def test_hostile_tokens_of_a_vocabulary_are_seen_and_do_not_act() -> None:
-    look = Look(80, lambda token_id: HOSTILE[token_id], ids=True, full=True)
-    parts = drawn(Tokens(np.arange(len(HOSTILE), dtype=np.int32)), look)
+    look = DrawOptions(80, lambda token_id: HOSTILE[token_id], ids=True, full=True)
+    parts = draw_tokens(Tokens(np.arange(len(HOSTILE), dtype=np.int32)), look)
     text = "\n".join(line.plain for part in parts for line in part.lines)
     assert ACTING.search(text) is None
     assert "│␛ │" in text
@@ -448,7 +453,7 @@ def test_findings_stand_beneath_the_stretch_where_they_end() -> None:
     findings = tuple(replace(result.findings[0], hit=replace(hit, start=at, end=at + 1)) for at in (20, 90))
     console = console_for(StringIO(), ReportOptions(width=80))
     text = "\n".join(
-        line.plain for line in page_lines(replace(result, findings=findings), Look(80, context=4), console)
+        line.plain for line in page_lines(replace(result, findings=findings), DrawOptions(80, context=4), console)
     )
     order = [
         text.index(part)

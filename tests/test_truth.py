@@ -27,8 +27,9 @@ from tito_audit.run.auditor import Loader
 from tito_audit.run.check import check, explain
 from tito_audit.run.scan import read_rollouts
 from tito_audit.settings.model import Settings
-from tito_audit.viewer.measures import measure, view
+from tito_audit.viewer.measures import measure
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, Measures, Swap, View, ViewSequence
+from tito_audit.viewer.sequences import view
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = ("qwen2.5-coder", "gemma-3", "smollm2")

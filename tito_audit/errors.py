@@ -1,30 +1,21 @@
 """What a caller may catch.
 
     TitoAuditError
-    ├── SetupError      the run could not be made: no such file, no template, a bad setting (exit 2)
+    ├── SetupError      the run cannot start: no such file, no template, a bad setting (exit 2)
     │   └── TokenizerError   a tokenizer folder or name that cannot be used
-    ├── StorageError    a file that cannot be opened or is not what its content says (exit 2)
-    ├── RecordError     one row whose shape fits no format, or fits one and makes no sense (REC001)
-    ├── RenderError     a chat template that cannot write the messages (TPL211)
-    └── SpliceError     a prompt with no place to put sampled tokens into; a ValueError too
+    ├── StorageError    a file that cannot be opened, or is not what it claims to be (exit 2)
+    ├── RecordError     a row that fits no format, or whose values make no sense (REC001)
+    ├── RenderError     a chat template that cannot render the messages (TPL211)
+    └── SpliceError     a prompt with no place for the sampled tokens; also a ValueError
 
-`SetupError` and `StorageError` end a run. `RecordError` and `RenderError` never do: the pipeline turns
-them into findings with their place. `SpliceError` comes from `splice_prefix` alone, for its caller to
-catch. A message says where, what, why it matters and what to do.
-To add one: subclass the branch whose exit it shares, and say here what it means.
+`SetupError` and `StorageError` end a run. `RecordError` and `RenderError` never do: they become findings.
+`SpliceError` comes only from `splice_prefix`, for its caller to catch. A message says where, what, why it matters
+and what to do.
+
+To add one, subclass the branch with the same exit code and document it here.
 """
 
 from __future__ import annotations
-
-__all__ = [
-    "RecordError",
-    "RenderError",
-    "SetupError",
-    "SpliceError",
-    "StorageError",
-    "TitoAuditError",
-    "TokenizerError",
-]
 
 
 class TitoAuditError(Exception):
@@ -32,7 +23,7 @@ class TitoAuditError(Exception):
 
 
 class SetupError(TitoAuditError):
-    """The run could not be made; a setting, a path or an option has to change first."""
+    """The run cannot start; a setting, a path or an option has to change first."""
 
 
 class TokenizerError(SetupError):
@@ -48,8 +39,8 @@ class RecordError(TitoAuditError):
 
 
 class RenderError(TitoAuditError):
-    """A chat template that cannot write these messages; becomes finding TPL211."""
+    """A chat template that cannot render these messages; becomes finding TPL211."""
 
 
 class SpliceError(TitoAuditError, ValueError):
-    """Sampled tokens that cannot be put into a prompt: their last turn is not found in it."""
+    """Sampled tokens that cannot be put into a prompt, because their last turn is not found in it."""

@@ -8,16 +8,14 @@ import pkgutil
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["module_names", "plugin_of_module", "plugins"]
-
 T = TypeVar("T")
 
 
 def plugins(package: str, kind: type[T], name: Callable[[T], str]) -> tuple[T, ...]:
-    """The one object of type `kind` that each public module of `package` defines, by module name.
+    """The one object of type `kind` in each public module of `package`, in order of module names.
 
-    A module whose name starts with an underscore is not a plugin. Zero objects, two, or a name that
-    another module took already is a bug of the file, named in the error.
+    A module whose name starts with an underscore is not a plugin. TypeError, naming the module, if it defines none
+    or several, or one whose name is taken.
     """
     found: dict[str, T] = {}
     owners: dict[str, str] = {}
@@ -33,7 +31,7 @@ def plugins(package: str, kind: type[T], name: Callable[[T], str]) -> tuple[T, .
 
 
 def module_names(package: str) -> tuple[str, ...]:
-    """The public modules of a package in order, none of them imported."""
+    """The public modules of a package in order; imports none of them."""
     spec = importlib.util.find_spec(package)
     if spec is None:
         raise ModuleNotFoundError(f"no package {package}", name=package)
@@ -42,7 +40,8 @@ def module_names(package: str) -> tuple[str, ...]:
 
 
 def plugin_of_module(package: str, kind: type[T], module: str) -> T | None:
-    """What one public module of `package` defines, imported without its siblings; None without such a module."""
+    """The plugin that one public module of `package` defines, imported without its siblings; None without such
+    a module."""
     path = f"{package}.{module}"
     if not module.isidentifier() or module.startswith("_") or importlib.util.find_spec(path) is None:
         return None
@@ -50,7 +49,7 @@ def plugin_of_module(package: str, kind: type[T], module: str) -> T | None:
 
 
 def _defined(path: str, kind: type[T]) -> T:
-    """The one object of a type that a module defines."""
+    """The one object of type `kind` that a module defines."""
     mine = [value for value in vars(importlib.import_module(path)).values() if isinstance(value, kind)]
     if len(mine) != 1:
         raise TypeError(f"{path} defines {len(mine)} objects of type {kind.__name__}, not one")

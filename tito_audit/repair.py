@@ -12,26 +12,24 @@ from tito_audit.record.finding import Finding
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["Proposal", "Repair", "Safety", "repair"]
-
 
 class Safety(StrEnum):
-    """Whether a repair may run without being asked for by `--unsafe`."""
+    """Whether a repair runs without `--unsafe`."""
 
     SAFE = "safe"
     UNSAFE = "unsafe"
-    DEPENDS = "safe or unsafe"  # each Proposal says which, by what the log proves
+    DEPENDS = "safe or unsafe"  # each Proposal says which, depending on what the log proves
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a repair proposes for one rollout; kept only if the audit of the written row proves it."""
+    """What a repair proposes for one rollout; kept only if auditing the written row proves it."""
 
     rollouts: tuple[RepairedRollout, ...]
-    """In place of the rollout: one, several for a fork, none to leave it out. All have its place."""
+    """What replaces the rollout: one, several for a fork, none to leave it out. All have its place."""
     safety: Safety = Safety.SAFE
     reason: str = ""
-    """Why it is unsafe here, as a sentence without its full stop; "" when it is safe."""
+    """Why it is unsafe here, as a sentence without a full stop; "" when it is safe."""
     notes: tuple[str, ...] = ()
     """For the reader: what was marked. Short sentences without a full stop."""
     cost: str = ""
@@ -40,34 +38,34 @@ class Proposal:
     """Columns whose values a trainer computed from the old ids; null from the first change on."""
     dropped: tuple[str, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
-    """Column to entries for which nothing was recorded."""
+    """By column: how many entries have no recorded value."""
     more_tokens: int = 0
-    """Tokens that the rows of a fork hold more than one row would: context that is computed again."""
+    """How many more tokens the rows of a fork hold than one row would: context that is computed again."""
     adds: frozenset[str] = frozenset()
-    """Codes that the repair may bring about by what it does on purpose (untrained tokens: MSK402)."""
+    """Codes of findings that the repair may cause on purpose (MSK402 for tokens it takes out of the loss)."""
 
 
-Mender = Callable[[Evidence, tuple[Finding, ...], RepairChoices], Proposal | None]
+_Propose = Callable[[Evidence, tuple[Finding, ...], RepairChoices], Proposal | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One file of `repairs/` defines one of these with @repair; the docstring is its manual."""
+    """One repair, made by `@repair`; each file of `repairs/` defines one, and its docstring is the manual."""
 
     name: str
     safety: Safety
     cures: tuple[str, ...]
-    """Prefixes of the codes that it claims; () for one that is asked for and cures nothing by itself."""
+    """Prefixes of the codes that it claims; () for one that has to be asked for and cures nothing by itself."""
     precedence: int
-    """The order in which repairs are tried when the user names none: the lowest first."""
+    """The order in which repairs are tried when the user names none, lowest first."""
     doc: str
-    mend: Mender
-    """None when it can do nothing for these findings of this rollout. RecordError, with the reason, when
-    it should and cannot. A pure function: it reads no file and encodes nothing."""
+    mend: _Propose
+    """The repair itself, a pure function: it reads no file and encodes nothing. None when it can do nothing for
+    these findings. RecordError, with the reason, when it should and cannot."""
     fits: Callable[[Evidence, Finding], bool]
-    """Whether it would take this finding on, by what the evidence shows; cheap, for reports."""
+    """Whether it would take this finding on, judging by the evidence; cheap, for reports."""
     chosen: Callable[[RepairChoices], bool]
-    """Whether the user's choices ask for it even on rows without findings."""
+    """Whether the user's choices ask for it, even on rows without findings."""
     removes_rows: bool = False
     """Whether it leaves whole rollouts out: it comes last, and they need another place to go."""
 
@@ -77,7 +75,7 @@ class Repair:
         return self.doc.splitlines()[0].rstrip(".")
 
     def claims(self, code: str) -> bool:
-        """Whether a code is one that it cures."""
+        """Whether it claims this code."""
         return code.startswith(self.cures) if self.cures else False
 
 
@@ -90,14 +88,14 @@ def repair(
     fits: Callable[[Evidence, Finding], bool] | None = None,
     chosen: Callable[[RepairChoices], bool] | None = None,
     removes_rows: bool = False,
-) -> Callable[[Mender], Repair]:
+) -> Callable[[_Propose], Repair]:
     """A decorator that makes a repair of a function.
 
-    The docstring's first line says what it does; then come the headings `## What it does`, `## When it is
-    safe`, `## What it costs` and `## Example`.
+    The first line of the function's docstring says what the repair does; then come the headings `## What it does`,
+    `## When it is safe`, `## What it costs` and `## Example`.
     """
 
-    def decorate(mend: Mender) -> Repair:
+    def decorate(mend: _Propose) -> Repair:
         return Repair(
             name,
             safety,

@@ -11,39 +11,37 @@ from tito_audit.record.finding import Finding, Result
 if TYPE_CHECKING:
     from tito_audit.summary import Summary
 
-__all__ = ["Report", "ReportOptions"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What a person may ask of a report."""
+    """What a user can choose about a report."""
 
     color: bool = False
     width: int = 100
     worst: int = 10
-    """Findings shown in full by the reports for reading."""
+    """How many findings the reports for reading show in full."""
     titles: Mapping[str, str] = field(default_factory=dict)
     """What each rule finds, by code; reports do not know the rules."""
     docs: Mapping[str, str] = field(default_factory=dict)
     """The manual of each rule in Markdown, by code."""
     ran: Callable[[str], Collection[str]] | None = None
-    """The codes that were asked for of a file; None where that is not known."""
+    """The codes that ran on a file; None where that is not known."""
     fails: Callable[[Finding], bool] | None = None
-    """Whether a finding that no baseline holds fails by itself; None: an error does."""
+    """Whether a finding that is not in the baseline fails by itself; None: errors do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One file of `reports/` defines one of these.
+    """One report; each file of `reports/` defines one.
 
-    `write` pulls the results, so a report of a large log needs no list of them; the summary is complete
-    once they are used up.
+    `write` pulls the results, so a report of a large log never holds them all. The summary is complete once all
+    results are used up.
     """
 
     name: str
     title: str
     write: Callable[[Iterable[Result], Summary, TextIO, ReportOptions], None]
     observes: bool = False
-    """Whether results should come with what is observed beside findings (`Result.observed`)."""
+    """Whether results should come with data for the viewer (`Result.observed`)."""
     suffix: str = "txt"
-    """How files of it are called."""
+    """The suffix of its files."""

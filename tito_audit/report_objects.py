@@ -14,7 +14,7 @@
     FIXED    {"fingerprint", "code", "file", "row", "message", "times"}
 
 "sampled" is null when every row was audited, "gate" when nothing gated the run.
-A key may be added to either; one that changes its meaning or goes raises the version.
+New keys do not raise the version; changing the meaning of a key or removing it does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ import orjson
 from tito_audit.record.finding import Finding, Side
 from tito_audit.summary import SCHEMA_VERSION, Gate, Skipped, Summary
 from tito_audit.terminal.escape import escaped_json
-
-__all__ = ["as_json", "finding_object", "summary_object"]
 
 
 def finding_object(finding: Finding) -> dict[str, Any]:
@@ -99,10 +97,10 @@ def summary_object(summary: Summary) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> str:
-    """The value on one line of JSON, safe for a terminal.
+    """The value as one line of JSON, safe for a terminal.
 
-    Half of a surrogate pair, which logs hold where a character was cut and UTF-8 cannot write, becomes
-    its escape as text (`\\ud83d`).
+    Half of a surrogate pair (logs hold it where a character was cut) cannot be written as UTF-8 and becomes its
+    escape as text (`\\ud83d`).
     """
     try:
         data = orjson.dumps(value)
@@ -112,7 +110,7 @@ def as_json(value: Any) -> str:
 
 
 def _gate(gate: Gate) -> dict[str, Any]:
-    """What a gate said; a rate without an end is null, for JSON has no word for it."""
+    """The gate as an object; an infinite rate is null, since JSON cannot express it."""
     said = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(gate).items()}
     for rate in said["rates"]:
         rate["rate"] = rate["rate"] if math.isfinite(rate["rate"]) else None
@@ -124,7 +122,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def _skipped(skipped: Skipped) -> dict[str, Any]:
-    """The most common reason stands for all."""
+    """A skipped rule with its most common reason."""
     because = min(skipped.because, key=lambda word: (-skipped.because[word], word), default="")
     return {"rollouts": skipped.rollouts, "because": because}
 

@@ -11,12 +11,10 @@ from tito_audit.evidence.needs import Needs, words_for
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.stated import NotRead
 
-__all__ = ["Needs", "Reason", "Rule", "cause", "missing", "rule", "selected"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a difference is this rule's: a few words that group, and a sentence."""
+    """Why a difference belongs to a rule: a short cause that groups findings, and a sentence."""
 
     cause: str
     message: str
@@ -24,21 +22,21 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """One file of `rules/` defines one of these with @rule or @cause; the docstring is its manual.
+    """One rule, made by `@rule` or `@cause`; each file of `rules/` defines one, and its docstring is the manual.
 
-    There is one of each, so two are equal only when they are one: they are cheap keys.
+    Rules are compared by identity, which makes them cheap keys.
     """
 
     code: str
     name: str
     severity: Severity
     needs: tuple[Needs, ...]
-    """All have to be there; each may be several joined by |, of which one is enough."""
+    """All are needed; an entry of several joined by `|` needs one of them."""
     doc: str
     check: Callable[[Evidence], Iterator[Hit]] | None = None
     explain: Callable[[Difference, Evidence], Reason | None] | None = None
     precedence: int = 0
-    """Of causes: the lowest that gives a reason owns the difference."""
+    """For causes: the lowest one that gives a reason owns the difference."""
 
     @property
     def title(self) -> str:
@@ -51,8 +49,8 @@ def rule(
 ) -> Callable[[Callable[[Evidence], Iterator[Hit]]], Rule]:
     """A decorator that makes a rule of a generator of hits.
 
-    The docstring's first line says what is wrong; then come the headings `## What it finds`,
-    `## Why it matters`, `## Example` and `## Repair`.
+    The first line of the generator's docstring says what is wrong; then come the headings `## What it finds`, `##
+    Why it matters`, `## Example` and `## Repair`.
     """
 
     def decorate(check: Callable[[Evidence], Iterator[Hit]]) -> Rule:
@@ -68,11 +66,10 @@ def cause(
     precedence: int,
     needs: tuple[Needs, ...] = (),
 ) -> Callable[[Callable[[Difference, Evidence], Reason | None]], Rule]:
-    """A decorator that makes a rule of a function which says whether a difference is of its kind.
+    """A decorator that makes a rule of a function which says whether it explains a difference.
 
-    Every difference of a rollout goes to the rule of lowest precedence that gives a Reason. Its
-    severity is the difference's own (what the later prompt or the training row made of it), at most
-    `severity`.
+    Every difference of a rollout goes to the rule of lowest precedence that gives a Reason. The finding has the
+    severity of the difference (what the later prompt or the training row made of it), at most `severity`.
     """
 
     def decorate(explain: Callable[[Difference, Evidence], Reason | None]) -> Rule:
@@ -83,7 +80,7 @@ def cause(
 
 
 def missing(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = ()) -> str | None:
-    """What the rule lacks, in words and with the format's reasons; None when it can look."""
+    """The evidence that the rule lacks, in words and with the format's reasons; None when it can run."""
     for need in rule.needs:
         if need and not (need & present):
             return words_for(need, present, reasons)
@@ -95,7 +92,7 @@ def selected(
 ) -> bool:
     """Whether a code runs: the longest matching prefix decides, and select wins a tie.
 
-    No `select` is every code; `extend_select` adds to it.
+    Without `select` every code is selected; `extend_select` adds to it.
     """
     chosen = max((len(p) for p in (*(select or ("",)), *extend_select) if code.startswith(p)), default=-1)
     refused = max((len(p) for p in ignore if code.startswith(p)), default=-1)

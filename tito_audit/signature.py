@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Keys", "Presence", "Signature", "Way", "absent", "keys", "optional", "way"]
-
 
 class Presence(StrEnum):
     """Whether a row of the format has the keys."""

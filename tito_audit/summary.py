@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from tito_audit.record.finding import Result, Severity
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["SCHEMA_VERSION", "Fixed", "Gate", "RateCount", "RuleCount", "Sampled", "Skipped", "Summary", "Taken"]
-
 SCHEMA_VERSION = 1
 
 
@@ -21,16 +19,16 @@ class RuleCount:
     warning: int = 0
     note: int = 0
     rollouts: int = 0
-    """Rollouts with at least one; findings of a whole log are of none."""
+    """Rollouts with at least one; findings of a whole log count for none."""
     tokens: int = 0
-    """Recorded tokens inside its ranges."""
+    """Recorded tokens inside their ranges."""
     known: int = 0
-    """Of all of them, those that the baseline holds."""
+    """How many of them are in the baseline."""
 
 
 @dataclass(slots=True)
 class Skipped:
-    """Rollouts that a rule could not look at."""
+    """Rollouts that a rule could not check, with the reasons."""
 
     rollouts: int = 0
     because: Counter[str] = field(default_factory=Counter)
@@ -38,17 +36,17 @@ class Skipped:
 
 @dataclass(slots=True)
 class Taken:
-    """Rows of a file that were taken for one format."""
+    """Rows of a file that were read as one format."""
 
     first_row: int
     rows: int = 0
     told_by: tuple[str, ...] = ()
-    """The keys that showed it, in the first of them."""
+    """The keys by which the first of these rows was recognized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """How much of the logs was audited, where a sample was asked for."""
+    """How much of the logs was audited, when a sample was asked for."""
 
     share: float
     rows: int
@@ -59,7 +57,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A finding of the baseline that is no longer there."""
+    """A finding of the baseline that no longer occurs."""
 
     fingerprint: str
     code: str
@@ -68,20 +66,20 @@ class Fixed:
     """Where it was when the baseline was written."""
     message: str
     times: int = 1
-    """How many of that fingerprint are gone."""
+    """How many findings with this fingerprint are gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateCount:
-    """A limit on how often findings occur, and how often they did."""
+    """A limit on how often findings may occur, and how often they did."""
 
     limit: str
-    """As it was asked for: `TOK=0.001`, `SEQ=0.1/rollout`."""
+    """As the user wrote it: `TOK=0.001`, `SEQ=0.1/rollout`."""
     findings: int
     of: int
     """Generated tokens, or rollouts."""
     rate: float
-    """Findings by `of`; 0 without findings, infinite where there is nothing to divide by."""
+    """`findings` divided by `of`: 0 without findings, infinite if `of` is 0."""
     failed: bool
 
     @property
@@ -99,22 +97,22 @@ class Gate:
     """What failed, in sentences; () when nothing did."""
     fail_on: str
     failing: int
-    """Findings that fail one by one: at or above `fail_on`, not known, under no limit."""
+    """Findings that fail one by one: at or above `fail_on`, not in the baseline, under no limit."""
     rates: tuple[RateCount, ...] = ()
     baseline: str | None = None
-    """Its file; None without one."""
+    """Its path; None without one."""
     known: int = 0
-    """Findings that the baseline holds."""
+    """Findings that are in the baseline."""
     fixed: tuple[Fixed, ...] = ()
     """Findings of the baseline that are gone."""
     added: int = 0
-    """Findings that came into it, when it was written anew."""
+    """Findings added to the baseline when it was rewritten."""
     updated: bool = False
-    """Whether the baseline was written anew."""
+    """Whether the baseline was rewritten."""
 
     @property
     def gone(self) -> int:
-        """How many findings of the baseline are gone, those of one fingerprint counted one by one."""
+        """How many findings of the baseline are gone, each occurrence counted."""
         return sum(one.times for one in self.fixed)
 
 
@@ -133,23 +131,24 @@ class Summary:
     formats: Counter[str] = field(default_factory=Counter)
     """Rollouts of each format."""
     taken: dict[str, dict[str, Taken]] = field(default_factory=dict)
-    """By file and format: what its rows were taken for."""
+    """By file, then by format: the rows read as that format."""
     causes: dict[str, Counter[str]] = field(default_factory=dict)
     """By code: how many findings have each cause."""
     without_ids: int = 0
-    """Rollouts that hold no token ids at all: nothing was audited in them, which is not clean."""
+    """Rollouts without any token ids: nothing was audited in them, which does not mean that they are clean."""
     uncompared: int = 0
-    """Rollouts with ids of which nothing was compared, since no tokenizer was given: they are not clean either."""
+    """Rollouts with ids of which nothing was compared, since no tokenizer was given: not known to be clean
+    either."""
     tokenizer: str | None = None
     encoder: str | None = None
     """What encoded: "tokenizers", or "fastokens, proved by tokenizers"; None without a tokenizer."""
     notices: list[str] = field(default_factory=list)
-    """Things about the whole run that a reader should know: an empty file, no template, a fallback."""
+    """What a reader should know about the whole run: an empty file, no template, a fallback."""
     seconds: float = 0.0
     sampled: Sampled | None = None
     """None when every row was audited."""
     gate: Gate | None = None
-    """Set by whoever gates the run, once its results are used up."""
+    """Set by the caller that gates the run, once its results are used up."""
 
     def add(self, result: Result) -> None:
         """Count one result."""
@@ -182,7 +181,7 @@ class Summary:
             skipped.because[skip.because] += 1
 
     def _note(self, rollout: Rollout) -> None:
-        """Keep what a reader should know of a format's rows, once."""
+        """Keep the notice of a rollout's format, once."""
         notice = rollout.stated.notice
         if notice and notice not in self.notices:
             self.notices.append(notice)
@@ -198,7 +197,7 @@ class Summary:
 
     @property
     def compared(self) -> int:
-        """Rollouts in which something was held against something."""
+        """Rollouts in which something was compared."""
         return self.rollouts - self.without_ids - self.uncompared
 
     def worst(self) -> Severity | None:

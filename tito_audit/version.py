@@ -1,7 +1,5 @@
-"""The version of the package, for `--version` and for what a repair writes into a log."""
+"""The version of the package, for `--version` and for the marks that repairs write into logs."""
 
 from __future__ import annotations
-
-__all__ = ["VERSION"]
 
 VERSION = "0.1.0"

@@ -19,7 +19,7 @@ from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import STYLES, finding_lines, range_words
-from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, Look, Tokens, drawn
+from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, DrawOptions, Tokens, draw_tokens
 from tito_audit.terminal.words import code_ranges, many
 
 __all__ = ["Part", "page_lines", "parts_of", "wanted_parts"]
@@ -81,7 +81,7 @@ def wanted_parts(result: Result, turn: int | None) -> list[Part]:
 
 
 def page_lines(
-    result: Result, look: Look, console: Console, turn: int | None = None, spots: Spots | None = None
+    result: Result, look: DrawOptions, console: Console, turn: int | None = None, spots: Spots | None = None
 ) -> Iterator[Text]:
     """The lines of one rollout, or of one turn, or around some tokens; SetupError if it has none of these."""
     parts = wanted_parts(result, turn)
@@ -90,7 +90,7 @@ def page_lines(
     return _page(result, parts, page, look, "the row" if turn is None else f"turn {turn}")
 
 
-def _page(result: Result, parts: Sequence[Part], page: _Page, look: Look, whose: str) -> Iterator[Text]:
+def _page(result: Result, parts: Sequence[Part], page: _Page, look: DrawOptions, whose: str) -> Iterator[Text]:
     yield Text(visible(str(result.place)), style="bold")
     if result.rollout is None:
         yield Text("This row could not be read as a rollout.")
@@ -132,7 +132,7 @@ def _found(findings: Sequence[Finding]) -> Text:
     return line or Text("nothing found", style="green")
 
 
-def _legend(look: Look, trained: bool, asked: bool) -> Iterator[Text]:
+def _legend(look: DrawOptions, trained: bool, asked: bool) -> Iterator[Text]:
     marks = {FINDING: "a finding"}
     if trained:
         marks |= {TRAINED: "a trained token", BOTH: "both"}
@@ -151,7 +151,9 @@ def _legend(look: Look, trained: bool, asked: bool) -> Iterator[Text]:
 class _Page:
     """Sequences of one rollout, each with the findings that point into it."""
 
-    def __init__(self, findings: Sequence[Finding], look: Look, console: Console, spots: Spots | None) -> None:
+    def __init__(
+        self, findings: Sequence[Finding], look: DrawOptions, console: Console, spots: Spots | None
+    ) -> None:
         self._left = list(findings)
         self._look = look
         self._console = console
@@ -193,7 +195,7 @@ class _Page:
         yield Text()
         yield Text(visible(self._title(part, start)), style="bold")
         before = 0
-        for some in drawn(part.tokens, self._look, findings=ranges, asked=asked, start=start):
+        for some in draw_tokens(part.tokens, self._look, findings=ranges, asked=asked, start=start):
             if some.gap or self._look.full:
                 yield from self._findings(waiting, before if some.gap else before - self._look.context)
             yield from some.lines

@@ -35,7 +35,7 @@ def convert(
     """
     from tito_audit.cli._carried import print_survey, why_refused
     from tito_audit.convert.run import Conversion
-    from tito_audit.terminal.terminal import Pace, watched
+    from tito_audit.terminal.terminal import RunProgress, with_progress
 
     if out is None and not dry_run:
         raise SetupError(
@@ -43,9 +43,9 @@ def convert(
             "Pass -o OUT, or --dry-run to see what would be carried."
         )
     settings = given.settings().at(log)
-    pace = Pace()
+    pace = RunProgress()
     run = Conversion(log, to, out, settings, overwrite=force or dry_run, progress=pace)
-    for _ in watched(run.survey(), silent=quiet, pace=pace):
+    for _ in with_progress(run.survey(), silent=quiet, pace=pace):
         pass
     carried = run.carried
     if not quiet:
@@ -57,7 +57,7 @@ def convert(
 
         print(f"tito-audit: {visible(why_refused(run))}", file=sys.stderr)
     elif not dry_run:
-        for _ in watched(run.write(), silent=quiet, pace=Pace()):
+        for _ in with_progress(run.write(), silent=quiet, pace=RunProgress()):
             pass
         if not quiet:
             from tito_audit.terminal.escape import visible

@@ -53,7 +53,7 @@ def repair(
     from tito_audit.rules import all_rules
     from tito_audit.run.repair import repair_rollouts
     from tito_audit.run.workers import can_fork, usable_cores
-    from tito_audit.terminal.terminal import colors, page_width, watched
+    from tito_audit.terminal.terminal import colors, page_width, with_progress
 
     if out is None and not dry_run and not diff:
         raise SetupError(
@@ -74,7 +74,7 @@ def repair(
     )
     # Lines that appear one by one and a line that moves would overwrite each other.
     silent = quiet or (diff and sys.stdout.isatty())
-    with closing(watched(run, silent=silent, counted="rows")) as outcomes:
+    with closing(with_progress(run, silent=silent, counted="rows")) as outcomes:
         for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
             tally.add(outcome)
     _deliver(Repaired(tally, run.before, run.after, run.written, settings, how, target), wanted, page)

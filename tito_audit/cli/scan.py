@@ -47,7 +47,7 @@ def scan(
     from tito_audit.report import ReportOptions
     from tito_audit.rules import all_rules
     from tito_audit.run.workers import can_fork, usable_cores
-    from tito_audit.terminal.terminal import Pace, begun, colors, page_width, watched
+    from tito_audit.terminal.terminal import RunProgress, colors, compute_first, page_width, with_progress
 
     settings = given.settings()
     settings = replace(settings, jobs=settings.jobs or (usable_cores() if can_fork() else 1))
@@ -59,7 +59,7 @@ def scan(
     )
     # Lines that appear one by one and a line that moves would overwrite each other.
     live = any(one.path is None and one.report.name in _AT_ONCE for one in wanted) and sys.stdout.isatty()
-    pace = Pace()
+    pace = RunProgress()
     run = gate_rollouts(logs, settings, gate, pace, observe=any(one.report.observes for one in wanted))
     if (notice := given.notice()) is not None:
         run.summary.notices.append(notice)
@@ -72,7 +72,7 @@ def scan(
         ran=run.codes,
         fails=run.fails,
     )
-    with closing(begun(watched(run, silent=quiet or live, pace=pace))) as results:
+    with closing(compute_first(with_progress(run, silent=quiet or live, pace=pace))) as results:
         deliver(results, run.summary, wanted, page)
     if run.summary.gate is not None and run.summary.gate.failed:
         raise typer.Exit(FAILED)

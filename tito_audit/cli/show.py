@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tito_audit.record.finding import Result
     from tito_audit.run.scan import Scan
     from tito_audit.settings.model import Settings
-    from tito_audit.terminal.sequence import Look
+    from tito_audit.terminal.sequence import DrawOptions
 
 __all__ = ["show"]
 
@@ -52,7 +52,7 @@ def show(
     from tito_audit.run.scan import scan_rollouts
     from tito_audit.terminal.page import console_for
     from tito_audit.terminal.pager import show_page
-    from tito_audit.terminal.sequence import Look
+    from tito_audit.terminal.sequence import DrawOptions
     from tito_audit.terminal.terminal import colors, page_width
 
     settings = replace(given.settings(), encoder="tokenizers")  # one row is not worth loading a second one
@@ -65,7 +65,7 @@ def show(
     if as_json:
         _write_object(result, run, wanted, spots)
         return
-    look = Look(
+    look = DrawOptions(
         width=page_width(),
         piece=run.vocabulary.piece if run.vocabulary is not None else None,
         control=run.vocabulary.special_ids if run.vocabulary is not None else frozenset(),
@@ -109,9 +109,9 @@ def _row(file: Path, settings: Settings) -> int:
 
 def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[Result, int]:
     """The one result wanted and how many its row holds."""
-    from tito_audit.terminal.terminal import watched
+    from tito_audit.terminal.terminal import with_progress
 
-    with closing(watched(run, silent=True)) as results:
+    with closing(with_progress(run, silent=True)) as results:
         held = [result for result in results if not result.of_log]
     for result in held:
         if result.place.item == wanted.item:
@@ -165,7 +165,7 @@ def _remarks(run: Scan, items: int) -> list[str]:
 
 
 def _page(
-    result: Result, look: Look, console: Console, wanted: Wanted, spots: Spots | None, remarks: list[str]
+    result: Result, look: DrawOptions, console: Console, wanted: Wanted, spots: Spots | None, remarks: list[str]
 ) -> Iterator[str]:
     """The lines of the page as the terminal gets them, each with its end."""
     from rich.text import Text

@@ -24,8 +24,8 @@ from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs, open_log, same_place
 from tito_audit.storage.atomic import refuse_target
-from tito_audit.storage.inside import beside
-from tito_audit.storage.new_log import Shapes, kind_of_name, new_log
+from tito_audit.storage.inside import wrapper_keys
+from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log
 from tito_audit.storage.row import RawRow
 
 __all__ = ["Conversion", "convert_rollouts"]
@@ -62,9 +62,9 @@ class Conversion:
         """What the survey found."""
         self.written: Path | None = None
         """The new log, once it has its name."""
-        self._shapes: Shapes | None = None
+        self._shapes: ColumnTypes | None = None
         if self.out is not None and kind_of_name(self.out)[0] == "table":
-            self._shapes = Shapes()
+            self._shapes = ColumnTypes()
             if not self.maker.tables:
                 raise SetupError(
                     f"{self.out}: rows of {self.maker.name} hold objects inside objects, which a table changes.\n"
@@ -166,7 +166,7 @@ class Conversion:
             return
         where = read.format.sources
         account = account_of(read.row, rollouts, where and where(read.row, read.rollouts))
-        tally.lose(beside(raw), place.row)
+        tally.lose(wrapper_keys(raw), place.row)
         tally.lose(account.unread, place.row)
         several = len(rollouts) > 1
         tally.repeat(account.shared if several and not self.maker.grouped else ())

@@ -13,7 +13,7 @@ from tito_audit.evidence.unclear import unclear_roles
 from tito_audit.record.arrays import Mask
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import TrainingRow, trained_runs
-from tito_audit.record.speakers import told_name
+from tito_audit.record.speakers import unknown_role_name
 from tito_audit.tokens.vocab import Vocabulary
 
 __all__ = ["agreed_mask"]
@@ -33,7 +33,7 @@ def _agreed_mask(evidence: Evidence) -> Mask | None:
     if row is None or row.loss_mask is None or row.logprobs is not None or view is None or vocabulary is None:
         return None
     messages = evidence.rollout.messages
-    if any(told_name(one.speaker) is not None for one in messages) or unclear_roles(evidence) is not None:
+    if any(unknown_role_name(one.speaker) is not None for one in messages) or unclear_roles(evidence) is not None:
         return None
     pieces = pieces_of(row.token_ids, vocabulary)
     heads = token_roles(pieces, evidence.end_ids, heads_in(vocabulary, "", evidence.speakers))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, Speakers, told_name
+from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, Speakers, unknown_role_name
 
 __all__ = ["HARMONY", "HARMONY_END", "SAMPLED_HEADERS", "TOOL_END", "Heads", "Opener", "Speaker", "heads_of"]
 
@@ -114,7 +114,7 @@ class Heads:
     def knows(self, header: bytes, opener: str) -> bool:
         """Whether these words behind a token that opens messages are the header of one."""
         speaker = self.speaker(header, opener)
-        return speaker is not None and told_name(speaker) is None
+        return speaker is not None and unknown_role_name(speaker) is None
 
     def own_words(self, header: bytes, opener: str) -> int:
         """How many bytes of a header were given where a model writes the rest of it; 0 where it does not."""

@@ -14,7 +14,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Forms, Renderer
-from tito_audit.tokens.byte_fidelity import known_to_keep
+from tito_audit.tokens.byte_fidelity import keeps_bytes
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -68,7 +68,7 @@ class Reference:
         except UnicodeEncodeError:  # half a surrogate pair, which no tokenizer takes as it is
             data = text.encode("utf-8", "surrogatepass")
         else:
-            if len(data) == size and known_to_keep(self.tokenizer.normal_form, data):
+            if len(data) == size and keeps_bytes(self.tokenizer.normal_form, data):
                 return True
         return len(data) == size and self.vocabulary.data(ids) == data
 

@@ -15,9 +15,10 @@ from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TU
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
-from tito_audit.record.speakers import GIVEN_ANSWER, told_name
+from tito_audit.record.speakers import GIVEN_ANSWER, unknown_role_name
 from tito_audit.render.sentinels import SpanKind
-from tito_audit.render.spans import Rendering, Span, spans, spans_fast
+from tito_audit.render.span_builder import Span
+from tito_audit.render.spans import Rendering, spans, spans_fast
 
 __all__ = ["COMMON_ROLES", "Owners", "Written", "castings", "write_conversation"]
 
@@ -95,15 +96,15 @@ def castings(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
     render: what tools returned as theirs, or as what the user said."""
     others = [message for message in messages if message.role not in COMMON_ROLES]
     yield messages
-    for of_tools in ("tool", "user") if any(told_name(one.speaker) is None for one in others) else ():
+    for of_tools in ("tool", "user") if any(unknown_role_name(one.speaker) is None for one in others) else ():
         common = {ASSISTANT: "assistant", GIVEN_ANSWER: "assistant", "tool": of_tools}
         yield tuple(_in_role(one, common.get(one.speaker, one.speaker)) for one in messages)
 
 
 def _in_role(message: Message, role: str) -> Message:
-    if message.role in COMMON_ROLES or told_name(role) is not None:
+    if message.role in COMMON_ROLES or unknown_role_name(role) is not None:
         return message
-    return replace(message, role=role, wire={**message.wire, "role": role}, heard=message.speaker)
+    return replace(message, role=role, wire={**message.wire, "role": role}, stated_speaker=message.speaker)
 
 
 def _write(rollout: Rollout, reference: Reference) -> tuple[Written | None, str | None]:

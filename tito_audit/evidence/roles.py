@@ -13,7 +13,7 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.align.prefix import common_byte_prefix
 from tito_audit.evidence.heads import HARMONY, HARMONY_END, SAMPLED_HEADERS, TOOL_END, Heads, Speaker
 from tito_audit.record.arrays import Mask, Offsets
-from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, told_name
+from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
 
 __all__ = [
     "ASSISTANT",
@@ -75,7 +75,7 @@ class Roles(Sequence[str]):
 
     def unclear(self) -> Mask:
         """`[N]` bool, True where the role is not known, so that nobody can say whether a token was sampled."""
-        return self.among([name for name in self._names if told_name(name) is not None])
+        return self.among([name for name in self._names if unknown_role_name(name) is not None])
 
     def given(self, name: str, mask: Mask) -> Roles:
         """The same roles, but this one where the mask, `[N]` bool, is true."""
@@ -160,7 +160,7 @@ class _Walk:
         if int(self._pieces.ids[at]) in self._end_ids:
             self._answered = at if role == ASSISTANT and literal == HARMONY_END else -1
             self._role, self._opener = TEMPLATE if role != UNKNOWN else UNKNOWN, None
-            return TURN_END if role == ASSISTANT else role if told_name(role) is not None else TEMPLATE
+            return TURN_END if role == ASSISTANT else role if unknown_role_name(role) is not None else TEMPLATE
         if literal in heads.openers and self._opens(at, literal):
             self._role, self._opener = UNKNOWN, literal
             return ASSISTANT if self._own else TEMPLATE
@@ -172,7 +172,7 @@ class _Walk:
             return GENERATION_PROMPT if role == ASSISTANT else TEMPLATE
         if literal in SAMPLED_HEADERS:
             self._opener = None
-        return role if role == ASSISTANT or told_name(role) is not None else TEMPLATE
+        return role if role == ASSISTANT or unknown_role_name(role) is not None else TEMPLATE
 
     def _opens(self, at: int, literal: str) -> bool:
         """Whether a token that opens messages opens one here, and not one that somebody said."""

@@ -22,7 +22,7 @@ from tito_audit.evidence.roles import ASSISTANT, TURN_END, Roles, token_roles, u
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
-from tito_audit.record.speakers import told_name
+from tito_audit.record.speakers import unknown_role_name
 
 __all__ = ["row_against_calls", "row_against_itself", "row_against_template"]
 
@@ -252,7 +252,7 @@ def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowV
     """What was sampled as the role markers have it; None when there are none."""
     roles = _roles(held, rollout, reference)
     sampled = roles.among((ASSISTANT, TURN_END))
-    nameless = any(told_name(message.speaker) is not None for message in rollout.messages)
+    nameless = any(unknown_role_name(message.speaker) is not None for message in rollout.messages)
     return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.roles import Roles
 from tito_audit.record.arrays import Mask
-from tito_audit.record.speakers import told_name
+from tito_audit.record.speakers import unknown_role_name
 
 __all__ = ["Unclear", "unclear_roles", "unclear_tokens"]
 
@@ -51,7 +51,7 @@ def _unclear_roles(evidence: Evidence) -> Unclear | None:
     if view is None or view.proven or row is None or row.loss_mask is None:
         return None
     tokens = unclear_tokens(evidence) & row.loss_mask
-    heads = [told_name(view.roles[at]) for at in tokens.nonzero()[0].tolist()]
-    said = [told_name(message.speaker) for message in evidence.rollout.messages]
+    heads = [unknown_role_name(view.roles[at]) for at in tokens.nonzero()[0].tolist()]
+    said = [unknown_role_name(message.speaker) for message in evidence.rollout.messages]
     names = tuple(dict.fromkeys(name for name in (*heads, *said) if name is not None))
     return Unclear(names, tokens) if names else None

@@ -1,11 +1,11 @@
-"""The baseline: a file of findings that are known and fail nothing, made to be committed and read.
+"""The baseline: a file of known findings, which do not fail a scan, made to be committed and reviewed.
 
     {"what": "tito-audit baseline", "version": 1, "findings": [
     {"fingerprint": "0d2f…", "times": 2, "code": "TOK101", "severity": "error", "file": "logs/a.jsonl", …},
     …
     ]}
 
-One finding a line, in the order of files and rows. Files are named as seen from the folder of the baseline.
+One finding per line, by file and row. File names are relative to the baseline's folder.
 """
 
 from __future__ import annotations
@@ -23,52 +23,49 @@ from tito_audit.record.finding import Finding, Severity
 from tito_audit.storage.atomic import new_file
 from tito_audit.terminal.escape import escaped_json, visible
 
-__all__ = ["Entry", "Key", "Names", "entry_of", "read_baseline", "write_baseline"]
-
 VERSION = 1
 _WHAT = "tito-audit baseline"
 _MESSAGE = 120
-"""Characters of a message that are kept: enough to know what was accepted."""
+"""Maximum characters kept of a message: enough to know what was accepted."""
 _HEAD = re.compile(r'\{"what": "[^"]*", "version": \d{1,9}, "findings": \[')
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _SEVERITIES = {severity.word: severity for severity in Severity}
 
 Key = tuple[str, Severity, str]
-"""Fingerprint, severity and file: what one line of the file stands for."""
+"""Fingerprint, severity and file: what identifies an entry."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """Findings of one fingerprint in one file, which a person has accepted."""
+    """Accepted findings of one fingerprint in one file."""
 
     fingerprint: str
     code: str
     severity: Severity
     file: str
-    """As seen from the folder of the baseline, with `/`."""
+    """Relative to the baseline's folder, with `/`."""
     row: int
-    """Of the first of them, when the baseline was written."""
+    """The row of the first of them when the baseline was written."""
     message: str
-    """Of the first of them, shortened."""
+    """The message of the first of them, shortened."""
     times: int = 1
 
     @property
     def key(self) -> Key:
-        """What tells it from all other entries."""
+        """What identifies the entry."""
         return self.fingerprint, self.severity, self.file
 
 
 def entry_of(finding: Finding, fingerprint: str, file: str) -> Entry:
-    """A finding as the baseline holds it; `file` is its log as the baseline names it."""
+    """The entry for a finding; `file` is its log as the baseline names it."""
     message = visible(finding.hit.message)
     if len(message) > _MESSAGE:
         message = message[: _MESSAGE - 1] + "…"
     return Entry(fingerprint, finding.code, finding.severity, file, finding.place.row, message)
 
 
-class Names:
-    """How a baseline names logs: as seen from its own folder, by whatever way that is reached, links below it left
-    as they are."""
+class LogNames:
+    """How a baseline names logs: relative to its own folder, resolved; symlinks below that folder are kept."""
 
     def __init__(self, baseline: Path) -> None:
         folder = os.path.realpath(os.path.dirname(os.path.abspath(baseline)))  # noqa: PTH100, PTH120
@@ -90,7 +87,7 @@ class Names:
 
 
 def _identity(folder: str) -> tuple[int, int] | str:
-    """What tells a folder from all others, by whatever name."""
+    """What identifies a folder under any name."""
     try:
         there = os.stat(folder)  # noqa: PTH116
     except (OSError, ValueError):
@@ -99,38 +96,38 @@ def _identity(folder: str) -> tuple[int, int] | str:
 
 
 def read_baseline(path: Path) -> list[Entry]:
-    """The findings that the file holds; SetupError with the place in it when it is no baseline."""
+    """The entries of a baseline; SetupError, with the place, if the file is not a baseline."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
         value = _parsed(text)
     except FileNotFoundError:
         raise SetupError(
             f"--baseline {path}: there is no such file.\n"
-            "Write it with --update-baseline, which accepts what is found now, and commit it."
+            "Create it with --update-baseline, which accepts what is found now, and commit it."
         ) from None
     except OSError as error:
         raise SetupError(f"--baseline {path}: the file cannot be read ({error.strerror or error}).") from None
     except UnicodeDecodeError as error:
-        raise _no_baseline(path, f"byte {error.start} is no UTF-8") from None
+        raise _not_a_baseline(path, f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise _no_baseline(path, _about_json(text, error)) from None
+        raise _not_a_baseline(path, _about_json(text, error)) from None
     except RecursionError:
-        raise _no_baseline(path, "it is nested too deeply") from None
+        raise _not_a_baseline(path, "it is nested too deeply") from None
     if not isinstance(value, dict) or value.get("what") != _WHAT or not isinstance(value.get("findings"), list):
-        raise _no_baseline(path, f'it is no object with "what": "{_WHAT}" and a list "findings"')
+        raise _not_a_baseline(path, f'it is not an object with "what": "{_WHAT}" and a list "findings"')
     version = value.get("version")
     if type(version) is not int or version < 1:
-        raise _no_baseline(path, f"its version is {_shown(version)}")
+        raise _not_a_baseline(path, f"its version is {_shown(version)}")
     if version > VERSION:
         raise SetupError(
-            f"--baseline {path}: it is of version {version}, and this tito-audit knows versions up to {VERSION}.\n"
+            f"--baseline {path}: it has version {version}, but this tito-audit knows versions up to {VERSION}.\n"
             "Update tito-audit, or write the file again with this one: delete it and pass --update-baseline."
         )
     return _merged(_entry(path, number, one) for number, one in enumerate(value["findings"], 1))
 
 
 def _parsed(text: str) -> Any:
-    """The value of the file; the commas between its lines may be missing or too many, as in a merge of lines."""
+    """The value of the file; commas between its lines may be missing or doubled, as after a merge."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -142,17 +139,17 @@ def _parsed(text: str) -> Any:
             return json.loads(f"{head}{whole}]}}")
         except json.JSONDecodeError:
             pass
-        raise  # of the text as it stands, whose lines a person sees
+        raise  # with positions in the original text
 
 
 def write_baseline(path: Path, entries: Iterable[Entry]) -> None:
-    """Write the file, which appears whole or stays as it was; the same entries give the same bytes."""
+    """Write the file atomically; the same entries give the same bytes."""
     lines = [_line(entry) for entry in sorted(entries, key=_order)]
     head = f'{{"what": "{_WHAT}", "version": {VERSION}, "findings": ['
     text = "\n".join([head, ",\n".join(lines), "]}\n"] if lines else [head, "]}\n"])
     try:
         with new_file(path, overwrite=True) as out:
-            # Half of a surrogate pair, as names of files may hold, becomes the escape that JSON has for it.
+            # A lone surrogate, which file names may contain, becomes its JSON escape.
             out.write(text.encode("utf-8", "backslashreplace"))
     except StorageError as error:
         raise SetupError(f"--baseline: {error}") from error
@@ -176,9 +173,9 @@ def _line(entry: Entry) -> str:
 
 
 def _merged(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries, one of those that stand for the same: what two branches accepted, a merge leaves twice.
+    """The entries without duplicates: what two branches accepted is there twice after a merge.
 
-    The one with more times counts, as nobody has accepted more.
+    Of two, the larger count wins, as no one accepted more.
     """
     by_key: dict[Key, Entry] = {}
     for entry in entries:
@@ -190,12 +187,12 @@ def _merged(entries: Iterable[Entry]) -> list[Entry]:
 
 def _entry(path: Path, number: int, value: Any) -> Entry:
     if not isinstance(value, dict):
-        raise _no_baseline(path, f"finding {number} in it is {_shown(value)}")
+        raise _not_a_baseline(path, f"finding {number} in it is {_shown(value)}")
 
     def field(name: str, kind: type, fits: bool = True) -> Any:
         given = value.get(name)
         if type(given) is not kind or not fits:
-            raise _no_baseline(path, f"{name} of finding {number} in it is {_shown(given)}")
+            raise _not_a_baseline(path, f"{name} of finding {number} in it is {_shown(given)}")
         return given
 
     fingerprint = field("fingerprint", str)
@@ -209,11 +206,11 @@ def _entry(path: Path, number: int, value: Any) -> Entry:
     return Entry(fingerprint, field("code", str), _SEVERITIES[severity], file, row, message, times)
 
 
-def _no_baseline(path: Path, because: str) -> SetupError:
+def _not_a_baseline(path: Path, because: str) -> SetupError:
     return SetupError(
-        f"--baseline {path}: this is no baseline: {because}.\n"
-        "A file that was damaged by hand or in a merge comes back from version control; a new one is written by "
-        "--update-baseline where there is none."
+        f"--baseline {path}: not a baseline file: {because}.\n"
+        "If it was damaged by hand or in a merge, restore it from version control; if there is none, "
+        "--update-baseline writes a new one."
     )
 
 
@@ -224,10 +221,10 @@ def _about_json(text: str, error: json.JSONDecodeError) -> str:
     if marked:
         line = text[: marked.start()].count("\n") + 1
         return (
-            f"line {line} is a conflict of a merge that was left in it. The lines of both sides may stay: take "
-            "out the marks (merge=union in .gitattributes leaves none)"
+            f"line {line} is an unresolved merge conflict. Keep the lines of both sides and remove the markers "
+            "(merge=union in .gitattributes leaves none)"
         )
-    return f"it is no JSON at line {error.lineno}, column {error.colno} ({error.msg})"
+    return f"it is not JSON at line {error.lineno}, column {error.colno} ({error.msg})"
 
 
 def _shown(value: Any) -> str:

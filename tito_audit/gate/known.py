@@ -1,4 +1,4 @@
-"""What of a run the baseline holds, and what of the baseline is gone."""
+"""Which findings of a run are in the baseline, and which entries of the baseline are gone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from pathlib import Path
 from tito_audit.gate.baseline import Entry, Key, entry_of
 from tito_audit.record.finding import Finding, Result, Severity
 
-__all__ = ["Entries", "Known"]
-
 _UNREADABLE = "REC001"
 
 
-class Entries:
-    """Findings gathered as entries of a baseline: one small thing for all that are alike."""
+class EntryCounts:
+    """Findings collected as baseline entries: one entry for all that are alike."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -37,7 +35,7 @@ class Entries:
             self.put(entry_of(finding, fingerprint, file))
 
     def put(self, entry: Entry) -> None:
-        """Add an entry with all its times."""
+        """Add an entry with its count."""
         held = self._by_key.setdefault(entry.key, entry)
         if held is not entry:
             held.times += entry.times
@@ -48,8 +46,8 @@ class Entries:
 class Known:
     """The entries of a baseline, which the findings of a run use up.
 
-    A finding uses up an entry of its own log first, then one of a log that is no longer there (it may have got
-    another name), then one of another log of the run (its row may have moved there).
+    A finding uses up an entry of its own log first, then one of a log that no longer exists (it may have been
+    renamed), then one of another log of the run (its row may have moved there).
     """
 
     def __init__(self, entries: Sequence[Entry], folder: Path, scanned: Iterable[str]) -> None:
@@ -57,26 +55,29 @@ class Known:
         self._kinds = {(entry.code, entry.severity) for entry in entries}
         self._scanned = frozenset(scanned)
         self._left: dict[tuple[str, Severity], dict[str, int]] = {}
-        """Times that are not used up, by file."""
+        """By fingerprint and severity: by file, how many are not used up."""
         self._at: dict[tuple[str, int], list[Entry]] = {}
-        self._unasked: dict[str, set[str]] = {}
-        """By file: codes that no rollout of it could be asked for."""
+        self._unchecked: dict[str, set[str]] = {}
+        """By file: codes that could not be checked in any rollout so far."""
         for entry in entries:
             self._left.setdefault((entry.fingerprint, entry.severity), {})[entry.file] = entry.times
             if entry.file in self._scanned:
                 self._at.setdefault((entry.file, entry.row), []).append(entry)
-                self._unasked.setdefault(entry.file, set()).add(entry.code)
+                self._unchecked.setdefault(entry.file, set()).add(entry.code)
         self._unseen: set[Key] = set()
-        """Entries whose row could not be read, or not be asked for their code."""
+        """EntryCounts whose row could not be read or not be checked for their code."""
         self._ends: dict[str, tuple[int, bool]] = {}
         """By file: its last row, and whether that could be read."""
-        self._gone = cache(lambda file: not os.path.exists(folder / file))  # noqa: PTH110 - a name too long is none
+        # os.path.exists, which returns False if the name is too long.
+        self._gone = cache(lambda file: not os.path.exists(folder / file))  # noqa: PTH110
 
     def holds(self, finding: Finding, file: str) -> bool:
-        """Whether an entry is left for the finding, which uses it up; one of its own severity, as the same tokens
-        may be a note in one rollout and an error in another."""
+        """Whether an entry is left for the finding; if so, uses it up.
+
+        Only entries of its own severity count: the same tokens may be a note in one rollout, an error in another.
+        """
         if (finding.code, finding.severity) not in self._kinds:
-            return False  # without a fingerprint, which takes its time
+            return False  # avoids computing the fingerprint, which is slow
         left = self._left.get((finding.fingerprint, finding.severity))
         home = self._home(left, file) if left else None
         if left is None or home is None:
@@ -87,15 +88,15 @@ class Known:
         return True
 
     def look(self, result: Result, file: str) -> None:
-        """Note what could not be looked at in a result of a log."""
-        unasked = self._unasked.get(file)
-        if unasked is None or result.of_log:
+        """Record what could not be checked in a result."""
+        unchecked = self._unchecked.get(file)
+        if unchecked is None or result.of_log:
             return
         self._ends[file] = result.place.row, result.rollout is not None
         skipped = None
-        if unasked and result.rollout is not None:
+        if unchecked and result.rollout is not None:
             skipped = {skip.code for skip in result.skips}
-            unasked &= skipped
+            unchecked &= skipped
         for entry in self._at.get((file, result.place.row), ()):
             if result.rollout is None:
                 unseen = entry.code != _UNREADABLE
@@ -106,9 +107,9 @@ class Known:
                 self._unseen.add(entry.key)
 
     def left(self, asked: Callable[[str, str], bool]) -> tuple[list[Entry], list[Entry]]:
-        """The entries that were not used up, with the times left: those that are gone, those not looked at.
+        """The entries not used up, with the remaining counts: those that are gone, and those not checked.
 
-        `asked` says of a file and a code whether the run asked for it there.
+        `asked` says whether the run checked a code in a file.
         """
         gone: list[Entry] = []
         kept: list[Entry] = []
@@ -126,9 +127,9 @@ class Known:
         return next(renamed, None) or next(moved, None)
 
     def _seen(self, entry: Entry) -> bool:
-        """Whether the place of an entry was looked at."""
-        if entry.file not in self._ends or entry.code in self._unasked[entry.file]:
+        """Whether the place of an entry was checked."""
+        if entry.file not in self._ends or entry.code in self._unchecked[entry.file]:
             return False
         last, readable = self._ends[entry.file]
-        # A file that is damaged ends with a row that cannot be read, and nobody knows what came behind.
+        # A damaged file ends with a row that cannot be read; what came after it is unknown.
         return entry.key not in self._unseen and (readable or entry.row < last or entry.code == _UNREADABLE)

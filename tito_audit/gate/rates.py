@@ -1,4 +1,4 @@
-"""Rates: how often findings occur, against how often they may."""
+"""Rates: how often findings occur, and how often they may."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tito_audit.errors import SetupError
-from tito_audit.gate.known import Entries
+from tito_audit.gate.known import EntryCounts
 from tito_audit.settings.model import MaxRate
 from tito_audit.summary import RateCount
 from tito_audit.terminal.words import many, rate_number
 
-__all__ = ["Rated", "Rates", "excess"]
-
 
 @dataclass(slots=True)
-class Rated:
-    """The findings that one prefix is the longest for."""
+class PrefixCount:
+    """The findings counted under one prefix: those for which it is the longest match."""
 
     limits: tuple[MaxRate, ...]
-    """All of this prefix."""
+    """All limits of this prefix."""
     findings: int = 0
-    new: Entries = field(default_factory=Entries)
-    """Those that a baseline may take."""
+    new: EntryCounts = field(default_factory=EntryCounts)
+    """The findings that a baseline may accept."""
 
 
 class Rates:
-    """Findings counted against limits, and what they are measured by."""
+    """Findings counted against limits, with the tokens and rollouts they are divided by."""
 
     def __init__(self, limits: Sequence[MaxRate]) -> None:
         for limit in limits:
@@ -36,44 +34,44 @@ class Rates:
         prefixes = dict.fromkeys(limit.prefix for limit in limits)
         self._limits = limits
         self._by_prefix = {
-            prefix: Rated(tuple(limit for limit in limits if limit.prefix == prefix)) for prefix in prefixes
+            prefix: PrefixCount(tuple(limit for limit in limits if limit.prefix == prefix)) for prefix in prefixes
         }
-        self._by_code: dict[str, Rated | None] = {}
+        self._by_code: dict[str, PrefixCount | None] = {}
         self.tokens = 0
-        """Generated tokens of the logs that are judged."""
+        """Generated tokens of the logs that count."""
         self.rollouts = 0
-        """Their rollouts; a row that cannot be read counts as one."""
+        """Rollouts of the logs that count; an unreadable row counts as one."""
 
-    def of(self, code: str) -> Rated | None:
-        """What findings of a code count for; None when no limit is for them."""
+    def of(self, code: str) -> PrefixCount | None:
+        """The count that findings of a code go into; None if no limit applies."""
         if code not in self._by_code:
             fitting = [prefix for prefix in self._by_prefix if code.startswith(prefix)]
             self._by_code[code] = self._by_prefix[max(fitting, key=len)] if fitting else None
         return self._by_code[code]
 
-    def taken(self) -> Iterator[Entries]:
-        """What a new baseline takes of the findings above their limits, which then no longer count."""
+    def taken(self) -> Iterator[EntryCounts]:
+        """The findings above their limits that a new baseline accepts; they no longer count."""
         for rated in self._by_prefix.values():
             if any(self._count(limit, rated).failed for limit in rated.limits):
                 rated.findings -= rated.new.total
                 yield rated.new
 
     def counts(self) -> tuple[RateCount, ...]:
-        """Every limit with what was counted, in the order given."""
+        """Every limit with its count, in the order given."""
         return tuple(self._count(limit, self._by_prefix[limit.prefix]) for limit in self._limits)
 
-    def _count(self, limit: MaxRate, rated: Rated) -> RateCount:
+    def _count(self, limit: MaxRate, rated: PrefixCount) -> RateCount:
         of = self.rollouts if limit.per == "rollout" else self.tokens
         rate = rated.findings / of if of else math.inf if rated.findings else 0.0
         return RateCount(str(limit), rated.findings, of, rate, rate > limit.limit)
 
 
-def excess(limit: MaxRate, count: RateCount) -> str:
+def limit_reason(limit: MaxRate, count: RateCount) -> str:
     """Why a limit fails: `TOK: 41 findings in 20,000 generated tokens are 0.00205 a token, above 0.001`."""
     unit = "rollout" if limit.per == "rollout" else "generated token"
     one = "rollout" if limit.per == "rollout" else "token"
     name, found = limit.prefix or "all rules", many(count.findings, "finding")
     if math.isinf(count.rate):
-        return f"{name}: {found}, and no {unit} to measure them by"
+        return f"{name}: {found}, but no {unit} to divide by"
     are = "is" if count.findings == 1 else "are"
     return f"{name}: {found} in {many(count.of, unit)} {are} {rate_number(count)} a {one}, above {limit.number}"

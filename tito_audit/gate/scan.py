@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tito_audit.errors import SetupError
-from tito_audit.gate.watch import Terms, Watch
+from tito_audit.gate.judge import Criteria, Judge
 from tito_audit.record.finding import Finding, Result
 from tito_audit.run.scan import Progress, Scan, names_of, scan_rollouts
 from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import find_logs
 from tito_audit.summary import Summary
-
-__all__ = ["GatedScan", "gate_rollouts"]
 
 
 def gate_rollouts(
@@ -25,9 +23,9 @@ def gate_rollouts(
     *,
     observe: bool = False,
 ) -> GatedScan:
-    """The audit of logs as `scan_rollouts` gives it, with `summary.gate` once its results are used up.
+    """The audit of logs as by `scan_rollouts`, with `summary.gate` set once all results were iterated.
 
-    Findings that the baseline holds come marked `known`. A baseline that lies in a folder of logs is none of them.
+    Findings in the baseline are marked `known`. A baseline in a folder of logs is not read as a log.
     """
     gate = gate or GateSettings()
     names = names_of(logs)
@@ -37,39 +35,39 @@ def gate_rollouts(
 
 
 class GatedScan:
-    """Results of a scan as they pass the gate; what it says is `summary.gate`, set once they are used up.
+    """Results of a scan as they pass the gate; `summary.gate` is set once all were iterated.
 
-    A baseline that is to be updated is written then, and not when the run ends early. Iterating raises SetupError
-    when the baseline cannot be read.
+    A baseline to update is written then, and not if the run ends early. Iterating raises SetupError if the
+    baseline cannot be read.
     """
 
     def __init__(self, scan: Scan, gate: GateSettings) -> None:
         self.scan = scan
         self.gate = gate
-        self._terms = Terms(scan.settings, gate)
+        self._criteria = Criteria(scan.settings, gate)
 
     @property
     def summary(self) -> Summary:
-        """Counts of the scan; complete once its results are used up."""
+        """Counts of the scan; complete once all results were iterated."""
         return self.scan.summary
 
     def __iter__(self) -> Iterator[Result]:
-        watch = Watch(list(self.scan.logs), self.scan.settings, self.gate, self._terms, self.summary)
+        judge = Judge(list(self.scan.logs), self.scan.settings, self.gate, self._criteria, self.summary)
         for result in self.scan:
-            yield watch.judged(result)
-        self.summary.gate = watch.verdict()
+            yield judge.judged(result)
+        self.summary.gate = judge.verdict()
 
     def codes(self, file: str) -> frozenset[str]:
-        """The codes that are asked for of a log."""
-        return self._terms.codes(file)
+        """The codes selected for a log."""
+        return self._criteria.codes(file)
 
     def fails(self, finding: Finding) -> bool:
-        """Whether a finding fails by itself: severe enough, not known, not judged by a rate, not accepted now."""
-        return self._terms.fails(finding) and not (finding.known or self.gate.update_baseline)
+        """Whether a finding fails by itself: severe enough, not known, under no rate limit, not being accepted."""
+        return self._criteria.fails(finding) and not (finding.known or self.gate.update_baseline)
 
 
 def _beside(logs: Sequence[str], baseline: Path) -> list[str]:
-    """The logs without the baseline, which may lie in one of their folders; SetupError when it is one itself."""
+    """The logs without the baseline, which may be in one of their folders; SetupError if a log names it."""
     place = os.path.realpath(baseline)
     for log in logs:
         if os.path.realpath(log) == place:

@@ -1,4 +1,4 @@
-"""Columns: what the first rows of a log hold, by dotted path, before anything is guessed."""
+"""Columns: what the first rows of a log hold, by dotted path, before any guess about roles."""
 
 from __future__ import annotations
 
@@ -13,87 +13,85 @@ from numpy.typing import NDArray
 
 from tito_audit.format import Row
 
-__all__ = ["MOST_COLUMNS", "Column", "Columns", "Item", "Numbers"]
-
 Numbers: TypeAlias = NDArray[Any]
-"""`[N]` bool, int64 or float64; NaN stands for null."""
+"""`[N]` bool, int64 or float64; NaN for null."""
 
 MOST_COLUMNS = 20_000
-"""Columns that are told apart; what comes later is counted."""
+"""Maximum columns listed; further ones are only counted."""
 _DEEP = 10
 _ENTRIES = 256
-"""Objects of one list that are looked into."""
+"""Maximum objects of one list that are looked at."""
 _LARGEST_COUNT = 1 << 60
 _JSON_TEXT = 4 << 20
-"""Characters of a text up to which JSON is looked for in it."""
+"""Texts longer than this are not tried as JSON."""
 
 
 @dataclass(slots=True)
 class Item:
-    """One object: the row, or an entry of a list of objects, with all that is in it at any depth but lists."""
+    """One object: the row, or an entry of a list of objects, nested objects included, lists of objects not."""
 
     row: int
     lists: dict[str, Numbers | None] = field(default_factory=dict)
     """By path; None for a list that does not hold numbers."""
     lengths: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    """Integers by themselves that may be lengths."""
+    """Scalar integers, which may be lengths."""
 
 
 @dataclass(slots=True)
 class Column:
-    """Everything that was seen under one path."""
+    """Everything seen under one path."""
 
     path: str
     """`calls[].prompt_ids`: `.` leads into an object, `[]` into the entries of a list."""
     keys: tuple[str, ...]
-    """The same as keys, `[]` for the entries of a list."""
+    """The path as keys, `[]` for the entries of a list."""
     scope: str
-    """The path of the objects that it belongs to: "" for the row."""
+    """The path of the objects it belongs to: "" for the row."""
     rows: int = 0
-    """Rows in which it is there and not null."""
+    """Rows in which it exists and is not null."""
     nulls: int = 0
     types: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=list)
     arrays: list[Numbers] = field(default_factory=list)
-    """The lists of numbers, as far as they are that."""
+    """Those of its lists that hold numbers."""
     samples: list[Any] = field(default_factory=list)
-    """A few of the values that are no lists of numbers."""
+    """A few of its values that are not lists of numbers."""
     storage_type: str | None = None
     """Its type in the schema of a Parquet file."""
     last_row: int = -1
 
     @property
     def name(self) -> str:
-        """Its own key, without where it lies."""
+        """Its own key, without the path to it."""
         return next((key for key in reversed(self.keys) if key != "[]"), "")
 
     @property
     def top(self) -> bool:
-        """Whether `--map` can name it: it lies in the row or in objects of the row."""
+        """Whether `--map` can name it: it is in the row or in objects of the row."""
         return "[]" not in self.keys
 
     @property
     def present(self) -> int:
-        """Rows that have it, null or not; of a column that `top` says can be named."""
+        """Rows that have it, null or not; meaningful only if `top`."""
         return self.rows + self.nulls
 
 
 class Columns:
-    """The columns of rows, added one row after the other."""
+    """The columns of rows, added row by row."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, Column] = {}
         self.items: dict[str, list[Item]] = {}
-        """By scope: the row itself is "", entries of a list of objects `calls[]`, and `[*]` after a path stands
-        for samples: places in lists of lists, side by side."""
+        """By scope: "" is the row itself, `calls[]` the entries of a list of objects, and `[*]` after a path the
+        samples of a batch: the same position in several lists of lists."""
         self.more = 0
-        """Values of columns beyond the most that are told apart."""
+        """Values in columns beyond the maximum listed."""
         self.deeper = False
-        """Whether something lies deeper than is looked."""
+        """Whether something is nested too deeply to be listed."""
 
     def add(self, number: int, row: Row) -> None:
-        """Take in one row."""
+        """Add one row."""
         self._item(number, row, (), "", 0)
 
     def _item(self, number: int, value: Mapping[str, Any], keys: tuple[str, ...], scope: str, depth: int) -> None:
@@ -167,7 +165,7 @@ class Columns:
         column = self._column(keys, scope, item.row, value)
         if column is None or value is None:
             return
-        if not isinstance(value, list | tuple | np.ndarray):  # beside lists, in a list of them
+        if not isinstance(value, list | tuple | np.ndarray):  # an entry among lists
             column.types[_scalar_type(value)] += 1
             return
         word, numbers = as_numbers(value)
@@ -214,7 +212,7 @@ def path_of(keys: Sequence[str]) -> str:
 
 
 def as_numbers(values: Any) -> tuple[str, Numbers | None]:
-    """What a list holds, in words, and its numbers as an array; None when it holds something else."""
+    """What a list holds, in words, and its numbers as an array; None if it holds something else."""
     if isinstance(values, np.ndarray):
         word = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers"}.get(values.dtype.kind)
         return (f"list of {word}", values) if word else ("list of values", None)
@@ -258,7 +256,7 @@ def _scalar_type(value: Any) -> str:
 
 
 def _json_in(text: str) -> Any:
-    """The list or object that a text is, as tables hold them; None for any other text."""
+    """The list or object that a text encodes as JSON, as in tables; None for any other text."""
     if len(text) > _JSON_TEXT or text.lstrip()[:1] not in ("[", "{"):
         return None
     try:

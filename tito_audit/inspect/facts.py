@@ -1,4 +1,4 @@
-"""Facts: what the numbers of a column could be, by their values alone."""
+"""Facts: what the numbers of a column could be, judged by their values alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import numpy as np
 
 from tito_audit.inspect.columns import Numbers
 
-__all__ = ["Facts", "Look", "facts_of"]
-
 _LARGEST_VOCABULARY = 2_000_000
 _FLOOR = -100.0
-"""Below it stands no logprob, but a sign that there is none."""
+"""Values below this are not logprobs but say that there is none."""
 
 
 class Look(StrEnum):
@@ -23,15 +21,15 @@ class Look(StrEnum):
     IDS = "ids"  # integers in the range of a vocabulary
     MASK = "mask"  # 0 and 1, or booleans
     LABELS = "labels"  # -100 and ids
-    LOGPROBS = "logprobs"  # not above 0, but for signs that there is none
+    LOGPROBS = "logprobs"  # not above 0, except values that mean "none"
     POSITIONS = "positions"  # 0, 1, 2, …
-    OFFSETS = "offsets"  # from 0 on, never less
+    OFFSETS = "offsets"  # from 0, never decreasing
     NUMBERS = "numbers"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true of all numbers of a column."""
+    """Statistics of all numbers of a column."""
 
     look: Look
     count: int
@@ -39,9 +37,9 @@ class Facts:
     low: float
     high: float
     distinct: int
-    """How many different numbers there are, up to 64."""
+    """How many different numbers there are, counted up to 64."""
     shares: tuple[tuple[float, float], ...]
-    """Up to four values that are signs rather than numbers (-100, 0, 1, -9999, …), and what share they are."""
+    """Up to four special values (-100, 0, 1, -9999, …), each with its share."""
     constant: bool
     """Whether every list repeats one number."""
     whole: bool
@@ -49,7 +47,7 @@ class Facts:
 
 
 def facts_of(arrays: Sequence[Numbers]) -> Facts | None:
-    """The facts of a column of lists of numbers; None without a number."""
+    """The facts of a column of number lists; None if it has no number."""
     filled = [array for array in arrays if len(array)]
     if not filled:
         return None
@@ -88,10 +86,10 @@ def _look(arrays: Sequence[Numbers], values: Numbers, counts: Numbers, kind: str
         rising = [array for array in arrays if len(array) > 1]
         if rising and all(array[0] == 0 and bool((np.diff(array) >= 0).all()) for array in rising):
             return Look.OFFSETS
-        # One number a list is a number, not a sequence.
+        # Lists of one number are scalars, not sequences.
         if kind != "f" and values[0] >= 0 and 2 <= values[-1] < _LARGEST_VOCABULARY and rising:
             return Look.IDS
-    # 1.0 is what Atropos writes where there is none; a few values above 0 do not make it another column.
+    # Atropos writes 1.0 for no logprob; a few other values above 0 are tolerated.
     above = counts[(values > 0) & (values != 1.0)].sum()
     if kind == "f" and values[0] < 0 and above <= counts.sum() / 50:
         return Look.LOGPROBS

@@ -1,4 +1,4 @@
-"""inspect_log: the first rows of one log, and everything that is said of them."""
+"""inspect_log: the first rows of a log, and what they show about its format and columns."""
 
 from __future__ import annotations
 
@@ -30,64 +30,62 @@ from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
 
-__all__ = ["Inspection", "MaskNote", "Sentinel", "TakenFor", "inspect_log"]
-
 _MOST_BYTES = 256 << 20
-"""Bytes of a log that are read, about, however many rows are asked for."""
+"""About how many bytes of a log are read at most, whatever number of rows is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenFor:
-    """Rows that are taken for one format, or for none."""
+    """Rows that are read as one format, or as none."""
 
     format: str | None
     """None: no format fits."""
     rows: int
     first_row: int
     told_by: tuple[str, ...] = ()
-    """The keys that show it."""
+    """The keys by which the format is recognized."""
     because: str = ""
     """Why no format fits."""
     near: tuple[Near, ...] = ()
-    """What the first of them was nearly taken for."""
+    """Formats that the first of them nearly matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskNote:
-    """How a column says what is trained."""
+    """How a mask column is encoded, and how much it trains."""
 
     path: str
     encodings: Mapping[str, int]
-    """How it is written, with the number of lists."""
+    """How many lists have each encoding."""
     trained: int
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sentinel:
-    """What a column of logprobs has where the mask trains nothing."""
+    """What a logprob column holds at untrained tokens."""
 
     path: str
     mask: str
     value: float
     """The most common value there; NaN for null."""
     share: float
-    """What share of the untrained places has it."""
+    """The share of untrained tokens that have it."""
     inside: int
-    """How often it stands at a trained token too."""
+    """How many trained tokens have it too."""
 
 
 @dataclass(slots=True)
 class Inspection:
-    """Everything that is said of the first rows of a log."""
+    """What the first rows of a log show."""
 
     file: str
     kind: str
-    """How the file is written: lines, values, array, parquet, arrow or torch."""
+    """The kind of file: lines, values, array, parquet, arrow or torch."""
     rows: int = 0
     """Rows that were read."""
     stopped: bool = False
-    """Whether there may be more rows than were looked at."""
+    """Whether the log may have more rows."""
     unreadable: dict[int, str] = field(default_factory=dict)
     """By row: why it could not be read."""
     taken: list[TakenFor] = field(default_factory=list)
@@ -95,24 +93,24 @@ class Inspection:
     more_columns: int = 0
     deeper: bool = False
     facts: dict[str, Facts] = field(default_factory=dict)
-    """By path, of the lists of numbers."""
+    """By path, for columns of number lists."""
     roles: Roles = field(default_factory=dict)
     relations: dict[str, list[Relation]] = field(default_factory=dict)
     """By scope."""
     masks: list[MaskNote] = field(default_factory=list)
     sentinels: list[Sentinel] = field(default_factory=list)
     mapping: dict[str, str] = field(default_factory=dict)
-    """Our columns and the log's: as given, else as proposed."""
+    """Our column names to the log's: as given, else as proposed."""
     given: bool = False
     """Whether the mapping was given."""
     trial: Trial | None = None
-    """What the mapping reads; None without one."""
+    """What reading with the mapping gives; None without a mapping."""
 
 
 def inspect_log(path: Path, rows: int = 100, settings: Settings | None = None) -> Inspection:
-    """The first `rows` rows of a file, looked at; StorageError when it cannot be read as a log at all.
+    """What the first `rows` rows of a file show; StorageError if it cannot be read as a log.
 
-    Of the settings, `format`, `columns`, `rows_at` and `max_row_bytes` count.
+    Uses the settings `format`, `columns`, `rows_at` and `max_row_bytes`.
     """
     settings = (settings or Settings()).at(path)
     log = open_log(path, max_row_bytes=settings.max_row_bytes, rows_at=settings.rows_at)
@@ -159,7 +157,7 @@ def _look_at_columns(found: Inspection, rows: Sequence[tuple[int, Row]]) -> None
 
 
 def _look_at_masks(found: Inspection, columns: Sequence[Column], items: Sequence[Item]) -> None:
-    """How masks are written, and what logprobs are where nothing is trained."""
+    """Fill in how masks are encoded, and what logprobs are at untrained tokens."""
     by_role = {
         role: [c.path for c in columns if found.roles[c.path].role is role and c.path in found.facts]
         for role in Role
@@ -192,7 +190,7 @@ def _encoding(item: Item, mask: str, ids: str | None) -> MaskEncoding | None:
 
 
 def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) -> Sentinel | None:
-    """The values outside the mask; None where the two never have the same length."""
+    """The most common logprob outside the mask; None if the two columns never line up."""
     outside: list[Any] = []
     inside: list[Any] = []
     for item in items:
@@ -201,7 +199,7 @@ def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) 
         if values is None or marks is None or encoding is None or not len(values):
             continue
         trained = trained_of(marks, encoding)
-        # A mask over the response stands at the end of logprobs over everything.
+        # A mask over the response lines up with the end of logprobs over the whole sequence.
         if len(trained) < len(values):
             trained = np.concatenate([np.zeros(len(values) - len(trained), dtype=bool), trained])
         if len(trained) == len(values):
@@ -218,7 +216,7 @@ def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) 
 
 
 def _name_storage_types(found: Inspection, schema: Any) -> None:
-    """Say of each column which type the schema of the file gives it."""
+    """Fill in the type that the file's schema gives each column."""
     import pyarrow as pa
 
     types: dict[tuple[str, ...], str] = {}
@@ -238,7 +236,7 @@ def _name_storage_types(found: Inspection, schema: Any) -> None:
 
 
 def _taken_for(rows: Sequence[tuple[int, Row]], settings: Settings) -> list[TakenFor]:
-    """What the rows are taken for, the most common first."""
+    """The formats that the rows are read as, the most common first."""
     named = settings.format or ("generic" if settings.columns else None)
     firsts: dict[tuple[str | None, str], tuple[int, Row]] = {}
     counts: Counter[tuple[str | None, str]] = Counter()

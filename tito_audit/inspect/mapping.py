@@ -1,4 +1,4 @@
-"""Mapping: which of our columns the log's columns are, to paste, and what a trial reading with it gives."""
+"""The mapping from our columns to the log's, ready to paste, and what a trial reading with it gives."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from tito_audit.inspect.roles import Role, Roles
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.terminal.shell import shell_word
 
-__all__ = ["Trial", "as_flags", "as_toml", "by_their_names", "proposed", "tried"]
-
 _KNOWN = {
     Role.IDS: FLAT_IDS,
     Role.MASK: MASKS,
@@ -41,7 +39,7 @@ _READ = (FLAT_IDS, PROMPT_IDS, COMPLETION_IDS, MASKS, LOGPROBS, CALL_LISTS)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a reading of the first rows as generic columns gave."""
+    """What reading the first rows as `generic` with the mapping gave."""
 
     rows: int = 0
     training_rows: int = 0
@@ -50,18 +48,18 @@ class Trial:
     """Rows with messages."""
     without_ids: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
-    """Why rows could not be read, with their number, most first."""
+    """Why rows could not be read, with the number of rows, the most common first."""
     misfits: Mapping[str, int] = field(default_factory=dict)
-    """Columns whose length fits no token of their row, with the number of rows."""
+    """Columns whose length does not fit the tokens of their row, with the number of rows."""
     unread: Mapping[str, int] = field(default_factory=dict)
-    """Columns in which a list is looked for and none is, with the number of rows."""
+    """Columns that should hold a list and do not, with the number of rows."""
 
 
 def proposed(columns: Sequence[Column], roles: Roles, rows: int) -> dict[str, str]:
-    """Our column name to the log's, for columns that can be named: those in the row and in its objects.
+    """Our column names to the log's, for columns that `--map` can name: those in the row and in its objects.
 
-    A row without a column that is mapped cannot be read, so the ids have to be in most rows, and everything
-    else wherever they are. {} for a log without such ids.
+    A row that lacks a mapped column cannot be read, so the ids have to be in most rows, and all other columns
+    wherever the ids are. {} for a log without such ids.
     """
     found: dict[str, str] = {}
     carriers = (Role.IDS, Role.COMPLETION_IDS, Role.CALLS)
@@ -71,7 +69,7 @@ def proposed(columns: Sequence[Column], roles: Roles, rows: int) -> dict[str, st
     def best(role: Role) -> Column | None:
         known = _KNOWN.get(role, ())
         fits = [column for column in there if roles[column.path].role is role]
-        # A name in use first, then what lies nearer to the top.
+        # Prefer known names, then columns nearer to the top.
         fits.sort(key=lambda c: (known.index(c.name) if c.name in known else len(known), len(c.keys)))
         return fits[0] if fits else None
 
@@ -100,7 +98,7 @@ def proposed(columns: Sequence[Column], roles: Roles, rows: int) -> dict[str, st
 
 
 def by_their_names(mapping: Mapping[str, str]) -> bool:
-    """Whether every column of the mapping is called so that it is read without one."""
+    """Whether the names in the mapping are all known, so that no mapping is needed."""
     return all(
         theirs == ours or any(ours in names and theirs in names for names in _READ)
         for ours, theirs in mapping.items()
@@ -108,7 +106,7 @@ def by_their_names(mapping: Mapping[str, str]) -> bool:
 
 
 def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str) -> Trial:
-    """What `generic` reads of these rows with the mapping."""
+    """What `generic` reads from these rows with the mapping."""
     form = format_named("generic")
     errors: Counter[str] = Counter()
     misfits: Counter[str] = Counter()
@@ -161,7 +159,7 @@ def as_flags(mapping: Mapping[str, str]) -> list[str]:
 
 
 def as_toml(mapping: Mapping[str, str], table: str = "tool.tito-audit") -> list[str]:
-    """The mapping as lines of a configuration file; `table` "" for a `tito-audit.toml`."""
+    """The mapping as lines of a configuration file; pass `table` "" for a `tito-audit.toml`."""
     name = f"{table}.map" if table else "map"
     return [f"[{name}]", *(f"{ours} = {_quoted_for_toml(theirs)}" for ours, theirs in mapping.items())]
 

@@ -1,4 +1,4 @@
-"""Relations: which lists of an object are as long as which, one shorter, or together as long as a third."""
+"""Relations between the lengths of lists in an object: equal, one shorter, adding up to a third."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from tito_audit.inspect.columns import Item
 from tito_audit.inspect.facts import Facts, Look
 from tito_audit.record.column import MaskEncoding, trained_of
 
-__all__ = ["Relation", "RelationKind", "relations_of"]
-
 _MOST = 64
-"""Lists of one object that are compared."""
+"""Maximum lists of one object that are compared."""
 _PARTS = 24
 _MOST_OF = 0.75
 """Share of the objects in which a relation has to hold."""
 _SEVERAL = 3
-"""Objects in which a relation has to hold that does not hold in others."""
+"""How many objects a relation has to hold in if it fails in others."""
 _COUNT = re.compile(r"len|num|count|total|size|tokens", re.IGNORECASE)
 
 
 class RelationKind(StrEnum):
-    """How the lengths of lists go together."""
+    """How the lengths of lists are related."""
 
     EQUAL = "equal"  # all of them, one entry each
     SUM = "sum"  # the first two together are as long as the third
@@ -44,17 +42,17 @@ class Relation:
     kind: RelationKind
     paths: tuple[str, ...]
     items: int
-    """In how many objects it holds, lists that are empty left out."""
+    """In how many objects it holds, not counting empty lists."""
     of: int
     """In how many objects it could hold."""
     except_row: int | None
-    """The first row in which it does not hold."""
+    """The first row in which it does not hold; None if it always holds."""
     varied: bool
-    """Whether lengths differed from object to object; else it may be chance."""
+    """Whether lengths vary between objects; if not, the relation may be chance."""
 
 
 class _Lengths:
-    """Lengths of the lists of a scope, `[P, I]` int64; -1 where an object does not have the list."""
+    """Lengths of the lists of a scope, `[P, I]` int64; -1 if an object lacks the list."""
 
     def __init__(self, items: Sequence[Item], paths: Sequence[str]) -> None:
         self.items = items
@@ -65,9 +63,9 @@ class _Lengths:
     def holds(
         self, kind: RelationKind, paths: tuple[str, ...], left: NDArray[np.int64], right: NDArray[np.int64]
     ) -> Relation | None:
-        """The relation, if left is right in most objects that have both; None when it is not.
+        """The relation, if left equals right in most objects that have both; else None.
 
-        A log that is looked at may be broken in some rows, which must not hide what holds in the others.
+        Some rows of a log may be broken, which must not hide what holds in the others.
         """
         both = (left >= 0) & (right >= 0) & (right > 0)
         same = both & (left == right)
@@ -80,9 +78,9 @@ class _Lengths:
 
 
 def relations_of(items: Sequence[Item], facts: Mapping[str, Facts]) -> list[Relation]:
-    """What holds of the lists of these objects; `facts` of their columns of numbers, by path."""
+    """The relations between the lists of these objects; `facts` of their number columns, by path."""
     paths = dict.fromkeys(path for item in items for path in item.lengths)
-    # Ids first: they speak for the columns that are as long.
+    # Ids first: they represent the columns of equal length.
     numeric = sorted((path for path in paths if path in facts), key=lambda path: facts[path].look is not Look.IDS)
     others = [path for path in paths if path not in facts]
     lengths = _Lengths(items, (numeric + others)[:_MOST])
@@ -97,13 +95,13 @@ def relations_of(items: Sequence[Item], facts: Mapping[str, Facts]) -> list[Rela
 
 
 def _groups(lengths: _Lengths, numeric: set[str]) -> list[list[int]]:
-    """Rows of the table that are as long as the first of their group, those with numbers first."""
+    """Rows of the table grouped by equal length; number lists come first."""
     groups: list[list[int]] = []
     for index, row in enumerate(lengths.table):
         path = lengths.paths[index]
         for group in groups:
             head = lengths.paths[group[0]]
-            # Short lists of other things are as long as one another by chance.
+            # Short lists of other things have equal lengths by chance.
             if head not in numeric or (path not in numeric and row.max() <= 3):
                 continue
             if lengths.holds(RelationKind.EQUAL, (head, path), row, lengths.table[group[0]]) is not None:
@@ -115,7 +113,7 @@ def _groups(lengths: _Lengths, numeric: set[str]) -> list[list[int]]:
 
 
 def _equal(lengths: _Lengths, group: Sequence[int]) -> Relation | None:
-    """The relation of a whole group: it holds in an object when it does of all lists that are there."""
+    """The relation of a whole group: it holds in an object if all of its lists have the same length."""
     if len(group) < 2:
         return None
     table = lengths.table[list(group)]
@@ -126,7 +124,7 @@ def _equal(lengths: _Lengths, group: Sequence[int]) -> Relation | None:
     found = lengths.holds(RelationKind.EQUAL, paths, np.where(there, same, -1), np.where(there, most, -1))
     if found is not None:
         return found
-    # Each goes with the first, in other rows than the next.
+    # Each list matches the first, but not all in the same rows.
     count, broken = int((there & (same == most)).sum()), np.flatnonzero(there & (same != most))
     row = lengths.items[broken[0]].row if len(broken) else None
     return Relation(RelationKind.EQUAL, paths, count, int(there.sum()), row, True)
@@ -144,7 +142,7 @@ def _parts(lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]) 
                 found.append(lengths.holds(RelationKind.MINUS_ONE, paths, left, table[c]))
     for number, a in enumerate(heads):
         for b in heads[number + 1 :]:
-            # Prompt and completion are ids, and so is what they make; what goes with one of them may be for it.
+            # Prompt, completion and the whole are ids; one of the parts may also be a column as long as it.
             both = np.where((table[a] > 0) & (table[b] > 0), table[a] + table[b], -1)
             for c in sorted(ids - {a, b}) if {a, b} & ids else ():
                 if table[c].max() > 3:
@@ -180,7 +178,7 @@ def _sampled(
         for head in heads:
             paths = (lengths.paths[head], path)
             row = lengths.table[head]
-            # Where everything is trained, every column has an entry for each trained token.
+            # If everything is trained, any column has one entry per trained token.
             if row.max() > 1 and ((row != marks) & (row == trained)).any():
                 found.append(lengths.holds(RelationKind.SAMPLED, paths, row, np.where(row >= 0, trained, -1)))
     return [relation for relation in found if relation is not None and relation.varied]

@@ -1,4 +1,4 @@
-"""Roles: what each column is for, guessed from names in use, values and lengths, with the reason."""
+"""Roles: what each column is for, guessed from known names, values and lengths, with the reason."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from tito_audit.inspect.columns import Column, Item, Numbers
 from tito_audit.inspect.facts import Facts, Look
 from tito_audit.inspect.relations import Relation, RelationKind
 
-__all__ = ["Guess", "Role", "Roles", "roles_of"]
-
 
 class Role(StrEnum):
     """What a column is for."""
@@ -28,7 +26,7 @@ class Role(StrEnum):
     MESSAGES = "messages"
     TOOLS = "tools"
     CALLS = "calls"
-    PER_TOKEN = "per token"  # lined up with tokens, and something else
+    PER_TOKEN = "per token"  # something else with one entry per token
     ATTENTION = "attention mask"
     POSITIONS = "positions"
     OFFSETS = "offsets"
@@ -44,16 +42,16 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """The role of a column and why."""
+    """The guessed role of a column, and why."""
 
     role: Role
     because: str = ""
     alignment: str = ""
-    """What its entries describe: full, response, call, sampled or shifted; "" when that is not known."""
+    """Which tokens its entries describe: full, response, call, sampled or shifted; "" if unknown."""
 
 
 _MOST = 32
-"""Columns of ids that are held against each other."""
+"""Maximum id columns compared with each other."""
 
 Roles = dict[str, Guess]
 """By path."""
@@ -95,7 +93,7 @@ def roles_of(
 
 
 class _Scope:
-    """The lists of numbers of one scope, held against each other."""
+    """The number lists of one scope, compared with each other."""
 
     def __init__(
         self,
@@ -110,7 +108,7 @@ class _Scope:
         self.relations = relations
 
     def ids(self) -> Roles:
-        """The columns of ids: which is the whole, which its two parts."""
+        """The roles of id columns: the whole sequence, prompt or completion."""
         found = {
             path: column
             for path, column in self.columns.items()
@@ -153,16 +151,16 @@ class _Scope:
         return Guess(Role.IDS, said)
 
     def _settled(self, roles: Roles) -> Roles:
-        """The same where names alone say what cannot be: a prompt without completion, two wholes."""
+        """The roles, corrected where names alone contradict: a prompt without completion, two whole sequences."""
         by_role = {role: [p for p, guess in roles.items() if guess.role is role] for role in Role}
         wholes, prompts, answers = by_role[Role.IDS], by_role[Role.PROMPT_IDS], by_role[Role.COMPLETION_IDS]
         if len(wholes) == 1 and answers and not prompts and self.columns[wholes[0]].name == "input_ids":
-            # SGLang and the TI/TO provider: the request is called so.
+            # SGLang and the TI/TO provider call the prompt `input_ids`.
             roles[wholes[0]] = Guess(Role.PROMPT_IDS, f"{roles[wholes[0]].because}; {answers[0]} goes on from it")
         elif len(prompts) == 1 and not answers and not wholes:
-            roles[prompts[0]] = Guess(Role.IDS, f"{roles[prompts[0]].because}; no completion beside it", "full")
+            roles[prompts[0]] = Guess(Role.IDS, f"{roles[prompts[0]].because}; there is no completion", "full")
         elif len(prompts) == len(wholes) == 1 and not answers and not self._is_start(prompts[0], wholes[0]):
-            said = f"{roles[wholes[0]].because}; beside {prompts[0]}, which it does not start with"
+            said = f"{roles[wholes[0]].because}; does not start with {prompts[0]}"
             roles[wholes[0]] = Guess(Role.COMPLETION_IDS, said, "call")
         return {
             path: Guess(guess.role, guess.because, "full") if guess.role is Role.IDS else guess
@@ -170,7 +168,7 @@ class _Scope:
         }
 
     def guess(self, column: Column, whole: str | None, answer: str | None) -> Guess:
-        """The role of a column of numbers that is no ids."""
+        """The role of a number column that does not hold ids."""
         path, name = column.path, column.name
         fact = self.facts[path]
         alignment = self._alignment(path, whole, answer)
@@ -204,7 +202,7 @@ class _Scope:
         return Guess(Role.LIST)
 
     def _alignment(self, path: str, whole: str | None, answer: str | None) -> str:
-        """What entries describe, as lengths tell; "" when they fit nothing."""
+        """Which tokens entries describe, judged by lengths; "" if they fit none."""
         if whole is not None and (path == whole or self._related(RelationKind.EQUAL, path, whole)):
             return "full"
         if answer is not None and self._related(RelationKind.EQUAL, path, answer):
@@ -215,7 +213,7 @@ class _Scope:
             return ""
         if any(r.kind is RelationKind.MINUS_ONE and r.paths == (path, whole) for r in self.relations):
             return "shifted"
-        # Behind a prompt that the row does not give as ids: shorter, and other such columns are as long.
+        # A response after a prompt that the row does not give as ids: shorter, with similar columns as long.
         name = self.columns[path].name
         if self._is_longer(whole, path) and (name in MASKS or name in LOGPROBS):
             return "response"
@@ -239,7 +237,7 @@ class _Scope:
         return bool(pairs) and all(len(b) >= len(a) for a, b in pairs) and any(len(b) > len(a) for a, b in pairs)
 
     def _is_start(self, part: str, whole: str) -> bool:
-        """Whether the whole starts with the part, but for a few objects that drifted."""
+        """Whether the whole starts with the part in most objects; a few may have drifted."""
         pairs = self._pairs(part, whole)
         held = sum(starts_with(b, a) for a, b in pairs)
         return bool(pairs) and 2 * held > len(pairs)
@@ -251,7 +249,7 @@ class _Scope:
 
 
 def _without_numbers(column: Column) -> Guess:
-    """The role of a column that holds no list of numbers."""
+    """The role of a column without number lists."""
     name, sample = column.name, column.samples[0] if column.samples else None
     if not +column.types:
         return Guess(Role.NOTHING, "always null")
@@ -282,7 +280,7 @@ def _list_of_objects(name: str, entries: Sequence[Any]) -> Guess:
 
 
 def _is_tool(entry: Mapping[str, Any]) -> bool:
-    """Whether it is the definition of a tool; a call of one has arguments."""
+    """Whether this is a tool definition; a tool call has arguments."""
     function = entry.get("function")
     if isinstance(function, Mapping):
         return "arguments" not in function

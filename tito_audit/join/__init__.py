@@ -20,7 +20,8 @@ from tito_audit.record.message import ToolSpec
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, find_logs
-from tito_audit.storage.chunks import Chunk, chunks_of
+from tito_audit.storage.chunk import Chunk
+from tito_audit.storage.chunks import chunks_of
 
 __all__ = ["Join", "form_of", "holds", "joined_counts", "lines_of"]
 

@@ -14,10 +14,10 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature
 from tito_audit.storage import Log, Output, RawRow
-from tito_audit.storage.chunks import Chunk, Reading
+from tito_audit.storage.chunk import Chunk, Reading
 from tito_audit.storage.lines import ParseRow
-from tito_audit.storage.random_access import RowsAgain, Ticket, line_at, unpacked
-from tito_audit.storage.sampling import Choice
+from tito_audit.storage.random_access import RandomAccess, Ticket, line_at, unpacked
+from tito_audit.storage.sampling import Sample
 
 __all__ = ["GATHERED", "Calls", "CallsOfRollout", "GatheredOutput", "is_capture"]
 
@@ -111,7 +111,7 @@ class Calls:
         self.path = log.path
         self._log = log
         self._parse = log.parse
-        self._reader = RowsAgain(log.path, max_row_bytes=log.max_row_bytes, parse=log.parse)
+        self._reader = RandomAccess(log.path, max_row_bytes=log.max_row_bytes, parse=log.parse)
         self.groups: list[list[Ticket]] = []
         known: dict[str, list[Ticket]] = {}
         for ticket, raw in self._reader:
@@ -125,19 +125,19 @@ class Calls:
         self._left_out = [0] * (len(self.groups) + 1)
         """How many rollouts before each are left out, and of all, where a share of the log is wanted."""
         if log.share is not None:
-            self._choose(Choice(log.share), {group[0][0]: name for name, group in known.items()})
+            self._choose(Sample(log.share), {group[0][0]: name for name, group in known.items()})
 
-    def _choose(self, choice: Choice, names: Mapping[int, str]) -> None:
-        """Keep the rollouts that the choice takes, told by their first line and their id."""
+    def _choose(self, sample: Sample, names: Mapping[int, str]) -> None:
+        """Keep the rollouts that the sample takes, told by their first line and their id."""
         left_out, kept = [], []
         for group in self.groups:
             index = group[0][0]
-            before = choice.left_out
+            before = sample.left_out
             name = names.get(index, "").encode("utf-8", "surrogatepass")
-            if choice.takes(index, index, name, len(name)):
+            if sample.takes(index, index, name, len(name)):
                 left_out.append(before)
                 kept.append(group)
-        self.groups, self._left_out = kept, [*left_out, choice.left_out]
+        self.groups, self._left_out = kept, [*left_out, sample.left_out]
 
     def __iter__(self) -> Iterator[RawRow]:
         for group, left_out in zip(self.groups, self._left_out, strict=False):
@@ -185,15 +185,15 @@ class _Gathered(Chunk):
     def rows(self, reading: Reading) -> Iterator[RawRow]:
         """One row a rollout; the size of the reading stays 0, since numbers are the file's."""
         for number, (group, packed) in enumerate(zip(self.groups, self.packed, strict=True)):
-            if reading.choice is not None:
-                reading.choice.left_out = self.left_out[number]
+            if reading.sample is not None:
+                reading.sample.left_out = self.left_out[number]
             raws = [
                 unpacked(data) if data is not None else line_at(self.path, ticket, self.limit, self.parse)
                 for ticket, data in zip(group, packed, strict=True)
             ]
             yield gathered(raws, self.limit)
-        if reading.choice is not None:
-            reading.choice.left_out = self.left_out[-1]
+        if reading.sample is not None:
+            reading.sample.left_out = self.left_out[-1]
 
 
 def gathered(raws: Sequence[RawRow], limit: int) -> RawRow:

@@ -13,7 +13,7 @@ from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.join._keys import Keys
 from tito_audit.record.rollout import Place
-from tito_audit.storage.random_access import Room, RowsAgain
+from tito_audit.storage.random_access import MemoryBudget, RandomAccess
 
 __all__ = ["Partners", "shown"]
 
@@ -36,8 +36,8 @@ class Partners:
         self.first_bad: Place | None = None
         """The first row that has no id or cannot be read."""
         self.first_id: str | None = None
-        room = Room()
-        self._readers = [RowsAgain(file, max_row_bytes=max_row_bytes, room=room) for file in files]
+        budget = MemoryBudget()
+        self._readers = [RandomAccess(file, max_row_bytes=max_row_bytes, budget=budget) for file in files]
         hashes, file_of, index_of, at = array("Q"), array("I"), array("Q"), array("Q")
         for number, reader in enumerate(self._readers):
             for ticket, raw in reader:

@@ -1,7 +1,7 @@
-"""The arrays of the record and how plain values become them.
+"""The arrays of a rollout, and how they are made of plain values.
 
-Axis letters used in names and comments: `T` tokens of a training row, `P` tokens of one prompt,
-`C` tokens of one completion, `B` blocks of an alignment, `V` the vocabulary.
+Axis letters in names and comments: `T` tokens of a training row, `P` tokens of one prompt, `C` tokens of one
+completion, `B` blocks of an alignment, `V` the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-
-__all__ = ["Ids", "Logprobs", "Mask", "Offsets", "as_floats", "as_ids", "empty_ids", "json_kind"]
 
 Ids: TypeAlias = NDArray[np.int32]
 """Token ids, `[N]` int32."""
@@ -37,7 +35,7 @@ def empty_ids() -> Ids:
 def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
     """Plain integers as `[N]` int32; `name` is the column, for the message.
 
-    Floats, strings, booleans, nested lists and values that fit no 32-bit vocabulary raise RecordError.
+    RecordError if not token ids: floats, strings, booleans, nested lists, values outside 32 bits.
     """
     if isinstance(values, np.ndarray):
         array = values
@@ -69,7 +67,7 @@ def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
 
 
 def as_floats(values: Sequence[Any] | NDArray[Any], name: str) -> NDArray[np.float64]:
-    """Plain numbers as `[N]` float64; None becomes NaN, "not recorded". Others raise RecordError."""
+    """Plain numbers as `[N]` float64, None as NaN ("not recorded"); RecordError for anything else."""
     if isinstance(values, np.ndarray):
         if values.ndim != 1 or values.dtype.kind not in "iufb":
             raise RecordError(f"column {name!r} holds {values.dtype} values of {values.ndim} dimensions")
@@ -85,12 +83,12 @@ def as_floats(values: Sequence[Any] | NDArray[Any], name: str) -> NDArray[np.flo
             return np.array(values, dtype=np.float64)
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     except OverflowError:
-        raise RecordError(f"column {name!r} holds a number that no float can hold") from None
+        raise RecordError(f"column {name!r} holds a number too large for a float") from None
 
 
 def json_kind(value: object) -> str:
-    """The JSON word for a value's type, for messages."""
-    if isinstance(value, np.generic):  # an entry of an array is what JSON had there
+    """The type of a value in JSON's words, for messages."""
+    if isinstance(value, np.generic):  # an entry of an array
         value = value.item()
     if value is None:
         return "null"

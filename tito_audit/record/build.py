@@ -1,4 +1,4 @@
-"""From raw columns to a Turn's or a TrainingRow's: fitted by length, never dropped, never padded."""
+"""Columns of turns and training rows, made of raw values: fitted by length, never dropped, never padded."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from tito_audit.record.column import (
 )
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["call_columns", "column_values", "training_row"]
-
 Raw = Sequence[Any] | NDArray[Any]
 
 
@@ -38,15 +36,14 @@ def training_row(
     shifts: bool | None = False,
     whole: bool = False,
 ) -> TrainingRow:
-    """A training row out of raw columns, each given as (name in the log, values).
+    """A training row from raw columns, each given as (name in the log, values).
 
-    A mask or logprob column whose length or values fit nothing stays in `columns` with alignment None
-    and leaves `loss_mask` or `logprobs` None. `other` holds every other per-token column with its move
-    policy; those whose length fits nothing are left out, since any list may sit in a row.
-    `absent_mask_trains_response` is the slime convention: null means that all after the prompt trains.
-    `shifts` says whether mask and logprobs of this log leave out the first token, which nothing predicts: None
-    where they may, and then logprobs beside a mask over all tokens have to show it. `whole`: both always have an
-    entry for each token.
+    A mask or logprob column whose length or values do not fit stays in `columns` with alignment None and leaves
+    `loss_mask` or `logprobs` None. `other` holds the other per-token columns with their move policies; those whose
+    length does not fit are left out, since a row may hold any list. `absent_mask_trains_response` is the slime
+    convention: null trains everything after the prompt. `shifts` says whether mask and logprobs of this log leave
+    out the first token, which nothing predicts; None: perhaps, if logprobs next to a mask over all tokens show it.
+    `whole`: both always have an entry for every token.
     """
     full = len(token_ids)
     columns: list[Column] = []
@@ -82,7 +79,7 @@ def call_columns(
     other: Mapping[str, tuple[Raw, MovePolicy]] | None = None,
     sentinel: float | None = None,
 ) -> tuple[Logprobs | None, tuple[Column, ...]]:
-    """The logprobs `[C]` of one call if they fit its completion, and all its columns as recorded."""
+    """The logprobs `[C]` of one call, None if they do not fit its completion, and all its columns as recorded."""
     columns: list[Column] = []
     values: Logprobs | None = None
     if logprobs is not None:
@@ -98,14 +95,15 @@ def call_columns(
 
 
 def _shows_shift(logprobs: Logprobs, masks: Sequence[Column], loss_mask: Mask | None) -> bool:
-    """Whether logprobs without a first entry are complete: the mask has none either, or they fit it so only."""
+    """Whether logprobs without a first entry are complete: the mask lacks it too, or only that way do they fit
+    it."""
     if loss_mask is None or any(mask.alignment is Alignment.SHIFTED for mask in masks):
         return True
     return _fits(logprobs, loss_mask[1:]) and not _fits(logprobs, loss_mask[:-1])
 
 
 def _fits(logprobs: Logprobs, trained: Mask) -> bool:
-    """Whether all entries that are not trained are one value that is no logprob, and no trained one is it."""
+    """Whether untrained entries all share one value that is not a logprob, and no trained entry has it."""
     outside = np.unique(logprobs[~trained])
     if len(outside) != 1 or -100 < outside[0] < 0:
         return False
@@ -116,7 +114,7 @@ def _fits(logprobs: Logprobs, trained: Mask) -> bool:
 def _mask_column(
     name: str, entries: Raw, token_ids: Ids, prompt_length: int | None, shifts: bool | None
 ) -> tuple[Column, Mask | None]:
-    """The mask as recorded, and as `[T]` if its values and its length say something."""
+    """The mask as recorded, and as `[T]`; None for that if its values or its length do not fit."""
     raw = column_values(entries)
     fit = alignment_by_length(len(raw), full=len(token_ids), prompt_length=prompt_length)
     fit = None if fit is Alignment.SHIFTED and shifts is False else fit
@@ -130,7 +128,7 @@ def _mask_column(
 
 
 def column_values(entries: Raw) -> NDArray[Any]:
-    """Entries as numbers where they are numbers (None as NaN), else as objects, one a token."""
+    """Entries as numbers if all are numbers (None as NaN), else as objects; one a token."""
     if isinstance(entries, np.ndarray):
         return entries
     kinds = set(map(type, entries))

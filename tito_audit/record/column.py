@@ -1,4 +1,4 @@
-"""Per-token columns: what entry *i* describes, how a mask is written, what moves with a token."""
+"""Per-token columns: what entry *i* describes, how a mask is encoded, what moves with a token."""
 
 from __future__ import annotations
 
@@ -11,21 +11,8 @@ from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Mask
 
-__all__ = [
-    "Alignment",
-    "Column",
-    "ColumnRole",
-    "MaskEncoding",
-    "MovePolicy",
-    "alignment_by_length",
-    "mask_encoding",
-    "spread",
-    "trained_of",
-]
-
-
 _NO_ID = 2**31
-"""From here on a number is no token id, and no weight."""
+"""Numbers from here on are neither token ids nor weights."""
 
 
 class Alignment(StrEnum):
@@ -41,14 +28,14 @@ class Alignment(StrEnum):
 
 
 class MaskEncoding(StrEnum):
-    """How a loss mask says "trained"."""
+    """How a loss mask marks trained tokens."""
 
     LABELS = "labels"  # its own token id, else -100
     BINARY = "binary"  # 1, else 0
     FLOAT = "float"  # a weight above 0.0, else 0.0
     BOOL = "bool"  # true, else false
-    IMPLIED = "implied"  # what a call generated, else not
-    ABSENT = "absent"  # null: the whole response
+    IMPLIED = "implied"  # no mask: what a call generated is trained
+    ABSENT = "absent"  # null: the whole response is trained
 
 
 class ColumnRole(StrEnum):
@@ -60,39 +47,38 @@ class ColumnRole(StrEnum):
 
 
 class MovePolicy(StrEnum):
-    """What becomes of a column's entries when tokens move or change."""
+    """What happens to a column's entries when tokens move or change."""
 
-    MOVE = "move"  # belongs to its token and goes where it goes
-    COPY = "copy"  # repeats the ids and is written again from them
+    MOVE = "move"  # moves with its token
+    COPY = "copy"  # derived from the ids and derived again
     STALE = "stale"  # computed by a trainer from the old ids; wrong at and after any change
     DROP = "drop"  # cannot be rebuilt (expert routing, kept-token sets)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One per-token column as recorded, before anything is made of it."""
+    """One per-token column as recorded, before it is interpreted."""
 
     name: str
     role: ColumnRole
     values: NDArray[Any]
-    """`[N]` as recorded; numbers where it holds numbers, else objects. NaN stands for null."""
+    """`[N]` as recorded; numbers if all are numbers, else objects. NaN for null."""
     alignment: Alignment | None
-    """None when its length fits nothing it could describe; rules REC002 and LPR501 look for that."""
+    """None when the length fits nothing that it could describe; REC002 and LPR501 report that."""
     policy: MovePolicy = MovePolicy.MOVE
     encoding: MaskEncoding | None = None
-    """Of a mask; None for other roles."""
+    """Of a mask; None for other roles, or when the values are not a mask."""
     sentinel: float | None = None
-    """Of logprobs: what the format writes where no logprob exists; None when it writes null or nothing."""
+    """Of logprobs: what the format writes where there is none; None when it writes null or nothing."""
 
 
 def alignment_by_length(
     length: int, *, full: int, prompt_length: int | None = None, trained: int | None = None
 ) -> Alignment | None:
-    """What a column of this length describes; never decided by its name.
+    """What a column of this length describes; its name is never considered.
 
-    `full` is the number of tokens, `prompt_length` the first sampled position if known, `trained` the
-    number of trained tokens if known. The first of full, response, sampled, shifted that fits; None
-    when none does.
+    `full` is the number of tokens, `prompt_length` the first sampled position if known, `trained` the number of
+    trained tokens if known. The first of full, response, sampled, shifted that fits; None if none does.
     """
     if length == full:
         return Alignment.FULL
@@ -114,7 +100,7 @@ def spread(
     trained: Mask | None = None,
     fill: Any = np.nan,
 ) -> NDArray[Any]:
-    """A column as one entry a token, `[full]`; `fill` where it says nothing."""
+    """A column as one entry for each token, `[full]`; `fill` where it has none."""
     if alignment is Alignment.FULL:
         return values
     out = np.full(full, fill, dtype=np.result_type(values.dtype, type(fill)))
@@ -130,11 +116,11 @@ def spread(
 
 
 def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding | None:
-    """How a mask column is written; None when its values are no mask.
+    """How a mask column is encoded; None when its values are not a mask.
 
-    A column of booleans is BOOL; of 0 and 1, BINARY; of -100 and ids, LABELS (Atropos, NousResearch/atropos
-    `atroposlib/envs/base.py`), which without a -100 has to be the `ids` of its tokens; of 0 and weights above
-    it, FLOAT. Other whole numbers count or name something (a segment, a turn) and say nothing of the loss.
+    Booleans are BOOL; 0 and 1 BINARY; -100 and ids LABELS (Atropos, NousResearch/atropos
+    `atroposlib/envs/base.py`), which without a -100 have to be the `ids` of their tokens; 0 and positive weights
+    FLOAT. Other whole numbers count or number something (segments, turns) and say nothing about the loss.
     """
     if values.dtype.kind == "b":
         return MaskEncoding.BOOL
@@ -150,13 +136,14 @@ def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding 
 
 
 def _are_labels(values: NDArray[Any]) -> bool:
-    """Whether all but -100 could be ids."""
+    """Whether all values except -100 could be ids."""
     said = values[values != -100]
     return bool(((said >= 0) & (said < _NO_ID) & (said == np.floor(said))).all())
 
 
 def _are_weights(values: NDArray[Any]) -> bool:
-    """Whether these floats weigh tokens; several whole numbers are rather segments that a table made floats."""
+    """Whether these floats are weights; several different whole numbers are segment numbers that a table stored
+    as floats."""
     if values.dtype.kind != "f" or values.min() < 0 or values.max() >= _NO_ID:
         return False
     fractions = bool((values != np.floor(values)).any())
@@ -164,7 +151,7 @@ def _are_weights(values: NDArray[Any]) -> bool:
 
 
 def trained_of(values: NDArray[Any], encoding: MaskEncoding) -> Mask:
-    """True where the mask column says that the token is trained, `[N]` bool."""
+    """`[N]` bool: True where the mask column marks the token as trained."""
     if encoding is MaskEncoding.LABELS:
         return np.asarray(values != -100)
     return np.asarray(values > 0)

@@ -1,4 +1,4 @@
-"""Edits: where an updated row differs from the row it was made of."""
+"""Edits: where an updated row differs from the original row."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["ABSENT", "Edit", "Path", "edits_between", "with_edits"]
-
 Path = tuple[str | int, ...]
-"""Keys and positions that lead to a value, from the outside in."""
+"""Keys and positions that lead to a value, outermost first."""
 
 
 class _Absent:
-    """No value: the key is not there any more."""
+    """No value: the key is removed."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -26,7 +24,7 @@ ABSENT: Final = _Absent()
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One value put in place of another."""
+    """One value replaced by another."""
 
     path: Path
     value: Any
@@ -34,10 +32,10 @@ class Edit:
 
 
 def edits_between(old: Any, new: Any, path: Path = ()) -> Iterator[Edit]:
-    """The smallest edits that turn `old` into `new`; parts that are the same object are not looked into.
+    """The smallest edits that turn `old` into `new`; parts that are the same object are not compared.
 
-    Objects are compared key by key. Lists of one length that hold objects or lists are compared entry by
-    entry; any other list is one value.
+    Objects are compared key by key. Lists of equal length that hold objects or lists are compared entry by entry;
+    any other list is one value.
     """
     if old is new:
         return
@@ -55,7 +53,7 @@ def edits_between(old: Any, new: Any, path: Path = ()) -> Iterator[Edit]:
 
 
 def with_edits(value: Any, edits: Sequence[Edit]) -> Any:
-    """A value with edits made to it; what they do not touch is shared, not copied."""
+    """A value with edits applied; what they do not touch is shared, not copied."""
     for edit in edits:
         value = _edited(value, edit.path, edit.value)
     return value
@@ -78,14 +76,14 @@ def _edited(value: Any, path: Path, new: Any) -> Any:
 
 
 def _nested(value: Any) -> bool:
-    """A list whose entries are worth looking into one by one."""
+    """Whether a value is a list with entries that are compared one by one."""
     return isinstance(value, list | tuple) and any(
         isinstance(entry, Mapping | list | tuple | np.ndarray) for entry in value
     )
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Equal in value and in kind: 1, 1.0 and True are three things, and so are a list and an array."""
+    """Whether two values are equal and of one type: 1, 1.0 and True differ, and so do a list and an array."""
     if type(old) is not type(new):
         return False
     if isinstance(old, np.ndarray):

@@ -1,4 +1,4 @@
-"""What an audit says: Severity, Hit, Finding, Skip, Result."""
+"""What an audit reports: Severity, Hit, Finding, Skip, Result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from enum import IntEnum, StrEnum
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Witness
 
-__all__ = ["Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"]
-
 
 class Severity(IntEnum):
-    """What happened to training, not how odd the tokens look."""
+    """What it does to training, not how odd the tokens look."""
 
     NOTE = 0  # true, worth knowing, harmless as logged
     WARNING = 1  # the log cannot prove otherwise, or off-policy but consistent
@@ -27,12 +25,12 @@ class Severity(IntEnum):
 
     @classmethod
     def bar(cls, word: str) -> Severity | None:
-        """What a finding has to reach under that word of `fail_on`; None for `never`."""
+        """The severity from which findings count under this word of `fail_on`; None for `never`."""
         return None if word == "never" else cls[word.upper()]
 
 
 class Where(StrEnum):
-    """The recorded sequence that a token range counts in."""
+    """The recorded sequence that a token range indexes."""
 
     PROMPT = "prompt"  # Turn.prompt_ids of the finding's turn
     COMPLETION = "completion"  # Turn.completion_ids of the finding's turn
@@ -42,7 +40,7 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a difference: ids and how each token reads; a piece of undecodable bytes is \\xNN."""
+    """One side of a difference: ids, and each token as text; bytes that are not text as \\xNN."""
 
     ids: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()
@@ -50,14 +48,14 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What a rule yields."""
+    """A place that a rule reports."""
 
     where: Where
     start: int
     end: int
-    """Half-open token range in that sequence; start == end marks a place between tokens."""
+    """`start` and `end` are a half-open token range of that sequence; if equal, a place between tokens."""
     message: str
-    """One sentence in a researcher's words: what is wrong here and what it does to training."""
+    """One sentence for a researcher: what is wrong here and what it does to training."""
     turn: int | None = None
     cause: str = ""
     """A few words that group findings: `tool call spacing`, `reasoning stripped`, `shifted by +1`."""
@@ -69,33 +67,33 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A hit with its code and place."""
+    """A hit with its code, severity and place."""
 
     code: str
     severity: Severity
     place: Place
     hit: Hit
     repair: str | None = None
-    """Name of the repair that would cure it; None while none claims its code."""
+    """Name of the repair that claims it; None if none does."""
     known: bool = False
-    """True when the baseline of the run holds it: it fails no gate."""
+    """True when the run's baseline holds it, so it fails no gate."""
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits, the same when rows before it come or go and when its log gets another name.
+        """16 hexadecimal digits that stay the same when rows before it come or go or the log is renamed.
 
-        Rollouts of one prompt may share it: it says nothing of a rollout that the tokens do not say.
+        Rollouts of one prompt may share it: it depends only on tokens and cause.
         """
         hit = self.hit
         parts = (self.code, self.place.item, hit.turn, hit.where, hit.start, hit.end, hit.cause)
-        # Pieces are known with a tokenizer only, and say what ids say.
+        # Pieces need a tokenizer and add nothing to ids.
         text = repr((parts, hit.recorded.ids, hit.canonical.ids, () if hit.recorded.ids else hit.recorded.pieces))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A rule that could not look at a rollout, and what was missing."""
+    """A rule that could not check a rollout, with the reason."""
 
     code: str
     because: str
@@ -104,7 +102,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One rollout (or one unreadable row), done."""
+    """The audit of one rollout, of one unreadable row, or of a whole log."""
 
     place: Place
     rollout: Rollout | None
@@ -114,13 +112,13 @@ class Result:
     counts: Mapping[str, int] = field(default_factory=dict)
     """`turns`, `tokens`, `generated_tokens` of this rollout."""
     told_by: tuple[str, ...] = ()
-    """The keys that showed the format, of one of the first rows of each format in a file."""
+    """The keys by which the format was recognized, on one of the first rows of each format in a file."""
     observed: object = None
-    """What a viewer shows beside the findings, where a report asked for it; only viewers look into it."""
+    """What a viewer shows next to the findings, if a report asked for it; only viewers read it."""
     witness: Witness | None = None
-    """What the row says of how its log was written; None when it says nothing."""
+    """What the row shows about how its log was written; None when it shows nothing."""
     misfit: Finding | None = None
-    """What says that another tokenizer or template wrote the log than it was to be audited with; rules that would
-    only repeat it were held back."""
+    """The finding that the log was written with another tokenizer or template; rules that would only repeat it
+    were held back."""
     of_log: bool = False
-    """True for findings of a whole log: the result is of no rollout and of no unreadable row."""
+    """True for findings of a whole log: the result is neither a rollout nor an unreadable row."""

@@ -1,4 +1,4 @@
-"""Edits made to JSON text, where every byte outside the edited values stays as it is."""
+"""Edits applied to JSON text; every byte outside the edited values stays as it is."""
 
 from __future__ import annotations
 
@@ -13,27 +13,25 @@ import orjson
 
 from tito_audit.record.edits import ABSENT, Edit, Path, edits_between, with_edits
 
-__all__ = ["dump_json_like", "rewrite_json", "rewritten_string"]
-
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(r'[^ \t\n\r,:"\[\]{}]++')
 _TO_BRACKET = re.compile(r'[^"\[\]{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"\[\]{}]*+)*+', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXACT = 2**53
-"""Below it a whole number is the same number as a float."""
+"""Whole numbers below this are exact as floats."""
 
 Span = tuple[int, int]
 Change = tuple[int, int, str]
-"""Text to be put in place of what lies between two positions."""
+"""Text that replaces what is between two positions."""
 
 
 def rewrite_json(text: str, edits: Sequence[Edit]) -> str:
-    """The text with edits made to the value it holds; `text` itself when there are none.
+    """The text with edits applied to the value it holds; `text` itself when there are none.
 
-    `text` has to be JSON as Python or orjson reads it. White space, key order, escapes, the spelling of
-    numbers and repeated keys (of which the last counts, as for parsers) survive; new values are written in
-    the style of what they replace. ValueError when a path leads to nothing.
+    `text` has to be JSON that Python or orjson can read. White space, key order, escapes, the spelling of numbers
+    and repeated keys (of which the last counts, as for parsers) are kept; new values are written in the style of
+    those they replace. ValueError when a path leads nowhere.
     """
     tree: _New | _Tree = {}
     for edit in edits:
@@ -45,12 +43,12 @@ def rewrite_json(text: str, edits: Sequence[Edit]) -> str:
 
 
 def rewritten_string(text: str, old: Any, new: Any) -> str:
-    """JSON text that held `old` and holds `new` now; for columns that keep JSON in a string."""
+    """JSON text of `old` rewritten to hold `new`; for columns that keep JSON in a string."""
     return rewrite_json(text, list(edits_between(old, new)))
 
 
 def dump_json_like(value: Any, text: str) -> str:
-    """A value as JSON on one line, with the separators of a text, escaping what is not ASCII if it does."""
+    """A value as JSON on one line, with the separators of `text`, escaped to ASCII if `text` is."""
     style = _plain_style(text)
     start = _space(text, 0)
     if text[start : start + 1] in {"{", "["}:
@@ -63,7 +61,7 @@ def dump_json_like(value: Any, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _New:
-    """A value that replaces whatever is there."""
+    """A value that replaces another."""
 
     value: Any
 
@@ -73,7 +71,7 @@ _Tree = dict[str | int, Any]
 
 
 def _planted(node: _New | _Tree, path: Path, value: Any) -> _New | _Tree:
-    """The tree with one more edit; a later edit sees what the earlier ones left."""
+    """The tree with one more edit; later edits apply to what earlier ones left."""
     if not path:
         return _New(value)
     if isinstance(node, _New):
@@ -83,7 +81,7 @@ def _planted(node: _New | _Tree, path: Path, value: Any) -> _New | _Tree:
 
 
 def _change(text: str, start: int, node: _New | _Tree, outer: _Style, changes: list[Change]) -> None:
-    """Collects what to change in the value at `start`, which stands in a container of style `outer`."""
+    """Collect the changes to the value at `start`, whose container has the style `outer`."""
     if isinstance(node, _New):
         end = _after(text, start)
         changes.append((start, end, _respelled(text, (start, end), node.value, outer)))
@@ -124,7 +122,7 @@ def _change_object(text: str, start: int, node: _Tree, outer: _Style, changes: l
             gap = _gap(text, spans, style)
             changes.append((left[-1][1], left[-1][1], "".join(gap + new for new in added)))
     elif added or spans:
-        # One that had no members is laid out like the container around it.
+        # An object without members takes the layout of its container.
         outside = style.margin, outer.margin
         if spans:
             outside = text[start + 1 : spans[0][0]], text[spans[-1][1] : end - 1]
@@ -133,7 +131,7 @@ def _change_object(text: str, start: int, node: _Tree, outer: _Style, changes: l
 
 
 def _spliced(text: str, span: Span, changes: Sequence[Change]) -> str:
-    """A part of the text with changes made to it."""
+    """A part of the text with changes applied."""
     parts, position = [], span[0]
     for start, end, new in sorted(changes, key=lambda change: change[:2]):
         parts += [text[position:start], new]
@@ -142,12 +140,12 @@ def _spliced(text: str, span: Span, changes: Sequence[Change]) -> str:
 
 
 def _removed(spans: Sequence[Span], left: Sequence[Span]) -> list[Change]:
-    """Cuts that take members out of an object, each with one comma."""
+    """Changes that remove members from an object, each with one comma."""
     kept = set(left)
     cuts: list[Change] = []
     for index, span in enumerate(spans):
         if span not in kept:
-            # Before the first that stays, the comma behind goes; after it, the one in front.
+            # Before the first member that stays, remove the comma after; later, the comma before.
             leading = span < left[0]
             cuts.append((span[0], spans[index + 1][0], "") if leading else (spans[index - 1][1], span[1], ""))
     return cuts
@@ -164,9 +162,9 @@ class _Style:
     """Between entries on one line."""
     colon: str = ": "
     margin: str = ""
-    """The line break and indentation in front of each entry; empty on one line."""
+    """The line break and indentation before each entry; empty on one line."""
     step: str = ""
-    """What one level indents."""
+    """The indentation of one level."""
     ascii: bool = True
 
 
@@ -175,7 +173,7 @@ def _plain_style(text: str) -> _Style:
 
 
 def _style_of(text: str, start: int, spans: Sequence[Span], outer: _Style) -> _Style:
-    """The style of the container at `start`; where it shows none, that of the container around it."""
+    """The style of the container at `start`; where it shows none, that of its own container."""
     colon = outer.colon
     if not spans:
         margin = outer.margin and outer.margin + outer.step
@@ -199,27 +197,27 @@ def _style_of(text: str, start: int, spans: Sequence[Span], outer: _Style) -> _S
 
 
 def _gap(text: str, spans: Sequence[Span], style: _Style) -> str:
-    """What stands between two entries of a container."""
+    """The text between two entries of a container."""
     if len(spans) > 1:
         return text[spans[0][1] : spans[1][0]]
     return f",{style.margin}" if style.margin else style.comma
 
 
 def _written(value: Any, style: _Style) -> str:
-    """A value that is new, as an entry of a container of this style."""
+    """A new value, as an entry of a container of this style."""
     if style.margin:
-        # Line breaks inside strings are escaped, so each one here begins a line of the layout.
+        # Line breaks in strings are escaped, so every line break here belongs to the layout.
         text = json.dumps(
             value, ensure_ascii=style.ascii, indent=style.step, separators=(",", style.colon), default=_plain
         ).replace("\n", style.margin)
     else:
         text = json.dumps(value, ensure_ascii=style.ascii, separators=(style.comma, style.colon), default=_plain)
-    # Half a surrogate pair has no bytes of its own, so it is escaped in any style.
+    # Half of a surrogate pair cannot be written as UTF-8, so it is escaped in any style.
     return text if style.ascii else _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _respelled(text: str, span: Span, new: Any, outer: _Style) -> str:
-    """A value that replaces another: what is equal in both keeps its spelling."""
+    """A value that replaces another; parts equal in both keep their spelling."""
     start, end = span
     if isinstance(new, np.ndarray):
         new = new.tolist()
@@ -238,7 +236,7 @@ def _respelled(text: str, span: Span, new: Any, outer: _Style) -> str:
 
 
 def _relisted(text: str, span: Span, new: Sequence[Any], outer: _Style) -> str:
-    """A list that replaces another; entries that both hold are copied with what stands between them."""
+    """A list that replaces another; entries of both are copied with the text between them."""
     start, end = span
     spans, _ = _spans(text, start)
     if not spans:
@@ -264,7 +262,8 @@ def _relisted(text: str, span: Span, new: Sequence[Any], outer: _Style) -> str:
 
 
 def _origins(old: Sequence[Any], new: Sequence[Any]) -> list[int | None]:
-    """For each new entry the old one whose spelling it takes: the same place from either end, else the first."""
+    """For each new entry the old one whose spelling it takes: at the same place from either end, else the first
+    equal one."""
     kinds = {type(value) for value in old}
     mixed = int in kinds and float in kinds
     was, now = _keys(old, mixed), _keys(new, mixed)
@@ -277,9 +276,9 @@ def _origins(old: Sequence[Any], new: Sequence[Any]) -> list[int | None]:
 
 
 def _keys(values: Sequence[Any], mixed: bool = False) -> list[str]:
-    """Each value in one spelling, to tell equal ones.
+    """Each value in one spelling, for comparison.
 
-    In a list that mixes whole numbers and floats, as writers do that leave out `.0`, 0 and 0.0 are equal.
+    In a list that mixes whole numbers and floats, as some writers omit `.0`, 0 and 0.0 are equal.
     """
     if mixed:
         values = [float(v) if type(v) is int and -_EXACT < v < _EXACT else v for v in values]
@@ -289,7 +288,7 @@ def _keys(values: Sequence[Any], mixed: bool = False) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """What json.dumps asks for: the plain value of numpy's and of other mappings."""
+    """The plain value of numpy objects and other mappings, for json.dumps."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -298,7 +297,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parsed(text: str) -> Any:
-    """The value of a text, as rows are read: by orjson, and by Python where that refuses."""
+    """The value of a text, parsed as rows are: by orjson, or by Python if that fails."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -334,7 +333,7 @@ def _after(text: str, start: int) -> int:
 
 
 def _spans(text: str, start: int) -> tuple[list[Span], int]:
-    """From where to where each entry or member of the container at `start` goes, and where it ends."""
+    """The range of each entry or member of the container at `start`, and where the container ends."""
     if text[start] == "[":
         end = _after(text, start)
         if not any(sign in text[start + 1 : end] for sign in '"[{'):

@@ -1,4 +1,4 @@
-"""Messages in the chat form that templates read, with what was logged kept as it was."""
+"""Messages in the chat form that templates read; what was logged is kept as it was."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, speaker_of
 
-__all__ = ["Message", "ToolCall", "ToolSpec", "as_message", "as_messages", "as_tools", "without_arrays"]
-
 ToolSpec = Mapping[str, Any]
 """One tool definition as logged, in OpenAI chat form: `{"type": "function", "function": {...}}`."""
 
@@ -23,11 +21,11 @@ _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a tool, with its arguments as the log wrote them."""
+    """One call of a tool, with its arguments as logged."""
 
     name: str
     arguments: str | Mapping[str, Any] | None
-    """The raw string as sampled and parsed out, or the object if the log parsed it; None if absent."""
+    """The raw string as sampled, or the object if the log holds it parsed; None if absent."""
     id: str | None = None
 
 
@@ -35,8 +33,8 @@ class ToolCall:
 class Message:
     """One message of a conversation.
 
-    `wire` is what a chat template is given: the message as logged, in OpenAI chat form, unknown keys
-    included. The other fields are read out of it for rules and reports.
+    `wire` is what a chat template gets: the message as logged, in OpenAI chat form, unknown keys included. The
+    other fields are read from it, for rules and reports.
     """
 
     role: str
@@ -44,30 +42,30 @@ class Message:
     content: str | tuple[Mapping[str, Any], ...] | None = None
     """Text, content parts, or None where the log has null or nothing (tool calls only)."""
     reasoning: str | None = None
-    """The reasoning logged apart from the content; None when the log has none."""
+    """The reasoning, if the log keeps it separate from the content; else None."""
     tool_calls: tuple[ToolCall, ...] = ()
-    heard: str | None = field(default=None, compare=False, repr=False)
-    """Who speaks, where the run states which roles were sampled; None: as the role has it."""
+    stated_speaker: str | None = field(default=None, compare=False, repr=False)
+    """Who speaks, if the run states which roles were sampled; None: as the role implies."""
 
     @property
     def speaker(self) -> str:
-        """Who speaks: `assistant` if the model under training does, `user`, `system`, `tool`, or a role that is
-        not known, as `Speakers.speaker` has it."""
-        return self.heard or speaker_of(self.role)
+        """Who speaks: `assistant` for the model under training, `user`, `system`, `tool`, or what
+        `Speakers.speaker` makes of an unknown role."""
+        return self.stated_speaker or speaker_of(self.role)
 
     @property
     def sampled(self) -> bool:
-        """Whether the model under training wrote the message, as far as its role says."""
+        """Whether the model under training wrote the message, judging by its role."""
         return self.speaker == ASSISTANT
 
     @property
     def given(self) -> bool:
-        """Whether the message is known to be another's than the model's under training."""
+        """Whether the message is known not to be from the model under training."""
         return self.speaker in GIVEN_SPEAKERS
 
     @property
     def text(self) -> str:
-        """The content as one string; parts that are not text are left out."""
+        """The content as one string, without parts that are not text."""
         if isinstance(self.content, str):
             return self.content
         parts = self.content or ()
@@ -77,8 +75,8 @@ class Message:
 def as_message(value: object, where: str) -> Message:
     """One logged message object as a Message; `where` names it in errors.
 
-    `reasoning` and `thinking` are also offered to the template as `reasoning_content`, the name that
-    chat templates read.
+    `reasoning` and `thinking` are also passed to the template as `reasoning_content`, the name that chat templates
+    read.
     """
     value = without_arrays(value)
     if not _is_object(value) or not isinstance(value.get("role"), str):
@@ -105,7 +103,7 @@ def as_message(value: object, where: str) -> Message:
 
 
 def as_messages(values: object, where: str) -> tuple[Message, ...]:
-    """A logged list of messages; None and absence give ()."""
+    """A logged list of messages; () when None or absent."""
     if values is None:
         return ()
     if not isinstance(values, Sequence) or isinstance(values, str):
@@ -114,7 +112,7 @@ def as_messages(values: object, where: str) -> tuple[Message, ...]:
 
 
 def as_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
-    """A logged list of tool definitions in chat form; None and absence give ()."""
+    """A logged list of tool definitions in chat form; () when None or absent."""
     if values is None:
         return ()
     if not isinstance(values, Sequence) or isinstance(values, str):
@@ -125,9 +123,9 @@ def as_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
 
 
 def without_arrays(value: Any) -> Any:
-    """A value with lists in place of the numpy arrays of a table; itself where it holds none.
+    """A value with lists in place of a table's numpy arrays; the value itself if it holds none.
 
-    Arrays of more than one number are neither equal nor unequal, and templates cannot write them.
+    Templates can neither compare such arrays nor write them.
     """
     return _plain(value) if _holds_array(value) else value
 
@@ -151,12 +149,12 @@ def _plain(value: Any) -> Any:
 
 
 def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
-    # What JSON gives is told by its type, which costs less than asking whether it is a Mapping.
+    # Values from JSON are plain dicts, and checking the type costs less than asking whether it is a Mapping.
     return type(value) is dict or isinstance(value, Mapping)
 
 
 def _content(value: object, where: str) -> str | tuple[Mapping[str, Any], ...]:
-    """Content that is there and no plain text: a text of another type, or parts."""
+    """Content that is not a plain `str`: a subclass of it, or parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, Sequence):

@@ -1,4 +1,4 @@
-"""Moving a training row's columns with its tokens: nothing summed, padded or invented."""
+"""A training row's columns moved with its tokens: nothing summed, padded or invented."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, spread
 from tito_audit.record.rollout import Padding, TrainingRow
 
-__all__ = ["Moved", "moved_row"]
-
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A training row on other tokens, and what could not go with them."""
+    """A training row on other tokens, and what could not move with it."""
 
     row: TrainingRow
     stale: tuple[str, ...] = ()
-    """Columns that a trainer computed from the old ids: null at and after the first changed token."""
+    """Columns that a trainer computed from the old ids: null from the first changed token on."""
     dropped: tuple[str, ...] = ()
-    """Columns that cannot be rebuilt, gone as a whole."""
+    """Columns that cannot be rebuilt and are removed."""
     unknown: Mapping[str, int] = field(default_factory=dict)
-    """Column to the number of its entries that no recorded value fits."""
+    """By column: how many of its entries have no recorded value."""
 
 
 def moved_row(
@@ -41,10 +39,10 @@ def moved_row(
 ) -> Moved:
     """The row with these tokens `[T']`, each column's entries at their tokens.
 
-    `source` `[T']` is the position in the old row that a token is, -1 for one that was not there.
-    `loss_mask` and `logprobs` `[T']` are what their columns say from now on; None: the row has none.
-    `prompt_length` is where the response begins from now on; None: where the old boundary's token went.
-    RecordError when a column cannot say it (a trained prompt in a mask over the response).
+    `source` `[T']` is the old position of each token, -1 for a new one. `loss_mask` and `logprobs` `[T']` are the
+    new values of their columns; None: the row has none. `prompt_length` is where the response now begins; None:
+    where the old boundary's token went. RecordError when a column cannot express it (a trained prompt in a mask
+    over the response).
     """
     if loss_mask is not None and row.loss_mask is None:
         loss_mask = None if not _column(row, ColumnRole.LOSS_MASK) else loss_mask
@@ -72,13 +70,13 @@ def _column(row: TrainingRow, role: ColumnRole) -> Column | None:
 
 
 def _boundary(source: Offsets, prompt_length: int) -> int:
-    """Tokens before the first that came from the old response."""
+    """How many tokens come before the first one from the old response."""
     after = np.flatnonzero(source >= prompt_length)
     return int(after[0]) if len(after) else len(source)
 
 
 def _padding(row: TrainingRow, length: int) -> Padding:
-    """The same width where the tokens fit into it, on the same sides."""
+    """Padding on the same sides to the same width, if the tokens fit."""
     left, right = row.padding.left, row.padding.right
     width = left + len(row.token_ids) + right
     if right:
@@ -87,7 +85,7 @@ def _padding(row: TrainingRow, length: int) -> Padding:
 
 
 class _Mover:
-    """One row on its way to other tokens."""
+    """Moves the columns of one row to other tokens."""
 
     def __init__(
         self,
@@ -149,7 +147,7 @@ class _Mover:
         if column.sentinel is not None:
             lost = np.isnan(values)
             if column.alignment is not None:
-                # What the log itself has as null stays null.
+                # A null of the log stays null.
                 lost &= (self.source < 0) | ~np.isnan(self._full(column, np.nan)[self.source])
             values = np.where(lost, column.sentinel, values)
         return self._cut(column, values, alignment=self._alignment(column))
@@ -170,7 +168,7 @@ class _Mover:
         return replace(cut, values=_typed(cut.values, column.values.dtype))
 
     def _full(self, column: Column, fill: Any) -> NDArray[Any]:
-        """The old column as one entry a token of the old row."""
+        """The old column as one entry for each token of the old row."""
         size = len(self.row.token_ids)
         if column.alignment is None:
             return np.full(size, fill, object if fill is None else column.values.dtype)
@@ -185,7 +183,7 @@ class _Mover:
         )
 
     def _alignment(self, column: Column) -> Alignment:
-        """What the column describes; of one that fitted nothing, what it came closest to."""
+        """What the column describes; if its length fits nothing, what it comes closest to."""
         if column.alignment is not None:
             return column.alignment
         sizes = {Alignment.FULL: len(self.row.token_ids)}
@@ -196,7 +194,7 @@ class _Mover:
         return min(sizes, key=lambda one: abs(sizes[one] - len(column.values)))
 
     def _cut(self, column: Column, values: NDArray[Any], *, alignment: Alignment | None = None) -> Column:
-        """One entry a token as what the column describes."""
+        """One entry for each token, cut to what the column describes."""
         alignment = alignment or column.alignment
         if alignment is Alignment.RESPONSE:
             values = values[self.prompt_length :]
@@ -209,7 +207,7 @@ class _Mover:
         return replace(column, values=values, alignment=alignment)
 
     def _copied(self, column: Column) -> NDArray[Any] | None:
-        """A column that counts the tokens or says the same of each, for the new ones; None for any other."""
+        """The new values of a column that counts the tokens or repeats one value; None for any other."""
         values = column.values
         if column.alignment is not Alignment.FULL or values.dtype.kind not in "iub" or not len(values):
             return None
@@ -231,7 +229,7 @@ def _whole(column: Column) -> np.dtype[Any]:
 
 
 def _typed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Objects in the old type again where it can say "unknown"; floats as NaN, others stay objects."""
+    """Objects in the old dtype if it can express "unknown" (floats, as NaN); else they stay objects."""
     if dtype.kind == "f":
         return np.array([np.nan if value is None else value for value in values], dtype)
     if dtype.kind == "O" or any(value is None for value in values):

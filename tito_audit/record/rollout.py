@@ -1,4 +1,4 @@
-"""Place, Turn, TrainingRow, Rollout: what was sampled and what a trainer will be fed."""
+"""Place, Turn, TrainingRow, Rollout: what was sampled and what a trainer is given."""
 
 from __future__ import annotations
 
@@ -14,24 +14,9 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.speakers import Speakers
 from tito_audit.record.stated import NOTHING_STATED, Stated
 
-__all__ = [
-    "IdsFrom",
-    "Padding",
-    "Place",
-    "Rollout",
-    "TokenText",
-    "TrainingRow",
-    "Turn",
-    "hidden_and_trained",
-    "seen_by_loss",
-    "trained_runs",
-    "visible_part",
-    "with_speakers",
-]
-
 
 class IdsFrom(StrEnum):
-    """How the completion ids of a turn are known."""
+    """Where the completion ids of a turn come from."""
 
     LOGGED = "logged"  # the log holds ids
     RECOVERED = "recovered"  # looked up from token strings or bytes: a guess, and marked as one
@@ -39,14 +24,14 @@ class IdsFrom(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rollout came from."""
+    """Where a rollout is in its file."""
 
     file: str
     row: int
-    """Counted from 0: the line of a JSONL file, the row of a table, the element of an array; with `--rows-at` the
-    row as it was found in the file."""
+    """Counted from 0: the line of a JSONL file, the row of a table, the element of an array. With `--rows-at`,
+    the position of the row in the order in which rows are found."""
     item: int = 0
-    """Index inside a row that holds several rollouts (a group)."""
+    """Index within a row that holds several rollouts (a group)."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.row}" + (f"[{self.item}]" if self.item else "")
@@ -54,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """One generated token as an OpenAI-style log writes it, without its id."""
+    """One generated token as an OpenAI-style log writes it, without an id."""
 
     text: str
     data: bytes | None
@@ -72,12 +57,12 @@ class Turn:
     completion_ids: Ids | None
     """`[C]` what was generated, end token included when it was sampled; None when not logged."""
     completion_logprobs: Logprobs | None = None
-    """`[C]` NaN = not recorded; None when absent or when its length does not fit (see columns)."""
+    """`[C]` NaN: not recorded; None when absent or when the length does not fit (see `columns`)."""
     message_index: int | None = None
     """The assistant message of `Rollout.messages` that it produced; None if the log does not say."""
     prompt_messages: tuple[Message, ...] | None = None
-    """What this call was sent, when the log says it call by call; None: the messages before
-    `message_index` of the rollout."""
+    """What this call was sent, if the log says so for each call; None: the messages of the rollout before
+    `message_index`."""
     prompt_text: str | None = None
     """The rendered prompt as text when the log has it; special tokens may be missing."""
     completion_text: str | None = None
@@ -85,7 +70,7 @@ class Turn:
     finish_reason: str | None = None
     """`stop`, `length`, `tool_calls`, …; None when the log does not say."""
     weight_versions: tuple[str, ...] = ()
-    """Versions of the weights that sampled it; () when the log does not say."""
+    """Versions of the weights it was sampled with; () when the log does not say."""
     ids_from: IdsFrom = IdsFrom.LOGGED
     token_texts: tuple[TokenText, ...] | None = None
     """Tokens as strings and bytes when the log has no ids; `evidence` recovers ids from them."""
@@ -102,7 +87,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Entries that stand for no token, at the two ends of every column as long as the ids."""
+    """How many padding entries there were at each end of every column as long as the ids."""
 
     left: int = 0
     right: int = 0
@@ -110,28 +95,28 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """What a trainer reads, one entry a token; padding removed."""
+    """What a trainer reads, one entry for each token, without padding."""
 
     token_ids: Ids
     """`[T]`"""
     loss_mask: Mask | None
-    """`[T]` True where trained; None when the log has no mask or none that fits."""
+    """`[T]` True where trained; None when the log has no mask, or none that fits."""
     logprobs: Logprobs | None
-    """`[T]` as recorded, sentinels included; NaN where the log says nothing; None when the log has no
-    column or none that fits."""
+    """`[T]` as recorded, sentinels included; NaN where nothing was; None when the log has no column, or none
+    that fits."""
     prompt_length: int | None = None
     """Tokens before the first sampled one, when the log says."""
     sentinel: float | None = None
-    """What the format writes where no logprob exists (Atropos 1.0, most others 0.0); None: nothing."""
+    """What the format writes where there is no logprob (Atropos 1.0, most others 0.0); None: nothing."""
     columns: tuple[Column, ...] = ()
     """Every per-token column as recorded: masks, logprobs and all others."""
     finish_reasons: tuple[str | None, ...] = ()
-    """Why the sampled turns of the row ended, as far as the log says: those of its last turns, in order."""
+    """Why sampled turns of the row ended, as far as the log says: for its last turns, in order."""
     padding: Padding = Padding()
-    """What the log had around the row; only formats that write a row again look at it."""
+    """The padding around the row in the log; only formats that write rows use it."""
     hidden: Mask | None = None
-    """`[T]` True where an attention mask hides the token although it is no padding: it stands among visible
-    ones, or the loss mask trains it. None: nothing is hidden."""
+    """`[T]` True where an attention mask hides a token that is not padding: visible tokens surround it, or the
+    loss mask trains it. None: no token is hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +125,7 @@ class Rollout:
 
     place: Place
     format: str
-    """Name of the format it was read as."""
+    """Name of the format that it was read as."""
     messages: tuple[Message, ...] = ()
     """() when the log holds tokens only."""
     tools: tuple[ToolSpec, ...] = ()
@@ -154,10 +139,10 @@ class Rollout:
 
 
 def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:
-    """The rollout with the speaker of each message; itself where it is not stated which roles were sampled."""
+    """The rollout with the speaker of each message; the rollout itself if sampled roles are not stated."""
     if not speakers.stated or not rollout.messages:
         return rollout
-    messages = tuple(replace(one, heard=speakers.speaker(one.role)) for one in rollout.messages)
+    messages = tuple(replace(one, stated_speaker=speakers.speaker(one.role)) for one in rollout.messages)
     answers = [index for index, one in enumerate(messages) if one.sampled][-len(rollout.turns) or None :]
     turns = rollout.turns
     nameless = all(turn.message_index is None and turn.prompt_messages is None for turn in turns)
@@ -168,7 +153,7 @@ def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:
 
 
 def hidden_and_trained(row: TrainingRow | None) -> Mask | None:
-    """Which tokens are trained although an attention mask hides them, `[T]`; None: none."""
+    """`[T]` tokens that are trained although an attention mask hides them; None: there are none."""
     if row is None or row.hidden is None or row.loss_mask is None:
         return None
     both: Mask = row.hidden & row.loss_mask
@@ -176,7 +161,7 @@ def hidden_and_trained(row: TrainingRow | None) -> Mask | None:
 
 
 def seen_by_loss(row: TrainingRow) -> Mask | None:
-    """`[T]` the trained tokens that are not hidden; None without a mask."""
+    """`[T]` trained tokens that are not hidden; None without a mask."""
     if row.loss_mask is None or row.hidden is None:
         return row.loss_mask
     seen: Mask = row.loss_mask & ~row.hidden
@@ -184,7 +169,7 @@ def seen_by_loss(row: TrainingRow) -> Mask | None:
 
 
 def visible_part(row: TrainingRow) -> tuple[int, int]:
-    """The half-open range of tokens without those that an attention mask hides at the two ends."""
+    """The half-open range of tokens without the hidden ones at both ends."""
     if row.hidden is None or row.hidden.all():
         return 0, len(row.token_ids)
     seen = (~row.hidden).nonzero()[0]
@@ -192,7 +177,7 @@ def visible_part(row: TrainingRow) -> tuple[int, int]:
 
 
 def trained_runs(loss_mask: Mask) -> list[tuple[int, int]]:
-    """The half-open stretches `[start, end)` where the mask is true, in order."""
+    """The half-open runs `[start, end)` in which the mask is true, in order."""
     if not len(loss_mask):
         return []
     edges = ((loss_mask[1:] != loss_mask[:-1]).nonzero()[0] + 1).tolist()

@@ -1,4 +1,4 @@
-"""Where a row holds what was read: the place of each array, every copy of it, and how it is written there."""
+"""Where a row holds what was read from it: the place of each array, every copy of it, and its layout there."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from enum import StrEnum
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout, Turn
 
-__all__ = ["CallSource", "Counter", "Layout", "Source", "Sources", "places_read"]
-
 
 class Layout(StrEnum):
-    """How the values of an array lie in the list at its place."""
+    """How the values of an array are laid out in the list at its place."""
 
     PLAIN = "plain"  # one entry a token
     ENTRIES = "entries"  # objects with a `logprob`
@@ -23,12 +21,12 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One place of an array; a list in a string is written into the string."""
+    """One place of an array; a list inside a string is written back into the string."""
 
     path: Path
     layout: Layout = Layout.PLAIN
     part: tuple[int, int] | None = None
-    """Which of the entries are here, where the array is spread over several places; None: all."""
+    """The entries that are here, if the array is spread over several places; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +35,33 @@ class Counter:
 
     path: Path
     prefix: str = ""
-    """In front of the names of its counts."""
+    """Prefix of the names of its counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSource:
-    """Where a row holds one call; every path leads to a value that is there."""
+    """Where a row holds one call; every path leads to an existing value."""
 
     prompts: tuple[Source, ...] = ()
     """Every copy of the prompt's ids."""
     logprobs: tuple[Source, ...] = ()
     """Every copy of the logprobs."""
     columns: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
-    """Every copy of each other column, by the name of the column."""
+    """Every copy of each other column, by the column's name."""
     routing: tuple[Path, ...] = ()
-    """What was computed over the prompt as it was and cannot be rebuilt."""
+    """Values computed over the old prompt that cannot be rebuilt."""
     blank: tuple[Path, ...] = ()
-    """Masks over the prompt, of which nothing is trained."""
+    """Masks over the prompt, which train nothing."""
     counters: tuple[Counter, ...] = ()
     entry: Path | None = None
-    """The object that is the call, all its columns under names in use."""
+    """The object of the call, if it holds all its columns under the names in use."""
     scored: bool = False
-    """The server scored the prompt as it was, so there can be no other."""
+    """Whether the server scored the prompt, so that it cannot be replaced."""
     whole: str = "{name} holds the tokens too, so it cannot be left out"
-    """Why a column without a place cannot go, and logprobs that are spread over several places cannot be fewer."""
+    """Why a column without a place cannot be removed, and why logprobs spread over several places cannot become
+    fewer."""
     retries: tuple[tuple[Turn, CallSource], ...] = ()
-    """Calls that asked the same before and are no turns: their prompts change with this one's."""
+    """Earlier calls with the same prompt that are not turns: their prompts change with this one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +69,16 @@ class Sources:
     """Where a row holds one rollout."""
 
     columns: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
-    """Every place of each column of the training row, by the name of the column."""
+    """Every place of each column of the training row, by the column's name."""
     calls: tuple[CallSource, ...] = ()
     """One for each turn."""
     told: tuple[Path, ...] = ()
-    """Lists that say no more than what the rollout is: a mask that trains all of a call."""
+    """Lists that add nothing to the rollout, such as a mask that trains all of a call."""
 
 
 def places_read(sources: Sequence[Sources], rollouts: Sequence[Rollout]) -> Iterator[Path]:
-    """The places of all columns that rollouts hold; what is inside of one belongs to it."""
-    # What holds no ids at all may be read as fewer rollouts, and as none of its calls.
+    """The places of all columns that the rollouts hold; values inside such a place belong to it."""
+    # A row without any ids may be read as fewer rollouts, without calls.
     for own, rollout in zip(sources, rollouts, strict=False):
         yield from own.told
         row = rollout.training_row

@@ -1,4 +1,4 @@
-"""Whose a message is: the roles that logs and templates name, and which of them were sampled."""
+"""Who wrote a message: the roles that logs and templates name, and which of them were sampled."""
 
 from __future__ import annotations
 
@@ -6,29 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = [
-    "ASSISTANT",
-    "GIVEN_ANSWER",
-    "GIVEN_SPEAKERS",
-    "NOT_KNOWN",
-    "SAMPLED_ROLES",
-    "Speakers",
-    "named",
-    "speaker_of",
-    "told_name",
-]
-
 ASSISTANT = "assistant"
-"""Whoever was sampled, under whatever name."""
+"""The speaker of every message that was sampled, whatever its role is called."""
 GIVEN_ANSWER = "given answer"
-"""A role that models speak in, where the run states that others were sampled."""
+"""The speaker of a role that models usually have, if the run states that other roles were sampled."""
 GIVEN_SPEAKERS = frozenset(("system", "user", "tool", GIVEN_ANSWER))
-"""Whoever is known not to have been sampled."""
-NOT_KNOWN = "role "
-"""What the speaker of a role begins with that nothing is known of; its name follows."""
+"""Speakers whose messages are known not to have been sampled."""
+_UNKNOWN_ROLE = "role "
+"""Prefix of the speaker of an unknown role; the role's name follows."""
 
 SAMPLED_ROLES = ("assistant", "model", "agent", "gpt", "ai", "bot", "chatbot", "chatgpt", "function_call")
-"""Roles that were sampled where nobody states which were."""
+"""Roles that count as sampled unless the run states which were."""
 _GIVEN: Mapping[str, str] = {
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("system", "developer"), "system"),
@@ -39,33 +27,33 @@ _LONGEST = 40
 
 
 def speaker_of(role: str) -> str:
-    """Who speaks in a role where nobody states which were sampled: `assistant`, `user`, `system`, `tool`, or
-    what `named` makes of a role that is not known."""
+    """Who speaks in a role, if sampled roles are not stated: `assistant`, `user`, `system`, `tool`, or an
+    unknown role's name with a prefix."""
     return DEFAULT.speaker(role)
 
 
-def named(role: str) -> str:
-    """The speaker of a role that is not known."""
+def _unknown_speaker(role: str) -> str:
+    """The speaker of an unknown role."""
     short = " ".join(role.split())
-    return NOT_KNOWN + (short if len(short) <= _LONGEST else short[: _LONGEST - 1] + "…")
+    return _UNKNOWN_ROLE + (short if len(short) <= _LONGEST else short[: _LONGEST - 1] + "…")
 
 
-def told_name(speaker: str) -> str | None:
-    """The role, as logged, of a speaker who is not known; None of one who is."""
-    return speaker.removeprefix(NOT_KNOWN) if speaker.startswith(NOT_KNOWN) else None
+def unknown_role_name(speaker: str) -> str | None:
+    """The name, as logged, of a speaker whose role is unknown; None for a known one."""
+    return speaker.removeprefix(_UNKNOWN_ROLE) if speaker.startswith(_UNKNOWN_ROLE) else None
 
 
 @dataclass(frozen=True)
 class Speakers:
-    """Which roles were sampled: those that are stated, else those that models are known to speak in."""
+    """Which roles were sampled: the stated ones, or else those that models usually have."""
 
     stated: tuple[str, ...] = ()
 
     def speaker(self, role: str) -> str:
-        """Who speaks in a role: `assistant` if it was sampled, `user`, `system`, `tool`, `given answer`, or a role
-        that is not known."""
+        """Who speaks in a role: `assistant` if it was sampled, `user`, `system`, `tool`, `given answer`, or an
+        unknown role."""
         known = self._known
-        return known.get(role) or known.get(role.strip().lower()) or named(role)
+        return known.get(role) or known.get(role.strip().lower()) or _unknown_speaker(role)
 
     @cached_property
     def _known(self) -> dict[str, str]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-__all__ = ["NOTHING_STATED", "NotRead", "Stated", "Unread"]
-
 
 class Unread(StrEnum):
     """What of a rollout a format did not read."""

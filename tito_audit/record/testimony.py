@@ -1,4 +1,4 @@
-"""Testimony: what one row can say of how its whole log was written, and what all rows of a log say together."""
+"""Testimony: what single rows show about how their log was written, and what all rows of the log show together."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from dataclasses import dataclass, field
 
 from tito_audit.record.rollout import Place
 
-__all__ = ["CHANCE", "PLACES", "TOKENS", "Reading", "Tally", "Testimony", "Witness"]
-
 CHANCE = -6.0
-"""Decimal logarithm of the chance below which a reading falls."""
+"""Decimal logarithm of the chance below which a reading is ruled out."""
 TOKENS = 64
-"""Different tokens that are kept of those that a reading needs to be certain."""
+"""How many token ids are kept of those that a reading needs to be certain."""
 PLACES = 5
-"""Rows that are named of all that say the same."""
+"""How many rows are named of all that show the same."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Reading:
-    """One way in which a row may have been written: how far mask and logprobs lie off the sampled tokens."""
+    """One way in which a row may have been written: how far its mask and logprobs are off the sampled tokens."""
 
     mask: int = 0
     """Places late (+) or early (-)."""
@@ -28,82 +26,86 @@ class Reading:
 
     @property
     def right(self) -> bool:
-        """Whether both lie where they should."""
+        """Whether neither is shifted."""
         return not self.mask and not self.logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What one row leaves open: every reading that its tokens, mask and logprobs allow."""
+    """What one row shows: every reading that its tokens, mask and logprobs allow."""
 
-    standing: tuple[Reading, ...]
-    """In order, each once; one: the row is decided."""
+    possible: tuple[Reading, ...]
+    """In order, without repeats; if there is one, the row is decided."""
     spans: int
-    """Sampled stretches that were looked at."""
+    """How many sampled spans were looked at."""
     chances: tuple[tuple[int, ...], ...] = ()
-    """Of each reading, the ids of the tokens that have to be certain by chance, where a certain token's logprob is
-    what the column also writes for none; () where the two differ."""
+    """For each reading, the ids of the tokens that would have to be certain (logprob 0) by chance, if the
+    column also writes 0 for no logprob; () if it writes something else."""
     zeros: int = 0
-    """How many values well inside the stretches are such a certain token's, of `values`."""
+    """How many of `values` are such zeros."""
     values: int = 0
+    """How many values lie well inside the spans."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Rows that leave the same readings open."""
+    """Rows that allow the same readings."""
 
     rows: int = 0
     spans: int = 0
     places: tuple[Place, ...] = ()
-    """The first of them, at most PLACES."""
+    """The first of these rows, at most PLACES."""
 
 
 @dataclass(slots=True)
 class Testimony:
-    """The witnesses of one log, counted. Bounded, and the same in whatever order and parts rows are added."""
+    """The witnesses of one log, counted. Bounded, and independent of the order and the parts in which rows are
+    added."""
 
     tallies: dict[tuple[Reading, ...], Tally] = field(default_factory=dict)
     chances: dict[Reading, frozenset[int]] = field(default_factory=dict)
-    """Of each reading, ids of tokens that have to be certain by chance; at most TOKENS, the lowest."""
+    """For each reading, ids of tokens that would have to be certain by chance; the lowest, at most TOKENS."""
     zeros: int = 0
     values: int = 0
 
     def add(self, witness: Witness, place: Place) -> None:
         """Count one row."""
-        self._count(witness.standing, 1, witness.spans, (place,))
-        for reading, tokens in zip(witness.standing, witness.chances, strict=False):
+        self._count(witness.possible, 1, witness.spans, (place,))
+        for reading, tokens in zip(witness.possible, witness.chances, strict=False):
             self._chance(reading, tokens)
         self.zeros += witness.zeros
         self.values += witness.values
 
     def merge(self, other: Testimony) -> None:
-        """Count what another part of the same log said."""
-        for standing, tally in other.tallies.items():
-            self._count(standing, tally.rows, tally.spans, tally.places)
+        """Count what another part of the same log shows."""
+        for possible, tally in other.tallies.items():
+            self._count(possible, tally.rows, tally.spans, tally.places)
         for reading, tokens in other.chances.items():
             self._chance(reading, tokens)
         self.zeros += other.zeros
         self.values += other.values
 
     def common(self) -> frozenset[Reading]:
-        """The readings that all rows leave open together; empty where rows contradict each other or none spoke.
+        """The readings that all rows allow; empty if rows contradict each other or there are none.
 
-        One that needs so many more tokens to be certain than another that chance does not make it falls.
+        A reading is ruled out if it needs so many more certain tokens than another that chance does not explain
+        them.
         """
-        sets = [frozenset(standing) for standing in self.tallies]
+        sets = [frozenset(possible) for possible in self.tallies]
         shared = frozenset.intersection(*sets) if sets else frozenset()
         return frozenset(reading for reading in shared if self.odds(reading, shared) >= CHANCE)
 
     def odds(self, reading: Reading, others: Iterable[Reading]) -> float:
-        """Decimal logarithm of how likely a reading is by chance, against the likeliest of others; at most 0."""
+        """Decimal logarithm of how likely a reading is by chance, relative to the likeliest of others; at most
+        0."""
         fewest = min((len(self.chances.get(one, ())) for one in others), default=0)
         return (len(self.chances.get(reading, ())) - fewest) * math.log10((self.zeros + 1) / (self.values + 2))
 
     def _chance(self, reading: Reading, tokens: Iterable[int]) -> None:
         self.chances[reading] = frozenset(sorted({*self.chances.get(reading, ()), *tokens})[:TOKENS])
 
-    def _count(self, standing: tuple[Reading, ...], rows: int, spans: int, places: Iterable[Place]) -> None:
-        tally = self.tallies.setdefault(standing, Tally())
+    def _count(self, possible: tuple[Reading, ...], rows: int, spans: int, places: Iterable[Place]) -> None:
+        tally = self.tallies.setdefault(possible, Tally())
         tally.rows += rows
         tally.spans += spans
         named = sorted({*tally.places, *places}, key=lambda place: (place.row, place.item))

@@ -1,6 +1,7 @@
-"""How large a value an operator, a filter or a method is about to make, before it makes it.
+"""The size of the value that an operator, a filter or a method is about to make.
 
-Estimates err upwards. What grows no value costs nothing: Jinja bounds `range`, the clock bounds the rest.
+Estimates err upwards. Whatever makes no large value costs nothing: Jinja limits `range`, and the clock limits the
+rest.
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ from typing import Any
 
 from tito_audit.render.limits import LimitReached
 
-__all__ = ["FILTER_COSTS", "binary_cost", "call_cost", "length"]
-
 _WIDTHS = {"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"}
 _WIDE = re.compile(r"\d{7}")
 _POINTER = 16
-"""A list of short strings takes some ten times the memory of its text."""
+"""A list of short strings takes about ten times the memory of its text."""
 _MOST_BITS = 100_000
 _SIZED = (str, bytes, list, tuple, Mapping)
 
@@ -50,7 +49,7 @@ def _power_bits(base: int, exponent: int) -> int:
 
 
 def call_cost(function: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """The size of what a method of a text or number returns; 0 for every other function."""
+    """The size of what a method of a text or number returns; 0 for any other function."""
     method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format
     owner = getattr(method, "__self__", None)
     name = getattr(method, "__name__", "")
@@ -67,7 +66,7 @@ def call_cost(function: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _formatted(sign: str, pattern: str, values: tuple[Any, ...]) -> int:
-    """`pattern` with its fields filled: each at most as long as the longest value, or as wide as it says."""
+    """The size of `pattern` with its fields filled, each as long as the longest value or as its width."""
     if _WIDE.search(pattern) or (sign == "%" and "*" in pattern):
         raise LimitReached("the template formats a value with a width past 1,000,000")
     longest = max((_longest(value) for value in values), default=0)
@@ -152,4 +151,4 @@ FILTER_COSTS: dict[str, Callable[..., int]] = {
     "sum": _sum,
     "wordwrap": _wordwrap,
 }
-"""What each filter that can make a value grow will make, by the filter's own arguments."""
+"""For each filter that can make a large value: its size, given the filter's arguments."""

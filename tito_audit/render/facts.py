@@ -1,8 +1,8 @@
-"""What a chat template is known for, from reading it now or in an earlier run.
+"""What is known about a chat template from reading it, now or in an earlier run.
 
-Reading a template takes longer than rendering ten rows with it. What that tells is therefore noted in the
-tokenizer's store, under a hash of all that it depends on: the template, its limits, the code of this room, the
-versions of Python and of jinja2.
+Reading a template takes longer than rendering ten rows with it. So the result is noted in the tokenizer's store,
+under a hash of everything it depends on: the template, its limits, the code of this room, the versions of Python
+and jinja2.
 """
 
 from __future__ import annotations
@@ -22,34 +22,32 @@ from tito_audit.tokens.cache import Store
 if TYPE_CHECKING:
     from jinja2 import nodes
 
-__all__ = ["Facts", "Known", "read_facts"]
-
 _ABSENT = object()
 _PLAIN = frozenset((object, str, bool, int, type(None)))
 """Types whose equal values are written alike."""
 _MOST_OPENERS = 256
 _MOST_KEPT = 16
 _LONGEST_KEPT = 4_096
-"""How many generation prompts are held in a run, how many of them are kept, and of how many characters."""
+"""How many generation prompts a run remembers, how many of them are stored, and how long these may be."""
 
 
 class Facts(NamedTuple):
-    """What reading a template tells, without running it."""
+    """What reading a template shows, without running it."""
 
-    tame: bool
+    minijinja_safe: bool
     """Whether minijinja may run it."""
     longest_constant: int
-    """The number of characters of the longest text that stands in it."""
+    """The length of the longest text in the template itself."""
     joins_values: bool
-    """Whether it makes texts of values, unseen, before it writes them."""
+    """Whether it joins values to texts before it writes them."""
     has_documents: bool
-    """Whether it speaks of `documents`."""
+    """Whether it reads `documents`."""
     opener_names: tuple[str, ...] | None
-    """What decides its generation prompt; None if the messages may decide it too."""
+    """The variables that its generation prompt depends on; None if it may depend on the messages too."""
 
 
 def read_facts(tree: nodes.Template) -> tuple[Facts, nodes.Template | None]:
-    """The facts of a parsed template, and the part that writes its generation prompt behind any messages."""
+    """The facts of a parsed template, and the part of it that writes the generation prompt after any messages."""
     from jinja2 import nodes
 
     from tito_audit.render.fast import static_check
@@ -57,7 +55,7 @@ def read_facts(tree: nodes.Template) -> tuple[Facts, nodes.Template | None]:
 
     opener = opener_of(tree)
     facts = Facts(
-        tame=static_check.is_tame(tree),
+        minijinja_safe=static_check.is_proven_safe(tree),
         longest_constant=static_check.longest_constant(tree),
         joins_values=static_check.joins_values(tree),
         has_documents=any(name.name == "documents" for name in tree.find_all(nodes.Name)),
@@ -67,25 +65,25 @@ def read_facts(tree: nodes.Template) -> tuple[Facts, nodes.Template | None]:
 
 
 class Known:
-    """What is known of one template under its limits."""
+    """What is known about one template under its limits."""
 
     def __init__(self, source: str, limits: Sequence[float], store: Store | None) -> None:
         self._store = store
         self._name = _name(source, limits) if store is not None else None
         note = store.note(self._name) if store is not None and self._name is not None else None
         self.facts = _facts(note) if note is not None else None
-        """None where nothing was noted of it; else it is known to compile as well."""
+        """None if nothing was noted; else the template is also known to compile."""
         self._openers: dict[str, str] = _texts(note) if note is not None and self.facts is not None else {}
         self._kept = dict(self._openers)
 
     def note(self, facts: Facts, *, lasting: bool) -> None:
-        """Take the facts of a template that compiles; lasting, if it will compile in every run."""
+        """Take the facts of a template that compiles; `lasting`: if it will compile in every run."""
         self.facts = facts
         if lasting:
             self._keep()
 
     def opener(self, given: Mapping[str, Any]) -> tuple[str | None, str | None]:
-        """The key of the values that decide the generation prompt, and that prompt; None where not known."""
+        """The key of the values that the generation prompt depends on, and that prompt; None where not known."""
         names = self.facts.opener_names if self.facts is not None else None
         values = [given.get(name, _ABSENT) for name in names or ()]
         if not _PLAIN.issuperset(map(type, values)):
@@ -94,7 +92,7 @@ class Known:
         return key, self._openers.get(key)
 
     def add_opener(self, key: str, text: str, *, lasting: bool) -> None:
-        """Remember a generation prompt; a lasting one is the same in every run."""
+        """Remember a generation prompt; `lasting`: if it is the same in every run."""
         if len(self._openers) >= _MOST_OPENERS:
             return
         self._openers[key] = text
@@ -108,19 +106,19 @@ class Known:
 
 
 def _facts(note: Mapping[str, Any]) -> Facts | None:
-    """Facts out of a note; None if it holds none."""
-    tame, longest, joins, documents, names = (note.get(name) for name in Facts._fields)
-    if type(tame) is not bool or type(longest) is not int or type(joins) is not bool:
+    """The facts in a note; None if it holds none."""
+    minijinja_safe, longest, joins, documents, names = (note.get(name) for name in Facts._fields)
+    if type(minijinja_safe) is not bool or type(longest) is not int or type(joins) is not bool:
         return None
     if type(documents) is not bool or longest < 1:
         return None
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         return None
-    return Facts(tame, longest, joins, documents, None if names is None else tuple(names))
+    return Facts(minijinja_safe, longest, joins, documents, None if names is None else tuple(names))
 
 
 def _texts(note: Mapping[str, Any]) -> dict[str, str]:
-    """Generation prompts out of a note."""
+    """The generation prompts in a note."""
     openers = note.get("openers")
     if not isinstance(openers, dict):
         return {}
@@ -128,7 +126,7 @@ def _texts(note: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _name(source: str, limits: Sequence[float]) -> str | None:
-    """Under what the facts of a template are noted; None if it cannot be told what they depend on."""
+    """The name under which the facts of a template are noted; None if what they depend on is not known."""
     around = _around()
     if around is None:
         return None
@@ -139,16 +137,16 @@ def _name(source: str, limits: Sequence[float]) -> str | None:
 
 @cache
 def _around() -> str | None:
-    """A hash of what reads and compiles templates: this room's code, jinja2, Python; None if that is not found."""
+    """A hash of what reads and compiles templates: this room's code, jinja2, Python; None if it cannot be read."""
     found = find_spec("jinja2")
     if found is None or found.origin is None:
         return None
     key = sha256(sys.version.encode())
     try:
-        for file in sorted(Path(__file__).parent.glob("*.py")):
+        for file in sorted(Path(__file__).parent.rglob("*.py")):
             key.update(file.read_bytes())
         main = Path(found.origin)
-        key.update(main.read_bytes())  # it names the version
+        key.update(main.read_bytes())  # states the version
         with os.scandir(main.parent) as entries:
             files = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
     except OSError:

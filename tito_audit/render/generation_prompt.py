@@ -1,14 +1,12 @@
-"""Which generation prompts are the same text behind any messages.
+"""Which generation prompts are the same after any messages.
 
-That can be read off a template which asks for one in a single place, at its very end, and puts it together
-out of what was given beside the messages. This module imports jinja2 and is itself imported late.
+That can be read off a template that asks for one in a single place, at its very end, and builds it only from
+variables other than the messages. This module imports jinja2 and is itself imported late.
 """
 
 from __future__ import annotations
 
 from jinja2 import nodes
-
-__all__ = ["opener_of"]
 
 _ASKED = "add_generation_prompt"
 _PARTS = (
@@ -24,14 +22,15 @@ _PARTS = (
     ),
     *(nodes.And, nodes.Or, nodes.Not, nodes.Add, nodes.Concat, nodes.CondExpr),
 )
-"""What writes the same each time, as long as its names stand for the same."""
+"""Nodes that always write the same, as long as their names have the same values."""
 _TESTS = frozenset(("defined", "undefined", "none", "true", "false", "string", "boolean"))
 
 
 def opener_of(tree: nodes.Template) -> tuple[nodes.Template, tuple[str, ...]] | None:
-    """What writes the generation prompt, and the names that decide it; None if messages may decide it too.
+    """The part that writes the generation prompt, and the variables it depends on; None if messages may matter
+    too.
 
-    It writes at the end, and the same behind any messages.
+    That part comes last and writes the same after any messages.
     """
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, nodes.If) or last.elif_ or last.else_:
@@ -41,7 +40,7 @@ def opener_of(tree: nodes.Template) -> tuple[nodes.Template, tuple[str, ...]] | 
     names = list(tree.find_all(nodes.Name))
     if sum(name.name == _ASKED for name in names) != 1:
         return None
-    # What the template sets or loops over may differ from text to text.
+    # Names that the template sets or loops over may differ between conversations.
     changing = {name.name for name in names if name.ctx != "load"} | {"messages", "loop"}
     changing |= {macro.name for macro in tree.find_all(nodes.Macro)}
     parts = [part for node in last.body for part in (node, *node.find_all(nodes.Node))]

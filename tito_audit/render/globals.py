@@ -1,7 +1,7 @@
-"""What chat templates are offered beside Jinja itself, alike in every engine.
+"""What chat templates expect besides Jinja itself, the same for every engine.
 
-`raise_exception`, `strftime_now`, `tojson` without HTML escapes, and `{% generation %}`. Nothing here needs
-an engine, so that one can be used without importing the other.
+`raise_exception`, `strftime_now`, `tojson` without HTML escapes, and `{% generation %}`. Nothing here needs an
+engine, so that one can be used without importing the other.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 from tito_audit.render.costs import length
 from tito_audit.render.limits import LimitReached
 
-__all__ = ["Refused", "raise_exception", "strftime_now", "to_json", "without_generation"]
-
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -25,12 +23,12 @@ class Refused(Exception):
 
 
 def raise_exception(message: object) -> None:
-    """Nothing; raises Refused with what the template says."""
+    """Raise Refused with the template's message."""
     raise Refused(str(message))
 
 
 def strftime_now(format: str) -> str:
-    """The time now, as chat templates ask for it."""
+    """The current time, in the format a template asks for."""
     return datetime.now().strftime(format)
 
 
@@ -41,7 +39,7 @@ def to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as chat templates write it: nothing escaped for HTML, keys in their order."""
+    """JSON as chat templates write it: no HTML escapes, keys in their order."""
     if (indent if isinstance(indent, int) else length(indent)) > 100:
         raise LimitReached("the template indents JSON by more than 100 characters")
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
@@ -50,5 +48,5 @@ def to_json(
 
 
 def without_generation(source: str) -> str:
-    """The template with `{% generation %}` written as a tag that every engine has, of the same meaning."""
+    """The template with `{% generation %}` replaced by an equivalent tag that every engine has."""
     return _GENERATION.sub(lambda tag: f"{{%{tag[1]} {tag[2] or ''}with {tag[3]}%}}", source)

@@ -9,23 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-__all__ = ["Budget", "LimitReached", "TimeUp", "alarm"]
-
 _WORK = 32
-"""A template may build its output up piece by piece; all pieces together may be this many times as large."""
+"""A template may build its output up piece by piece; all pieces together may be this many times the size limit."""
 
 
 class LimitReached(Exception):
-    """A template asked for more than it is given; the message says what of."""
+    """A template exceeded a limit; the message says which."""
 
 
 class TimeUp(BaseException):
-    """The time is over. Not an Exception: nothing inside Jinja may mistake it for a missing attribute."""
+    """The time is up. Not an Exception, so that nothing inside Jinja mistakes it for a missing attribute."""
 
 
 _GRACE = 0.5
-"""Seconds that the Budget's clock waits longer than the alarm. Were both to raise TimeUp at one moment, the second
-would come while the first is on its way out, and the caller's timer would not be put back."""
+"""Seconds that the Budget's clock waits longer than the alarm. If both raised TimeUp at once, the second would
+interrupt the handling of the first, and the caller's timer would not be restored."""
 
 
 class Budget:
@@ -54,11 +52,11 @@ class Budget:
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise TimeUp inside the block when the time is over, whatever it is doing.
+    """Raise TimeUp inside the block when the time is up, whatever it is doing.
 
-    That takes a signal, which only the main thread of a Unix process can have; elsewhere the block runs
-    on, and the Budget that every call, operator and piece of output spends from is what ends it. A timer
-    of the caller's own is put back with the time it has left.
+    This needs a signal, which only the main thread of a Unix process can have. Elsewhere the block runs on until
+    the Budget, which every call, operator and piece of output spends from, ends it. A timer of the caller is
+    restored with its remaining time.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -75,7 +73,7 @@ def alarm(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(TimeUp):  # one that rings on this very line; it cannot ring again after the next
+        with suppress(TimeUp):  # the alarm may ring on this very line, but not after the next
             armed = False
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)

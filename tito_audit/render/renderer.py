@@ -1,10 +1,9 @@
 """Messages to text, as transformers' `apply_chat_template` writes it.
 
-Logs and templates disagree on two points, and inference servers step in at both. Tool-call arguments
-are logged as the JSON text that was sampled, while most templates expect the object; and an assistant
-message that only calls tools has `content: null`, which transformers takes out of the message, a few
-templates ask for, and inference servers make an empty text of. The form that transformers gives is tried
-first, the others when the template raises.
+Logs and templates disagree on two points, where inference servers step in. Tool-call arguments are logged as the
+JSON text that was sampled, while most templates expect the object. And an assistant message that only calls tools
+has `content: null`: transformers removes it from the message, a few templates ask for it, and inference servers
+replace it by an empty text. The form that transformers uses is tried first, the others if the template raises.
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template, compile_template
 from tito_audit.tokens.tokenizer import Tokenizer
 
-__all__ = ["Chat", "Forms", "Renderer", "ToolArguments", "make_renderer"]
-
 Chat: TypeAlias = list[dict[str, Any]]
-"""Messages in the very form that a template is given."""
+"""Messages in exactly the form that a template gets."""
 ToolArguments: TypeAlias = Literal["auto", "object", "string"]
-"""The form of tool-call arguments: parsed, as logged, or parsed and if that raises as logged."""
+"""The form of tool-call arguments: parsed, as logged, or (`auto`) parsed and, if that raises, as logged."""
 
 _NO_CONTENT = ("absent", "null", "empty")
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -36,17 +33,17 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """A tokenizer's chat templates, ready to write."""
+    """A tokenizer's chat templates, ready to render messages."""
 
     templates: Mapping[str, Template]
     name: str | None = None
     """The template to use; None: `tool_use` when there are tools and it exists, else `default`."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     template_args: Mapping[str, object] = field(default_factory=dict)
-    """Arguments for every rendering; those of a log come on top."""
+    """Arguments for every rendering; those that a log states override them."""
     tool_arguments: ToolArguments = "auto"
     control_texts: tuple[str, ...] = ()
-    """How the tokenizer's special tokens are written, for finding the end of a turn."""
+    """The tokenizer's special tokens as text, for finding the end of a turn."""
     end_texts: tuple[str, ...] = ()
     """Those of them that the tokenizer's files name as end tokens."""
 
@@ -58,7 +55,7 @@ class Renderer:
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """The text of these messages; RenderError when the template cannot write them."""
+        """The text of these messages; RenderError when the template cannot render them."""
         return self.accepted(
             messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
         )[1]
@@ -71,7 +68,7 @@ class Renderer:
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> tuple[Chat, str]:
-        """The form of the messages that the template took, and the text it wrote for it."""
+        """The form of the messages that the template accepted, and the text it wrote for it."""
         first: RenderError | None = None
         for chat in _forms(messages, self.tool_arguments):
             try:
@@ -82,7 +79,7 @@ class Renderer:
                 first = first or error
             else:
                 return chat, text
-        raise first or RenderError("chat template: there are no messages to write")
+        raise first or RenderError("chat template: there are no messages to render")
 
     def write(
         self,
@@ -92,7 +89,7 @@ class Renderer:
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """The text of messages that are in their final form."""
+        """The text of messages that are already in their final form."""
         given = self.variables(tools, template_kwargs)
         return self.template(bool(tools)).run(
             {**given, "messages": chat, "add_generation_prompt": add_generation_prompt}
@@ -107,10 +104,10 @@ class Renderer:
         template_kwargs: Mapping[str, object] | None = None,
         forms: Forms | None = None,
     ) -> str | None:
-        """The text of these messages as a faster engine writes it; None where it cannot tell.
+        """The text of these messages by a faster engine; None where it cannot tell.
 
-        A guess at what `render` returns, to be used only where something else bears it out. `forms` are to be
-        given where the same messages come again.
+        A guess at what `render` returns, to be used only where something else confirms it. Pass `forms` where the
+        same messages are rendered again.
         """
         given = self.variables(tools, template_kwargs)
         return self.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt, forms=forms)[1]
@@ -123,7 +120,7 @@ class Renderer:
         add_generation_prompt: bool,
         forms: Forms | None = None,
     ) -> tuple[Chat, str | None]:
-        """What `accepted` returns, as a faster engine sees it; no text where it cannot tell."""
+        """What `accepted` returns, by a faster engine; no text where it cannot tell."""
         template = self.template(bool(given["tools"])).fast
         if template is None:
             return [], None
@@ -141,20 +138,20 @@ class Renderer:
         return [], None
 
     def variables(self, tools: Sequence[ToolSpec], template_kwargs: Mapping[str, object] | None) -> dict[str, Any]:
-        """What a template is given beside messages."""
+        """The variables of a template, except the messages."""
         return {
             "documents": None,
             **self.special_tokens,
             **_plain({**self.template_args, **(template_kwargs or {})}),
-            "tools": self.template(bool(tools)).kept(tools, _plain) if tools else None,
+            "tools": self.template(bool(tools)).plain_tools(tools, _plain) if tools else None,
         }
 
     def opener(self, template_kwargs: Mapping[str, object] | None = None) -> str:
-        """What a generation prompt adds behind what a user said; "" if nothing, or nobody knows."""
-        return self.template(False).opener_behind_user(self.variables((), template_kwargs))
+        """What a generation prompt adds after a user message; "" if nothing, or if it is unknown."""
+        return self.template(False).opener_after_user(self.variables((), template_kwargs))
 
     def load(self) -> None:
-        """Compile every template now, to be shared by processes that are forked later."""
+        """Compile every template now, so that processes forked later share it."""
         for template in self.templates.values():
             template.load()
 
@@ -175,9 +172,9 @@ def make_renderer(
     time_limit: float = TIME_LIMIT,
     size_limit: int = SIZE_LIMIT,
 ) -> Renderer:
-    """A renderer for a tokenizer; SetupError when there is no template or none of that name.
+    """A renderer for a tokenizer; SetupError when there is no template, or none with this name.
 
-    `chat_template` is the source of a template to use in place of the tokenizer's own.
+    `chat_template` is the source of a template that replaces the tokenizer's own.
     """
     sources = {"default": chat_template} if chat_template is not None else dict(tokenizer.chat_templates)
     if chat_template is not None:
@@ -202,12 +199,12 @@ def make_renderer(
 
 
 def _check_choice(where: str, sources: Mapping[str, str], name: str | None) -> None:
-    """Refuse a tokenizer without template, and a choice among several that is none of them."""
+    """SetupError for a tokenizer without a template, or for a template name that does not exist."""
     if not sources:
         raise SetupError(
             f"{where}: no chat template.\n"
             "Without one the messages cannot be rendered again, so the TPL rules have nothing to compare.\n"
-            "Pass --chat-template FILE, or leave the rules that need one out."
+            "Pass --chat-template FILE, or leave out the rules that need one."
         )
     if (name or "default") not in sources:
         what = f"no chat template is named {name!r}" if name else "several chat templates and none is the default"
@@ -218,16 +215,16 @@ def _check_choice(where: str, sources: Mapping[str, str], name: str | None) -> N
 
 
 class Forms:
-    """Messages in the forms a template might take, each worked out once. For the calls of one conversation."""
+    """Messages in the forms a template might accept, each made once; for the calls of one conversation."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, bool, str], tuple[Message, dict[str, Any]]] = {}
 
     def of(self, message: Message, *, parsed: bool, no_content: str) -> dict[str, Any]:
-        """One message for a template, not to be written to."""
+        """One message in a form for templates, not to be modified."""
         key = id(message), parsed, no_content
         made = self._made.get(key)
-        if made is None:  # the message is kept, so that no other one gets its id
+        if made is None:  # the message is kept alive, so that no other gets its id
             wire = _wire(_plain(message.wire), parsed=parsed, no_content=no_content)
             made = self._made[key] = message, wire
         return made[1]
@@ -236,7 +233,7 @@ class Forms:
 def _forms(
     messages: Sequence[Message], tool_arguments: ToolArguments, forms: Forms | None = None
 ) -> Iterator[Chat]:
-    """The messages in each form a template might take, the usual one first, no form twice."""
+    """The messages in each form a template might accept, the usual one first, without repeats."""
     if not messages:
         return
     forms = forms or Forms()
@@ -250,7 +247,7 @@ def _forms(
 
 
 def _wire(wire: Mapping[str, Any], *, parsed: bool, no_content: str) -> dict[str, Any]:
-    """One message for a template; the wire itself is left as it is."""
+    """One message in a form for templates; `wire` itself is not changed."""
     message = {key: value for key, value in wire.items() if value is not None}
     if no_content == "null" and "content" in wire:
         message = {key: value for key, value in wire.items() if value is not None or key == "content"}
@@ -265,7 +262,7 @@ def _wire(wire: Mapping[str, Any], *, parsed: bool, no_content: str) -> dict[str
 
 
 def _parsed_call(call: Any) -> Any:
-    """A tool call whose arguments are an object; left alone when they are no JSON."""
+    """A tool call with its arguments as an object; unchanged if they are not JSON."""
     if not isinstance(call, dict):
         return call
     if isinstance(call.get("function"), dict):
@@ -282,9 +279,9 @@ def _parsed_call(call: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value out of plain JSON types, itself if it is one.
+    """A value in plain JSON types, the value itself if it is one already.
 
-    Arrays of a Parquet row become lists, anything else the name of its type.
+    Arrays of a Parquet row become lists; anything else becomes the name of its type.
     """
     kind = type(value)
     if kind in _SCALARS:

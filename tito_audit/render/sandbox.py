@@ -1,9 +1,9 @@
-"""The Jinja environment that chat templates expect, with a lid on what they may use.
+"""The Jinja environment that chat templates expect, with resource limits.
 
-What it offers is what transformers offers: trimmed blocks, `{% break %}` and `{% continue %}`,
-`{% generation %}`, `tojson` without HTML escapes, `raise_exception`, `strftime_now`. Chat templates come
-from strangers: on top of Jinja's own immutable sandbox, everything that makes a value much larger than
-what it is made from asks the Budget first. This module imports jinja2 and is itself imported late.
+It has what transformers provides: trimmed blocks, `{% break %}` and `{% continue %}`, `{% generation %}`, `tojson`
+without HTML escapes, `raise_exception`, `strftime_now`. Chat templates come from strangers: besides Jinja's own
+immutable sandbox, everything that makes a value much larger than its inputs asks the Budget first. This module
+imports jinja2 and is itself imported late.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ from tito_audit.render.costs import FILTER_COSTS, binary_cost, call_cost
 from tito_audit.render.globals import raise_exception, strftime_now, to_json
 from tito_audit.render.limits import Budget
 
-__all__ = ["ChatEnvironment"]
-
 _OF_DICTS = frozenset(dir(dict))
-"""Names that a dict has of its own, whatever is stored in it."""
+"""Attributes of every dict, whatever it holds."""
 _OF_TEXTS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
 _OF_LOOPS = frozenset(("depth", "first", "index", "index0", "last", "length", "revindex", "revindex0"))
-"""Harmless names of texts and of `loop`; what formats is wrapped by Jinja."""
+"""Harmless attributes of texts and of `loop`; Jinja wraps those that format."""
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` … `{% endgeneration %}`: writes what it encloses, in a scope of its own."""
+    """`{% generation %}` … `{% endgeneration %}`: writes its content, in a scope of its own."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja reads a plain set
 
@@ -49,7 +47,7 @@ class _GenerationTag(Extension):
 
 
 class _Generator(CodeGenerator):
-    """Compiles `a ~ b` to a call of the environment, which knows the budget."""
+    """Compiles `a ~ b` to a call of the environment, which checks the budget."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.join_texts((")
@@ -60,7 +58,7 @@ class _Generator(CodeGenerator):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """One environment for one template; `budget` is renewed for each rendering."""
+    """An environment for one template; each rendering gets a new `budget`."""
 
     code_generator_class = _Generator
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -92,7 +90,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return guarded
 
     def getattr(self, obj: Any, attribute: str) -> Any | Undefined:
-        """What Jinja's sandbox gives for `obj.attribute`, at once for what templates ask most."""
+        """What Jinja's sandbox returns for `obj.attribute`, with a short cut for what templates ask most."""
         kind = type(obj)
         if kind is dict and attribute not in _OF_DICTS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
@@ -126,12 +124,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _held(value: Any) -> Any:
-    """What a generator yields, as a list: it has to be measured and then used."""
+    """A generator's items as a list, since they are measured before they are used; other values as they are."""
     return list(value) if isinstance(value, GeneratorType) else value
 
 
 class _Dict:
-    """`dict` for templates: makes dicts and is no class whose attributes could be walked."""
+    """`dict` for templates: makes dicts, but is not a class whose attributes could be walked."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

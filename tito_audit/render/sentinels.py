@@ -1,8 +1,8 @@
-"""Private-use characters around what the messages say, to find it again in what the template writes.
+"""Private-use characters placed around what the messages say, to find it again in what the template writes.
 
-Each marked text gets a pair of characters of its own from the two private planes of Unicode, inside
-its outer white space, since templates trim. Marks change what some templates do; what comes of them
-counts only if the text without marks is the very text that was written without them.
+Each marked text gets a pair of characters of its own from the two private planes of Unicode, inside its outer
+white space, since templates trim. Marks change what some templates do; so a result counts only if the text without
+its marks is exactly the text that the template writes without marks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import numpy as np
 
 from tito_audit.render.renderer import Chat
 
-__all__ = ["Found", "Marking", "SpanKind", "mark", "unmark"]
-
 _FIRST = 0xF0000
 _PLANE = 0xFFFE  # the last two code points of a plane are no characters
 _MOST = _PLANE  # pairs that both planes hold together
@@ -27,7 +25,7 @@ _THOUGHT = re.compile(r"(?P<before>.*?<think>)?(?P<thought>.*?)(?P<middle></thin
 
 
 class SpanKind(StrEnum):
-    """What a stretch of rendered text is."""
+    """What a part of a rendered text is."""
 
     SCAFFOLD = "scaffold"  # written by the template
     CONTENT = "content"  # the body of a message
@@ -40,14 +38,14 @@ class SpanKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Marking:
-    """Which texts to mark: templates that test a text for its first characters bear fewer marks."""
+    """Which texts to mark; templates that check how a text begins tolerate fewer marks."""
 
     assistant_only: bool
     tool_calls: bool
 
 
 class Found(NamedTuple):
-    """A marked text, found in the rendered text."""
+    """A marked text, as found in the rendered text."""
 
     start: int
     end: int
@@ -56,13 +54,13 @@ class Found(NamedTuple):
 
 
 class _Marker:
-    """Hands out pairs and remembers what each stands for."""
+    """Hands out pairs of marks and remembers the message and kind of each."""
 
     def __init__(self) -> None:
         self.owners: list[tuple[int, SpanKind]] = []
 
     def around(self, text: str, index: int, kind: SpanKind) -> str:
-        """The text with a fresh pair inside its outer white space; blank text stays as it is."""
+        """The text with a new pair inside its outer white space; blank text is unchanged."""
         body = text.strip()
         if not body:
             return text
@@ -75,7 +73,7 @@ class _Marker:
         return f"{text[:at]}{marked}{text[at + len(body) :]}"
 
     def inside(self, value: Any, index: int, kind: SpanKind) -> Any:
-        """A JSON value with every text in it marked; keys are left alone."""
+        """A JSON value with every text in it marked, except keys."""
         if isinstance(value, str):
             return self.around(value, index, kind)
         if isinstance(value, dict):
@@ -86,7 +84,7 @@ class _Marker:
 
 
 def mark(chat: Chat, marking: Marking, answers: Collection[int]) -> tuple[Chat, list[tuple[int, SpanKind]]]:
-    """The messages with marks, and the message and kind that each pair stands for, by number.
+    """The messages with marks, and by number of each pair its message and kind.
 
     `answers` are the messages that were sampled.
     """
@@ -106,7 +104,7 @@ def _marked(
     out = dict(message)
     reasoning = message.get("reasoning_content")
     if isinstance(reasoning, str):
-        # The same reasoning is given under several names; whichever is read, it is the same text.
+        # The same reasoning is given under several names, and the template may read any of them.
         marked = marker.around(reasoning, index, SpanKind.REASONING)
         out |= {
             key: marked for key in ("reasoning_content", "thinking", "reasoning") if message.get(key) == reasoning
@@ -122,7 +120,7 @@ def _marked(
 
 
 def _marked_content(content: str, index: int, marker: _Marker, answer: bool) -> str:
-    """Content with one pair, or two where it holds its own reasoning and templates cut between them."""
+    """Content with one pair, or with two if it holds its own reasoning, since templates cut between them."""
     match = _THOUGHT.fullmatch(content) if answer and "</think>" in content else None
     if match is None:
         return marker.around(content, index, SpanKind.CONTENT)
@@ -147,21 +145,21 @@ def _marked_call(call: Any, index: int, marker: _Marker) -> Any:
 
 
 def has_marks(text: str) -> bool:
-    """True if a text holds characters that marks are made of."""
+    """Whether a text holds characters that marks are made of."""
     if text.isascii():
         return False
-    data = text.encode("utf-8", "surrogatepass")  # in which the planes of marks begin with these bytes alone
+    data = text.encode("utf-8", "surrogatepass")  # characters of these planes begin with one of two bytes
     return (b"\xf3" in data or b"\xf4" in data) and _MARK.search(text) is not None
 
 
 def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[Found] | None:
-    """What the marks in a text enclose, in order; None if a pair came apart.
+    """What the marks in a text enclose, in order; None if a pair was separated.
 
-    None too if the text without its marks is not the one that is wanted, which holds none.
+    Also None if the text without its marks is not `wanted`, which holds none.
     """
     marks = _in_turn(text, 2 * len(owners))
     unmarked, found = _opened(text, marks, owners) if marks is not None else (None, None)
-    if unmarked != wanted:  # there were others, or not all of them in their order
+    if unmarked != wanted:  # some marks are missing, repeated or out of order
         unmarked, found = _opened(text, _marks(text), owners)
     return found if unmarked == wanted else None
 
@@ -169,7 +167,7 @@ def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[F
 def _opened(
     text: str, marks: Iterable[tuple[int, int]], owners: list[tuple[int, SpanKind]]
 ) -> tuple[str | None, list[Found]]:
-    """The text without these marks and what they enclose; no text if a pair came apart."""
+    """The text without these marks and what they enclose; None for the text if a pair was separated."""
     pieces: list[str] = []
     found: list[Found] = []
     at = length = 0
@@ -193,7 +191,7 @@ def _opened(
 
 
 def _in_turn(text: str, count: int) -> list[tuple[int, int]] | None:
-    """Where the first so many marks are, each behind the one before, as most templates leave them; else None."""
+    """Where marks 0 to `count` - 1 are if they come in order, as with most templates; else None."""
     out: list[tuple[int, int]] = []
     at = 0
     for number in range(count):
@@ -205,7 +203,7 @@ def _in_turn(text: str, count: int) -> list[tuple[int, int]] | None:
 
 
 def _marks(text: str) -> Iterator[tuple[int, int]]:
-    """Where each mark is, and its number."""
+    """The position and number of each mark."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     places = np.flatnonzero(codes >= _FIRST)
     for place, code in zip(places.tolist(), (codes[places] - _FIRST).tolist(), strict=True):

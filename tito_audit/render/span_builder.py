@@ -1,4 +1,4 @@
-"""A text being cut into spans: every character gets a kind and a message."""
+"""A text divided into spans: every character gets a kind and a message."""
 
 from __future__ import annotations
 
@@ -8,65 +8,64 @@ from typing import NamedTuple, TypeAlias
 
 from tito_audit.render.sentinels import SpanKind
 
-__all__ = ["Cut", "Span", "common_start", "first_of", "last_of"]
-
 _Label: TypeAlias = tuple[SpanKind, int | None]
 
 
 class Span(NamedTuple):
-    """A half-open stretch `[start, end)` of the text, in characters."""
+    """A half-open range `[start, end)` of the text, in characters."""
 
     start: int
     end: int
     kind: SpanKind
     message_index: int | None
-    """The message it belongs to; None for scaffold between messages and where nothing is known."""
+    """The message it belongs to; None for scaffold between messages, and where unknown."""
     role: str | None
     """The role of that message."""
 
 
-class Cut:
-    """Which kind and message each stretch has; of two names for one stretch the one put last counts."""
+class SpanBuilder:
+    """Collects the kind and message of each range of a text; where ranges overlap, the last one put counts."""
 
     def __init__(self, size: int, roles: list[str | None]) -> None:
         self._size = size
         self._roles = roles
-        self._strokes: list[tuple[int, int, _Label, bool]] = []
+        self._labelled: list[tuple[int, int, _Label, bool]] = []
 
     def put(self, start: int, end: int, kind: SpanKind, index: int | None) -> None:
-        """Name a stretch."""
+        """Label a range."""
         if start < end:
-            self._strokes.append((start, end, (kind, index), False))
+            self._labelled.append((start, end, (kind, index), False))
 
     def fill(self, start: int, end: int, kind: SpanKind, index: int | None) -> None:
-        """Name what has no name yet in a stretch."""
+        """Label what has no label yet in a range."""
         if start < end:
-            self._strokes.append((start, end, (kind, index), True))
+            self._labelled.append((start, end, (kind, index), True))
 
-    def spans(self, nameless: SpanKind) -> tuple[Span, ...]:
-        """The stretches of one kind and message, in order; `nameless` is the kind of all others."""
+    def spans(self, unlabelled: SpanKind) -> tuple[Span, ...]:
+        """The spans in order, adjacent ranges with equal labels merged; `unlabelled` is the kind of all other
+        text."""
         if not self._size:
             return ()
         edges = {0, self._size}
-        for start, end, _, _ in self._strokes:
+        for start, end, _, _ in self._labelled:
             edges.add(start)
             edges.add(end)
         order = sorted(edges)
         out: list[Span] = []
         start, here = 0, None
         for edge, label in zip(order, self._labels(order), strict=False):
-            label = label or (nameless, None)
+            label = label or (unlabelled, None)
             if label != here:
                 if here is not None:
                     out.append(self._span(start, edge, here))
                 start, here = edge, label
-        return (*out, self._span(start, self._size, here or (nameless, None)))
+        return (*out, self._span(start, self._size, here or (unlabelled, None)))
 
     def _labels(self, edges: list[int]) -> list[_Label | None]:
-        """The name of each stretch between two edges."""
+        """The label of each range between two edges."""
         number = {edge: place for place, edge in enumerate(edges)}
         labels: list[_Label | None] = [None] * (len(edges) - 1)
-        for start, end, label, only_free in self._strokes:
+        for start, end, label, only_free in self._labelled:
             for place in range(number[start], number[end]):
                 if not only_free or labels[place] is None:
                     labels[place] = label
@@ -78,19 +77,19 @@ class Cut:
 
 
 def common_start(text: str, other: str) -> int:
-    """How many characters two texts share at their start."""
+    """How many characters two texts share at the start."""
     shared = min(len(text), len(other))
     return next((n for n in range(shared) if text[n] != other[n]), shared)
 
 
 def first_of(tokens: tuple[str, ...], text: str, start: int, stop: int) -> tuple[int, int] | None:
-    """Where the first of these tokens lies in a stretch of the text, `(start, end)`."""
+    """Where the first of these tokens is in `text[start:stop]`, as `(start, end)`; None if there is none."""
     match = _pattern(tokens).search(text, start, stop) if tokens else None
     return match.span() if match else None
 
 
 def last_of(tokens: tuple[str, ...], text: str, start: int, stop: int) -> tuple[int, int] | None:
-    """Where the last of these tokens lies in a stretch of the text, `(start, end)`."""
+    """Where the last of these tokens is in `text[start:stop]`, as `(start, end)`; None if there is none."""
     matches = _pattern(tokens).finditer(text, start, stop) if tokens else ()
     return max((match.span() for match in matches), default=None)
 

@@ -1,10 +1,9 @@
-"""Which text is whose: a rendered conversation cut into scaffold, contents, tool calls, turn ends.
+"""A rendered conversation divided into spans: scaffold, contents, tool calls, turn ends.
 
-The contents are found by marks (`marks.py`). What opens an assistant message is what the template
-adds when asked for a generation prompt there; what closes it is the first special token behind its
-contents. Where marks change what the template writes, the renderings of the first 1, 2, … messages
-say where each begins, as long as each is a prefix of the whole. Where that fails too nothing is said:
-a span is never wrong, it is UNKNOWN.
+Contents are found by marks (`sentinels.py`). An assistant message starts with what the template adds there for a
+generation prompt, and ends with the first special token after its contents. Where marks change what the template
+writes, the renderings of the first 1, 2, … messages show where each message begins, as long as each is a prefix of
+the whole. Where that fails too, spans are UNKNOWN: a span is never wrong.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.renderer import Chat, Renderer
 from tito_audit.render.sentinels import Found, Marking, SpanKind, has_marks, mark, unmark
-from tito_audit.render.span_builder import Cut, Span, common_start, first_of, last_of
-
-__all__ = ["Rendering", "Span", "SpanKind", "spans", "spans_fast"]
+from tito_audit.render.span_builder import Span, SpanBuilder, common_start, first_of, last_of
 
 _MARKINGS = (
     Marking(assistant_only=False, tool_calls=True),
@@ -29,21 +26,21 @@ _MARKINGS = (
     Marking(assistant_only=True, tool_calls=False),
 )
 _ROLE = re.compile(r"assistant|model")
-"""What templates call the one who answers."""
+"""What templates call the role that answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A rendered conversation and whose text is where."""
+    """A rendered conversation and its spans."""
 
     text: str
     spans: tuple[Span, ...]
-    """In order, touching, covering the text; none is empty."""
+    """In order and adjacent, covering the text; none is empty."""
     sampled: Mapping[int, tuple[int, int] | None]
-    """For each message that was sampled the stretch `[start, end)` a model would have generated: all behind the
-    generation prompt, up to and including the turn end. None where that is not known."""
+    """For each message that was sampled the range `[start, end)` that a model would have generated: from after
+    the generation prompt to the end of the turn end. None where unknown."""
     chat: Chat = field(default_factory=list, compare=False, repr=False)
-    """The messages in the form that the template took."""
+    """The messages in the form that the template accepted."""
 
     def __post_init__(self) -> None:
         at = 0
@@ -64,9 +61,9 @@ def spans(
     add_generation_prompt: bool = False,
     guess: Rendering | None = None,
 ) -> Rendering:
-    """The text of these messages with its spans; RenderError when the template cannot write them.
+    """The text of these messages with its spans; RenderError when the template cannot render them.
 
-    `guess` is what `spans_fast` returned for them; it is taken over where its text turns out to be right.
+    `guess` is what `spans_fast` returned for them; it is returned if its text proves right.
     """
     chat, text = renderer.accepted(
         messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
@@ -89,9 +86,9 @@ def spans_fast(
     *,
     add_generation_prompt: bool = False,
 ) -> Rendering | None:
-    """What `spans` returns, as a faster engine sees it; None where that cannot be told.
+    """What `spans` returns, by a faster engine; None where it cannot tell.
 
-    Equal to what `spans` returns wherever the text is: its caller has to know that the text is right.
+    It equals what `spans` returns if its text is right, which the caller has to verify.
     """
     given = renderer.variables(tools, template_kwargs)
     chat, text = renderer.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)
@@ -104,7 +101,7 @@ def spans_fast(
     def run(variables: Mapping[str, Any]) -> str:
         try:
             return fast.run(variables)
-        except RenderError as error:  # whether the reference environment raises here too is not for sure
+        except RenderError as error:  # the reference environment may not raise here
             raise GivenUp from error
 
     opener = template.opener(given)
@@ -121,7 +118,7 @@ def _answers(messages: Sequence[Message]) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """Messages in the form the template took, what it wrote, and how to have it write parts of them."""
+    """Messages in the form that the template accepted, what it wrote, and how to render parts of them."""
 
     renderer: Renderer
     chat: Chat
@@ -130,7 +127,7 @@ class _Conversation:
     opens_answer: bool
     run: Callable[[Mapping[str, Any]], str]
     fixed_opener: str | None
-    """What a generation prompt adds behind any of the messages; None if that may depend on them."""
+    """What a generation prompt adds after any of the messages; None if that may depend on them."""
     answers: frozenset[int]
     """The messages that were sampled."""
 
@@ -138,7 +135,7 @@ class _Conversation:
         return self.run({**self.given, "messages": chat, "add_generation_prompt": opens_answer})
 
     def prefix_length(self, count: int, *, opens_answer: bool) -> int | None:
-        """How much of the text is the rendering of the first `count` messages; None if it is no prefix."""
+        """The length of the rendering of the first `count` messages; None if it is not a prefix of the text."""
         try:
             text = self.write(self.chat[:count], opens_answer=opens_answer) if count else ""
         except RenderError:
@@ -146,7 +143,7 @@ class _Conversation:
         return len(text) if self.text.startswith(text) and (count or not opens_answer) else None
 
     def opener(self, count: int) -> str:
-        """What a generation prompt adds behind the first `count` messages; "" if nothing or unknown."""
+        """What a generation prompt adds after the first `count` messages; "" if nothing or unknown."""
         if not count:
             return ""
         if self.fixed_opener is not None:
@@ -158,12 +155,13 @@ class _Conversation:
             return ""
         return opened[len(closed) :] if opened.startswith(closed) else ""
 
-    def new_cut(self) -> Cut:
-        return Cut(len(self.text), [message.get("role") for message in self.chat])
+    def new_builder(self) -> SpanBuilder:
+        return SpanBuilder(len(self.text), [message.get("role") for message in self.chat])
 
 
 def _by_marks(job: _Conversation) -> Rendering | None:
-    """The spans as marks show them; None when the template does not bear marks. The text holds none itself."""
+    """The spans as marks show them; None when marks change what the template writes. The text itself holds no
+    marks."""
     for marking in _MARKINGS:
         try:
             marked, owners = mark(job.chat, marking, job.answers)
@@ -176,33 +174,33 @@ def _by_marks(job: _Conversation) -> Rendering | None:
 
 
 def _assemble(job: _Conversation, found: list[Found], marking: Marking) -> Rendering:
-    """Spans out of the marked texts, with the turns of the model found around them."""
-    cut = job.new_cut()
+    """The spans of the marked texts, and of the model's turns around them."""
+    builder = job.new_builder()
     for piece in found:
-        cut.put(*piece)
+        builder.put(*piece)
     finder = _TurnFinder(job, found, marking)
     sampled: dict[int, tuple[int, int] | None] = {}
-    behind = 0  # no turn begins before the end of the last marked text or turn in front of it
+    earliest = 0  # a turn begins after the marked texts and turns of earlier messages
     for index in range(len(job.chat)):
         own = finder.of(index)
         if index in job.answers:
-            turn = finder.turn(index, behind)
+            turn = finder.turn(index, earliest)
             sampled[index] = turn.sampled if turn is not None else None
             if turn is not None:
-                _cut_turn(cut, job, index, turn, own)
-                behind = turn.end
+                _put_turn(builder, job, index, turn, own)
+                earliest = turn.end
         for piece in own:
-            behind = max(behind, piece.end)
+            earliest = max(earliest, piece.end)
     if job.opens_answer:
         closed = job.prefix_length(len(job.chat), opens_answer=False)
-        if closed is not None and closed >= behind:
-            cut.put(closed, len(job.text), SpanKind.GENERATION_PROMPT, None)
-    nameless = SpanKind.UNKNOWN if marking.assistant_only else SpanKind.SCAFFOLD
-    return Rendering(job.text, cut.spans(nameless), sampled, job.chat)
+        if closed is not None and closed >= earliest:
+            builder.put(closed, len(job.text), SpanKind.GENERATION_PROMPT, None)
+    unlabelled = SpanKind.UNKNOWN if marking.assistant_only else SpanKind.SCAFFOLD
+    return Rendering(job.text, builder.spans(unlabelled), sampled, job.chat)
 
 
 class _Turn(NamedTuple):
-    """Where an assistant message is opened, where the model begins, where its end token is."""
+    """Where an assistant message opens, where the model's part starts, and where its end token is."""
 
     opened: int
     start: int
@@ -228,7 +226,7 @@ class _TurnFinder:
         # Where the first marked text of any later message begins.
         self._next: list[int] = [len(job.text)] * (len(job.chat) + 1)
         for index in range(len(job.chat) - 1, -1, -1):
-            # The marked texts come in their order in the text.
+            # Marked texts are in the order of the text.
             own = self._found[index]
             self._next[index] = min(self._next[index + 1], own[0].start) if own else self._next[index + 1]
 
@@ -236,40 +234,40 @@ class _TurnFinder:
         """The marked texts of one message."""
         return self._found[index]
 
-    def turn(self, index: int, behind: int) -> _Turn | None:
-        """The turn of an assistant message that begins at `behind` or later."""
+    def turn(self, index: int, earliest: int) -> _Turn | None:
+        """The turn of an assistant message, from `earliest` on; None if it is not found."""
         own = self.of(index)
         calls = bool(self._job.chat[index].get("tool_calls"))
         if calls and not self._marking.tool_calls:
             return None
-        opening = self._opening(index, behind, own[0].start if own else None)
+        opening = self._opening(index, earliest, own[0].start if own else None)
         later = self._next[index + 1]
         if opening is None or opening[1] > later or any(piece.start < opening[1] for piece in own):
             return None
         closer = self._closer(max([opening[1], *(piece.end for piece in own)]), later, calls)
         return _Turn(*opening, *closer) if closer is not None else None
 
-    def _opening(self, index: int, behind: int, first: int | None) -> tuple[int, int] | None:
-        """Where the generation prompt of a message begins and ends."""
+    def _opening(self, index: int, earliest: int, first: int | None) -> tuple[int, int] | None:
+        """Where the generation prompt of a message begins and ends; None if unknown."""
         opener = self._opener(index)
         if opener and not self._spelled(opener, index):
-            at = self._text.find(opener, behind, first)
+            at = self._text.find(opener, earliest, first)
             if at >= 0:
                 return at, at + len(opener)
-            # A past turn may be opened by less than a new one is, such as without an empty <think> block.
+            # A past turn may have a shorter opener than a new one, such as without an empty <think> block.
             head = opener[: opener.find("\n") + 1]
-            at = self._text.find(head, behind, first) if head and first is not None else -1
+            at = self._text.find(head, earliest, first) if head and first is not None else -1
             if at >= 0:
                 return at, at + common_start(self._text[at:first], opener)
         start = self._job.prefix_length(index, opens_answer=True)
-        if start is None or start < behind:
+        if start is None or start < earliest:
             return None
-        return (start - len(opener) if self._text.endswith(opener, behind, start) else start), start
+        return (start - len(opener) if self._text.endswith(opener, earliest, start) else start), start
 
     def _opener(self, index: int) -> str:
-        """What a generation prompt adds behind a message of the role that comes before this one.
+        """What a generation prompt adds after a message with the role of the previous one.
 
-        A template that writes any role in the header of a message opens this one with its own.
+        If the message has another role than `assistant`, that role replaces it in the opener.
         """
         before = self._job.chat[index - 1].get("role") if index else None
         if before not in self._openers:
@@ -280,7 +278,7 @@ class _TurnFinder:
         )
 
     def _spelled(self, opener: str, index: int) -> bool:
-        """True if a message without marks spells the opener, so that finding it would prove nothing."""
+        """Whether an earlier unmarked message contains the opener, so that finding it would prove nothing."""
         if not self._marking.assistant_only:
             return False
         head = opener.strip().split("\n")[0]
@@ -288,35 +286,35 @@ class _TurnFinder:
         return any(head in str(list(message.values())) for message in unmarked)
 
     def _closer(self, start: int, stop: int, calls: bool) -> tuple[int, int] | None:
-        """The first special token in `[start, stop)`; behind tool calls an end token goes first.
+        """The first special token in `[start, stop)`; after tool calls the first end token, if there is one.
 
-        Templates wrap tool calls in special tokens of their own, which end no turn.
+        Templates wrap tool calls in special tokens that end no turn.
         """
         renderer = self._job.renderer
         ends = first_of(renderer.end_texts, self._text, start, stop) if calls else None
         return ends or first_of(renderer.control_texts, self._text, start, stop)
 
 
-def _cut_turn(cut: Cut, job: _Conversation, index: int, turn: _Turn, own: list[Found]) -> None:
-    """Name what is inside a turn, and what opens and ends it."""
-    cut.put(turn.opened, turn.start, SpanKind.GENERATION_PROMPT, index)
-    cut.put(turn.closer, turn.end, SpanKind.TURN_END, index)
+def _put_turn(builder: SpanBuilder, job: _Conversation, index: int, turn: _Turn, own: list[Found]) -> None:
+    """Label what is inside a turn, its opener and its end."""
+    builder.put(turn.opened, turn.start, SpanKind.GENERATION_PROMPT, index)
+    builder.put(turn.closer, turn.end, SpanKind.TURN_END, index)
     said = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
     calls = [piece.start for piece in own if piece.kind is SpanKind.TOOL_CALL]
     if calls:
-        # The wrapping of the calls is theirs, but not the end of the reasoning before it.
+        # The markers around the calls belong to them, but the end of the reasoning before them does not.
         begin = max([turn.start, *said])
         thought = job.text.rfind("</think>", begin, calls[0])
         if thought >= 0:
             begin = thought + len("</think>")
             begin += len(job.text[begin : calls[0]]) - len(job.text[begin : calls[0]].lstrip())
-        cut.put(begin, turn.closer, SpanKind.TOOL_CALL, index)
-    cut.fill(turn.start, turn.closer, SpanKind.SCAFFOLD, index)
+        builder.put(begin, turn.closer, SpanKind.TOOL_CALL, index)
+    builder.fill(turn.start, turn.closer, SpanKind.SCAFFOLD, index)
 
 
 def _by_prefixes(job: _Conversation) -> Rendering:
-    """The spans as far as shorter renderings are prefixes of the whole."""
-    cut = job.new_cut()
+    """The spans, as far as shorter renderings are prefixes of the whole."""
+    builder = job.new_builder()
     count = len(job.chat)
     bounds: list[int | None] = [job.prefix_length(n, opens_answer=False) for n in range(count)]
     bounds.append(job.prefix_length(count, opens_answer=False) if job.opens_answer else len(job.text))
@@ -327,27 +325,30 @@ def _by_prefixes(job: _Conversation) -> Rendering:
         if index in job.answers:
             sampled[index] = None
             if begin is not None and stop is not None and known:
-                sampled[index] = _turn_between(job, cut, index, begin, stop)
+                sampled[index] = _turn_between(job, builder, index, begin, stop)
         elif begin is not None and stop is not None and known:
-            cut.put(begin, stop, SpanKind.UNKNOWN, index)
+            builder.put(begin, stop, SpanKind.UNKNOWN, index)
     if job.opens_answer and bounds[-1] is not None:
-        cut.put(bounds[-1], len(job.text), SpanKind.GENERATION_PROMPT, None)
-    return Rendering(job.text, cut.spans(SpanKind.UNKNOWN), sampled, job.chat)
+        builder.put(bounds[-1], len(job.text), SpanKind.GENERATION_PROMPT, None)
+    return Rendering(job.text, builder.spans(SpanKind.UNKNOWN), sampled, job.chat)
 
 
-def _turn_between(job: _Conversation, cut: Cut, index: int, begin: int, stop: int) -> tuple[int, int] | None:
-    """The turn of an assistant message that lies in `[begin, stop)`, by the last special token there."""
+def _turn_between(
+    job: _Conversation, builder: SpanBuilder, index: int, begin: int, stop: int
+) -> tuple[int, int] | None:
+    """The turn of an assistant message within `[begin, stop)`, ending with the last special token there; None
+    if unknown."""
     start = job.prefix_length(index, opens_answer=True)
     if start is None or not begin <= start <= stop:
         return None
     closer = last_of(job.renderer.control_texts, job.text, start, stop)
-    # A token with more than white space behind it is part of what was said.
+    # A token with more than white space after it is part of what was said.
     if closer is None or job.text[closer[1] : stop].strip():
         return None
-    cut.put(begin, start, SpanKind.GENERATION_PROMPT, index)
+    builder.put(begin, start, SpanKind.GENERATION_PROMPT, index)
     content = job.chat[index].get("content")
     exact = isinstance(content, str) and job.text[start : closer[0]].strip() == content.strip()
-    cut.put(start, closer[0], SpanKind.CONTENT if exact else SpanKind.UNKNOWN, index)
-    cut.put(*closer, SpanKind.TURN_END, index)
-    cut.put(closer[1], stop, SpanKind.SCAFFOLD, None)
+    builder.put(start, closer[0], SpanKind.CONTENT if exact else SpanKind.UNKNOWN, index)
+    builder.put(*closer, SpanKind.TURN_END, index)
+    builder.put(closer[1], stop, SpanKind.SCAFFOLD, None)
     return start, closer[1]

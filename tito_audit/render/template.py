@@ -21,22 +21,20 @@ if TYPE_CHECKING:
     from tito_audit.render.fast.render import FastTemplate
     from tito_audit.render.sandbox import ChatEnvironment
 
-__all__ = ["SIZE_LIMIT", "TIME_LIMIT", "Template", "compile_template"]
-
 TIME_LIMIT = 10.0
 """Seconds one rendering may take."""
 SIZE_LIMIT = 64 * 1024 * 1024
 """Characters one rendering may write."""
 _LONGEST_REASON = 500
 _SPARE = 200
-"""Frames to spare with which a template has to compile to be compiled late, where more calls are under way."""
+"""A template counts as compilable in later runs if it compiles this many frames deeper in the stack."""
 _OPENERS = 64
-"""Of how many variables it is remembered what they open an answer with."""
+"""For how many sets of variables the generation prompt is remembered."""
 _T = TypeVar("_T")
 
 
 class Template:
-    """A chat template, compiled at the latest when it is run. Not to be run by two threads at once."""
+    """A chat template, compiled when it is first run. Not for use by two threads at once."""
 
     def __init__(
         self, source: str, where: str, *, time_limit: float, size_limit: int, store: Store | None = None
@@ -47,37 +45,37 @@ class Template:
         self._size_limit = size_limit
         self._known = Known(source, (time_limit, size_limit), store)
         self._tools: Sequence[Any] = ()
-        self._said_tools: bytes | None = None
-        self._plain_tools: list[Any] = []
+        self._tools_key: bytes | None = None
+        self._last_plain: list[Any] = []
         self._openers: dict[str, str] = {}
 
     @property
     def is_known(self) -> bool:
-        """True if it is known to compile, from an earlier run."""
+        """Whether it is known to compile, from an earlier run."""
         return self._known.facts is not None
 
     def load(self) -> None:
-        """Compile it now; SetupError if it is no Jinja."""
+        """Compile it now; SetupError if it is not valid Jinja."""
         self._reference  # noqa: B018 - kept from now on
 
-    def kept(self, tools: Sequence[Any], plain: Callable[[Any], Any]) -> list[Any]:
-        """The tools in plain form, made once for tools that come again: a log has the same ones for many texts."""
+    def plain_tools(self, tools: Sequence[Any], plain: Callable[[Any], Any]) -> list[Any]:
+        """The tools in plain form, converted once for tools that come again: most rows of a log have the same."""
         if tools is not self._tools:
             found = plain(list(tools))
             said = _exactly(found)
-            if said is None or said != self._said_tools:
-                self._plain_tools, self._said_tools = found, said
+            if said is None or said != self._tools_key:
+                self._last_plain, self._tools_key = found, said
             self._tools = tools if isinstance(tools, tuple) else ()
-        return self._plain_tools
+        return self._last_plain
 
     def run(self, variables: Mapping[str, Any]) -> str:
-        """What the template writes for these variables; RenderError, in one line, if it writes nothing."""
+        """What the template writes for these variables; RenderError, in one line, if it fails."""
         return self._reference.run(variables)
 
     @cached_property
     def fast(self) -> FastTemplate | None:
-        """The template in a faster engine; None if only the reference environment can be trusted with it."""
-        if self._facts is None or not self._facts.tame:
+        """The template in a faster engine; None if only the reference environment can run it."""
+        if self._facts is None or not self._facts.minijinja_safe:
             return None
         from tito_audit.render.fast.render import open_fast
 
@@ -88,9 +86,10 @@ class Template:
             return None
 
     def opener(self, given: Mapping[str, Any]) -> str | None:
-        """What a generation prompt adds behind any messages, "" if it cannot; None if the messages may decide it.
+        """What a generation prompt adds after any messages; "" if it fails; None if that may depend on the
+        messages.
 
-        `given` are the variables beside the messages.
+        `given` are the variables except the messages.
         """
         if self._facts is None or self._facts.opener_names is None:
             return None
@@ -105,13 +104,13 @@ class Template:
         except RenderError:
             text, written = "", False
         if key is not None:
-            # What a global prints as may hold its address, which is another one in every run.
+            # A printed global may contain its address, which differs in every run.
             bare = self._opener.environment.globals.keys().isdisjoint(self._facts.opener_names)
             self._known.add_opener(key, text, lasting=written and bare and self._reference.has_spare)
         return text
 
-    def opener_behind_user(self, given: Mapping[str, Any]) -> str:
-        """What a generation prompt adds behind what a user said, "" if nothing or unknown; asked once."""
+    def opener_after_user(self, given: Mapping[str, Any]) -> str:
+        """What a generation prompt adds after a user message, "" if nothing or unknown; rendered once."""
         fixed = self.opener(given)
         if fixed is not None:
             return fixed
@@ -130,11 +129,11 @@ class Template:
 
     @cached_property
     def _facts(self) -> Facts | None:
-        """What reading the template tells; None where it cannot be read once more."""
+        """What reading the template shows; None if it cannot be parsed again."""
         if self._known.facts is None:
             try:
                 found, self._opener_tree = self._read()
-            except (Exception, TimeUp):  # a source too deep or too large to be read once more
+            except (Exception, TimeUp):  # too deep or too large to be parsed again
                 return None
             self._known.note(found, lasting=self._reference.has_spare)
         return self._known.facts
@@ -181,16 +180,16 @@ class _Reference:
     ) -> None:
         self.environment = environment
         self.has_spare = has_spare
-        """True if it would have compiled deeper in the stack, too."""
+        """Whether it would also have compiled deeper in the stack."""
         self._compiled = compiled
         self._time_limit = time_limit
         self._size_limit = size_limit
         self._timed_out = False
 
     def run(self, variables: Mapping[str, Any]) -> str:
-        """What the template writes for these variables; RenderError, in one line, if it writes nothing."""
+        """What the template writes for these variables; RenderError, in one line, if it fails."""
         if self._timed_out:
-            # A template that loops would otherwise cost the whole limit once a prompt, hours for a log.
+            # Otherwise a template that loops would use up the time limit for every prompt: hours for a log.
             raise RenderError(self._too_slow())
         budget = Budget(self._size_limit, self._time_limit)
         self.environment.budget = budget
@@ -207,7 +206,7 @@ class _Reference:
         except TimeUp:
             self._timed_out = True
             raise RenderError(self._too_slow()) from None
-        except Exception as error:  # a template can raise whatever Python can
+        except Exception as error:  # a template can raise anything
             raise RenderError(_reason(error)) from error
         return "".join(pieces)
 
@@ -223,9 +222,9 @@ def compile_template(
     size_limit: int = SIZE_LIMIT,
     store: Store | None = None,
 ) -> Template:
-    """A template ready to run; SetupError, naming `where` it came from, when it is no Jinja.
+    """A template ready to run; SetupError, naming its origin `where`, when it is not valid Jinja.
 
-    One that a store knows to compile is compiled only when it is run.
+    If a store knows that it compiles, it is compiled only when it is run.
     """
     template = Template(source, where, time_limit=time_limit, size_limit=size_limit, store=store)
     if not template.is_known:
@@ -257,17 +256,18 @@ def _compiled(source: str, where: str, time_limit: float, size_limit: int) -> _R
     raise SetupError(
         f"{where}: the chat template cannot be used ({reason}).\n"
         "Without it no messages can be rendered again.\n"
-        "Mend the template, or pass another one with --chat-template FILE."
+        "Fix the template, or pass another one with --chat-template FILE."
     )
 
 
 def _deeper(frames: int, call: Callable[[], _T]) -> _T:
-    """What a call returns, so many frames further up the stack."""
+    """What `call` returns when it is called this many frames deeper in the stack."""
     return _deeper(frames - 1, call) if frames else call()
 
 
 def _exactly(value: Any) -> bytes | None:
-    """Bytes that tell a value of plain types from every other, 1 from 1.0 and True; None if it is too deep."""
+    """Bytes that differ for any two different values of plain types, such as 1, 1.0 and True; None if nested
+    too deep."""
     try:
         return marshal.dumps(value, 2)
     except ValueError:
@@ -275,7 +275,7 @@ def _exactly(value: Any) -> bytes | None:
 
 
 def _reason(error: Exception) -> str:
-    """Why a rendering failed, on one line with the template's line where it is known."""
+    """Why a rendering failed, on one line, with the template's line if known."""
     line = _template_line(error)
     place = "chat template" if line is None else f"chat template, line {line}"
     if isinstance(error, Refused | LimitReached):
@@ -292,11 +292,11 @@ def _bounded(text: str) -> str:
 
 
 def _template_line(error: Exception) -> int | None:
-    """The line of the template in the innermost of its frames."""
+    """The template's line in the innermost of its frames."""
     line = None
     trace = error.__traceback__
     while trace is not None:
-        # Jinja puts a frame of its own making in place of each frame of compiled template code.
+        # Jinja replaces each frame of compiled template code by one with this variable.
         if "__jinja_exception__" in trace.tb_frame.f_globals:
             line = trace.tb_lineno
         trace = trace.tb_next

@@ -20,7 +20,7 @@ def all_repairs() -> tuple[Repair, ...]:
 
 
 def repair_named(name: str) -> Repair:
-    """The repair of that name; SetupError, with names that are close, when there is none."""
+    """The repair of that name; SetupError, with similar names, when there is none."""
     names = {repair.name: repair for repair in all_repairs()}
     if name in names:
         return names[name]

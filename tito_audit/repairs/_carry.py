@@ -1,4 +1,4 @@
-"""Where the tokens of an old row went in a new one, and a row rebuilt from the calls that sampled it."""
+"""Which token of an old row each new token is, and a training row rebuilt from the calls that sampled it."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ from tito_audit.record.finding import Finding
 from tito_audit.record.moved import Moved, moved_row
 from tito_audit.record.rollout import TrainingRow, Turn
 
-__all__ = ["Laid", "laid_chain", "mask_is_wrong", "rebuilt_row", "stop_ids", "untrained_turns"]
-
 _ROUNDING = 1e-3
-"""Values this close are one value, of which the row keeps its own spelling."""
+"""Values this close count as equal, and the row keeps its own spelling of them."""
 _MOST = 4096
-"""Tokens of a gap between sampled stretches that are still paired one by one."""
+"""A gap between sampled runs is paired token by token up to this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
-    """What one chain of calls saw and said, token by token. All columns are `[T]`."""
+class ChainTokens:
+    """The tokens of one chain of calls, with the call that sampled each. All columns are `[T]`."""
 
     ids: Ids
     turn: Offsets
-    """The turn that sampled a token, -1 where it was given."""
+    """The turn that sampled the token; -1 if it was given."""
     offset: Offsets
-    """Its position in that completion, -1 where it was given."""
+    """Its position in that completion; -1 if it was given."""
 
 
-def laid_chain(turns: Sequence[Turn], chain: Sequence[int], tail: Ids) -> Laid:
-    """The last call's prompt and completion, and `tail` after it; every turn of the chain in its place.
+def chain_tokens(turns: Sequence[Turn], chain: Sequence[int], tail: Ids) -> ChainTokens:
+    """The last call's prompt and completion, then `tail`, with the turn of the chain that sampled each token.
 
-    Each prompt of the chain has to start with everything before it, so that a completion begins where its
-    prompt ends.
+    Each prompt of the chain has to start with everything before it, so that a completion begins where its prompt
+    ends.
     """
     seen = turns[chain[-1]].seen_ids
     assert seen is not None
@@ -52,37 +50,37 @@ def laid_chain(turns: Sequence[Turn], chain: Sequence[int], tail: Ids) -> Laid:
         place = slice(len(prompt), len(prompt) + len(completion))
         turn[place] = number
         offset[place] = np.arange(len(completion))
-    return Laid(ids, turn, offset)
+    return ChainTokens(ids, turn, offset)
 
 
 def rebuilt_row(
-    row: TrainingRow, view: RowView | None, laid: Laid, turns: Sequence[Turn], trained: Collection[int]
+    row: TrainingRow, view: RowView | None, target: ChainTokens, turns: Sequence[Turn], trained: Collection[int]
 ) -> Moved:
-    """The training row on the tokens of a chain: the `trained` turns under the mask, each with its logprobs.
+    """The training row on the tokens of a chain: the `trained` turns in the mask, each with its logprobs.
 
-    A value of the old row stays with its token where the calls say nothing else. A restored token whose call
-    recorded no logprob leaves the loss when the row has a logprob column, since no value would be its own.
+    A value of the old row stays with its token unless the calls say otherwise. Where the row has a logprob column,
+    a restored token whose call recorded no logprob leaves the loss.
     """
-    source = _sources(row.token_ids, view, laid)
-    mask = np.isin(laid.turn, np.fromiter(trained, np.int64)) & (laid.turn >= 0)
+    source = _sources(row.token_ids, view, target)
+    mask = np.isin(target.turn, np.fromiter(trained, np.int64)) & (target.turn >= 0)
     logprobs = None
     if _has_logprobs(row):
-        logprobs = _logprobs(row, laid, source, turns)
+        logprobs = _logprobs(row, target, source, turns)
         known = [turns[k].completion_logprobs is not None for k in range(len(turns))]
-        silent = np.array([*known, True])[laid.turn] == 0
+        silent = np.array([*known, True])[target.turn] == 0
         mask &= ~(silent & np.isnan(logprobs))
     boundary = None
     if row.prompt_length is not None:
-        sampled = np.flatnonzero(laid.turn >= 0)
-        boundary = int(sampled[0]) if len(sampled) else len(laid.ids)
+        sampled = np.flatnonzero(target.turn >= 0)
+        boundary = int(sampled[0]) if len(sampled) else len(target.ids)
         boundary = min(boundary, _old_boundary(source, row.prompt_length))
-    return moved_row(row, laid.ids, source, loss_mask=mask, logprobs=logprobs, prompt_length=boundary)
+    return moved_row(row, target.ids, source, loss_mask=mask, logprobs=logprobs, prompt_length=boundary)
 
 
 def untrained_turns(row: TrainingRow, view: RowView | None, chain: Sequence[int]) -> set[int]:
-    """Turns of which the row trains no token although it holds some: that is a choice, and stays one.
+    """Turns of which the row holds tokens and trains none: a choice, which a repair keeps.
 
-    A mask that trains other tokens and no sampled one is no choice but wrong as a whole.
+    A mask that trains other tokens but no sampled one is not a choice; it is wrong as a whole.
     """
     if row.loss_mask is None or view is None:
         return set()
@@ -97,16 +95,16 @@ def untrained_turns(row: TrainingRow, view: RowView | None, chain: Sequence[int]
 
 
 def mask_is_wrong(findings: Sequence[Finding]) -> bool:
-    """Whether the mask is off as a whole, so that what it leaves out says nothing."""
+    """Whether the mask is wrong as a whole, so that what it leaves out means nothing."""
     return any(
-        # One that trains nothing may have been emptied on purpose.
+        # A mask that trains nothing may have been emptied on purpose.
         (f.code == "MSK403" and f.hit.cause != "all zeros") or f.hit.cause.startswith("slid")
         for f in findings
     )
 
 
 def stop_ids(evidence: Evidence) -> frozenset[int]:
-    """Ids that end a turn; without a tokenizer, the last ids of what was sampled."""
+    """Ids that end a turn; without a tokenizer, the last ids of the completions."""
     if evidence.end_ids:
         return evidence.end_ids
     completions = [turn.completion_ids for turn in evidence.rollout.turns if turn.finish_reason != "length"]
@@ -122,37 +120,37 @@ def _old_boundary(source: Offsets, prompt_length: int) -> int:
     return int(after[0]) if len(after) else len(source)
 
 
-def _logprobs(row: TrainingRow, laid: Laid, source: Offsets, turns: Sequence[Turn]) -> Logprobs:
-    """`[T]` the calls' values where they have some, else what the row had for the same token."""
-    old = np.full(len(laid.ids), np.nan)
+def _logprobs(row: TrainingRow, target: ChainTokens, source: Offsets, turns: Sequence[Turn]) -> Logprobs:
+    """`[T]` the calls' values where they have some, else those of the row for the same token."""
+    old = np.full(len(target.ids), np.nan)
     if row.logprobs is not None:
         old = np.where(source >= 0, row.logprobs[source], np.nan)
     if row.loss_mask is not None:
-        # What was trained and never sampled held a value of nobody's.
-        old[(laid.turn < 0) & (source >= 0) & row.loss_mask[source]] = np.nan
+        # A token that was trained but never sampled had no meaningful value.
+        old[(target.turn < 0) & (source >= 0) & row.loss_mask[source]] = np.nan
     out = old.copy()
     off = False
-    for number in np.unique(laid.turn[laid.turn >= 0]):
+    for number in np.unique(target.turn[target.turn >= 0]):
         values = turns[number].completion_logprobs
-        at = np.flatnonzero(laid.turn == number)
+        at = np.flatnonzero(target.turn == number)
         if values is None:
             continue
-        mine = values[laid.offset[at]]
+        mine = values[target.offset[at]]
         held = ~np.isnan(old[at]) & ~np.isnan(mine)
-        # Near ones only count as rounded where all of the turn are: a slid column has near ones by chance.
+        # Values near the calls' count as rounded only if all of the turn are: a shifted column has some by chance.
         rounded = bool((np.abs(mine - old[at])[held] <= _ROUNDING).all())
         out[at] = np.where(held & rounded, old[at], mine)
         off |= not rounded
-    return _without_strays(out, row, laid, turns) if off else out
+    return _without_strays(out, row, target, turns) if off else out
 
 
-def _without_strays(values: Logprobs, row: TrainingRow, laid: Laid, turns: Sequence[Turn]) -> Logprobs:
-    """The values of a column that lay off its tokens, without those that slid to where nothing was sampled.
+def _without_strays(values: Logprobs, row: TrainingRow, target: ChainTokens, turns: Sequence[Turn]) -> Logprobs:
+    """The values of a shifted column, without those that had moved onto tokens that were not sampled.
 
-    Most entries there tell what the log writes for none; without that only values of the calls are known to
-    have slid.
+    The most frequent entry there is what the log writes for no logprob. If there is none, only values that equal a
+    call's are known to have moved.
     """
-    given = laid.turn < 0
+    given = target.turn < 0
     rest, counts = np.unique(values[given], return_counts=True)
     filler = row.sentinel
     if filler is None and len(counts) and 2 * counts.max() > counts.sum():
@@ -163,23 +161,23 @@ def _without_strays(values: Logprobs, row: TrainingRow, laid: Laid, turns: Seque
     return np.where(given & np.isin(values, np.concatenate(said)), np.nan, values)
 
 
-def _sources(old: Ids, view: RowView | None, laid: Laid) -> Offsets:
-    """`[T]` the position in the old row that each new token is, -1 for one that was not there."""
-    source = np.full(len(laid.ids), -1, np.int64)
+def _sources(old: Ids, view: RowView | None, target: ChainTokens) -> Offsets:
+    """`[T]` the position in the old row of each new token; -1 for one that was not there."""
+    source = np.full(len(target.ids), -1, np.int64)
     anchors = [(-1, -1)]
     if view is not None:
         place = {
-            (int(t), int(o)): n for n, (t, o) in enumerate(zip(laid.turn, laid.offset, strict=True)) if t >= 0
+            (int(t), int(o)): n for n, (t, o) in enumerate(zip(target.turn, target.offset, strict=True)) if t >= 0
         }
         for position in np.flatnonzero(view.turn >= 0):
             new = place.get((int(view.turn[position]), int(view.turn_offset[position])))
             if new is not None and new > anchors[-1][1]:
                 source[new] = position
                 anchors.append((int(position), new))
-    anchors.append((len(old), len(laid.ids)))
+    anchors.append((len(old), len(target.ids)))
     for (o1, n1), (o2, n2) in pairwise(anchors):
         if o2 - o1 > 1 and n2 - n1 > 1:
-            _pair(old[o1 + 1 : o2], laid.ids[n1 + 1 : n2], o1 + 1, source[n1 + 1 : n2])
+            _pair(old[o1 + 1 : o2], target.ids[n1 + 1 : n2], o1 + 1, source[n1 + 1 : n2])
     return source
 
 

@@ -1,4 +1,4 @@
-"""A logprob column of another length than its tokens: which entry is too many, or where one is missing."""
+"""A logprob column with one entry too many or too few: which one is extra, or where one is missing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.record.arrays import Logprobs, Mask
 
-__all__ = ["fillers", "fitted_by_mask", "fitted_by_null", "fitted_by_values", "unprovable"]
-
 _PROOF = 2
-"""Known values that have to agree before they prove anything."""
+"""This many known values have to agree to count as proof."""
 
 
 def fillers(values: Logprobs, sentinel: float | None) -> Mask:
-    """`[N]` True where an entry is no logprob but what stands for none: null, 1.0, -9999, the sentinel.
+    """`[N]` True where an entry is a fill value and not a logprob: null, 1.0, -9999, the sentinel.
 
     0.0 counts where the log has no sentinel of its own.
     """
@@ -27,10 +25,10 @@ def fillers(values: Logprobs, sentinel: float | None) -> Mask:
 
 
 def fitted_by_values(values: Logprobs, known: Logprobs) -> Logprobs | None:
-    """The entries as one each for `known` `[N]`, whose numbers they have to repeat; None when they do not.
+    """The column made as long as `known` `[N]`, if its numbers then equal the known ones; else None.
 
-    One entry too many is left out where all others then agree; one too few is put in where all others
-    agree, with the known value. NaN in `known` says nothing.
+    An extra entry is removed, or a missing one inserted with its known value, where all other entries then agree.
+    NaN in `known` is not compared.
     """
     extra = len(values) - len(known)
     if np.isfinite(known).sum() < _PROOF or abs(extra) != 1:
@@ -38,14 +36,14 @@ def fitted_by_values(values: Logprobs, known: Logprobs) -> Logprobs | None:
     size = min(len(values), len(known))
     front = _agree(values[:size], known[:size])
     back = _agree(values[len(values) - size :], known[len(known) - size :])
-    # At place j everything before j agrees as it stands, everything behind it one place on.
+    # At place j, everything before j agrees in place, and everything after it one place further.
     before = np.concatenate(([True], np.logical_and.accumulate(front)))
-    behind = np.concatenate((np.logical_and.accumulate(back[::-1])[::-1], [True]))
-    places = np.flatnonzero(before & behind)
+    after = np.concatenate((np.logical_and.accumulate(back[::-1])[::-1], [True]))
+    places = np.flatnonzero(before & after)
     if not len(places):
         return None
     if extra > 0:
-        # Where the proof leaves a choice, it is an end, else between entries that say the same.
+        # Where several places are left, take one at an end, else any of entries that are equal.
         ends = places[(places == 0) | (places == len(known))]
         fitted = [np.delete(values, place) for place in (ends if len(ends) else places)]
         return fitted[0] if all(_alike(fitted[0], one, known) for one in fitted[1:]) else None
@@ -54,9 +52,10 @@ def fitted_by_values(values: Logprobs, known: Logprobs) -> Logprobs | None:
 
 
 def fitted_by_mask(values: Logprobs, trained: Mask, sentinel: float | None) -> Logprobs | None:
-    """Without its first or its last entry, a filler, where values then stand exactly under the mask.
+    """The column without its first or last entry, if that is a fill value and the rest then lie exactly under the
+    mask.
 
-    A filler under the mask is let go inside a trained run, not at its ends: 0.0 is also a certain token's.
+    Inside a trained run a fill value is accepted, not at its ends: 0.0 may also be a certain token's logprob.
     """
     if len(values) != len(trained) + 1 or not trained.any() or trained.all():
         return None
@@ -71,7 +70,7 @@ def fitted_by_mask(values: Logprobs, trained: Mask, sentinel: float | None) -> L
 
 
 def fitted_by_null(values: Logprobs, length: int, sentinel: float | None) -> Logprobs | None:
-    """Without the one entry at an end that cannot be a logprob, where all others can."""
+    """The column without the one entry at an end that cannot be a logprob, if all others can; else None."""
     if len(values) != length + 1:
         return None
     marks: Sequence[float] = (*IMPOSSIBLE, *((sentinel,) if sentinel else ()))
@@ -82,7 +81,7 @@ def fitted_by_null(values: Logprobs, length: int, sentinel: float | None) -> Log
 
 
 def unprovable(name: str) -> RecordError:
-    """The refusal for a column of which no entry can be told to be the wrong one."""
+    """The refusal for a column in which the wrong entry cannot be identified."""
     return RecordError(f"column {name!r}: which entry is too many or missing is not provable from this log")
 
 
@@ -91,9 +90,7 @@ def _agree(values: Logprobs, known: Logprobs) -> Mask:
 
 
 def _alike(one: Logprobs, other: Logprobs, known: Logprobs) -> bool:
-    """Whether two ways to fit give the same values, rounding aside, where it matters or everywhere."""
-    spoken = np.isfinite(known)
-    rest = (one[~spoken], other[~spoken])
-    return bool(
-        (np.abs(one[spoken] - other[spoken]) <= 2 * ROUNDING).all() and np.array_equal(*rest, equal_nan=True)
-    )
+    """Whether two fits give the same values: up to rounding where values are known, exactly elsewhere."""
+    said = np.isfinite(known)
+    rest = (one[~said], other[~said])
+    return bool((np.abs(one[said] - other[said]) <= 2 * ROUNDING).all() and np.array_equal(*rest, equal_nan=True))

@@ -1,4 +1,4 @@
-"""A logprob column off its tokens, moved back as far as the log proves it."""
+"""A shifted logprob column, moved back as far as the log proves."""
 
 from __future__ import annotations
 
@@ -14,32 +14,30 @@ from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["MovedBack", "moved_back"]
-
 
 @dataclass(frozen=True, slots=True)
 class MovedBack:
-    """Logprobs on their tokens."""
+    """Logprobs back on their tokens."""
 
     logprobs: Logprobs
     """`[T]`"""
     lost: Mask
-    """`[T]` tokens whose value fell off an end and is nowhere else in the log."""
+    """`[T]` tokens whose value fell off an end and is not recorded elsewhere in the log."""
     offset: int
     by_calls: bool
 
 
 def moved_back(evidence: Evidence) -> MovedBack | None:
-    """The logprobs of the row on their tokens; None when they lie where they should.
+    """The logprobs of the row back on their tokens; None when they are not shifted.
 
-    RecordError when they are wrong and no offset makes them right.
+    RecordError when they are wrong and no provable offset puts them right.
     """
     found, row, view = shifts(evidence), evidence.rollout.training_row, evidence.row
     if not found or row is None or row.logprobs is None:
         return None
     offset = found[0].offset
     if found[0].undecided:
-        raise RecordError("the row alone cannot tell how far its logprobs lie off their tokens")
+        raise RecordError("the row alone does not show how far its logprobs are shifted")
     if not offset:
         raise RecordError("the row's logprobs are other values than the calls recorded, at every offset")
     source = np.arange(len(row.logprobs)) + offset
@@ -56,7 +54,7 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
         expected = view.expected_logprobs
         right = inside & (np.abs(row.logprobs[source] - expected) <= ROUNDING)
         if _as_a_whole(view, source, inside, right):
-            # A value that fell off an end is taken from its call.
+            # The call supplies a value that fell off an end.
             values = np.where(np.isfinite(expected) & ~right, expected, whole)
             lost = ~inside & ~np.isfinite(expected)
         else:
@@ -67,7 +65,7 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
 
 
 def _as_a_whole(view: RowView, source: Offsets, inside: Mask, right: Mask) -> bool:
-    """Whether every turn moved by the same places, so that the column did."""
+    """Whether all turns are shifted by the same offset, so that the whole column is."""
     assert view.expected_logprobs is not None
     together = inside & (view.turn >= 0) & (view.turn == view.turn[source])
     together &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
@@ -77,12 +75,12 @@ def _as_a_whole(view: RowView, source: Offsets, inside: Mask, right: Mask) -> bo
 def _turn_by_turn(
     row: TrainingRow, view: RowView, found: list[LogprobShift], source: Offsets, right: Mask, fill: float
 ) -> tuple[Logprobs, Mask]:
-    """Only the turns that lie off moved back, each value that its turn lost taken from the call."""
+    """The logprobs with only the shifted turns moved back; the call supplies each value that its turn lost."""
     assert row.logprobs is not None
     assert view.expected_logprobs is not None
     mine = np.isin(view.turn, [shift.turn for shift in found if shift.turn is not None])
     values = row.logprobs.copy()
-    # Where a value stood outside of its turn, nothing is left of it.
+    # A value that was outside its turn leaves a fill value behind.
     vacated = source[mine & right]
     values[vacated[~view.sampled[vacated]]] = fill
     values[mine] = np.where(right, row.logprobs[source], view.expected_logprobs)[mine]
@@ -90,7 +88,8 @@ def _turn_by_turn(
 
 
 def _filler(evidence: Evidence, row: TrainingRow) -> float:
-    """What the column holds for tokens without a logprob: the sentinel, else what most of them have."""
+    """The fill value of the column for tokens without a logprob: the sentinel, else the most frequent value
+    there."""
     if row.sentinel is not None:
         return row.sentinel
     judged, view = judgement(evidence), evidence.row

@@ -1,4 +1,4 @@
-"""canonical: today's tokens in place of the recorded ones."""
+"""canonical: today's tokens replace the recorded ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, with_row
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["canonical"]
-
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """A difference of the row in a log that holds no calls."""
+    """Whether it is a difference of the row, in a log without calls."""
     return finding.hit.where is Where.ROW and not _has_calls(evidence)
 
 
@@ -30,18 +28,18 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     """Adopts the tokens that template and tokenizer write today.
 
     ## What it does
-    In a row whose log holds no calls, the tokens of each difference are replaced by those that the template
-    writes for the messages, or that encoding the row's text gives. A token in front of the first change
-    keeps its logprob. From there on every logprob is unknown and its token leaves the loss: a logprob
-    belongs to a token in its context, and is never added up or copied.
+    In a row whose log holds no calls, the tokens of each difference are replaced by those that the template writes
+    for the messages, or that encoding the row's text gives. Tokens before the first change keep their logprobs.
+    From there on every logprob is unknown and its token leaves the loss: a logprob belongs to a token in its
+    context, so logprobs are never added up or copied.
 
     ## When it is safe
-    Never by itself: nothing in such a log says what was sampled, so it asks for `--unsafe`. A log with
-    calls says it, and there it refuses; `splice` puts the sampled tokens back.
+    Never: nothing in such a log says what was sampled, so it needs `--unsafe`. A log with calls does say, and
+    there it refuses; `splice` puts the sampled tokens back.
 
     ## What it costs
-    Every trained token from the first change on; it says how many. What a trainer computed from the old
-    tokens is stale from there on and becomes null.
+    Every trained token from the first change on; the repair says how many. Values that a trainer computed from the
+    old tokens are stale from there on and become null.
 
     ## Example
     ```text
@@ -65,7 +63,7 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     if row.loss_mask is not None and column_of(row, ColumnRole.LOSS_MASK) is not None:
         mask = (source >= 0) & row.loss_mask[source] & ~unknown
     elif row.logprobs is not None or row.loss_mask is not None:
-        raise RecordError("there is no loss mask that could leave out the tokens whose logprob is unknown")
+        raise RecordError("there is no loss mask to leave out the tokens whose logprob is unknown")
     if mask is not None and not mask.any():
         raise RecordError("nothing would be left to train: the first change comes before every trained token")
     logprobs = None
@@ -89,20 +87,20 @@ def _has_calls(evidence: Evidence) -> bool:
 
 
 def _covered(evidence: Evidence, findings: Sequence[Finding]) -> list[Difference]:
-    """The differences of the row that the findings speak of, in order."""
+    """The row's differences that these findings report, in order."""
     places = {(one.hit.start, one.hit.end) for one in findings if one.hit.where is Where.ROW}
     found = [one for one in evidence.differences if one.where is Where.ROW and (one.start, one.end) in places]
     return sorted(found, key=lambda one: (one.start, one.end))
 
 
 def _replaced(recorded: Ids, differences: Sequence[Difference]) -> tuple[Ids, Offsets, int]:
-    """The tokens with each difference replaced, where each comes from (-1: new), and the first that changed."""
+    """The ids with each difference replaced, the old position of each (-1: new), and the first that changed."""
     ids: list[Ids] = []
     source: list[Offsets] = []
     at, first = 0, len(recorded)
     for one in differences:
         if one.start < at:
-            continue  # it lies inside the one before it
+            continue  # inside the difference before it
         ids += [recorded[at : one.start], one.canonical.ids]
         source += [np.arange(at, one.start), np.full(len(one.canonical.ids), -1)]
         first = min(first, one.start)
@@ -113,7 +111,7 @@ def _replaced(recorded: Ids, differences: Sequence[Difference]) -> tuple[Ids, Of
 
 
 def _notes(before: TrainingRow, after: TrainingRow, differences: int) -> tuple[str, ...]:
-    said = f"{differences} stretch{'es' * (differences != 1)} of the row written anew"
+    said = f"{differences} stretch{'es' * (differences != 1)} of the row replaced"
     if before.loss_mask is None or after.loss_mask is None:
         return (said,)
     lost, trained = int(before.loss_mask.sum()) - int(after.loss_mask.sum()), int(before.loss_mask.sum())

@@ -1,4 +1,4 @@
-"""drop: the rollout left out."""
+"""drop: the rollout is left out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.finding import Finding
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.settings.model import RepairChoices
-
-__all__ = ["drop"]
 
 
 @repair(
@@ -24,12 +22,12 @@ def drop(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     The row is not written. With a quarantine file it goes there, unchanged, with the codes that were found.
 
     ## When it is safe
-    Never by itself: it asks for `--unsafe`, since nothing but the user can say that a rollout is worth
-    nothing. It comes last, for what no other repair could cure.
+    Never: it needs `--unsafe`, since only the user can decide that a rollout is worth nothing. It comes last, for
+    what no other repair could fix.
 
     ## What it costs
-    A rollout, and the balance of its group: an advantage that was computed over the group is then one over
-    another group. Rollouts that are dropped for what they say (long ones, tool calls) bias what is left.
+    A rollout, and the balance of its group: an advantage computed over the group no longer fits the rollouts that
+    are left. Dropping rollouts for what they contain (long answers, tool calls) biases the rest.
 
     ## Example
     ```text

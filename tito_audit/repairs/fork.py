@@ -13,17 +13,15 @@ from tito_audit.record.moved import Moved
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import laid_chain, mask_is_wrong, rebuilt_row, untrained_turns
+from tito_audit.repairs._carry import chain_tokens, mask_is_wrong, rebuilt_row, untrained_turns
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["fork"]
-
 _UNTRAINED = frozenset({"MSK403"})
-"""What rules say of a part whose turns the row left out of the loss already."""
+"""Rules that report a part whose turns the row had already left out of the loss."""
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Where a call does not continue the calls before it."""
+    """Whether a call of the rollout does not continue the calls before it."""
     return not finding.code.startswith(("MSK", "LPR")) and any(link.kind.breaks for link in evidence.links)
 
 
@@ -32,18 +30,18 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     """Makes one training row of each unbroken run of calls, exactly as the sampler saw and said it.
 
     ## What it does
-    A call whose prompt does not start with everything before it begins a new row. Each row is the last
-    prompt and completion of its run; what earlier runs sampled stands in it as context, in the tokens that
-    the sampler was given. A sampled turn is trained once however many rows hold it: in the first.
+    A call whose prompt does not start with everything before it starts a new row. Each row is the last prompt and
+    completion of its run; what earlier runs sampled is context in it, in the tokens that the sampler was given. A
+    sampled turn is trained once, in the first row that holds it.
 
     ## When it is safe
-    Always: every row is a context that the sampler really saw, and every trained token one that it sampled
-    there, with its own logprob.
+    Always: every row is a context that the sampler really saw, and every trained token was sampled there, with its
+    own logprob.
 
     ## What it costs
-    Rows and tokens: the shared history is computed once for each row. It says how many. What belongs to the
-    whole rollout (its reward, its group) is repeated in each row, so a trainer that averages over rows
-    weighs a forked rollout more.
+    Rows and tokens: the shared history is computed once for each row; the repair says how many. Whatever belongs
+    to the whole rollout (its reward, its group) is repeated in each row, so a trainer that averages over rows
+    gives a forked rollout more weight.
 
     ## Example
     ```text
@@ -82,7 +80,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
 def _part(
     evidence: Evidence, row: ForkedRow, findings: Sequence[Finding], held: set[int]
 ) -> tuple[RepairedRollout, Moved | None]:
-    """One run of calls as a rollout of its own, with those of its calls that no row before it holds."""
+    """One run of calls as a rollout of its own, without the calls that an earlier row holds."""
     rollout = evidence.rollout
     kept = tuple(k for k in row.calls if k not in held)
     held.update(kept)
@@ -101,8 +99,8 @@ def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Mo
     if row is None:
         return None
     left_out = set() if mask_is_wrong(findings) else untrained_turns(row, evidence.row, part.calls)
-    laid = laid_chain(evidence.rollout.turns, part.calls, empty_ids())
-    return rebuilt_row(row, evidence.row, laid, evidence.rollout.turns, set(part.trained) - left_out)
+    target = chain_tokens(evidence.rollout.turns, part.calls, empty_ids())
+    return rebuilt_row(row, evidence.row, target, evidence.rollout.turns, set(part.trained) - left_out)
 
 
 def _cost(rows: int, more_tokens: int) -> str:

@@ -1,4 +1,4 @@
-"""mask: tokens that must not be learned from, out of the loss."""
+"""mask: tokens that must not be trained leave the loss."""
 
 from __future__ import annotations
 
@@ -22,30 +22,28 @@ from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["mask"]
-
 _TOLERANCE = 1e-6
-"""Above it a value is the logarithm of no probability, as LPR504 has it."""
+"""A value above this is not the logarithm of a probability, as in LPR504."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What one finding covers in the row."""
+    """The tokens of the row that one finding covers."""
 
     positions: Offsets
-    """Tokens to take out, if they are trained."""
+    """Tokens to take out, where they are trained."""
     first: int
-    """Where it begins, also when the row holds no token of it."""
+    """Where it begins, even if the row holds none of its tokens."""
     turn: int = -1
-    """The turn that it lies in, when a call says so."""
-    spoken: bool = True
-    """Whether it lies in what was said, so that its turn can be taken out as a whole."""
+    """The turn it lies in, if a call says so; else -1."""
+    in_answer: bool = True
+    """Whether it lies in an answer, so that the whole turn can be taken out."""
     diverges: bool = False
-    """Whether the context from there on is not the one that was sampled in."""
+    """Whether the context from there on differs from the one that was sampled in."""
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Where it covers a trained token of a row whose mask can leave it out."""
+    """Whether it covers a trained token of a row whose mask can leave it out."""
     row = evidence.rollout.training_row
     if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
         return False
@@ -64,21 +62,22 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     """Takes drifted or unproven tokens out of the loss.
 
     ## What it does
-    Tokens of the row that drifted, trained tokens that were not sampled, tokens outside the vocabulary and
-    tokens without a usable logprob (null, infinite, above zero, a placeholder) leave the loss. Where that would
-    leave nothing, because the mask trains others than the messages say were sampled, those come into it that have
-    a logprob. With
-    `--mask-by turn` the whole turn goes in which such a token was said; with `first-divergence` everything
-    goes that stands behind the first token that is not the one that was sampled. Ids and logprobs stay.
+    Tokens of the row that drifted, trained tokens that were not sampled, tokens outside the vocabulary and tokens
+    without a usable logprob (null, infinite, above zero, a placeholder) leave the loss. `--mask-by turn` takes out
+    the whole turn around such a token; `first-divergence` takes out everything after the first token that is not
+    the one that was sampled. Ids and logprobs stay.
+
+    If that would leave nothing to train, because the mask trains other tokens than the messages say were sampled,
+    the sampled tokens that have a logprob enter the loss instead.
 
     ## When it is safe
-    What it takes out was not the policy's own choice, or has no probability to be weighed by. It trains a token
-    only where messages say that it was sampled and the logprobs lie on exactly these tokens. A gap that
-    may be all that shows a shifted column stays.
+    Always: what it takes out was not the policy's own choice, or has no probability to weigh it by. It adds a
+    token to the loss only where messages say that it was sampled and the logprobs lie on exactly these tokens. It
+    leaves a gap that may be the only sign of a shifted column.
 
     ## What it costs
-    The tokens' share of the gradient. Sampled tokens behind a drifted one were sampled in another context
-    than the row has; `span` keeps them in the loss, `first-divergence` does not.
+    The gradient of these tokens. Sampled tokens after a drifted one were sampled in another context than the
+    row's; `span` keeps them in the loss, `first-divergence` does not.
 
     ## Example
     ```text
@@ -103,10 +102,10 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
 
 
 def _sampled(evidence: Evidence) -> Mask:
-    """`[T]` what was sampled and has a logprob, where the mask trained nothing of it.
+    """`[T]` tokens that were sampled and have a logprob, for a mask that trains none of them.
 
-    RecordError where nothing proves it: values that lie on exactly these tokens do, and messages and headers that
-    agree do where there are no logprobs. Calls are `splice`'s.
+    RecordError unless it is proven what was sampled: by values that lie on exactly these tokens or, without
+    logprobs, by messages and headers that agree. Rollouts with calls are left to `splice`.
     """
     found, view = judgement(evidence), evidence.row
     if found is None or view is None or view.proven:
@@ -117,7 +116,7 @@ def _sampled(evidence: Evidence) -> Mask:
             raise RecordError("nothing would be left to train")
         return agreed
     if found.decided != Reading():
-        raise RecordError("nothing would be left to train, and the logprobs do not lie on the sampled tokens")
+        raise RecordError("nothing would be left to train, and the logprobs are not on the sampled tokens")
     sampled = view.sampled & found.values.real
     if not sampled.any():
         raise RecordError("nothing would be left to train: no sampled token has a logprob")
@@ -125,14 +124,14 @@ def _sampled(evidence: Evidence) -> Mask:
 
 
 def _taken_out(evidence: Evidence, row: TrainingRow, findings: Sequence[Finding], choices: RepairChoices) -> Mask:
-    """`[T]` what the findings cover, as widely as was chosen."""
+    """`[T]` the tokens that the findings cover, widened as chosen."""
     out = np.zeros(len(row.token_ids), np.bool_)
     for finding in findings:
         place = _place(evidence, row, finding)
         if place is None:
             continue
         out[place.positions] = True
-        if choices.mask_by == "turn" and place.spoken:
+        if choices.mask_by == "turn" and place.in_answer:
             out |= _turns_of(evidence, row, place)
         elif choices.mask_by == "first-divergence" and place.diverges:
             out[place.first :] = True
@@ -140,7 +139,7 @@ def _taken_out(evidence: Evidence, row: TrainingRow, findings: Sequence[Finding]
 
 
 def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | None:
-    """What a finding covers in the row; None when that is nothing that a mask can leave out."""
+    """The tokens of the row that a finding covers; None when a mask cannot leave them out."""
     hit, view = finding.hit, evidence.row
     span = np.arange(hit.start, hit.end)
     if finding.code.startswith(("TOK", "TPL")):
@@ -153,26 +152,26 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _Place | N
         return _Place(span, hit.start, diverges=True)
     if finding.code.startswith("MSK"):
         if whole_mask(evidence) is WholeMask.INVERTED:
-            return None  # to take out what it trains would leave nothing; `normalize` turns it round
+            return None  # taking out what it trains would leave nothing; `normalize` inverts it
         given = span[~(view.sampled | unclear_tokens(evidence))[span]] if view is not None else span[:0]
-        return _Place(given, hit.start, spoken=False)
-    if finding.code in ("LPR503", "LPR505") and _witness(evidence):
-        return None  # what is missing may have moved: without it nothing would show that
+        return _Place(given, hit.start, in_answer=False)
+    if finding.code in ("LPR503", "LPR505") and _gap_is_evidence(evidence):
+        return None  # the gap may be the only sign that the column is shifted
     if finding.code == "LPR504" and _no_logprobs(row):
         return _Place(np.arange(len(row.token_ids)), 0)
     return _Place(span, hit.start)
 
 
-def _witness(evidence: Evidence) -> bool:
-    """Whether the gap in the logprobs is all that tells that they may lie off their tokens."""
+def _gap_is_evidence(evidence: Evidence) -> bool:
+    """Whether the gap in the logprobs is the only sign that they may be shifted."""
     found, view = judgement(evidence), evidence.row
     return found is not None and found.undecided and view is not None and not view.proven
 
 
 def _drifted(view: RowView, evidence: Evidence, hit: Hit) -> _Place:
-    """The drifted row tokens that stand for a range of a call's prompt or completion.
+    """The drifted row tokens that correspond to a range of a call's prompt or completion.
 
-    They lie between the last token before the range that the row holds as sampled and the next one.
+    They lie between the sampled tokens that the row holds before and after the range.
     """
     turns = evidence.rollout.turns
     number = -1 if hit.turn is None else hit.turn
@@ -184,24 +183,24 @@ def _drifted(view: RowView, evidence: Evidence, hit: Hit) -> _Place:
         starts = np.array([0 if (ids := turn.prompt_ids) is None else len(ids) for turn in turns])
         before &= starts[view.turn[known]] + view.turn_offset[known] < hit.start
     low = int(known[before].max()) if before.any() else -1
-    behind = known[known > low]
-    high = int(behind.min()) if len(behind) else len(view.turn)
+    later = known[known > low]
+    high = int(later.min()) if len(later) else len(view.turn)
     found = np.flatnonzero(view.drifted[low + 1 : high]) + low + 1
     first = int(found[0]) if len(found) else low + 1
     in_answer = hit.where is Where.COMPLETION
-    return _Place(found, first, number if in_answer else -1, spoken=in_answer, diverges=True)
+    return _Place(found, first, number if in_answer else -1, in_answer=in_answer, diverges=True)
 
 
 def _no_logprobs(row: TrainingRow) -> bool:
     """Whether no trained value is below zero, so that none of them is a logprob."""
     if row.logprobs is None or row.loss_mask is None:
         return False
-    spoken = row.logprobs[row.loss_mask & np.isfinite(row.logprobs)]
-    return bool((spoken > -_TOLERANCE).all())
+    values = row.logprobs[row.loss_mask & np.isfinite(row.logprobs)]
+    return bool((values > -_TOLERANCE).all())
 
 
 def _turns_of(evidence: Evidence, row: TrainingRow, place: _Place) -> Mask:
-    """`[T]` the turns in which a place lies: by the calls, else the stretch that was sampled in one go."""
+    """`[T]` the turns that a place lies in: by the calls, else the sampled or trained runs."""
     view, out = evidence.row, np.zeros(len(row.token_ids), np.bool_)
     positions = place.positions if len(place.positions) else np.array([place.first])
     positions = positions[positions < len(out)]
@@ -212,8 +211,8 @@ def _turns_of(evidence: Evidence, row: TrainingRow, place: _Place) -> Mask:
             if len(mine):
                 out[mine.min() : mine.max() + 1] = True
         return out
-    spoken = row.loss_mask if view is None else view.sampled
-    for start, end in trained_runs(np.zeros(0, np.bool_) if spoken is None else spoken):
+    sampled = row.loss_mask if view is None else view.sampled
+    for start, end in trained_runs(np.zeros(0, np.bool_) if sampled is None else sampled):
         if ((positions >= start) & (positions < end)).any():
             out[start:end] = True
     return out

@@ -21,11 +21,9 @@ from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["normalize"]
-
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Only an inverted mask says by itself what it should be."""
+    """Whether the mask is inverted: no other fault says by itself what the row should be."""
     return whole_mask(evidence) is WholeMask.INVERTED
 
 
@@ -38,18 +36,18 @@ def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     """Writes masks, sentinels and padding in one convention.
 
     ## What it does
-    An inverted mask is turned round. What else it does is chosen: `--sentinel` is what stands where no
-    logprob exists, in the logprob column of the row at tokens that were neither sampled nor trained;
-    `--mask-style` is how the mask says trained (`labels`: the id, else -100; `binary`, `float`, `bool`);
-    `--padding` is the side on which the row is padded, its width kept.
+    An inverted mask is inverted back. Everything else is chosen: `--sentinel` is the value written where no
+    logprob exists, in the row's logprob column at tokens that were neither sampled nor trained; `--mask-style` is
+    how the mask marks trained tokens (`labels`: their id, else -100; `binary`, `float`, `bool`); `--padding` is
+    the side on which the row is padded, its width unchanged.
 
     ## When it is safe
-    Always: which tokens are trained, and the logprob of each of them, stay as they are; of an inverted
-    mask the calls or the roles of the tokens say what it should be.
+    Always: which tokens are trained, and their logprobs, stay as they are. For an inverted mask, the calls or the
+    roles of the tokens say what it should be.
 
     ## What it costs
-    Logprobs of prompt tokens, where the log has them and a sentinel is chosen. A mask of several weights
-    stays one, since no other style can say them.
+    Logprobs of prompt tokens, where the log has them and a sentinel is chosen. A mask with several different
+    weights keeps its style, since no other can express them.
 
     ## Example
     ```text
@@ -71,43 +69,43 @@ def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     row = _padded(row, choices, notes)
     if row is before:
         return None
-    turned = row.loss_mask is not before.loss_mask
-    return Proposal(with_row(evidence, row), notes=tuple(notes), adds=UNTRAINED if turned else frozenset())
+    inverted = row.loss_mask is not before.loss_mask
+    return Proposal(with_row(evidence, row), notes=tuple(notes), adds=UNTRAINED if inverted else frozenset())
 
 
 def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingRow:
-    """The row with its inverted mask put right."""
+    """The row with its inverted mask inverted back."""
     view = evidence.row
     if whole_mask(evidence) is not WholeMask.INVERTED or view is None or row.loss_mask is None:
         return row
     if column_of(row, ColumnRole.LOSS_MASK) is None:
-        raise RecordError("the row has no mask column that could be turned round")
+        raise RecordError("the row has no mask column that could be inverted back")
     mask, found = view.sampled if view.proven else view.sampled & ~row.loss_mask, judgement(evidence)
     if found is not None and found.values is not None and found.decided != Reading():
-        raise RecordError("the logprobs do not lie on the sampled tokens; nothing else says what they belong to")
+        raise RecordError("the logprobs are not on the sampled tokens, and nothing else shows what they belong to")
     if row.logprobs is not None and all(one.alignment is not Alignment.SAMPLED for one in row.columns):
-        # A token without a logprob would be trained against nothing.
+        # A token without a logprob has no ratio to train with.
         mask = mask & np.isfinite(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
     if not mask.any():
         raise RecordError("nothing would be left to train: no sampled token has a logprob")
-    notes.append("the mask was inverted and is turned round")
+    notes.append("the mask was inverted and is inverted back")
     return restated(row, loss_mask=mask)
 
 
 def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
-    """The row with the chosen value wherever a token was neither sampled nor trained."""
+    """The row with the chosen value at every token that was neither sampled nor trained."""
     column = column_of(row, ColumnRole.LOGPROBS)
-    silent = _silent(evidence, row)
-    if choices.sentinel is None or column is None or row.logprobs is None or silent is None:
+    unused = _unused(evidence, row)
+    if choices.sentinel is None or column is None or row.logprobs is None or unused is None:
         return row
     mark = np.nan if choices.sentinel == "null" else float(choices.sentinel)
-    part = _cut(silent, column, row)
+    part = _cut(unused, column, row)
     if part is None:
         return row
     found = judgement(evidence)
     if shifts(evidence) or (found is not None and found.undecided):
         raise RecordError(
-            f"column {column.name!r} may lie off its tokens, and what shows it would be overwritten: run "
+            f"column {column.name!r} may be shifted, and the values that show it would be overwritten: run "
             "`realign` first"
         )
     values = np.where(part, mark, column.values)
@@ -119,20 +117,20 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
     sentinel = None if np.isnan(mark) else mark
     new = replace(column, values=values.astype(column.values.dtype), sentinel=sentinel)
     columns = tuple(new if one is column else one for one in row.columns)
-    logprobs = np.where(silent & ~np.isnan(_covered(column, row)), mark, row.logprobs)
+    logprobs = np.where(unused & ~np.isnan(_covered(column, row)), mark, row.logprobs)
     return replace(row, logprobs=logprobs, sentinel=sentinel, columns=columns)
 
 
-def _silent(evidence: Evidence, row: TrainingRow) -> Mask | None:
-    """`[T]` tokens that were neither sampled nor trained; None when nothing says which were."""
+def _unused(evidence: Evidence, row: TrainingRow) -> Mask | None:
+    """`[T]` tokens that were neither sampled nor trained; None if neither mask nor sampling is known."""
     view = evidence.row
     if row.loss_mask is None and view is None:
         return None
-    spoken = np.zeros(len(row.token_ids), np.bool_)
+    used = np.zeros(len(row.token_ids), np.bool_)
     for said in (row.loss_mask, view.sampled if view is not None else None):
         if said is not None:
-            spoken |= said
-    return ~spoken
+            used |= said
+    return ~used
 
 
 def _covered(column: Column, row: TrainingRow) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -146,7 +144,7 @@ def _covered(column: Column, row: TrainingRow) -> np.ndarray[tuple[int], np.dtyp
 
 
 def _cut(entries: Mask, column: Column, row: TrainingRow) -> Mask | None:
-    """One entry a token as what the column describes; None for one of the trained tokens alone."""
+    """The entries `[T]` cut to what the column covers; None for a column of trained tokens only."""
     if column.alignment is Alignment.FULL:
         return entries
     if column.alignment is Alignment.RESPONSE:
@@ -164,7 +162,7 @@ def _in_style(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> Tra
         return row
     weights = column.values[column.values > 0] if column.encoding is MaskEncoding.FLOAT else np.ones(1)
     if (weights != 1).any():
-        raise RecordError(f"column {column.name!r} holds weights, which the style {style} cannot say")
+        raise RecordError(f"column {column.name!r} holds weights, which the style {style} cannot express")
     trained = _cut(row.loss_mask, column, row)
     if trained is None:
         return row
@@ -181,12 +179,12 @@ def _in_style(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> Tra
 
 
 def _padded(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
-    """The row with its padding on the chosen side, or none."""
-    room = row.padding.left + row.padding.right
-    wanted = {"left": Padding(room, 0), "right": Padding(0, room), "none": Padding()}.get(choices.padding or "")
+    """The row with its padding on the chosen side, or without it."""
+    total = row.padding.left + row.padding.right
+    wanted = {"left": Padding(total, 0), "right": Padding(0, total), "none": Padding()}.get(choices.padding or "")
     if wanted is None or wanted == row.padding:
         return row
     notes.append(
-        f"padding of {room:,} is {'left out' if choices.padding == 'none' else f'on the {choices.padding}'}"
+        f"padding of {total:,} is {'left out' if choices.padding == 'none' else f'on the {choices.padding}'}"
     )
     return replace(row, padding=wanted)

@@ -1,4 +1,4 @@
-"""realign: logprobs and masks back on their tokens."""
+"""realign: logprobs and masks moved back onto their tokens."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated
 from tito_audit.repairs._shift import moved_back
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["realign"]
-
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """A mask that slid, logprobs at an offset, or a column with one entry too many or too few."""
+    """Whether it is a shifted mask, logprobs at an offset, or a column with one entry too many or too few."""
     if finding.code.startswith("MSK"):
         return row_slide(evidence) != 0 and not _open(evidence)
     if finding.code == "LPR502":
@@ -35,7 +33,7 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
 
 
 def _open(evidence: Evidence) -> bool:
-    """Whether a column of values is there and no single reading accounts for it and the mask."""
+    """Whether there are logprobs, but no single explanation of where they and the mask lie."""
     found, view = judgement(evidence), evidence.row
     if found is None or view is None or view.proven:
         return False
@@ -48,7 +46,7 @@ def _proof(evidence: Evidence) -> str:
 
 @dataclass(slots=True)
 class _Work:
-    """What was done so far, and what could not be."""
+    """What was done so far, and what could not be done."""
 
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -66,14 +64,14 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     """Puts logprobs and masks back on their tokens.
 
     ## What it does
-    A logprob column that lies some places early or late, or has one entry too many or too few, is moved so
-    that every value stands at its token; a mask whose trained runs all slid off the sampled ones is moved
-    back on them. Values that fell off an end are taken from the calls; where no call has them, their
-    tokens leave the loss. Other columns are not touched.
+    A logprob column that is some places early or late, or has one entry too many or too few, is moved so that
+    every value is at its token. A mask whose trained runs are all shifted off the sampled ones is moved back onto
+    them. Values that fell off an end are taken from the calls; where no call has them, their tokens leave the
+    loss. Other columns are not touched.
 
     ## When it is safe
-    It only moves what is provable: by the values or the tokens that the calls recorded; else by where answers,
-    trained runs and values begin and end, when one reading alone accounts for every span of the row, or for every
+    Always: it moves only what is provable, by the values or the tokens that the calls recorded; or by where
+    answers, trained runs and values begin and end, when a single explanation fits every span of the row, or every
     row of the log. It refuses everything else.
 
     ## What it costs
@@ -119,17 +117,17 @@ def _named(findings: Sequence[Finding], code: str, where: Where) -> bool:
 
 
 def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
-    """The row with every trained run on the sampled run that it slid off."""
+    """The row with every trained run moved back onto the sampled run."""
     view, slide = evidence.row, row_slide(evidence)
     if not slide or view is None or row.loss_mask is None:
         return row
     if _open(evidence):
-        raise RecordError("the row alone cannot tell how far its mask and its logprobs lie off their tokens")
+        raise RecordError("the row alone does not show how far its mask and its logprobs are shifted")
     back = mask_back(evidence)
     assert back is not None
     shown = "the calls" if view.proven else _proof(evidence)
     work.notes.append(f"the mask was moved by {-slide:+d}, as {shown} show")
-    # Columns of the trained tokens alone keep their entries: the i-th is that of the i-th trained token.
+    # Columns of trained tokens only keep their entries: the i-th belongs to the i-th trained token.
     compact = [column for column in row.columns if column.alignment is Alignment.SAMPLED]
     if compact and back.sum() != row.loss_mask.sum():
         raise RecordError(f"column {compact[0].name!r} would lack entries: the row cuts off a trained run")
@@ -145,7 +143,7 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
 
 
 def _weighted(column: Column, row: TrainingRow, trained: Mask) -> Column:
-    """A mask of weights with the weight that it had; RecordError when there were several."""
+    """A mask of weights with its one weight; RecordError when it had several."""
     old = column_of(row, ColumnRole.LOSS_MASK)
     if old is None or column.name != old.name or old.encoding is not MaskEncoding.FLOAT:
         return column
@@ -156,12 +154,12 @@ def _weighted(column: Column, row: TrainingRow, trained: Mask) -> Column:
 
 
 def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
-    """The row with its logprobs on their tokens; a token whose value is lost leaves the loss."""
+    """The row with its logprobs back on their tokens; a token whose value is lost leaves the loss."""
     moved = moved_back(evidence)
     if moved is None:
         return row
     if not moved.by_calls and _open(evidence):
-        raise RecordError("the row alone cannot tell how far its mask and its logprobs lie off their tokens")
+        raise RecordError("the row alone does not show how far its mask and its logprobs are shifted")
     mask = _without(row, moved.lost)
     proof = "the calls" if moved.by_calls else _proof(evidence)
     work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, as {proof} prove")
@@ -173,11 +171,11 @@ def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> Trainin
 
 
 def _without(row: TrainingRow, lost: Mask) -> Mask | None:
-    """The mask without some tokens; None when it stays."""
+    """The mask without the lost tokens; None when it stays."""
     if not lost.any():
         return None
     if row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
-        raise RecordError("a value fell off the end, and there is no mask that could leave its token out")
+        raise RecordError("a value fell off the end, and there is no mask to leave its token out")
     left = row.loss_mask & ~lost
     if not left.any():
         raise RecordError("nothing would be left to train")
@@ -185,7 +183,7 @@ def _without(row: TrainingRow, lost: Mask) -> Mask | None:
 
 
 def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
-    """The row with a logprob column of its length; RecordError when no proof says which entry is wrong."""
+    """The row with a logprob column of the right length; RecordError when nothing proves which entry is wrong."""
     column = next(
         (c for c in row.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None and len(c.values)), None
     )
@@ -212,7 +210,7 @@ def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRo
 
 
 def _fitting(row: TrainingRow) -> list[tuple[Alignment, Mask]]:
-    """What a logprob column of a row may describe, and the tokens `[T]` that it then has entries for."""
+    """The alignments that a logprob column of a row may have, each with the tokens `[T]` it then covers."""
     everything = np.ones(len(row.token_ids), np.bool_)
     found = [(Alignment.FULL, everything)]
     if row.prompt_length:
@@ -223,7 +221,7 @@ def _fitting(row: TrainingRow) -> list[tuple[Alignment, Mask]]:
 
 
 def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Turn:
-    """A call with a logprob column of its completion's length; itself when there is no proof."""
+    """The call with a logprob column as long as its completion; the call itself when there is no proof."""
     column = next((c for c in turn.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None), None)
     if column is None or turn.completion_ids is None or not len(turn.completion_ids):
         return turn
@@ -244,7 +242,7 @@ def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Tu
 
 
 def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
-    """`[C]` what the training row holds for the tokens of a turn; None if it does not say."""
+    """`[C]` what the training row holds for the tokens of a turn, NaN where nothing; None if it holds no value."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None or view is None or not view.proven:
         return None
@@ -256,5 +254,5 @@ def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
 
 
 def _counted(column: Column, length: int) -> str:
-    what = "an entry too many was left out" if len(column.values) > length else "the missing entry was put in"
+    what = "the extra entry was removed" if len(column.values) > length else "the missing entry was inserted"
     return f"{column.name}: {what}"

@@ -1,4 +1,4 @@
-"""splice: the sampled ids put back where others stand for them."""
+"""splice: the sampled ids put back where the row or a prompt holds others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from tito_audit.record.moved import Moved
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import laid_chain, mask_is_wrong, rebuilt_row, stop_ids, untrained_turns
+from tito_audit.repairs._carry import chain_tokens, mask_is_wrong, rebuilt_row, stop_ids, untrained_turns
 from tito_audit.settings.model import RepairChoices
-
-__all__ = ["splice"]
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Where it is safe: the calls say what the row holds, and none of them was given other tokens."""
+    """Whether it is safe: the calls say what the row holds, and none of them was given other tokens."""
     return evidence.row is not None and evidence.row.proven and not _retold(evidence)
 
 
@@ -39,19 +37,19 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
     """Puts the sampled ids back where the row or a prompt holds other tokens for them.
 
     ## What it does
-    The training row becomes what the calls saw and said, token for token, followed by what the row holds
-    after the last answer. Mask and logprobs are rebuilt from the calls; a turn that the row does not train
-    stays untrained. Where a later prompt holds the history in other tokens, the history in it is replaced
-    too. The place is found by aligning what was seen with what the template wrote, not by counting end
-    tokens: several stop ids, turns cut by length, stripped reasoning and dropped turns are no obstacle.
+    The training row becomes what the calls saw and said, token for token, followed by what the row holds after the
+    last answer. Mask and logprobs are rebuilt from the calls; a turn that the row does not train stays untrained.
+    Where a later prompt holds the history in other tokens, its history is replaced too. The place is found by
+    aligning what was seen with what the template wrote, not by counting end tokens, so several stop ids, turns cut
+    by length, stripped reasoning and dropped turns are no obstacle.
 
     ## When it is safe
-    When the calls show that the sampler itself saw the sampled ids, and only the row was encoded again.
-    When a call was given the re-encoded history, every logprob after that was scored in another context:
-    then it runs with `--unsafe` only and says which turns those are; `fork` is the safe way.
+    When the calls show that the sampler itself saw the sampled ids, and only the row was encoded again. When a
+    call was given the re-encoded history, every logprob after it was scored in another context: then it needs
+    `--unsafe` and says which turns those are; `fork` is the safe way.
 
     ## What it costs
-    Nothing where it is safe. Values that a trainer computed from the old row (reference logprobs, values)
+    Nothing where it is safe. Values that a trainer computed from the old row (reference logprobs, value estimates)
     are stale from the first changed token on and become null.
 
     ## Example
@@ -112,7 +110,7 @@ def _row_chains(evidence: Evidence) -> list[Chain]:
 
 
 def _held(evidence: Evidence, chain: list[int]) -> list[int]:
-    """The chain up to the last call that the row goes to: a row that ends before a call does not grow by it."""
+    """The chain up to the last call that the row reaches: a row that ends before a call does not grow by it."""
     view = evidence.row
     assert view is not None
     last = max(k for k, turn in enumerate(chain) if (view.turn == turn).any())
@@ -127,17 +125,18 @@ def _spliced_row(
     row = evidence.rollout.training_row
     assert row is not None
     tail, cut = _after(evidence, turns, chain, row)
-    laid = laid_chain(turns, chain, tail)
+    target = chain_tokens(turns, chain, tail)
     if cut is not None:
-        laid = replace(laid, ids=laid.ids[:cut], turn=laid.turn[:cut], offset=laid.offset[:cut])
+        target = replace(target, ids=target.ids[:cut], turn=target.turn[:cut], offset=target.offset[:cut])
     left_out = set() if mask_is_wrong(findings) else untrained_turns(row, evidence.row, chain)
-    return rebuilt_row(row, evidence.row, laid, turns, set(chain) - left_out)
+    return rebuilt_row(row, evidence.row, target, turns, set(chain) - left_out)
 
 
 def _after(
     evidence: Evidence, turns: Sequence[Turn], chain: list[int], row: TrainingRow
 ) -> tuple[Ids, int | None]:
-    """What the row holds after the last answer; or, where the row ends inside it, after how many tokens."""
+    """What the row holds after the last answer, and None; if it ends inside that answer: nothing, and where to
+    cut."""
     seen = turns[chain[-1]].seen_ids
     original = evidence.rollout.turns[chain[-1]].seen_ids
     assert seen is not None
@@ -156,14 +155,14 @@ def _after(
         start = len(row.token_ids) - (len(whole) - len(seen))
     view = evidence.row
     if view is not None and (view.turn[start:] >= 0).any():
-        raise RecordError(f"the row goes on with what was sampled behind the end of turn {chain[-1]}")
+        raise RecordError(f"the row goes on with sampled tokens after the end of turn {chain[-1]}")
     return np.asarray(row.token_ids[start:], np.int32), None
 
 
 def _end_in_row(evidence: Evidence, last: int) -> int | None:
-    """Where the row goes on behind an answer: behind its last token, or behind what stands in for that.
+    """Where an answer ends in the row: after its last token, or after the drifted tokens that follow it.
 
-    None where the row holds no token of it.
+    None where the row holds no token of the answer.
     """
     view, said = evidence.row, evidence.rollout.turns[last].completion_ids
     if view is None or said is None or not (held := np.flatnonzero(view.turn == last)).size:
@@ -176,9 +175,10 @@ def _end_in_row(evidence: Evidence, last: int) -> int | None:
 
 
 def _ends_inside(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
-    """How much of the last answer the row holds where it ends in it, without a turn end; None where it goes on.
+    """How many tokens of the last answer the row holds if it ends inside it, without a turn end; None if it goes
+    on.
 
-    A row that ends in drifted tokens holds what they stand for, to the end of the answer.
+    A row that ends in drifted tokens holds the rest of the answer in them.
     """
     view = evidence.row
     assert view is not None
@@ -194,7 +194,8 @@ def _ends_inside(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
 
 
 def _spliced_prompts(evidence: Evidence) -> tuple[tuple[Turn, ...], list[int]]:
-    """The turns with the sampled history in every prompt that continues it, and which prompts changed."""
+    """The turns with the sampled history in every prompt that continues it, and the turns whose prompts
+    changed."""
     old = evidence.rollout.turns
     stops = sorted(stop_ids(evidence))
     links = {link.turn: link for link in evidence.links}
@@ -227,7 +228,7 @@ def _prompt(now: Ids, before: Ids, prompt: Ids, stops: list[int], turn: int, par
 
 
 def _same(new: TrainingRow, old: TrainingRow | None) -> bool:
-    """Whether nothing was changed that a log could show."""
+    """Whether a log would show no change."""
     if old is None or not np.array_equal(new.token_ids, old.token_ids):
         return False
     for a, b in ((new.loss_mask, old.loss_mask), (new.logprobs, old.logprobs)):

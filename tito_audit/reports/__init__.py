@@ -18,8 +18,8 @@ def all_reports() -> tuple[Report, ...]:
 
 
 def report_named(name: str) -> Report:
-    """The report of that name; SetupError with the names there are."""
-    alone = plugin_of_module(__name__, Report, name)  # the one for terminals takes its time to import
+    """The report with that name; SetupError with the known names if there is none."""
+    alone = plugin_of_module(__name__, Report, name)  # importing all takes long because of `text`
     if alone is not None and alone.name == name:
         return alone
     for report in all_reports():

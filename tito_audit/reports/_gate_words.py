@@ -1,4 +1,4 @@
-"""What a gate says, for the page for people: what is known, what is fixed, the limits, and the last line."""
+"""What the gate says in the `text` report: what is known, what is fixed, the limits, and the last line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from tito_audit.reports._verdict import rate_words
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.escape import visible
 
-__all__ = ["accept_lines", "gate_line", "gate_lists", "known_lines"]
-
 _FIXED = 5
-"""Findings named that are gone."""
+"""Maximum fixed findings listed."""
 
 
 def known_lines(summary: Summary, known: int) -> Iterator[Text]:
-    """`12 known from baseline.json, not shown below`, and what has come into it."""
+    """`12 known from baseline.json, not shown below`, and how the baseline was updated."""
     gate = summary.gate
     if gate is None or gate.baseline is None:
         return
@@ -25,11 +23,11 @@ def known_lines(summary: Summary, known: int) -> Iterator[Text]:
     if known:
         yield Text(f"{known:,} known from {name}, not shown below")
     if gate.updated:
-        yield Text(f"{name} is written anew: {gate.added:,} accepted, {gate.gone:,} gone")
+        yield Text(f"{name} was updated: {gate.added:,} accepted, {gate.gone:,} gone")
 
 
 def gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
-    """Titles and lines of what was fixed since the baseline and of the limits."""
+    """The lists, by title, of what was fixed since the baseline and of the limits."""
     gate = summary.gate
     if gate is None:
         return
@@ -44,19 +42,19 @@ def gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
 
 
 def accept_lines(summary: Summary) -> list[str]:
-    """How to let pass what a gate does not."""
+    """The command that makes a failing gate pass."""
     gate = summary.gate
     if gate is None or not gate.failed:
         return []
     if gate.baseline is not None:
         return ["tito-audit scan … --update-baseline   accept what is new as known"]
-    return ["tito-audit scan … --baseline tito-baseline.json --update-baseline   let pass what is there now"]
+    return ["tito-audit scan … --baseline tito-baseline.json --update-baseline   accept what is there now"]
 
 
 def gate_line(summary: Summary, *, failing: bool) -> Text | None:
-    """`gate: failed: 3 errors in 2 rollouts …`; that it passed only where that does not go without saying.
+    """`gate: failed: 3 errors in 2 rollouts …`; `gate: passed` only if that is not obvious.
 
-    It does where no more was asked for than that there be no errors: `failing` is whether there are any.
+    It is obvious if the gate only asks for no errors and there are none; `failing` says whether there are any.
     """
     gate = summary.gate
     if gate is None or not (gate.failed or _says_more(gate) or (gate.fail_on != "never" and failing)):

@@ -1,12 +1,10 @@
-"""Parts of a rule's manual, which is Markdown with headings."""
+"""Sections of a rule's manual, which is Markdown with headings."""
 
 from __future__ import annotations
 
-__all__ = ["section"]
-
 
 def section(manual: str, heading: str) -> str:
-    """The words under a heading on one line; empty without that heading."""
+    """The text under a heading, on one line; empty without that heading."""
     words: list[str] = []
     inside = False
     for line in manual.splitlines():

@@ -1,21 +1,19 @@
-"""What rules could not look at, in lines: rules with the same reason together."""
+"""What rules could not check, as lines; rules with the same reason share one."""
 
 from __future__ import annotations
 
 from tito_audit.summary import Summary
 from tito_audit.terminal.words import code_ranges, many
 
-__all__ = ["skip_lines", "skips_by_reason"]
-
 
 def skip_lines(summary: Summary) -> list[str]:
-    """`no logprobs: LPR501-LPR506 (40 rollouts)`, the most common reason first; reasons as the log gave them."""
+    """`no logprobs: LPR501-LPR506 (40 rollouts)`, the most common reason first; reasons may quote the log."""
     found = skips_by_reason(summary)
     return [f"{because}: {codes} ({many(number, 'rollout')})" for because, codes, number in found]
 
 
 def skips_by_reason(summary: Summary) -> list[tuple[str, str, int]]:
-    """`("no logprobs", "LPR501-LPR506", 40)`: reason, rules, rollouts of each; the most common reason first."""
+    """`("no logprobs", "LPR501-LPR506", 40)`: reason, rules, rollouts; the most common reason first."""
     codes: dict[tuple[str, int], list[str]] = {}
     for code, skipped in sorted(summary.skipped.items()):
         for because, number in skipped.because.items():

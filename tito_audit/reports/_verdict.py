@@ -10,28 +10,16 @@ from tito_audit.record.finding import Result, Severity
 from tito_audit.summary import Gate, RateCount, Summary
 from tito_audit.terminal.words import many, rate_number
 
-__all__ = [
-    "Seen",
-    "baseline_words",
-    "known",
-    "nothing_compared",
-    "rate_words",
-    "severities",
-    "uncompared_words",
-    "verdict",
-    "verdict_words",
-]
-
 
 @dataclass(slots=True)
-class Seen:
-    """What of the results no summary counts, known findings with the others."""
+class FindingTally:
+    """Counts of results that the summary lacks; known findings are included."""
 
     findings: Counter[Severity] = field(default_factory=Counter)
     rollouts: Counter[Severity] = field(default_factory=Counter)
     """Rollouts (and unreadable rows) with at least one finding of that severity."""
     of_logs: Counter[Severity] = field(default_factory=Counter)
-    """Those of the findings that are of a whole log."""
+    """Findings about a whole log."""
     with_findings: int = 0
     """Rollouts (and unreadable rows) with any finding."""
 
@@ -46,9 +34,9 @@ class Seen:
         self.with_findings += bool(severities)
 
     def words(self, summary: Summary) -> list[tuple[Severity, str]]:
-        """`4 errors in 2 of 6 rollouts`, `1 warning in 1 of 6`, the worst first; none where nothing was found.
+        """`4 errors in 2 of 6 rollouts`, `1 warning in 1 of 6`, the worst first; empty if nothing was found.
 
-        Of a whole log: `1 error in the log as a whole (6 rollouts)`, `2 errors in 1 of 6 rollouts and in the …`
+        About a whole log: `1 error in the log as a whole (6 rollouts)`, `2 errors in 1 of 6 rollouts and in the …`
         """
         rows = summary.rollouts + summary.rows_unreadable
         present = [severity for severity in sorted(Severity, reverse=True) if self.findings[severity]]
@@ -67,21 +55,21 @@ class Seen:
 
 
 def severities(summary: Summary) -> dict[Severity, int]:
-    """How many findings of each severity there are, known ones with them, the worst first."""
+    """The number of findings of each severity, known ones included, the worst first."""
     worst_first = sorted(Severity, reverse=True)
     return {one: sum(getattr(count, one.word) for count in summary.findings.values()) for one in worst_first}
 
 
 def known(summary: Summary) -> int:
-    """How many findings a baseline holds."""
+    """The number of findings that are in the baseline."""
     return sum(count.known for count in summary.findings.values())
 
 
 def verdict(summary: Summary) -> str:
     """One or two words: `failed`, `passed`, `findings`, `clean`, `nothing compared` or `nothing audited`.
 
-    `passed` and `failed` are said by a gate only, and a log in which nothing could be looked at, or compared, is
-    neither passed nor clean.
+    Only a gate says `passed` or `failed`. A log in which nothing could be audited or compared neither passes nor
+    is clean.
     """
     if summary.gate is not None and summary.gate.failed:
         return "failed"
@@ -95,12 +83,12 @@ def verdict(summary: Summary) -> str:
 
 
 def nothing_compared(summary: Summary) -> bool:
-    """Whether nothing was found where nothing was compared, which says nothing of the log."""
+    """Whether nothing was found because nothing was compared, which says nothing about the log."""
     return not summary.findings and summary.uncompared > 0 and not summary.compared
 
 
 def uncompared_words(summary: Summary) -> str:
-    """`23 rules need a tokenizer: pass -t NAME`; that the given one does not fit, where that is why."""
+    """`23 rules need a tokenizer: pass -t NAME`; or that the given one does not fit, if that is the reason."""
     lacking = sum(
         any("no tokenizer" in reason for reason in skipped.because) for skipped in summary.skipped.values()
     )
@@ -128,7 +116,7 @@ def verdict_words(summary: Summary) -> str:
 
 
 def baseline_words(gate: Gate | None) -> str:
-    """`3 known findings are left out (baseline.json); 2 of it are gone`; empty without a baseline."""
+    """`3 known findings left out, as the baseline b.json holds them; 2 findings of it gone`; empty without one."""
     if gate is None or gate.baseline is None:
         return ""
     words = f"{many(gate.known, 'known finding')} left out, as the baseline {gate.baseline} holds them"

@@ -1,4 +1,4 @@
-"""The findings worth a reader's time: the most severe, one for each cause of a log, spread over the rules."""
+"""The findings worth a reader's time: the most severe, one for each cause and log, spread over the rules."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from itertools import chain, zip_longest
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.terminal.words import many
 
-__all__ = ["FIRST", "PER_CODE", "Entry", "Worst", "by_weight", "counted", "more_words"]
-
 FIRST = "REC007"
-"""The code that leads: where it is found, hardly anything else means what it says."""
+"""The code shown first: where it is found, hardly any other finding can be trusted."""
 PER_CODE = 3
-"""Shown of one code; more of the same teach nothing new."""
+"""Maximum findings shown of one code; more of the same teach nothing new."""
 _KEPT = 8
-"""Causes and logs remembered of one code while the logs are read: memory does not grow with them."""
+"""Findings kept of one code, one per cause and log, while the logs are read: memory stays bounded."""
 _COUNTED = 4_096
-"""Causes and logs of which it is counted how often they were found."""
+"""Maximum causes and logs whose findings are counted."""
 _PLACES = 5
-"""Rows named of one cause."""
+"""Maximum rows named of one cause."""
 
 _Key = tuple[str, str, str]
-"""Code, file and cause: what is one entry."""
+"""Code, file and cause: what identifies an entry."""
 
 
 @dataclass(slots=True)
@@ -46,12 +44,12 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One finding, which stands for all of its code, log, cause and severity."""
+class WorstEntry:
+    """One finding that represents all with its code, log, cause and severity."""
 
     finding: Finding
     findings: int = 1
-    """How many these are."""
+    """How many findings it represents."""
     rows: int = 1
     """In how many rows of the log they are."""
     places: tuple[str, ...] = ()
@@ -59,14 +57,14 @@ class Entry:
 
 
 class Worst:
-    """A bounded choice of findings: of each code, log and cause one, which is counted for all like it."""
+    """A bounded selection of findings: one per code, log and cause, with a count of all like it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[Hashable, Finding]] = {}
         self._groups: dict[tuple[_Key, Severity], _Group] = {}
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Remember those findings of a rollout that may be among the worst."""
+        """Keep those findings of a rollout that may be among the worst."""
         for finding in findings:
             key = _key(finding)
             group = self._groups.get((key, finding.severity))
@@ -76,10 +74,10 @@ class Worst:
                 group.add(finding)
             _keep(self._kept.setdefault(finding.code, {}), key, finding)
 
-    def pick(self, number: int) -> list[Entry]:
-        """At most `number` findings: errors, then warnings, then notes; the codes take turns in each."""
+    def pick(self, number: int) -> list[WorstEntry]:
+        """At most `number` findings: errors, then warnings, then notes, alternating between codes."""
         left = dict.fromkeys(self._kept, PER_CODE)
-        picked: list[Entry] = []
+        picked: list[WorstEntry] = []
         for severity in sorted(Severity, reverse=True):
             columns = [self._of(code, severity) for code in by_weight(self._kept)]
             for finding in chain.from_iterable(zip_longest(*columns)):
@@ -91,28 +89,28 @@ class Worst:
     def _of(self, code: str, severity: Severity) -> list[Finding]:
         return [finding for finding in self._kept[code].values() if finding.severity is severity]
 
-    def _entry(self, finding: Finding) -> Entry:
+    def _entry(self, finding: Finding) -> WorstEntry:
         group = self._groups.get((_key(finding), finding.severity))
         if group is None:
-            return Entry(finding)
-        return Entry(finding, group.findings, group.rows, tuple(group.places))
+            return WorstEntry(finding)
+        return WorstEntry(finding, group.findings, group.rows, tuple(group.places))
 
 
 def by_weight(codes: Iterable[str]) -> list[str]:
-    """Codes in order, the one that leads first."""
+    """Codes sorted, with FIRST at the front."""
     return sorted(codes, key=lambda code: (code != FIRST, code))
 
 
-def more_words(entry: Entry) -> str:
-    """`120 such findings in 118 rows: 0, 3, 4, 7, 9, …`; empty where there is one only."""
+def more_words(entry: WorstEntry) -> str:
+    """`120 such findings in 118 rows: 0, 3, 4, 7, 9, …`; empty if there is only one."""
     if entry.findings < 2 or entry.finding.hit.where is Where.LOG:
         return ""
     named = ", ".join([*entry.places, *(["…"] if entry.rows > len(entry.places) else [])])
     return f"{entry.findings:,} such findings in {many(entry.rows, 'row')}: {named}"
 
 
-def counted(entries: Sequence[Entry]) -> int:
-    """How many findings the entries stand for."""
+def counted(entries: Sequence[WorstEntry]) -> int:
+    """How many findings the entries represent."""
     return sum(entry.findings for entry in entries)
 
 
@@ -121,7 +119,7 @@ def _key(finding: Finding) -> _Key:
 
 
 def _keep(kept: dict[Hashable, Finding], key: Hashable, finding: Finding) -> None:
-    """Let the most severe of each key in, and when there is no room, push out a milder one."""
+    """Keep the most severe finding of each key; if there is no room, drop a milder one."""
     held = kept.get(key)
     if held is None and len(kept) >= _KEPT:
         key_out = min(kept, key=lambda one: kept[one].severity)

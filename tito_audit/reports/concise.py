@@ -1,8 +1,8 @@
-"""The `concise` report: every finding on a line of its own, for grep and for editors.
+"""The `concise` report: one finding per line, for grep and for editors.
 
     file:row:turn:start-end CODE severity: message
 
-Rows, turns and tokens count from 0, as everywhere; `-` stands for a turn or tokens that a finding does not have.
+Rows, turns and tokens count from 0, as everywhere; `-` means that the finding has no turn or no tokens.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from tito_audit.summary import Summary
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.place import range_of
 
-__all__ = ["CONCISE"]
-
 _COLORS = {Severity.ERROR: 31, Severity.WARNING: 33, Severity.NOTE: 36}
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Write each finding when it comes, those of a baseline left out, then the verdict."""
+    """Write each new finding as it comes, without those in the baseline, then the verdict."""
     for result in results:
         for finding in result.findings:
             if not finding.known:
@@ -48,4 +46,4 @@ def _because(summary: Summary) -> tuple[str, ...]:
     return summary.gate.because if summary.gate is not None else ()
 
 
-CONCISE = Report("concise", "one line a finding, file:row:turn:start-end CODE, for grep and editors", write)
+CONCISE = Report("concise", "one line per finding, file:row:turn:start-end CODE, for grep and editors", write)

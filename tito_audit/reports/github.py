@@ -1,9 +1,9 @@
-"""The `github` report: annotations of GitHub Actions, as workflow commands on stdout.
+"""The `github` report: GitHub Actions annotations, as workflow commands on stdout.
 
     ::error file=logs/run.jsonl,line=5,title=TOK101 …::row 4, turn 1: …
 
-GitHub shows the first ten of each kind that a step prints, cuts a message at 4,096 characters and drops the rest
-without a word; so the worst ten come out here, and the tenth counts what they leave out.
+GitHub shows the first ten annotations of each kind that a step prints, cuts messages at 4,096 characters and
+silently drops the rest. So this prints the worst ten; if there are more, the tenth counts them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TextIO
 
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._kept import Kept
+from tito_audit.reports._shortlist import Shortlist
 from tito_audit.reports._verdict import baseline_words
 from tito_audit.reports._worst import FIRST
 from tito_audit.summary import Gate, Summary
@@ -22,20 +22,18 @@ from tito_audit.terminal.escape import visible
 from tito_audit.terminal.place import line_of, place_words
 from tito_audit.terminal.words import many
 
-__all__ = ["GITHUB"]
-
 PER_KIND = 10
-"""Annotations of one kind that GitHub takes from a step."""
+"""Annotations of one kind that GitHub accepts from a step."""
 _KINDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 _MESSAGE = 2000
 _TITLE = 200
 _REASONS = 10
-"""Sentences of why the gate failed."""
+"""Maximum reasons why the gate failed."""
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Read all results, then write at most ten annotations of each kind, the worst of them."""
-    kept: dict[Severity, Kept[Finding]] = {severity: Kept(PER_KIND) for severity in _KINDS}
+    """Read all results, then write the worst annotations, at most ten of each kind."""
+    kept: dict[Severity, Shortlist[Finding]] = {severity: Shortlist(PER_KIND) for severity in _KINDS}
     for result in results:
         for finding in result.findings:
             if not finding.known:
@@ -46,9 +44,9 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
 
 
 def _annotations(
-    severity: Severity, kept: Kept[Finding], summary: Summary, options: ReportOptions
+    severity: Severity, kept: Shortlist[Finding], summary: Summary, options: ReportOptions
 ) -> Iterator[str]:
-    """The lines of one kind: what the gate says of the whole, the worst findings, the count of the others."""
+    """The lines of one kind: the gate's verdict, the worst findings, the count of the others."""
     kind = _KINDS[severity]
     of_all = list(_of_all(severity, summary))
     for title, message in of_all:
@@ -59,13 +57,13 @@ def _annotations(
         yield _command(kind, _title(finding, options), _message(finding), finding)
     left = kept.offered - len(shown)
     if left:
-        words = f"{many(left, 'more finding')} of severity {severity.word}; GitHub shows {PER_KIND} of a kind."
-        more = "Another report holds them all: --report json=findings.json, --report concise."
+        words = f"{many(left, 'more finding')} of severity {severity.word}; GitHub shows {PER_KIND} of each."
+        more = "Other reports list them all: --report json=findings.json, --report concise."
         yield _command(kind, "tito-audit: not all are shown", f"{words}\n{more}")
 
 
 def _of_all(severity: Severity, summary: Summary) -> Iterator[tuple[str, str]]:
-    """Titles and messages about the run as a whole."""
+    """Titles and messages about the whole run."""
     gate = summary.gate
     if gate is None:
         return
@@ -93,7 +91,7 @@ def _message(finding: Finding) -> str:
 
 
 def _command(kind: str, title: str, message: str, finding: Finding | None = None) -> str:
-    """One line that GitHub reads; nothing in it can end it or begin another."""
+    """One workflow command; nothing in it can end the line or begin another command."""
     properties = []
     if finding is not None:
         properties.append(f"file={_property(visible(finding.place.file))}")
@@ -112,4 +110,4 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-GITHUB = Report("github", "annotations of GitHub Actions: the ten worst of each kind, the others counted", write)
+GITHUB = Report("github", "GitHub Actions annotations: the ten worst of each kind, the others counted", write)

@@ -1,4 +1,4 @@
-"""The `html` report: one page that needs nothing else, from the verdict down to the single token."""
+"""The `html` report: one self-contained page, from the verdict down to single tokens."""
 
 from __future__ import annotations
 
@@ -7,34 +7,32 @@ from typing import TextIO
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._html.carried import BOUND, Carried
-from tito_audit.reports._html.facts import facts, rules, skips, verdict
+from tito_audit.reports._html.overview import facts, rules, skips, verdict
 from tito_audit.reports._html.packed import block
+from tito_audit.reports._html.page_findings import BOUND, PageFindings
 from tito_audit.reports._html.views import ViewBlocks
-from tito_audit.reports._verdict import Seen
+from tito_audit.reports._verdict import FindingTally
 from tito_audit.summary import Summary
 from tito_audit.terminal.place import one_tokenizer
 from tito_audit.viewer.model import Measures, observed_of
 
-__all__ = ["HTML"]
-
 _NOTICES = 50
 _FIXED = 200
-"""Findings of a baseline that are gone, as far as they are listed."""
+"""Maximum findings listed that are gone from the baseline."""
 _FILES = 100
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Read all results, then write one page; what it will carry of them waits on disk."""
+    """Read all results, then write one page; its findings and views wait on disk."""
     from tito_audit.reports._html.charts import charts
     from tito_audit.reports._html.page import page, short_name
 
-    seen, measures = Seen(), None
-    with Carried(BOUND) as carried, ViewBlocks() as views:
+    seen, measures = FindingTally(), None
+    with PageFindings(BOUND) as page_findings, ViewBlocks() as views:
         for result in results:
             seen.add(result)
             for finding in result.findings:
-                carried.add(finding)
+                page_findings.add(finding)
             observed = observed_of(result)
             if observed is not None:
                 measures = measures or Measures()
@@ -56,12 +54,12 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             observed=measures is not None,
             charts=charts(measures) if measures is not None else [],
             findings=seen.findings.total(),
-            kept=carried.number,
+            kept=page_findings.number,
             views=len(views.index),
             with_findings=seen.with_findings,
         )
         out.write(before)
-        for chunk in carried.chunks():
+        for chunk in page_findings.chunks():
             out.write(block("findings", chunk))
         out.write(block("views", views.index))
         views.copy(out)

@@ -12,13 +12,11 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.report_objects import as_json, finding_object, summary_object
 from tito_audit.summary import Summary
 
-__all__ = ["JSON"]
-
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Write `{"summary": …, "findings": […]}`, one finding a line.
+    """Write `{"summary": …, "findings": […]}`, one finding per line.
 
-    The summary comes first and is known last, so the findings wait in a temporary file, not in memory.
+    The summary comes first but is known last, so findings wait in a temporary file, not in memory.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as waiting:
         between = "\n"

@@ -1,4 +1,4 @@
-"""The `jsonl` report: one finding a line as it is found, the summary last."""
+"""The `jsonl` report: one finding per line as it is found, the summary last."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.report_objects import as_json, finding_object, summary_object
 from tito_audit.summary import Summary
 
-__all__ = ["JSONL"]
-
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Write each finding when it comes, then `{"summary": …}`."""
+    """Write each finding as it comes, then `{"summary": …}`."""
     for result in results:
         for finding in result.findings:
             out.write(as_json(finding_object(finding)) + "\n")
     out.write(as_json({"summary": summary_object(summary)}) + "\n")
 
 
-JSONL = Report("jsonl", "one finding a line, the summary on the last", write)
+JSONL = Report("jsonl", "one finding per line, the summary on the last", write)

@@ -1,7 +1,7 @@
-"""The `junit` report: a test suite a log file, a test a rule, for systems that show test results.
+"""The `junit` report: a test suite for each log file, a test for each rule, for systems that show test results.
 
-A rule fails where a finding fails that no baseline holds, is skipped where it could look at nothing, and passes
-otherwise; limits on rates are a suite of their own.
+A rule fails if one of its findings fails and is not in the baseline, is skipped if it could check nothing, and
+passes otherwise; rate limits have their own suite.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._kept import Kept
+from tito_audit.reports._shortlist import Shortlist
 from tito_audit.reports._verdict import baseline_words, rate_words, verdict_words
 from tito_audit.summary import RateCount, Summary
 from tito_audit.terminal.cut import cut
@@ -22,12 +22,10 @@ from tito_audit.terminal.escape import visible
 from tito_audit.terminal.place import place_words
 from tito_audit.terminal.words import many
 
-__all__ = ["JUNIT"]
-
 _SUITES = 2_000
-"""Files with a suite of their own; all others share one."""
+"""Maximum files with a suite of their own; all others share one."""
 _SHOWN = 3
-"""Findings told of a rule in a file."""
+"""Maximum findings shown of a rule in a file."""
 _TEXT = 1_000
 
 
@@ -37,11 +35,11 @@ class _Case:
 
     failing: int = 0
     counts: Counter[Severity] = field(default_factory=Counter)
-    """Findings that no baseline holds."""
+    """Findings that are not in the baseline."""
     known: int = 0
     skips: Counter[str] = field(default_factory=Counter)
-    """Rollouts that it could not look at, by the reason."""
-    worst: Kept[Finding] = field(default_factory=lambda: Kept(_SHOWN))
+    """Rollouts it could not check, by reason."""
+    worst: Shortlist[Finding] = field(default_factory=lambda: Shortlist(_SHOWN))
 
 
 @dataclass(slots=True)
@@ -74,7 +72,7 @@ class _Suite:
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Read all results, holding a few findings of each rule and file, then write the suites."""
+    """Read all results, keeping a few findings of each rule and file, then write the suites."""
     suites: dict[str, _Suite] = {}
     rest = _Suite()
     files: set[str] = set()
@@ -139,18 +137,18 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
         xml.start("testcase", name=f"{code} {title}".strip(), classname=name)
         if case.failing:
             first = next(iter(case.worst))
-            xml.text("failure", _told(case), type=code, message=f"{_counts(case)}: {first.hit.message}")
+            xml.text("failure", _case_lines(case), type=code, message=f"{_counts(case)}: {first.hit.message}")
         elif _skipped(case, suite):
             because = _reasons(case) or "no rollout could be looked at"
             xml.text("skipped", [because], message=because)  # Jenkins shows the attribute, GitLab the text
         elif case.counts or case.known or case.skips:
-            xml.text("system-out", _told(case))
+            xml.text("system-out", _case_lines(case))
         xml.end("testcase")
     xml.end("testsuite")
 
 
 def _gate(xml: _Xml, summary: Summary, rates: tuple[RateCount, ...]) -> None:
-    """The suite of what holds for all files together."""
+    """The suite for limits on all files together."""
     assert summary.gate is not None
     xml.start(
         "testsuite",
@@ -174,7 +172,7 @@ def _gate(xml: _Xml, summary: Summary, rates: tuple[RateCount, ...]) -> None:
 
 
 def _skipped(case: _Case, suite: _Suite) -> bool:
-    """Whether the rule could look at no rollout of the file."""
+    """Whether the rule could not check any rollout of the file."""
     found = case.known or sum(case.counts.values())
     return not found and sum(case.skips.values()) >= suite.rollouts
 
@@ -192,7 +190,7 @@ def _common(skips: Counter[str]) -> Iterator[tuple[str, int]]:
     yield from sorted(skips.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
 
 
-def _told(case: _Case) -> Iterator[str]:
+def _case_lines(case: _Case) -> Iterator[str]:
     yield _counts(case) + (f"; {many(case.known, 'known finding')} left out" if case.known else "")
     for finding in case.worst:
         yield f"{finding.severity.word}, {place_words(finding)}: {finding.hit.message}"
@@ -203,7 +201,7 @@ def _told(case: _Case) -> Iterator[str]:
 
 
 class _Xml:
-    """Writes elements; no value holds what XML cannot, since all are made visible."""
+    """Writes elements; all values are made visible, so none holds characters that XML forbids."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -223,12 +221,12 @@ class _Xml:
 
     def text(self, tag: str, lines: Iterable[str], /, **attributes: Any) -> None:
         """An element with lines in it."""
-        shown = "\n".join(escape(_told_only(cut(visible(line), _TEXT))) for line in lines)
+        shown = "\n".join(escape(_without_attachments(cut(visible(line), _TEXT))) for line in lines)
         self._out.write(f"<{tag}{_attributes(attributes)}>{shown}</{tag}>\n")
 
 
-def _told_only(text: str) -> str:
-    """The text so that it names no file: CI systems attach what `[[ATTACHMENT|path]]` names."""
+def _without_attachments(text: str) -> str:
+    """The text, changed so that it attaches no file: CI systems attach what `[[ATTACHMENT|path]]` names."""
     return text.replace("[[", "[\\x5b")
 
 
@@ -237,5 +235,8 @@ def _attributes(attributes: Mapping[str, Any]) -> str:
 
 
 JUNIT = Report(
-    "junit", "JUnit XML for systems that show test results: a suite a file, a test a rule", write, suffix="xml"
+    "junit",
+    "JUnit XML for systems that show test results: one suite per file, one test per rule",
+    write,
+    suffix="xml",
 )

@@ -1,7 +1,7 @@
-"""The `markdown` report: for a comment on a pull request or the summary of a step of GitHub Actions.
+"""The `markdown` report: for a pull request comment or a GitHub Actions step summary.
 
-The verdict and the table come first, everything longer is folded, and the whole is shorter than the 65,536
-characters of a comment: what has no room is counted.
+The verdict and the table come first and everything longer is folded. The page stays below the 65,536 characters
+of a comment; what has no room is counted.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._fences import code, fenced, folded
 from tito_audit.reports._skips import skip_lines
 from tito_audit.reports._verdict import known, severities, uncompared_words, verdict
-from tito_audit.reports._worst import Entry, Worst, by_weight, counted, more_words
+from tito_audit.reports._worst import Worst, WorstEntry, by_weight, counted, more_words
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many, rate_number
 
-__all__ = ["MARKDOWN"]
-
 LIMIT = 65_000
-"""Characters of the whole; GitHub takes 65,536 for a comment."""
+"""Maximum characters of the page; GitHub accepts 65,536 for a comment."""
 _SHORT = 6_000
-"""Characters of a section other than the findings."""
+"""Maximum characters of a section other than the findings."""
 _RULES = 60
-"""Rows of the table by rule."""
+"""Maximum rows of the table by rule."""
 _WIDTH = 100
 _FILES = 3
 _SIGNS = {"failed": "❌", "passed": "✅", "clean": "✅", "findings": "🔎"}
@@ -45,7 +43,7 @@ _WORDS = {
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Read all results, then write one page; of the findings only the worst are held."""
+    """Read all results, then write one page; only the worst findings are kept in memory."""
     worst = Worst()
     for result in results:
         worst.add(finding for finding in result.findings if not finding.known)
@@ -83,7 +81,7 @@ def _head(summary: Summary) -> Iterator[str]:
 
 
 def _gate(gate: Gate | None) -> Iterator[str]:
-    """Why it failed, the limits, and what became of the baseline."""
+    """Why the gate failed, the limits, and the state of the baseline."""
     if gate is None:
         return
     if gate.because:
@@ -101,7 +99,7 @@ def _gate(gate: Gate | None) -> Iterator[str]:
         words = (
             f"Baseline {code(gate.baseline)}: {many(gate.known, 'known finding')}, {gate.gone:,} no longer there"
         )
-        yield words + (", written anew.\n" if gate.updated else ".\n")
+        yield words + (", updated.\n" if gate.updated else ".\n")
 
 
 def _table(summary: Summary, options: ReportOptions) -> Iterator[str]:
@@ -122,8 +120,8 @@ def _table(summary: Summary, options: ReportOptions) -> Iterator[str]:
     yield ""
 
 
-def _findings(worst: list[Entry], summary: Summary, room: int) -> str:
-    """The worst findings as the terminal shows them, as many as there is room for."""
+def _findings(worst: list[WorstEntry], summary: Summary, room: int) -> str:
+    """The worst findings as the terminal shows them, as many as fit."""
     total = sum(severities(summary).values()) - known(summary)
     if not worst:
         return ""
@@ -134,17 +132,17 @@ def _findings(worst: list[Entry], summary: Summary, room: int) -> str:
         if room < 0:
             break
         shown.append(block)
-    told = counted(worst[: len(shown)])
-    title = "The findings" if told == total else f"{told:,} of {many(total, 'finding')}, the worst"
+    represented = counted(worst[: len(shown)])
+    title = "The findings" if represented == total else f"{represented:,} of {many(total, 'finding')}, the worst"
     first = worst[0].finding
     more = f"{code(f'tito-audit explain {first.code}')} says what it means and what cures it."
-    if told < total:
+    if represented < total:
         more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
     opened = first.severity is not Severity.NOTE
     return folded(title, "\n\n".join([*shown, more]), open=opened)
 
 
-def _lines(entry: Entry) -> Iterator[str]:
+def _lines(entry: WorstEntry) -> Iterator[str]:
     from tito_audit.terminal.page import console_for, finding_lines
 
     console = console_for(StringIO(), ReportOptions(width=_WIDTH))
@@ -155,7 +153,7 @@ def _lines(entry: Entry) -> Iterator[str]:
 
 
 def _tail(summary: Summary) -> Iterator[str]:
-    """What was not looked at, what the baseline no longer needs, notices."""
+    """What was not checked, baseline entries that are gone, notices."""
     lines = skip_lines(summary)
     if lines:
         title = f"Not looked at everywhere: {many(len(summary.skipped), 'rule')}"
@@ -170,7 +168,7 @@ def _tail(summary: Summary) -> Iterator[str]:
 
 
 def _block(lines: Iterable[str], limit: int) -> str:
-    """The lines as a block of code no longer than `limit`, the rest of them counted."""
+    """The lines as a code block of about `limit` characters, the rest of them counted."""
     shown: list[str] = []
     left = 0
     for line in lines:
@@ -184,7 +182,7 @@ def _block(lines: Iterable[str], limit: int) -> str:
 
 
 def _title(text: str) -> str:
-    """Our own words, with what Markdown would read in them kept from it."""
+    """Our own text with Markdown characters escaped."""
     return "".join(f"\\{char}" if char in "\\`*_[]<>|~@#&!" else char for char in visible(text))
 
 

@@ -1,7 +1,7 @@
 """The `sarif` report: SARIF 2.1.0, for code scanning and for editors.
 
-One run, within what GitHub's code scanning takes: of 25,000 results that it accepts it shows 5,000, so these are
-the worst 5,000 with their rules; how many were left out stands in a notification and in the run's properties.
+One run, within the limits of GitHub's code scanning: it accepts 25,000 results and shows 5,000, so these are the
+worst 5,000 with their rules. A notification and the run's properties say how many were left out.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from urllib.parse import quote
 from tito_audit.record.finding import Finding, Result, Severity, Side, Where
 from tito_audit.report import Report, ReportOptions
 from tito_audit.report_objects import as_json
-from tito_audit.reports._kept import Kept
 from tito_audit.reports._manual import section
+from tito_audit.reports._shortlist import Shortlist
 from tito_audit.reports._skips import skip_lines
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.cut import cut
@@ -26,13 +26,11 @@ from tito_audit.terminal.place import line_of, place_words, range_of
 from tito_audit.terminal.words import many
 from tito_audit.version import VERSION
 
-__all__ = ["SARIF"]
-
 RESULTS = 5_000
-"""Results of a run that code scanning shows."""
+"""How many results of a run code scanning shows."""
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _TEXT = 1_000
-"""Characters of a message or description; code scanning takes 1,024 of these."""
+"""Maximum characters of a message or description; code scanning accepts 1,024."""
 _TOKENS = 32
 _PIECE = 200
 _NOTIFICATIONS = 100
@@ -40,8 +38,8 @@ _FIXED = 1_000
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Read all results, then write one run, a result a line."""
-    kept: Kept[Finding] = Kept(RESULTS)
+    """Read all results, then write one run, one result per line."""
+    kept: Shortlist[Finding] = Shortlist(RESULTS)
     for result in results:
         for finding in result.findings:
             new = 0 if finding.known else len(Severity)
@@ -82,7 +80,7 @@ def _rule(code: str, worst: Severity, options: ReportOptions) -> dict[str, Any]:
     }
 
 
-def _results(kept: Kept[Finding], codes: list[str], gate: Gate | None) -> Iterator[dict[str, Any]]:
+def _results(kept: Shortlist[Finding], codes: list[str], gate: Gate | None) -> Iterator[dict[str, Any]]:
     index = {code: number for number, code in enumerate(codes)}
     seen: Counter[tuple[str, str]] = Counter()
     for finding in kept:
@@ -94,7 +92,7 @@ def _results(kept: Kept[Finding], codes: list[str], gate: Gate | None) -> Iterat
             "level": finding.severity.word,
             "message": {"text": _message(finding)},
             "locations": [_location(finding)],
-            # Code scanning knows an alert again by this name only.
+            # Code scanning recognizes an alert by primaryLocationLineHash only.
             "partialFingerprints": {
                 "titoAudit/v1": fingerprint,
                 "primaryLocationLineHash": f"{fingerprint}:{seen[finding.place.file, fingerprint]}",
@@ -107,7 +105,7 @@ def _results(kept: Kept[Finding], codes: list[str], gate: Gate | None) -> Iterat
 
 
 def _message(finding: Finding) -> str:
-    """What is wrong, then where in the row; no word of it is a link, which `[text](address)` would be."""
+    """What is wrong, then where in the row; without links, which `[text](address)` would be."""
     place = f" ({place_words(finding)})"
     return cut(visible(finding.hit.message) or finding.code, _TEXT - len(place)).replace("](", "]\\x28") + place
 
@@ -127,7 +125,7 @@ def _location(finding: Finding) -> dict[str, Any]:
 
 
 def _artifact(file: str) -> dict[str, str]:
-    """A path as a URI: relative to the root of the sources, where scans start; paths outside of it as files."""
+    """A path as a URI: relative to the source root, where scans start; outside of it a file: URI."""
     path = _within_sources(file)
     try:
         data = os.fsencode(path.as_posix())
@@ -139,7 +137,7 @@ def _artifact(file: str) -> dict[str, str]:
 
 
 def _within_sources(file: str) -> PurePath:
-    """The path, relative to the root of the sources where it lies in it: that folder differs by machine."""
+    """The path, relative to the source root if it is inside: that folder differs by machine."""
     path, root = PurePath(file), os.getcwd()  # noqa: PTH109
     return path.relative_to(root) if path.is_absolute() and path.is_relative_to(root) else path
 
@@ -170,7 +168,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def _category(files: list[str]) -> str:
-    """What keeps the alerts of one set of logs from replacing those of another: the folder they share."""
+    """The category, which keeps alerts of different sets of logs apart: the folder that these logs share."""
     posix = [_within_sources(file).as_posix() for file in files]
     try:
         shared = os.path.commonpath(posix) if posix else ""
@@ -187,7 +185,7 @@ def _invocation(summary: Summary, left_out: int) -> dict[str, Any]:
         texts[_NOTIFICATIONS:] = [("note", f"and {many(len(texts) - _NOTIFICATIONS, 'more notification')}")]
     if left_out:
         words = f"{many(left_out, 'finding')} left out: these are the worst {RESULTS:,}, shared among the rules."
-        texts.insert(0, ("warning", words + " The reports json and jsonl hold them all."))
+        texts.insert(0, ("warning", words + " The reports json and jsonl hold all of them."))
     invocation: dict[str, Any] = {
         "executionSuccessful": True,
         "toolExecutionNotifications": [
@@ -200,9 +198,9 @@ def _invocation(summary: Summary, left_out: int) -> dict[str, Any]:
 
 
 def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
-    """Counts of the run, what the gate says, and the findings of the baseline that are gone.
+    """Counts of the run, the gate's verdict, and the baseline findings that are gone.
 
-    Those are no results of state `absent`: code scanning does not read states and would open an alert for each.
+    The latter are not results with state `absent`: code scanning ignores states and would open an alert for each.
     """
     counts: dict[str, Any] = {
         "rollouts": summary.rollouts,

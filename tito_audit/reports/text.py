@@ -1,4 +1,4 @@
-"""The `text` report: what a person reads. What was looked at, the verdict, the rules, the worst, the rest."""
+"""The `text` report, for people: what was audited, the verdict, the rules, the worst findings, the rest."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._gate_words import accept_lines, gate_line, gate_lists, known_lines
 from tito_audit.reports._skips import skip_lines
-from tito_audit.reports._verdict import Seen, nothing_compared, uncompared_words
-from tito_audit.reports._worst import Entry, Worst, by_weight, counted, more_words
+from tito_audit.reports._verdict import FindingTally, nothing_compared, uncompared_words
+from tito_audit.reports._worst import Worst, WorstEntry, by_weight, counted, more_words
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.page import STYLES, console_for, finding_lines, print_commands, print_list
@@ -26,20 +26,18 @@ from tito_audit.terminal.place import show_command, with_tokenizer
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import many
 
-__all__ = ["TEXT"]
-
 _FILES = 3
-"""Files named in the header."""
+"""Maximum files named in the header."""
 _FORMATS = 4
-"""Formats named in the header."""
+"""Maximum formats named in the header."""
 _TAKEN = 4
-"""Lines that say what files were read as."""
+"""Maximum lines that say what files were read as."""
 _KEYS = 8
-"""Keys named of one format."""
+"""Maximum keys named of one format."""
 _WIDE = 80
-"""Columns of a terminal that has room for all numbers of the table."""
+"""Terminal columns from which all numbers of the table have room."""
 _CAUSES = 3
-"""Causes named of one rule."""
+"""Maximum causes named of one rule."""
 _NOTICES = 20
 _UNREADABLE = "REC001"
 
@@ -49,11 +47,11 @@ class _Gathered:
     """What the page needs beyond the summary."""
 
     worst: Worst = field(default_factory=Worst)
-    seen: Seen = field(default_factory=Seen)
+    seen: FindingTally = field(default_factory=FindingTally)
     known: int = 0
-    """Findings that the baseline holds; they are counted and not shown."""
+    """Findings in the baseline; they are counted and not shown."""
     curable: int = 0
-    """Others that a repair is there for."""
+    """Other findings that have a repair."""
 
     def add(self, result: Result) -> None:
         new = tuple(finding for finding in result.findings if not finding.known)
@@ -64,7 +62,7 @@ class _Gathered:
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    """Read all results, then write one page; of the findings only the worst are held."""
+    """Read all results, then write one page; only the worst findings are kept in memory."""
     gathered = _Gathered()
     for result in results:
         gathered.add(result)
@@ -101,7 +99,7 @@ def _header(summary: Summary) -> Iterator[Text]:
     formats = ", ".join(f"{name} {number:,}" for name, number in by_count[:_FORMATS])
     if len(by_count) > _FORMATS:
         formats += f" and {len(by_count) - _FORMATS} other formats"
-    yield from _taken_lines(summary)
+    yield from _read_as_lines(summary)
     parts = [many(summary.rollouts, "rollout") + (f" ({formats})" if formats else "")]
     if summary.rows_unreadable:
         parts.append(many(summary.rows_unreadable, "unreadable row"))
@@ -118,12 +116,12 @@ def _header(summary: Summary) -> Iterator[Text]:
     yield Text(visible(f"tokenizer {summary.tokenizer or 'none'}{encoder} · {pace}"))
 
 
-def _taken_lines(summary: Summary) -> Iterator[Text]:
-    """`read as nemo_gym: responses_create_params, response.output (12 rows)`, files that are alike together."""
+def _read_as_lines(summary: Summary) -> Iterator[Text]:
+    """`read as nemo_gym: responses_create_params, response.output (12 rows)`; similar files share a line."""
     alike: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
     for file, formats in summary.taken.items():
         alike.setdefault(tuple((name, taken.told_by) for name, taken in formats.items()), []).append(file)
-    # What was told by more than one kind of row, or by plain names, is what a reader has to look at.
+    # First what a reader has to check: files read as several formats, or by plain column names.
     doubtful = sorted(alike.items(), key=lambda item: (len(item[0]) == 1, all(n != "generic" for n, _ in item[0])))
     for kinds, files in doubtful[:_TAKEN]:
         line = Text()
@@ -137,11 +135,11 @@ def _taken_lines(summary: Summary) -> Iterator[Text]:
             line.append(f" ({many(sum(summary.taken[file][name].rows for file in files), 'row')})")
         yield line
     if len(alike) > _TAKEN:
-        yield Text(f"and {len(alike) - _TAKEN:,} more kinds of files; tito-audit inspect FILE says of each")
+        yield Text(f"and {len(alike) - _TAKEN:,} more kinds of files; tito-audit inspect FILE explains each")
 
 
-def _verdict(summary: Summary, seen: Seen) -> Text:
-    """The one line to remember; a log in which nothing could be looked at is never called clean."""
+def _verdict(summary: Summary, seen: FindingTally) -> Text:
+    """The verdict in one line; a log in which nothing could be audited is never called clean."""
     rows = summary.rollouts + summary.rows_unreadable
     found = seen.words(summary)
     if found:
@@ -208,7 +206,7 @@ def _rare_last(item: tuple[str, int]) -> tuple[int, str]:
     return (-item[1], item[0])
 
 
-def _print_worst(console: Console, worst: list[Entry], total: int) -> None:
+def _print_worst(console: Console, worst: list[WorstEntry], total: int) -> None:
     if not worst:
         return
     console.print()
@@ -229,7 +227,7 @@ def _notice_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _more_lines(worst: list[Entry], summary: Summary, curable: int) -> list[str]:
+def _more_lines(worst: list[WorstEntry], summary: Summary, curable: int) -> list[str]:
     lines = []
     if worst:
         lines += [
@@ -246,7 +244,7 @@ def _more_lines(worst: list[Entry], summary: Summary, curable: int) -> list[str]
 
 
 def _look_command(finding: Finding, summary: Summary) -> str:
-    """What shows more of where a finding is; a row that cannot be read has no tokens to show."""
+    """The command that shows where a finding is; an unreadable row has no tokens to show."""
     if finding.code == _UNREADABLE:
         file = shell_word(finding.place.file)
         return f"tito-audit inspect {file}{with_tokenizer(summary)}   its columns, and a mapping to paste"

@@ -26,5 +26,5 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def rule_of(code: str) -> Rule | None:
-    """The rule of a code; None when there is none."""
+    """The rule with this code; None when there is none."""
     return next((rule for rule in all_rules() if rule.code == code), None)

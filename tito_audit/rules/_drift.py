@@ -1,4 +1,4 @@
-"""What the rules of the families TOK, TPL and SEQ ask of a difference, and how they put it into words."""
+"""What the TOK, TPL and SEQ rules ask of a difference, and the words they report it in."""
 
 from __future__ import annotations
 
@@ -14,29 +14,9 @@ from tito_audit.record.finding import Hit, Where
 from tito_audit.rule import Reason
 from tito_audit.rules._words import counted, shown
 
-__all__ = [
-    "answer_texts",
-    "at_prompt_end",
-    "at_start",
-    "bare",
-    "built_hits",
-    "built_reason",
-    "changed_thought",
-    "control_ids",
-    "deviating",
-    "end_only",
-    "in_answer",
-    "mutually",
-    "pieces",
-    "recorded_ids",
-    "repeats",
-    "same_bytes",
-    "sentence",
-]
-
 _SHOWN = 8
 _THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
-_BEHIND = re.compile(rb"\s*")
+_SPACE_AFTER = re.compile(rb"\s*")
 
 
 def same_bytes(difference: Difference) -> bool:
@@ -45,7 +25,7 @@ def same_bytes(difference: Difference) -> bool:
 
 
 def pieces(side: TextSide, evidence: Evidence) -> str:
-    """The tokens of a side as people read them: `' Skin'+'ny'`, cut after eight; `nothing` for none."""
+    """The tokens of a side as text, `' Skin'+'ny'`: at most eight, `nothing` for none."""
     if not len(side.ids):
         return "nothing"
     if evidence.vocabulary is None:
@@ -57,7 +37,7 @@ def pieces(side: TextSide, evidence: Evidence) -> str:
 
 
 def sentence(difference: Difference, evidence: Evidence, what: str) -> str:
-    """`what`, both sides, and what it did: the message of a finding."""
+    """The message of a finding: `what`, the tokens of both sides, and the effect."""
     recorded, canonical = pieces(difference.recorded, evidence), pieces(difference.canonical, evidence)
     other = {
         Against.REENCODED: "encoding the text again gives",
@@ -69,13 +49,13 @@ def sentence(difference: Difference, evidence: Evidence, what: str) -> str:
 
 
 def built_reason(difference: Difference, evidence: Evidence) -> Reason | None:
-    """The reason of a difference that was explained by writing the messages in another way."""
+    """The reason, if writing the messages in another way reproduced the recorded tokens; else None."""
     built = difference.built
     return None if built is None else Reason(built.cause, sentence(difference, evidence, built.what))
 
 
 def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
-    """A hit for every difference that is explained so and belongs to a rule that looks for itself."""
+    """Hits of a plain `@rule`: the differences of its code explained by another way of writing the messages."""
     for one in evidence.explained:
         difference = one.difference
         if one.code == code and difference.built is not None:
@@ -93,7 +73,7 @@ def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
 
 
 def recorded_ids(difference: Difference, evidence: Evidence) -> Ids | None:
-    """The whole sequence in which a difference counts its tokens."""
+    """The whole sequence that a difference's token positions index; None if it was not recorded."""
     if difference.where is Where.ROW:
         row = evidence.rollout.training_row
         return None if row is None else row.token_ids
@@ -104,26 +84,26 @@ def recorded_ids(difference: Difference, evidence: Evidence) -> Ids | None:
 
 
 def repeats(difference: Difference, evidence: Evidence) -> bool:
-    """Whether the recorded tokens of a difference stand right beside it once more."""
+    """Whether the recorded tokens of a difference occur once more directly before or after it."""
     ids = recorded_ids(difference, evidence)
     size = difference.end - difference.start
     if ids is None or not size:
         return False
-    # What is inserted twice can be cut at any of its tokens.
+    # A repetition can be aligned at any of its tokens.
     places = range(max(difference.start - size, 0), difference.start + 1)
     pairs = ((ids[at : at + size], ids[at + size : at + 2 * size]) for at in places)
     return any(np.array_equal(one, other) for one, other in pairs)
 
 
 def deviating(difference: Difference) -> tuple[TextSide, TextSide]:
-    """The side that is in question and the one it should be: of what came later, that; else the recorded."""
+    """The side in question and the one it should equal: the later sequence if there is one, else the recorded."""
     if difference.against in (Against.ROW, Against.NEXT_PROMPT):
         return difference.canonical, difference.recorded
     return difference.recorded, difference.canonical
 
 
 def bare(data: bytes) -> bytes:
-    """Bytes without any white space."""
+    """Bytes without white space."""
     return re.sub(rb"\s+", b"", data)
 
 
@@ -136,7 +116,7 @@ def answer_texts(difference: Difference) -> tuple[str, str]:
 
 
 def in_answer(difference: Difference) -> bool:
-    """Whether it lies in something the model said: a completion, or an assistant message of a prompt."""
+    """Whether it lies in something the model said: a completion, or an assistant message in a prompt."""
     header = difference.recorded.before[:64] + difference.canonical.before[:64]
     return difference.sampled or bool(re.search(rb"assistant|model|Assistant", header))
 
@@ -148,7 +128,7 @@ def control_ids(side: TextSide, evidence: Evidence) -> list[int]:
 
 
 def end_only(side: TextSide, evidence: Evidence) -> bool:
-    """Whether a side holds tokens that end a turn and nothing else but white space."""
+    """Whether a side holds tokens that end a turn and nothing else except white space."""
     rest = [i for i in side.ids if int(i) not in evidence.end_ids]
     if len(rest) == len(side.ids) or evidence.vocabulary is None:
         return False
@@ -156,18 +136,19 @@ def end_only(side: TextSide, evidence: Evidence) -> bool:
 
 
 def at_start(difference: Difference) -> bool:
-    """Whether it is the first thing of a prompt or of the training row."""
+    """Whether a prompt or the training row starts with it."""
     return difference.where is not Where.COMPLETION and difference.start == 0
 
 
 def at_prompt_end(difference: Difference) -> bool:
-    """Whether it is the last thing of a prompt on one side or on both."""
+    """Whether a prompt ends with it, on at least one side."""
     ends = not difference.recorded.after or not difference.canonical.after
     return difference.where is Where.PROMPT and ends
 
 
 def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:
-    """What stands in the reasoning block that a difference lies in, on both sides; None when it lies in none."""
+    """The text on both sides of the reasoning block around a difference; None outside a block, or if both are
+    equal."""
     inner = []
     for side in (difference.recorded, difference.canonical):
         start, text = len(side.before), side.before + side.data + side.after
@@ -179,13 +160,13 @@ def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:
 
 
 def _block_at(text: bytes, start: int, end: int) -> bytes | None:
-    """The reasoning of the block that holds a range of bytes whole, its markers included."""
+    """The text of the reasoning block that contains a range of bytes, markers included; None if there is none."""
     for found in _THOUGHT.finditer(text):
-        if found.start() <= start and end <= found.end() + len(_BEHIND.match(text, found.end())[0]):  # type: ignore[index]
+        if found.start() <= start and end <= found.end() + len(_SPACE_AFTER.match(text, found.end())[0]):  # type: ignore[index]
             return found[1].strip()
     return None
 
 
-def mutually(difference: Difference, mark: bytes) -> tuple[bool, bool]:
-    """Whether the recorded and the canonical side hold a mark."""
+def holding_mark(difference: Difference, mark: bytes) -> tuple[bool, bool]:
+    """Whether the recorded and the canonical side contain a mark."""
     return mark in difference.recorded.data, mark in difference.canonical.data

@@ -1,4 +1,4 @@
-"""What the SEQ rules say of a broken link."""
+"""What the SEQ rules report of a broken link between calls."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from tito_audit.evidence.model import Against, Evidence, Explained
 from tito_audit.record.finding import Hit, Where
 from tito_audit.rules._words import listed
 
-__all__ = ["broken_prefixes", "causes_of", "link_hit"]
 
-
-def causes_of(link: Link, evidence: Evidence) -> list[Explained]:
-    """The differences that broke a link, with the rules that own them."""
+def _causes_of(link: Link, evidence: Evidence) -> list[Explained]:
+    """The differences that broke a link, each with the rule it belongs to."""
     return [
         one
         for one in evidence.explained
@@ -23,14 +21,14 @@ def causes_of(link: Link, evidence: Evidence) -> list[Explained]:
 
 
 def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
-    """Links broken by re-tokenization, or by the template.
+    """Hits for links broken by re-tokenization, or else by the template.
 
-    A break counts as re-tokenization when nothing but the tokenizer, or decoding itself, explains it.
+    A break counts as re-tokenization if only the tokenizer, or decoding, explains it.
     """
     for link in evidence.links:
         if not link.kind.retold:
             continue
-        causes = causes_of(link, evidence)
+        causes = _causes_of(link, evidence)
         text_kept = bool(causes) and all(one.code.startswith("TOK") for one in causes)
         if (link.kind is LinkKind.RETOKENIZED or text_kept) is not by_tokenizer:
             continue
@@ -44,7 +42,7 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
 def link_hit(link: Link, evidence: Evidence, what: str, cause: str) -> Hit:
     """A hit at the first token of the prompt that breaks the link."""
     prompt = evidence.rollout.turns[link.turn].prompt_ids
-    assert prompt is not None  # a link is of a turn whose prompt is known
+    assert prompt is not None  # only turns with known prompts have links
     size = len(prompt)
     start = min(link.at, size)
     before = f"what turn {link.parent} saw and said" if link.parent is not None else "any earlier call"

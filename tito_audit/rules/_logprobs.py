@@ -1,4 +1,4 @@
-"""Recorded logprobs, one stretch of sampled tokens after the other."""
+"""The logprobs of sampled tokens, in the form the LPR rules check."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
 
-__all__ = ["SampledValues", "sampled_values"]
-
 _EQUAL = 4
 _EQUAL_ZERO = 8
 _SENTINELS_BELOW = -1000
-"""No probability that was sampled has such a logarithm: from here down, a format's value stands for none."""
+"""A value this low is a format's sentinel: no sampled token has such a logprob."""
 
 
 @dataclass(frozen=True)
 class SampledValues:
-    """The logprobs of one completion, or those of the row that enter the loss."""
+    """The logprobs of one completion, or of the tokens of the row that are in the loss."""
 
     where: Where
     turn: int | None
@@ -35,43 +33,43 @@ class SampledValues:
     logprobs: Logprobs
     """`[N]`"""
     trained: Mask
-    """`[N]` tokens whose logprob enters the loss; all of a completion."""
+    """`[N]` tokens whose logprob enters the loss; in a completion, all."""
     runs: tuple[tuple[int, int], ...]
-    """Stretches of trained tokens that were sampled in one go."""
+    """Runs `[start, end)` of trained tokens, each sampled without a break."""
     sentinel: float | None
     expected: Logprobs | None
-    """`[N]` what the calls recorded, for a row whose calls are known; NaN where they say nothing."""
+    """`[N]` what the calls recorded, for a row whose calls are known; NaN where they recorded nothing."""
     shifted: bool
-    """True when the column lies off its tokens: then only LPR502 speaks."""
+    """True when the column is shifted against its tokens: then only LPR502 reports."""
 
     @cached_property
-    def spoken(self) -> Logprobs:
+    def in_loss(self) -> Logprobs:
         """`[S]` the values that enter the loss, in order."""
         whole = self.runs == ((0, len(self.logprobs)),)
         return self.logprobs if whole else self.logprobs[self.trained]
 
     @cached_property
     def ordinary(self) -> bool:
-        """True when every value that enters the loss is a number that a probability has.
+        """True when every value in the loss is one that a probability can have.
 
-        None is missing, infinite, above zero or a placeholder; nothing is said of 0.0.
+        That is, none is missing, infinite, above zero or a placeholder; 0.0 counts as ordinary.
         """
-        # Most columns are ordinary everywhere, which is cheaper to see than in the trained part alone.
-        return _ordinary(self.logprobs) or _ordinary(self.spoken)
+        # Most columns are ordinary everywhere, and checking all is cheaper than selecting the trained part.
+        return _ordinary(self.logprobs) or _ordinary(self.in_loss)
 
     @cached_property
     def placeholders(self) -> Mask:
-        """`[N]` True where a value is a sentinel that no probability has."""
+        """`[N]` True where a value is a sentinel, not the logarithm of a probability."""
         return _placeholders(self)
 
     @cached_property
     def zeros(self) -> Mask:
-        """`[N]` True where a value is exactly 0.0; -0.0 is not, since only arithmetic writes it."""
+        """`[N]` True where a value is exactly 0.0; not for -0.0, which only arithmetic produces."""
         return np.asarray((self.logprobs == 0) & ~np.signbit(self.logprobs))
 
     @cached_property
     def constant_stretches(self) -> list[list[tuple[int, int]]]:
-        """Stretches in which every value is the same: all of them as one entry, or each alone."""
+        """Groups of runs in which all values are equal: one group of all runs, or one for each constant run."""
         runs = list(self.runs)
         if runs and _constant(self, runs):
             return [runs]
@@ -79,7 +77,7 @@ class SampledValues:
 
 
 def sampled_values(evidence: Evidence) -> list[SampledValues]:
-    """The logprobs of every completion, then those of the training row; columns that fit nothing are out."""
+    """The logprobs of every completion, then of the training row; without columns that fit no tokens."""
     return evidence.once("sampled values", lambda evidence: list(_sampled_values(evidence)))
 
 
@@ -107,30 +105,30 @@ def _sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
 
 
 def _ordinary(logprobs: Logprobs) -> bool:
-    """True when every value is a number from above the sentinels up to 0; False for none and for NaN."""
+    """True when there are values and each lies above the sentinels and not above 0; False if any is NaN."""
     return len(logprobs) > 0 and bool(logprobs.max() <= 0) and bool(logprobs.min() > _SENTINELS_BELOW)
 
 
 def _placeholders(values: SampledValues) -> Mask:
-    """`[N]` True where a value is a sentinel that no probability has: 1.0, -9999, or the format's own.
+    """`[N]` True where a value is a sentinel: 1.0, -9999, or the format's own.
 
-    1.0 does not count where most values are above zero, since then it is no sentinel but a value of the
-    wrong unit or sign. Never true for 0.0, which a certain token reaches.
+    1.0 does not count when most other values are above zero: then the column has the wrong unit or sign. 0.0 never
+    counts, since a certain token reaches it.
     """
     marks = [*IMPOSSIBLE]
     if values.sentinel is not None and (values.sentinel > 0 or values.sentinel <= _SENTINELS_BELOW):
         marks.append(values.sentinel)
-    spoken = values.logprobs[values.trained & np.isfinite(values.logprobs) & (values.logprobs != 1.0)]
-    if len(spoken) and (spoken > ROUNDING).mean() > 0.5:
+    others = values.logprobs[values.trained & np.isfinite(values.logprobs) & (values.logprobs != 1.0)]
+    if len(others) and (others > ROUNDING).mean() > 0.5:
         marks = [mark for mark in marks if mark < 0]
     return np.asarray(np.isin(values.logprobs, marks))
 
 
 def _constant(values: SampledValues, parts: list[tuple[int, int]]) -> bool:
-    """True when the values of these stretches are one value, often enough to mean something."""
+    """True when all values of these runs are equal, and enough of them for that to mean something."""
     start, end = parts[0]
     if end - start > 1 and values.logprobs[start] != values.logprobs[start + 1]:
-        return False  # most stretches end here
+        return False  # the quick exit: most runs differ at once
     where = np.concatenate([np.arange(start, end) for start, end in parts])
     mine = values.logprobs[where]
     if len(mine) < _EQUAL or not np.isfinite(mine).all():
@@ -143,7 +141,7 @@ def _constant(values: SampledValues, parts: list[tuple[int, int]]) -> bool:
 
 
 def _trained(row: TrainingRow, view: RowView | None) -> Mask | None:
-    """`[T]` what enters the loss, from the best that says so; None when nothing does."""
+    """`[T]` what enters the loss, by the mask or else by what was sampled; None if neither is known."""
     if row.loss_mask is not None:
         return seen_by_loss(row)
     return view.sampled if view is not None else None

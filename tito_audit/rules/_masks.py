@@ -1,4 +1,4 @@
-"""The loss mask of a row against what was sampled, judged once for every rule of the MSK family."""
+"""The loss mask of a row compared with what was sampled, judged once for all MSK rules."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.rollout import TrainingRow, trained_runs
 
-__all__ = ["JudgedMask", "judged_mask", "shifted"]
-
 
 @dataclass(frozen=True, slots=True)
 class JudgedMask:
-    """Where mask and sampling disagree, each place owned by one rule. All masks are `[T]`."""
+    """Where mask and sampling disagree; each token belongs to one rule. All masks are `[T]`."""
 
     ids: Ids
     trained: Mask
     view: RowView
     slide: int
-    """How many places late (+) or early (-) every trained run lies; 0 when they do not slide."""
+    """By how many places every trained run is late (+) or early (-); 0 when they are not shifted together."""
     among: tuple[int, ...]
-    """Places by which the mask may have slid instead, where leaving out part of an answer explains it as well."""
+    """Other slides that would explain the mask, where leaving out a part of an answer explains it as well."""
     end_not_trained: Mask
-    """Sampled turn ends out of the loss although their turn is in it."""
+    """Sampled turn ends outside the loss, in turns that are in it."""
     end_open: Mask
-    """Turn ends out of the loss of which nothing tells whether they were sampled."""
+    """Turn ends outside the loss that may or may not have been sampled."""
     end_not_sampled: Mask
-    """Trained turn ends that nobody sampled, right after a sampled token."""
+    """Trained turn ends that were not sampled, directly after a sampled token."""
     not_sampled: Mask
     """Other trained tokens that were not sampled."""
     not_trained: Mask
@@ -42,12 +40,14 @@ class JudgedMask:
 
 
 def shifted(row: TrainingRow, role: ColumnRole) -> bool:
-    """Whether the row's column of this role has an entry for each token but the first, as tinker's have."""
+    """Whether the row's column of this role has an entry for every token except the first, as in tinker's
+    datums."""
     return any(column.role is role and column.alignment is Alignment.SHIFTED for column in row.columns)
 
 
 def judged_mask(evidence: Evidence) -> JudgedMask | None:
-    """The parts of the mask that are wrong; None without mask or sampling, or when none or all of it is."""
+    """The parts of the mask that are wrong; None without mask or sampling, or when none or all of the mask is
+    wrong."""
     return evidence.once("judged mask", _judged)
 
 
@@ -84,7 +84,7 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
 
 
 def _among(found: Judgement) -> tuple[int, ...]:
-    """Every slide of the mask that stands beside others."""
+    """The slides of the mask that are possible besides other readings, in order; () when the mask has only one."""
     slides = {reading.mask for reading in found.standing}
     return tuple(sorted(slides - {0})) if len(slides) > 1 else ()
 
@@ -108,15 +108,16 @@ def _ends_not_sampled(ids: Ids, trained: Mask, view: RowView, end_ids: frozenset
 
 
 def _rewritten(view: RowView, trained: Mask) -> Mask:
-    """Trained answer tokens that drifted: they stand for sampled ones, and TOK and TPL rules own them."""
+    """Trained answer tokens that drifted: re-encoded forms of sampled ones, which belong to the TOK and TPL
+    rules."""
     out = view.drifted & trained & ~view.sampled
     for start, end in trained_runs(view.drifted & ~view.sampled):
-        # Text of an answer may read as a control token now; its role is then not the answer's any more.
+        # The text of an answer may now encode as a control token, whose role is no longer the answer's.
         if start > 0 and end < len(out) and view.turn[start - 1] == view.turn[end] >= 0:
             continue
         for position in (out[start:end].nonzero()[0] + start).tolist():
             role = view.roles[position]
-            # A token that merges the end of a header with the first sampled one has the header's role.
+            # A token that merges the end of a header with the first sampled token has the header's role.
             seam = role == GENERATION_PROMPT and position + 1 < len(out) and view.turn[position + 1] >= 0
             out[position] = seam or role in (ASSISTANT, UNKNOWN, TURN_END)
     return out

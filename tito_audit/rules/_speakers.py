@@ -1,4 +1,4 @@
-"""What rules of the MSK family say of roles that are not known."""
+"""What the MSK rules report when a message has an unknown role."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from tito_audit.record.rollout import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rules._words import listed, shown
 
-__all__ = ["unknown_role"]
-
 _MOST = 3
 
 
 def _options(evidence: Evidence, name: str) -> str:
-    """The options that name a role as sampled, beside those that are."""
+    """The options that name a role as sampled, and with it the roles that already count as sampled."""
     said = [message.role for message in evidence.rollout.messages if message.sampled]
     spoken = [ASSISTANT] if evidence.row is not None and evidence.row.sampled.any() else []
     roles = dict.fromkeys((*(evidence.speakers.stated or said or spoken), name))
@@ -26,7 +24,7 @@ def _options(evidence: Evidence, name: str) -> str:
 
 
 def unknown_role(evidence: Evidence) -> Iterator[Hit]:
-    """One hit for a row in which a role that is not known leaves open what was sampled."""
+    """One hit for a row in which an unknown role leaves open what was sampled."""
     found, row = unclear_roles(evidence), evidence.rollout.training_row
     if found is None or row is None:
         return

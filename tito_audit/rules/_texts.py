@@ -1,4 +1,4 @@
-"""The text of a completion against the text that its ids decode to."""
+"""The logged text of a completion compared with the text its ids decode to."""
 
 from __future__ import annotations
 
@@ -17,21 +17,10 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Turn
 from tito_audit.tokens.vocab import Prefix, Vocabulary
 
-__all__ = [
-    "Agreement",
-    "Reading",
-    "agreement",
-    "answer_of",
-    "contained",
-    "first_difference",
-    "missing_part",
-    "readings",
-]
-
 _BROKEN = "\ufffd"
 _BROKEN_RUN = re.compile(f"{_BROKEN}+")
 _CHARACTERS_MISSED = 4
-"""A shorter gap is a disagreement, not a loss."""
+"""A shorter gap counts as a disagreement, not as a loss."""
 _STOP_STRING = 32
 _MARKUP_END = re.compile(r"<[^<>\s]+>\s*$")
 _SPACES_CLEANED = (
@@ -42,7 +31,7 @@ _SPACES_CLEANED = (
 
 
 class Agreement(StrEnum):
-    """How far the recorded text and the decoded ids agree."""
+    """How far the logged text and the decoded ids agree."""
 
     SAME = "same"
     TRIMMED = "white space trimmed"
@@ -52,16 +41,16 @@ class Agreement(StrEnum):
 
 
 @dataclass(frozen=True)
-class Reading:
+class Decoding:
     """One way in which servers decode a completion."""
 
     text: str
     kept: Offsets
-    """`[K]` positions of the tokens that the text is made of."""
+    """`[K]` positions of the tokens that the text was decoded from."""
 
     @cached_property
     def folded(self) -> str:
-        """The text as it is compared."""
+        """The text in the form that is compared."""
         return _folded(self.text)
 
 
@@ -73,36 +62,36 @@ def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
     return messages[index]
 
 
-def readings(evidence: Evidence, number: int, text: str) -> list[Reading]:
-    """The ways to decode a turn's completion that may have given `text`.
+def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
+    """The ways of decoding a turn's completion that may have produced `text`.
 
-    Special tokens are kept, dropped, or only the last one dropped if it is an end; where the text holds
-    broken characters, also as decoders break them that look at less than the whole.
+    Special tokens are kept, dropped, or only the last one dropped if it ends a turn; where `text` holds U+FFFD,
+    also as decoders write it that see only a part of the ids at a time.
     """
     vocabulary, ids = evidence.vocabulary, evidence.rollout.turns[number].completion_ids
     if vocabulary is None or ids is None:
         return []
-    whole = evidence.once(f"readings {number}", lambda evidence: _readings(evidence, vocabulary, ids))
+    whole = evidence.once(f"decodings {number}", lambda evidence: _decodings(evidence, vocabulary, ids))
     if _BROKEN not in text:
         return whole
     return whole + evidence.once(
-        f"broken readings {number}",
-        lambda _: [Reading(one, of.kept) for of in whole for one in _broken(vocabulary, ids[of.kept])],
+        f"broken decodings {number}",
+        lambda _: [Decoding(one, of.kept) for of in whole for one in _broken(vocabulary, ids[of.kept])],
     )
 
 
-def _readings(evidence: Evidence, vocabulary: Vocabulary, ids: Ids) -> list[Reading]:
-    """The ways to decode ids that look at the whole of what they keep."""
+def _decodings(evidence: Evidence, vocabulary: Vocabulary, ids: Ids) -> list[Decoding]:
+    """The ways of decoding ids that decode everything they keep in one go."""
     every = np.arange(len(ids))
     special = vocabulary.control(ids)
     ends = len(ids) > 0 and (int(ids[-1]) in evidence.end_ids or bool(special[-1]))
     parts = [every, every[:-1] if ends else every, every[~special]]
     distinct = {part.tobytes(): part for part in parts}.values()
-    return [Reading(vocabulary.text(ids[part]), part) for part in distinct]
+    return [Decoding(vocabulary.text(ids[part]), part) for part in distinct]
 
 
 def agreement(evidence: Evidence, number: int) -> Agreement:
-    """How a turn's text agrees with its ids, at best over all readings. Needs a vocabulary and both."""
+    """How a turn's text agrees with its ids, in the best decoding. Needs a vocabulary, ids and text."""
     return evidence.once(f"agreement {number}", lambda evidence: _agreement(evidence, number))
 
 
@@ -111,7 +100,7 @@ def _agreement(evidence: Evidence, number: int) -> Agreement:
     text, finish_reason = turn.completion_text, turn.finish_reason
     assert vocabulary is not None
     assert text is not None
-    ways, want = readings(evidence, number, text), _folded(text)
+    ways, want = decodings(evidence, number, text), _folded(text)
     if any(_same(way.folded, want, vocabulary) for way in ways):
         return Agreement.SAME
     decoded = [way.folded for way in ways]
@@ -127,44 +116,44 @@ def _agreement(evidence: Evidence, number: int) -> Agreement:
 
 
 def contained(evidence: Evidence, number: int, part: str) -> bool:
-    """True when a turn's decoded completion holds this text, white space around it aside."""
+    """Whether a turn's decoded completion contains this text, apart from white space around it."""
     want = _folded(part).strip()
-    return any(want in reading.folded for reading in readings(evidence, number, part))
+    return any(want in decoding.folded for decoding in decodings(evidence, number, part))
 
 
 def missing_part(evidence: Evidence, number: int, text: str) -> str | None:
-    """What the text holds and a turn's ids lack, when the ids hold all the rest of it; None otherwise."""
+    """What the text has and a turn's ids lack, when the ids hold all the rest of it; else None."""
     want = _folded(text).strip()
-    for reading in readings(evidence, number, text):
-        have = reading.folded.strip()
-        ahead = _common_prefix(have, want)
-        behind = _common_prefix(have[ahead:][::-1], want[ahead:][::-1])
-        missed = want[ahead : len(want) - behind]
-        if ahead + behind >= len(have) and (len(missed.strip()) >= _CHARACTERS_MISSED or not have):
+    for decoding in decodings(evidence, number, text):
+        have = decoding.folded.strip()
+        prefix = _common_prefix(have, want)
+        suffix = _common_prefix(have[prefix:][::-1], want[prefix:][::-1])
+        missed = want[prefix : len(want) - suffix]
+        if prefix + suffix >= len(have) and (len(missed.strip()) >= _CHARACTERS_MISSED or not have):
             return missed or None
     return None
 
 
 def first_difference(evidence: Evidence, number: int, text: str) -> tuple[int, str, str]:
-    """The token at which a turn's ids and a text part, and what each says from there on, in the best reading."""
+    """The token at which a turn's ids depart from a text, and how each continues, in the best decoding."""
     ids = evidence.rollout.turns[number].completion_ids
     assert evidence.vocabulary is not None
     assert ids is not None
-    best, *others = readings(evidence, number, text)
-    ahead = _common_prefix(best.text, text)
-    for reading in others:
-        common = _common_prefix(reading.text, text)
-        if common > ahead:
-            best, ahead = reading, common
+    best, *others = decodings(evidence, number, text)
+    prefix = _common_prefix(best.text, text)
+    for decoding in others:
+        common = _common_prefix(decoding.text, text)
+        if common > prefix:
+            best, prefix = decoding, common
     ends = np.cumsum(evidence.vocabulary.byte_lengths(ids[best.kept]))
-    byte = len(text[:ahead].encode("utf-8", "surrogatepass"))
+    byte = len(text[:prefix].encode("utf-8", "surrogatepass"))
     number = int(np.searchsorted(ends, byte, side="right"))
     position = int(best.kept[number]) if number < len(best.kept) else len(ids)
-    return position, best.text[ahead:], text[ahead:]
+    return position, best.text[prefix:], text[prefix:]
 
 
 def _folded(text: str) -> str:
-    """Text in NFC, with each run of replacement characters as one: decoders differ in their number."""
+    """Text in NFC, each run of replacement characters as one, since decoders differ in how many they write."""
     if text.isascii():
         return text
     composed = unicodedata.normalize("NFC", text)
@@ -174,12 +163,12 @@ def _folded(text: str) -> str:
 def _same(decoded: str, text: str, vocabulary: Vocabulary) -> bool:
     if decoded == text:
         return True
-    # Whether a prepended space is shown depends on what was decoded before.
+    # Whether the space that the tokenizer prepends is shown depends on what was decoded before.
     return vocabulary.prefix is not Prefix.NEVER and decoded.removeprefix(" ") == text.removeprefix(" ")
 
 
 def _broken(vocabulary: Vocabulary, ids: Ids) -> Iterator[str]:
-    """The text when each token is decoded on its own, and when a run of partial tokens is lost together."""
+    """The text with each token decoded on its own, then with each run of partial tokens decoded together."""
     alone: list[str] = []
     together: list[str] = []
     run = b""
@@ -195,13 +184,13 @@ def _broken(vocabulary: Vocabulary, ids: Ids) -> Iterator[str]:
 
 
 def _strict(run: bytes) -> str:
-    """A run of partial tokens as byte-fallback decoders write it: all of its characters, or none."""
+    """A run of partial tokens as byte-fallback decoders write it: all of its characters, or one U+FFFD."""
     text = run.decode("utf-8", "replace")
     return _BROKEN if _BROKEN in text else text
 
 
 def _after_markup(decoded: str, text: str) -> bool:
-    """True when the text is the end of what was decoded, behind a tag that closes the reasoning."""
+    """Whether the text is the end of what was decoded, after a tag such as one that closes the reasoning."""
     want, have = text.strip(), decoded.rstrip()
     return bool(want) and have.endswith(want) and bool(_MARKUP_END.search(have[: len(have) - len(want)]))
 
@@ -211,14 +200,14 @@ def _stopped(decoded: str, text: str) -> bool:
 
 
 def _cleaned(text: str) -> str:
-    """Text with the spaces before punctuation taken out, as decoders of older libraries do."""
+    """Text without spaces before punctuation, as `clean_up_tokenization_spaces` writes it."""
     for spaced, tight in _SPACES_CLEANED:
         text = text.replace(spaced, tight)
     return text
 
 
 def _common_prefix(one: str, other: str) -> int:
-    """How many characters two texts share at their start."""
+    """How many characters two texts share at the start."""
     short = min(len(one), len(other))
     if one[:short] == other[:short]:
         return short

@@ -1,4 +1,4 @@
-"""In what two spellings of a tool call differ."""
+"""How two spellings of a tool call differ."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["compare_calls"]
-
 _WRAPPERS = re.compile(
     r"</?tool_calls?>|```\w*|<\|tool_call(?:s_begin|_begin|_end)?\|>|\[/?TOOL_CALLS?\]|<function=|</function>|<\|python_tag\|>"
 )
@@ -18,7 +16,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call found in text: its spelling, its value and whether only Python can read it."""
+    """A call found in text: its spelling, its value, and whether it is Python rather than JSON."""
 
     text: str
     value: dict[str, Any]
@@ -26,10 +24,9 @@ class _Call:
 
 
 def compare_calls(recorded: str, canonical: str) -> str | None:
-    """What changed between two texts that hold tool calls; None when neither holds one or it is the same.
+    """What changed between two texts that hold tool calls; None when neither holds one or nothing changed.
 
-    Calls are JSON objects with a `name` and `arguments` or `parameters`; a call that one side writes as a
-    Python literal is read too.
+    Calls are JSON objects with a `name` and `arguments` or `parameters`; a Python literal is read too.
     """
     left, right = _calls(recorded), _calls(canonical)
     if not left and not right:
@@ -76,17 +73,17 @@ def _python_call(text: str, at: int) -> _Call | None:
 
 
 def _difference(a: _Call, b: _Call) -> str | None:
-    """How the spelling of one call became that of the other; None when it is the same."""
+    """How the spelling of one call differs from the other's; None when they are equal."""
     if a.text == b.text:
         return None
     try:
         return _spelling(a, b) if a.value == b.value else _other_value(a.value, b.value)
     except RecursionError:
-        return "other keys or values"  # nested deeper than is worth telling apart
+        return "other keys or values"  # nested too deep to be worth comparing
 
 
 def _spelling(a: _Call, b: _Call) -> str:
-    """In what two spellings of equal calls differ."""
+    """How two spellings of equal calls differ."""
     if a.python != b.python:
         return "Python literal instead of JSON"
     if re.sub(r"\s+", "", a.text) == re.sub(r"\s+", "", b.text):
@@ -99,7 +96,7 @@ def _spelling(a: _Call, b: _Call) -> str:
 
 
 def _other_value(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """What differs between two calls that are not equal as values."""
+    """What differs between two calls whose values differ."""
     x, y = (value.get("arguments", value.get("parameters")) for value in (a, b))
     if a.get("name") != b.get("name"):
         return "another name"
@@ -115,19 +112,19 @@ def _other_value(a: dict[str, Any], b: dict[str, Any]) -> str:
 
 
 def _keys(call: dict[str, Any]) -> set[str]:
-    """The fields of a call, however its arguments are called."""
+    """The fields of a call, with `parameters` counted as `arguments`."""
     return {"arguments" if key == "parameters" else key for key in call}
 
 
 def _as_strings(value: Any) -> str:
-    """A value spelled so that `true`, `"true"` and `"True"` are one."""
+    """A value as text in which `true`, `"true"` and `"True"` are the same."""
     return (
         _ordered(value).replace("'", "").replace("True", "true").replace("False", "false").replace("None", "null")
     )
 
 
 def _ordered(value: Any) -> str:
-    """A value spelled without regard to the order of keys."""
+    """A value as text, independent of the order of keys."""
     if isinstance(value, dict):
         return "{" + ",".join(sorted(f"{key!r}:{_ordered(each)}" for key, each in value.items())) + "}"
     if isinstance(value, list | tuple):

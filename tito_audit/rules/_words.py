@@ -1,4 +1,4 @@
-"""How the rules of the record, the mask and the logprobs put numbers, tokens and places into words."""
+"""How rules put numbers, tokens and places into words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Side
-
-__all__ = ["counted", "listed", "places", "quoted", "shown"]
 
 _SHOWN_TOKENS = 16
 _QUOTED_CHARACTERS = 40
@@ -30,11 +28,11 @@ def places(offset: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text in quotes with its control characters visible, cut to what fits a sentence."""
+    """A text in quotes with control characters escaped, shortened to fit into a sentence."""
     whole = len(text) <= _QUOTED_CHARACTERS
     return repr(text if whole else text[: _QUOTED_CHARACTERS - 1] + "…")
 
 
 def shown(evidence: Evidence, ids: Ids) -> Side:
-    """The first tokens of a range as a side of a finding, at most 16."""
+    """The first tokens of a range, at most 16, as a side of a finding."""
     return evidence.side(ids[:_SHOWN_TOKENS])

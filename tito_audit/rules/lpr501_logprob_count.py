@@ -22,14 +22,14 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
     """There are more or fewer logprobs than tokens.
 
     ## What it finds
-    A logprob column whose length fits nothing that it could describe: not the completion of its call, not
-    the row, its response or its trained tokens. Where the calls and the row can be compared it says whether
-    the extra entry is the first or the last.
+    A logprob column whose length fits nothing that it could describe: neither the completion of its call, nor the
+    row, its response or its trained tokens. Where calls and row can be compared, the finding says whether the
+    extra entry is the first or the last.
 
     ## Why it matters
-    With one entry too many or too few, code that cuts or pads to fit moves every value to a neighbour. The
-    importance ratios are then noise of the size of whole logprobs, in every token, while the loss still
-    looks like a loss.
+    With one entry too many or too few, code that truncates or pads to fit gives every value to a neighbouring
+    token. The importance ratios are then wrong by whole logprobs in every token, while the loss still looks like a
+    loss.
 
     ## Example
     ```text
@@ -63,25 +63,25 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
 def _hit(
     column: Column, where: Where, turn: int | None, fits: dict[int, str], known: Logprobs | None, end: int
 ) -> Hit:
-    """The finding for a column, against the length that is nearest to its own."""
+    """The finding for a column, compared with the expected length nearest to its own."""
     count = len(column.values)
-    # A length that it has by chance is none that this format knows, or it would have been read so.
+    # If the format knew a column of exactly this length, it would have been read as one.
     base = min([length for length in fits if length != count] or fits, key=lambda length: abs(length - count))
     extra = count - base
-    told = f"`{column.name}` has {counted(count, 'entry', 'entries')} "
-    told += f"for {counted(base, fits[base])}"
+    message = f"`{column.name}` has {counted(count, 'entry', 'entries')} "
+    message += f"for {counted(base, fits[base])}"
     if abs(extra) == 1:
         cause = "one too many" if extra > 0 else "one too few"
-        told += f", {cause}"
+        message += f", {cause}"
     else:
         cause = "other count"
     if extra == 1:
-        told += _which(column.values, base, known)
-    return Hit(where, 0, end, f"{told}; no value can be given to its token", turn=turn, cause=cause)
+        message += _which(column.values, base, known)
+    return Hit(where, 0, end, f"{message}; no value can be matched to its token", turn=turn, cause=cause)
 
 
 def _which(values: Logprobs, base: int, known: Logprobs | None) -> str:
-    """Whether the first or the last entry is the extra one, as far as the log tells."""
+    """Whether the first or the last entry is the extra one, if the log shows it; else ""."""
     if known is not None and len(known) == base:
         said = np.isfinite(known)
         front, back = (
@@ -89,14 +89,14 @@ def _which(values: Logprobs, base: int, known: Logprobs | None) -> str:
             for part in (values[1:], values[:-1])
         )
         if front != back:
-            return f" (the {'first' if front else 'last'}: without it they are the values recorded elsewhere)"
+            return f" (the {'first' if front else 'last'}: without it they equal the values recorded elsewhere)"
     if np.isnan(values[0]) and not np.isnan(values[1:]).any():
         return " (the first is null, as servers write for a token without context)"
     return ""
 
 
 def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
-    """`[C]` what the training row holds for the tokens of a turn; None if it does not say."""
+    """`[C]` what the training row holds for the tokens of a turn, NaN where nothing; None without row logprobs."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None or view is None:
         return None

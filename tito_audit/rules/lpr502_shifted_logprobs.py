@@ -1,4 +1,4 @@
-"""LPR502: logprobs that lie off their tokens."""
+"""LPR502: logprobs shifted against their tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     """The logprobs of the row belong to other tokens.
 
     ## What it finds
-    A row whose logprobs are those of its calls, but some places early or late; without calls, a row whose
-    values begin and end early or late by the same number of places at every sampled span, told from what stands
-    where there is no logprob (0.0, null, 1.0). What two explanations fit is said to be undecided. It also finds
-    values that are none of the calls' at any offset. Values are compared to 0.001, since logs round.
+    A row whose logprobs are those of its calls, but some places early or late. Without calls: a row whose values
+    begin and end early or late by the same number of places in every sampled span, as the fill values (0.0, null,
+    1.0) around them show. Where two explanations fit, the finding says that it is undecided. Also values that
+    match the calls at no offset. Values are compared to within 0.001, since logs round.
 
     ## Why it matters
-    The importance ratio of each token is then taken against another token's probability. Most ratios stay
-    near 1 because most logprobs are near 0, so that averages hide it.
+    Each token's importance ratio is then computed from another token's probability. Most ratios stay near 1
+    because most logprobs are near 0, so averages hide it.
 
     ## Example
     ```text
@@ -76,5 +76,5 @@ def _message(shift: LogprobShift) -> str:
             f"{counted(shift.values, 'logprob')} of the row {differ} from what the call recorded for the "
             "same tokens; the importance ratio is not taken against the sampler"
         )
-    proof = "provable by the calls" if shift.by_calls else "by where values begin and end in every sampled span"
+    proof = "proven by the calls" if shift.by_calls else "by where values begin and end in every sampled span"
     return f"the logprobs lie {places(shift.offset)} ({proof}); each token is weighed by another's probability"

@@ -20,13 +20,12 @@ def missing_or_infinite_logprobs(evidence: Evidence) -> Iterator[Hit]:
     """Sampled or trained tokens have no logprob, or an infinite one.
 
     ## What it finds
-    NaN and null (both read as "not recorded") and infinite values in a completion or under the loss mask of
-    the row.
+    NaN and null (both mean "not recorded") and infinite values, in a completion or under the row's loss mask.
 
     ## Why it matters
-    One NaN or infinity makes the loss of the whole batch NaN, or is replaced by 0.0 on the way, which says
-    that the token was certain. Minus infinity is the logprob of a token that could not be sampled: the
-    sampler filtered its distribution after the logprob was taken, or before.
+    One NaN or infinity makes the loss of the whole batch NaN, or some code replaces it by 0.0, which says that the
+    token was certain. Minus infinity is the logprob of a token that could not be sampled: the logprob was taken
+    from another distribution (before or after top-k or top-p filtering) than the token.
 
     ## Example
     ```text

@@ -1,4 +1,4 @@
-"""LPR504: logprobs that no probability has."""
+"""LPR504: logprobs above zero."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
     """Logprobs of sampled or trained tokens are above zero.
 
     ## What it finds
-    Values greater than 0.000001 in a completion or under the loss mask. When every value is, it is one
-    finding that says what the column looks like: probabilities, or logprobs that lost their sign. The
-    sentinel 1.0 is LPR505's.
+    Values greater than 0.000001 in a completion or under the loss mask. When all values are, it is one finding
+    that says what the column looks like: probabilities, or logprobs that lost their sign. The sentinel 1.0 belongs
+    to LPR505.
 
     ## Why it matters
-    The logarithm of a probability is never above zero, so the column is something else: a probability, a
-    negative log-likelihood, a reward. Exponentials of it give ratios that are wrong everywhere.
+    The logarithm of a probability is never above zero, so the column is something else: probabilities, negative
+    log-likelihoods, rewards. Importance ratios computed from it are wrong everywhere.
 
     ## Example
     ```text
@@ -47,11 +47,11 @@ def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
         above &= ~values.placeholders
         if not above.any():
             continue
-        spoken = values.logprobs[values.trained & np.isfinite(values.logprobs)]
-        whole = len(spoken) > 1 and bool((spoken > -_TOLERANCE).all())
+        in_loss = values.logprobs[values.trained & np.isfinite(values.logprobs)]
+        whole = len(in_loss) > 1 and bool((in_loss > -_TOLERANCE).all())
         marked = np.flatnonzero(above)
         for start, end in [(int(marked[0]), int(marked[-1]) + 1)] if whole else trained_runs(above):
-            yield _hit(evidence, values, start, end, int(above[start:end].sum()), spoken if whole else None)
+            yield _hit(evidence, values, start, end, int(above[start:end].sum()), in_loss if whole else None)
 
 
 def _hit(

@@ -18,12 +18,12 @@ from tito_audit.rules._logprobs import SampledValues, sampled_values
 from tito_audit.rules._words import counted, shown
 
 _LONG = 8
-"""Exact zeros in a row that are more than the certain end of an answer (`"}]<|im_end|>`)."""
+"""A run of exact zeros this long is more than the near-certain end of an answer (`"}]<|im_end|>`)."""
 _EDGE = 3
-"""Exact zeros at the edge of an answer that may be all that shows a shifted or padded column."""
+"""A run of exact zeros this long at the edge of an answer may show a shifted or padded column."""
 _EDGE_CHANCE = -4
 _CHANCE = -6
-"""Logarithm of how unlikely a run of zeros has to be, given how often the other values are zero."""
+"""Decimal logarithm of the chance below which a run of zeros is reported, given how rare the other zeros are."""
 
 
 @rule("LPR505", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
@@ -31,15 +31,14 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     """Sampled or trained tokens carry a placeholder instead of a logprob.
 
     ## What it finds
-    1.0, -9999 or the format's own sentinel in a completion or under the loss mask; 0.0 where the call
-    recorded another value. Without calls an exact 0.0 is suspect, not proof, since a certain token
-    reaches it: eight or more in a row are a warning, and only where zeros are so rare among the other values that
-    chance does not make such a run; from three on at the edge of an answer are a note (`undecided`).
+    1.0, -9999 or the format's own sentinel in a completion or under the loss mask; 0.0 where the call recorded
+    another value. Without calls an exact 0.0 is suspect but no proof, since a certain token reaches it: a run of
+    eight or more is a warning, from three on at the edge of an answer a note (`undecided`), and either only where
+    zeros are so rare among the other values that chance does not explain the run.
 
     ## Why it matters
-    A placeholder is read as a probability: 0.0 says that the token was certain, 1.0 gives a ratio of 0.37
-    to whatever the trainer computes, -9999 an infinite one. Short columns that were padded to fit look
-    like this.
+    A trainer reads a placeholder as a logprob: 0.0 says that the token was certain, 1.0 gives a ratio of 0.37
+    times the trainer's own probability, -9999 makes it infinite. Columns padded to fit look like this.
 
     ## Example
     ```text
@@ -64,7 +63,7 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
         else:
             for start, end in _suspect(values):
                 long = end - start >= _LONG
-                said = "exactly 0, which reads like padding" if long else "exactly 0: certain, or never recorded"
+                said = "exactly 0, which looks like padding" if long else "exactly 0: certain, or never recorded"
                 cause, severity = ("run of zeros", Severity.WARNING) if long else ("undecided", Severity.NOTE)
                 yield _hit(evidence, values, start, end, said, cause, severity)
 
@@ -93,7 +92,7 @@ def _hit(
 
 
 def _refuted(values: SampledValues, expected: Logprobs) -> Mask:
-    """`[N]` True where a value in the loss is zero and a call says that it is not close to zero."""
+    """`[N]` True where a value in the loss is zero and the call recorded one clearly below zero."""
     proven = values.zeros & values.trained & (expected < -ROUNDING)
     for start, end in (run for parts in values.constant_stretches for run in parts):
         # A stretch of nothing but zeros is LPR506's.
@@ -102,7 +101,7 @@ def _refuted(values: SampledValues, expected: Logprobs) -> Mask:
 
 
 def _suspect(values: SampledValues) -> Iterator[tuple[int, int]]:
-    """Runs of exact zeros that are longer than chance makes them where zeros are as rare as in the rest."""
+    """Runs of exact zeros too long for chance, given how rare zeros are in the rest."""
     marked = values.zeros & values.trained
     if not marked.any():
         return

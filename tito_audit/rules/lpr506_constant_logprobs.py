@@ -18,14 +18,13 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
     """All logprobs of a sampled stretch are equal or zero.
 
     ## What it finds
-    At least 4 sampled tokens in one stretch, or in the whole row, that share one value (error), or at least
-    8 that are exactly 0.0: an error when all trained tokens of a row are, or when a call recorded other values;
-    else a warning, since greedy decoding of certain tokens can do that to one stretch.
+    At least 4 sampled tokens, in one stretch or the whole row, that share one value (error), or at least 8 that
+    are exactly 0.0: an error when all trained tokens of a row are, or when a call recorded other values; else a
+    warning, since greedy decoding of certain tokens can produce one such stretch.
 
     ## Why it matters
-    A sampler gives every token its own probability. Equal values are a default that was never filled in;
-    zeros say that every token was certain, so that the importance ratio becomes the trainer's own
-    probability and every token is pushed away from.
+    A sampler gives every token its own probability. Equal values are a default that was never filled in. Zeros say
+    that every token was certain, so the importance ratio becomes the trainer's own probability.
 
     ## Example
     ```text

@@ -32,18 +32,19 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     """Tokens are trained that nobody sampled.
 
     ## What it finds
-    Tokens under the loss mask that belong to the template, to a system, user or tool message, to the
-    generation prompt or to a prefill. When every trained run lies one place before or behind a sampled
-    one, it says that the mask slid. And trained tokens that the row's attention mask hides: padding under the
-    loss, or tokens that nothing attends to. A mask that is wrong as a whole is MSK403's, an appended end token
-    MSK404's, and answer tokens that were tokenized again belong to the TOK and TPL rules. A role that is
-    neither known nor named with `--sampled-role` is said once a row (warning): nothing tells whether its
-    tokens were sampled, and nothing is said of them.
+    Tokens under the loss mask that belong to the template, to a system, user or tool message, to the generation
+    prompt or to a prefill. When every trained run is one place before or after a sampled one, the finding says
+    that the mask is shifted. Also trained tokens that the row's attention mask hides: padding in the loss, or
+    tokens that nothing attends to.
+
+    A mask that is wrong as a whole belongs to MSK403, an appended end token to MSK404, and answer tokens that were
+    tokenized again to the TOK and TPL rules. A role that is neither known nor named with `--sampled-role` is
+    reported once a row (warning): nothing shows whether its tokens were sampled, so they are not judged.
 
     ## Why it matters
-    The policy gradient assumes that each trained token was drawn from the policy. Tokens that were given
-    teach the model to write user messages, tool results and role markers, and their logprob is a
-    placeholder, so that their importance ratio means nothing.
+    The policy gradient assumes that each trained token was drawn from the policy. Tokens that were given teach the
+    model to write user messages, tool results and role markers, and since their logprob is a placeholder, their
+    importance ratio means nothing.
 
     ## Example
     ```text
@@ -67,14 +68,14 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
         roles = Counter(_role(mask.view, position) for position in range(start, end))
         cause = f"slid by {mask.slide:+d}" if mask.slide else _cause(roles)
         alone = len(roles) == 1
-        told = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
+        origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
         slid = f"; every trained run lies {places(mask.slide)}" if mask.slide else ""
         verb = "was" if end - start == 1 else "were"
         yield Hit(
             Where.ROW,
             start,
             end,
-            f"{counted(end - start, 'trained token')} {verb} not sampled, {told}{slid}; "
+            f"{counted(end - start, 'trained token')} {verb} not sampled, {origins}{slid}; "
             "the loss teaches the model to write what it was given",
             cause=cause,
             recorded=shown(evidence, mask.ids[start:end]),
@@ -96,7 +97,7 @@ def _hidden(evidence: Evidence, row: TrainingRow, hidden: Mask) -> Iterator[Hit]
 
 
 def _role(view: RowView, position: int) -> str:
-    """Whose token it is; an answer's token in front of a sampled one was prefilled."""
+    """The role of a token; an answer's token before a sampled one is a prefill."""
     role = view.roles[position]
     if role != ASSISTANT:
         return role
@@ -107,7 +108,7 @@ def _role(view: RowView, position: int) -> str:
 
 
 def _cause(roles: Counter[str]) -> str:
-    """What the run is mostly made of; text of a message outweighs the scaffold around it."""
+    """The role of most of the run; text of a message counts before the scaffold around it."""
     spoken = [role for role, _ in roles.most_common() if role not in _SCAFFOLD]
     role = spoken[0] if spoken else roles.most_common(1)[0][0]
     return {UNKNOWN: "not sampled", ASSISTANT: "answer of no call"}.get(role, role)

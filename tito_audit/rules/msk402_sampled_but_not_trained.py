@@ -21,13 +21,13 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
     """Sampled tokens are left out of the loss.
 
     ## What it finds
-    A part of a sampled turn that is not trained (warning), and whole turns that are not: a note, since
-    some trainers leave out all turns but the last, or a turn cut by the length limit; a warning when one
-    turn among trained ones is missing. Tokens next to drifted ones are a note, since a repair may have
-    taken them out. A mask that trains nothing is MSK403's, a turn end alone MSK404's.
+    A part of a sampled turn that is not trained: a warning, or a note next to drifted tokens, since a repair may
+    have taken it out. Whole turns that are not trained: a note, since some trainers leave out all turns but the
+    last, or turns cut by the length limit; a warning when a single turn among trained ones is missing. A mask that
+    trains nothing belongs to MSK403, a turn end alone to MSK404.
 
     ## Why it matters
-    What is not trained earns no credit. A mask that misses the beginning or the end of each answer tells
+    Tokens outside the loss get no gradient. A mask that misses the beginning or the end of every answer is a sign
     of an offset in the code that built it, and then other tokens are usually trained in their place.
 
     ## Example
@@ -48,7 +48,7 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
     trained = [any(runs_inside(in_loss, a, b) for a, b in spans) for _, spans in turns]
     for number, (turn, spans) in enumerate(turns):
         start, end = spans[0][0], spans[-1][1]
-        # A run as short as its slide is off its tokens altogether, and still no choice of the trainer.
+        # A run no longer than its slide misses its turn entirely; that is still not a choice of the trainer.
         if trained[number] or mask.slide:
             for a, b in spans:
                 for s, e in runs_inside(left_out, a, b):
@@ -68,7 +68,7 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int | None) -> Hit:
-    """A stretch of a turn that is otherwise trained."""
+    """The finding for a part of a turn that is otherwise trained."""
     verb = "is" if end - start == 1 else "are"
     message = f"{counted(end - start, 'sampled token')} {verb} not trained although the turn is"
     severity, cause = Severity.WARNING, "part of a turn left out"
@@ -94,15 +94,15 @@ def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int 
 
 
 def _left_out(evidence: Evidence, turn: int | None, number: int, trained: list[bool]) -> tuple[Severity, str]:
-    """How bad it is that a whole turn is not trained, and the sentence for it."""
-    told = f"turn {number + 1} of {len(trained)} is not trained"
+    """Severity and message for a whole turn that is not trained."""
+    untrained = f"turn {number + 1} of {len(trained)} is not trained"
     calls = evidence.rollout.turns
     if turn is not None and turn < len(calls) and calls[turn].finish_reason == "length":
         return (
             Severity.NOTE,
-            f"{told}; it was cut by the length limit, and some trainers leave such turns out",
+            f"{untrained}; it was cut by the length limit, and some trainers leave such turns out",
         )
     only_last = trained[-1] and not np.any(trained[:-1])
     if trained.count(False) == 1 and not only_last:
-        return Severity.WARNING, f"{told} although every other turn is"
-    return Severity.NOTE, f"{told}; a choice that some trainers make"
+        return Severity.WARNING, f"{untrained} although every other turn is"
+    return Severity.NOTE, f"{untrained}; a choice that some trainers make"

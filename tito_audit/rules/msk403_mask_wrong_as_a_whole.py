@@ -17,13 +17,13 @@ def mask_wrong_as_a_whole(evidence: Evidence) -> Iterator[Hit]:
     """The loss mask is inverted, all zeros or all ones.
 
     ## What it finds
-    A mask that trains exactly what was given and leaves out what was sampled, one that trains every token
-    although the row opens with a prompt, and one that trains nothing (a warning: some trainers empty the
-    mask of a rollout they want to leave out). MSK401, MSK402 and MSK404 then say nothing about the row.
+    A mask that trains exactly what was given and leaves out what was sampled; one that trains every token although
+    the row starts with a prompt; and one that trains nothing (a warning: some trainers empty the mask of a rollout
+    they want to skip). MSK401, MSK402 and MSK404 then report nothing for the row.
 
     ## Why it matters
-    An inverted mask trains the model to imitate its users and tools and never itself. A full mask does so
-    besides learning. An empty one costs a rollout and trains nothing.
+    An inverted mask trains the model to imitate its users and tools and never itself. A full mask trains it on
+    both. An empty one costs a forward pass and trains nothing.
 
     ## Example
     ```text

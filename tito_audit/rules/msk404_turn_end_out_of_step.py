@@ -1,4 +1,4 @@
-"""MSK404: a turn end whose place in the loss is not what was sampled."""
+"""MSK404: a turn end that is sampled and not trained, or trained and not sampled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tito_audit.rules._masks import JudgedMask, judged_mask
 from tito_audit.rules._words import shown
 
 _ALWAYS = 3
-"""Turns without a trained end in one row from which on the length limit does not explain them."""
+"""From this many turns without a trained end in one row, the length limit is no explanation."""
 _UNTRAINED = "the end of a turn was sampled but is not trained; the model gets no credit for stopping"
 _OPEN = (
     "the end of a turn is not trained: right if it was appended after a length cut, which only calls, logprobs or "
@@ -27,14 +27,14 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     """A turn end is sampled and not trained, or trained and not sampled.
 
     ## What it finds
-    The end token of a trained turn that the model sampled and the mask leaves out (warning), and an end
-    token in the loss that the call did not sample, because template or framework appended it, mostly after
-    an answer that the length limit cut (error). Where neither call, logprob nor finish reason tells whether an
-    untrained end was sampled it is a note; a warning when a row of three turns or more trains none.
+    The end token of a trained turn that the model sampled and the mask leaves out (warning). An end token in the
+    loss that the call did not sample: the template or a framework appended it, usually after an answer that the
+    length limit cut (error). Where neither calls, logprobs nor finish reason show whether an untrained end was
+    sampled, a note; a warning when a row of three turns or more trains no end at all.
 
     ## Why it matters
-    A model whose sampled ends are never trained gets no credit for stopping and learns to run on. An
-    appended end in the loss carries no logprob of its own and teaches the model to stop where it did not.
+    A model whose sampled ends are never trained gets no credit for stopping and learns to run on. An appended end
+    in the loss has no logprob of its own and teaches the model to stop where it did not.
 
     ## Example
     ```text
@@ -93,7 +93,7 @@ def _hit(
 
 
 def _cut(evidence: Evidence, mask: JudgedMask, answer: int) -> str:
-    """Why the end was not sampled, if the log says it."""
+    """Why the end was not sampled, if the log says."""
     turn, calls = int(mask.view.turn[answer]), evidence.rollout.turns
     if 0 <= turn < len(calls) and calls[turn].finish_reason == "length":
         return ": the length limit cut the answer and the end was appended"

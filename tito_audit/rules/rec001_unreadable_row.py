@@ -14,13 +14,13 @@ def unreadable_row(evidence: Evidence) -> Iterator[Hit]:
     """The row cannot be read.
 
     ## What it finds
-    Rows that are no JSON, that fit no format, or that fit one and make no sense: ids that are no integers,
-    a mask that is a text, a negative prompt length. Such a row never becomes a rollout, so the finding is
-    made while reading; this check itself has nothing left to look at.
+    Rows that are not JSON, that fit no format, or that fit one and make no sense: ids that are not integers, a
+    mask that is text, a negative prompt length. Such a row never becomes a rollout, so the finding is made while
+    reading, and this check has nothing left to do.
 
     ## Why it matters
-    A trainer that skips such rows loses data silently, one that does not stops. Nothing is said about
-    their tokens: a row that was not read was not found clean.
+    A trainer that skips such rows loses data silently; one that does not skip them stops. Their tokens were not
+    checked: a row that could not be read is not a clean row.
 
     ## Example
     ```text
@@ -29,6 +29,6 @@ def unreadable_row(evidence: Evidence) -> Iterator[Hit]:
     ```
 
     ## Repair
-    None: the row has to be written again by what made it. `drop` moves it to the quarantine file.
+    None: whatever wrote the row has to write it again. `drop` moves it to the quarantine file.
     """
     return iter(())

@@ -21,17 +21,17 @@ _IGNORED = -100
 
 @rule("REC002", Severity.ERROR, needs=(Needs.ROW,))
 def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
-    """Aligned columns differ in length, or a mask is none.
+    """Aligned columns differ in length, or the mask's values are invalid.
 
     ## What it finds
-    A mask with another number of entries than the row or its response has tokens, a mask whose values are
-    neither 0 and 1, nor weights, nor -100 and ids (0, 2, 3 may count turns or segments; nothing says what of
-    them is trained), and a mask of labels whose entries are not the ids of their own tokens: it says if they
-    are those one place further. Logprobs that do not fit are LPR501's.
+    A mask with more or fewer entries than the row or its response has tokens. A mask whose values are neither 0
+    and 1, nor weights, nor -100 and ids (0, 2, 3 may count turns or segments; nothing says which of them are
+    trained). A mask of labels whose entries are not the ids of their own tokens; the finding says if they are the
+    ids one place further. Logprobs that do not fit belong to LPR501.
 
     ## Why it matters
-    What a trainer does with such a row depends on how it pads and cuts: usually each entry lands on a
-    neighbour's token. Labels that are one place off train every token to predict itself, or skip one.
+    What a trainer does with such a row depends on how it pads and truncates: usually each entry lands on a
+    neighbouring token. Labels that are one place off train every token to predict itself, or skip one.
 
     ## Example
     ```text
@@ -66,18 +66,18 @@ def _wrong_length(column: Column, row: TrainingRow) -> str:
 def _no_mask(column: Column) -> str:
     values = column.values
     if values.dtype.kind in "iuf" and len(values):
-        told = f"lie between {np.nanmin(values):g} and {np.nanmax(values):g}"
+        found = f"lie between {np.nanmin(values):g} and {np.nanmax(values):g}"
         if np.isnan(values.astype(np.float64)).all():
-            told = "are all null"
+            found = "are all null"
         elif np.isnan(values.astype(np.float64)).any():
-            told += ", some null"
+            found += ", some null"
     else:
-        told = "are not numbers"
-    return f"the values of `{column.name}` {told}; they are no mask of 0 and 1, of weights, or of -100 and ids"
+        found = "are not numbers"
+    return f"the values of `{column.name}` {found}; they are not a mask of 0 and 1, of weights, or of -100 and ids"
 
 
 def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:
-    """Labels that are not the id of the token they stand at, as one hit if all are a neighbour's."""
+    """Labels that are not the id of their token: one hit for all if they are those of a neighbour."""
     assert column.alignment is not None
     labels = spread(
         column.values.astype(np.int64),
@@ -97,7 +97,7 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
         count = int(wrong[start:end].sum())
         message = f"{counted(count, 'label')} of `{column.name}` {'is' if count == 1 else 'are'} not the id of "
         if slide:
-            side = "before" if slide > 0 else "behind"
+            side = "before" if slide > 0 else "after"
             message += f"the same position but of the token one place {side} it: the labels slid by {slide:+d}"
         else:
             message += "the token at the same position; mask and tokens were made from different sequences"
@@ -106,7 +106,7 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
 
 
 def _slide(labels: Ids, ids: Ids) -> int:
-    """+1 when every label is the id one place before it, -1 when it is the one behind; else 0."""
+    """+1 when every label is the id one place before it, -1 when it is the one after it; else 0."""
     where = np.flatnonzero(labels != _IGNORED)
     for slide in (1, -1):
         source = where - slide

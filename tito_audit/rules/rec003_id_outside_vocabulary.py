@@ -17,7 +17,7 @@ from tito_audit.rule import rule
 from tito_audit.rules._words import counted, listed, shown
 
 _PADDING = 1024
-"""Embeddings are padded to a round number of rows; no model adds more than this."""
+"""Embeddings are padded to a round number of rows; no model adds more than this many."""
 _NAMED = 4
 _PADDED = "padding of the embedding"
 
@@ -27,14 +27,14 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     """Token ids lie outside the vocabulary.
 
     ## What it finds
-    Ids in prompts, completions and the row that no token of the tokenizer has; without a tokenizer, ids
-    below zero. Ids just above the vocabulary, which a padded embedding accepts, are named so; in the row
+    Ids in prompts, completions and the row that are no token of the tokenizer; without a tokenizer, ids below
+    zero. Ids just above the vocabulary, which a padded embedding accepts, have a cause of their own; in the row
     they are a warning where they are not trained. What a later prompt repeats is reported once.
 
     ## Why it matters
-    Such an id is a padding or image marker that was left in, a label mask in the wrong column, or the id of
-    another tokenizer: then every other id means something else too. On the device it reads outside the
-    embedding, or a row of it that was never trained.
+    Such an id is a padding or image marker that was left in, a label mask in the wrong column, or an id of another
+    tokenizer, in which case every other id means something else too. On the device it reads outside the embedding,
+    or a row of it that was never trained.
 
     ## Example
     ```text
@@ -43,7 +43,7 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     ```
 
     ## Repair
-    None is certain; audit with the tokenizer that sampled, or `drop` the rollout. `mask` takes ids of the padded
+    None is certain: audit with the tokenizer that sampled, or `drop` the rollout. `mask` takes ids of the padded
     embedding out of the loss.
     """
     seen = empty_ids()
@@ -65,7 +65,7 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, known: int) -> Iterator[Hit]:
-    """One hit for each run of ids that are no tokens, behind the first `known`."""
+    """One hit for each run of unknown ids after the first `known` ones."""
     for first, last in trained_runs(_unknown(evidence, ids[known:])):
         start, end = first + known, last + known
         wrong = ids[start:end]
@@ -85,7 +85,7 @@ def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, known
 
 
 def _unknown(evidence: Evidence, ids: Ids) -> Mask:
-    """`[N]` True where the id is no token, as far as can be told."""
+    """`[N]` True where the id is not a token; without a vocabulary, where it is below zero."""
     if evidence.vocabulary is None:
         return np.asarray(ids < 0)
     return np.asarray(~evidence.vocabulary.known(ids))

@@ -1,4 +1,4 @@
-"""REC004: ids that stand in for tokens nobody recorded."""
+"""REC004: ids in place of tokens that were never recorded."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     """The ids are placeholders, not tokens.
 
     ## What it finds
-    Ids that the log itself calls dummies, a prompt and a completion of nothing but `[0]`, completions and
-    rows that count 0, 1, 2, … or 1, 2, 3, …, and prompts, completions or rows that repeat one id at least
-    four times and hold nothing else. A completion is real, however dull, when its logprobs differ or when
-    its ids decode to the recorded text. With a template, padding in front of a prompt or at an end of a row:
-    the sampler's attention mask hid it, and nothing in the log does.
+    Ids that the log itself calls dummies; a prompt and a completion of nothing but `[0]`; completions and rows
+    that count 0, 1, 2, … or 1, 2, 3, …; and prompts, completions or rows that repeat one id at least four times
+    and hold nothing else. A completion counts as real if its logprobs differ or its ids decode to the logged text.
+    With a template, also padding before a prompt or at either end of a row: the sampler's attention mask hid it,
+    but nothing in the log does.
 
     ## Why it matters
-    Servers without token ids, and tests, fill them in so that shapes fit. Trained on, they are the policy's
-    output in no context it ever saw.
+    Servers without token ids, and tests, fill them in so that shapes fit. Training on them teaches the policy
+    outputs that it never sampled in any context.
 
     ## Example
     ```text
@@ -59,7 +59,7 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _of_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Iterator[tuple[Where, Ids, str]]:
-    """The sequences of a call that are placeholders, and why they seem so."""
+    """The placeholder sequences of a call, with the reason each counts as one."""
     prompt, completion = turn.prompt_ids, turn.completion_ids
     if prompt is not None and _one_id(prompt):
         yield Where.PROMPT, prompt, "one id repeated"
@@ -73,7 +73,7 @@ def _of_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Itera
 
 
 def _pattern(ids: Ids) -> str | None:
-    """What makes a whole sequence look filled in; None when nothing does."""
+    """Why a whole sequence looks filled in; None when it does not."""
     if _one_id(ids):
         return "one id repeated"
     if len(ids) >= _COUNTING and ids[0] in (0, 1) and (np.diff(ids) == 1).all():
@@ -82,12 +82,12 @@ def _pattern(ids: Ids) -> str | None:
 
 
 def _one_id(ids: Ids) -> bool:
-    """Whether a sequence is one id, often enough to mean something."""
+    """Whether a sequence is one id repeated often enough to mean something."""
     return len(ids) >= _CONSTANT and bool(ids[0] == ids[-1]) and bool((ids == ids[0]).all())
 
 
 def _is_real(evidence: Evidence, number: int, turn: Turn) -> bool:
-    """True when a sampler gave the ids logprobs of their own, or they decode to the text in the log."""
+    """Whether the ids have logprobs that differ, or decode to the text in the log."""
     logprobs = turn.completion_logprobs
     if logprobs is not None and len(np.unique(logprobs)) > 1:
         return True
@@ -100,7 +100,7 @@ def _is_real(evidence: Evidence, number: int, turn: Turn) -> bool:
 
 
 def _hit(evidence: Evidence, where: Where, turn: int | None, ids: Ids, cause: str) -> Hit:
-    told = {
+    why = {
         "stated by the log": "the log says that these ids are placeholders",
         "one id repeated": f"all {len(ids)} ids are {ids[0]}",
         "counting up": f"the ids count from {ids[0]} to {ids[-1]}",
@@ -110,7 +110,7 @@ def _hit(evidence: Evidence, where: Where, turn: int | None, ids: Ids, cause: st
         where,
         0,
         len(ids),
-        f"{told}; they stand in for tokens that were not recorded and must not be trained",
+        f"{why}; they stand in for tokens that were not recorded and must not be trained",
         turn=turn,
         cause=cause,
         recorded=shown(evidence, ids),

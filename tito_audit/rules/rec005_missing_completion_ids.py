@@ -17,7 +17,7 @@ from tito_audit.rules._texts import Agreement, agreement, answer_of, contained, 
 from tito_audit.rules._words import counted, quoted, shown
 
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
-"""What templates put in front of an answer; nobody sampled it, so its ids were not lost."""
+"""What templates put before an answer; it was not sampled, so its ids are not missing."""
 
 
 @rule("REC005", Severity.ERROR)
@@ -25,14 +25,14 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
     """Completion ids are missing, empty or incomplete while their text is there.
 
     ## What it finds
-    A call without completion ids although the log holds its text, its tool calls or its logprobs; ids that
-    decode to a part of that text only; a message with a tool call that its ids do not spell; token strings
-    of which no id can be found. Formats that never hold ids are left alone. Calls of one rollout that have none
-    are one finding, which counts them.
+    A call without completion ids although the log holds its text, its tool calls or its logprobs; ids that decode
+    to only a part of that text; a message with a tool call that its ids do not contain; token strings for which no
+    ids can be found. Formats that never hold ids are left alone. Several calls of a rollout without ids are one
+    finding, which counts them.
 
     ## Why it matters
-    What is missing cannot be trained as it was sampled: code either skips the turn without a word or
-    encodes the text again, which drifts. Streaming servers are known to drop the tokens of tool calls.
+    Missing ids cannot be trained as they were sampled: code either skips the turn silently or encodes the text
+    again, which drifts. Streaming servers are known to drop the tokens of tool calls.
 
     ## Example
     ```text
@@ -65,17 +65,17 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _together(hits: list[Hit], calls: int) -> Iterator[Hit]:
-    """Calls without ids as one hit a cause, at the first of them: what one has to know is said once."""
+    """Calls without ids, as one hit for each cause, at the first of them."""
     for cause in dict.fromkeys(hit.cause for hit in hits):
         first, *more = (hit for hit in hits if hit.cause == cause)
         if more:
-            told = f"{1 + len(more)} of {calls} calls, of which this is the first: {first.message}"
-            first = replace(first, message=told)
+            message = f"{1 + len(more)} of {calls} calls, this one first: {first.message}"
+            first = replace(first, message=message)
         yield first
 
 
 def _without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
-    """A call without ids, if anything says that it generated something."""
+    """A call without ids, if the log shows that it generated something."""
     if turn.completion_ids is None and turn.token_texts is not None:
         # Ids can be looked up from the token strings once there is a tokenizer.
         return
@@ -94,12 +94,12 @@ def _without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
         return
     cause = "no ids" if turn.completion_ids is None else "empty ids"
     has = "has no completion ids" if turn.completion_ids is None else "has an empty list of completion ids"
-    message = f"the call {has} while {there}; it can only be trained on tokens that nobody recorded"
+    message = f"the call {has} while {there}; it can only be trained on tokens that were never recorded"
     yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause=cause)
 
 
 def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
-    """Ids that spell a part of what the log says was generated."""
+    """Ids that spell only a part of what the log says was generated."""
     ids = turn.completion_ids
     assert ids is not None
     answer = answer_of(evidence, turn)
@@ -109,17 +109,17 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
             missed = missing_part(evidence, number, turn.completion_text)
     elif answer is not None and not contained(evidence, number, answer.text):
         missed = missing_part(evidence, number, answer.text)
-    told, cause = "", "part of the text"
+    problem, cause = "", "part of the text"
     if missed is not None and not _EMPTY_THOUGHT.fullmatch(missed):
-        told = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
+        problem = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
     elif answer is not None:
         names = [
             call.name for call in answer.tool_calls if call.name and not contained(evidence, number, call.name)
         ]
-        told, cause = (
-            (f"spell no call of `{names[0]}`, which its message makes", "tool call") if names else ("", "")
+        problem, cause = (
+            (f"hold no call of `{names[0]}`, which its message makes", "tool call") if names else ("", "")
         )
-    if told:
-        message = f"the {counted(len(ids), 'completion id')} {told}; the rest was not recorded"
+    if problem:
+        message = f"the {counted(len(ids), 'completion id')} {problem}; the rest was not recorded"
         side = shown(evidence, ids[np.maximum(len(ids) - 16, 0) :])
         yield Hit(Where.COMPLETION, 0, len(ids), message, turn=number, cause=f"incomplete: {cause}", recorded=side)

@@ -1,4 +1,4 @@
-"""REC006: a completion whose text is not what its ids say."""
+"""REC006: a completion whose text is not what its ids decode to."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
     """The text of a completion is not what its ids decode to.
 
     ## What it finds
-    A recorded text that differs from the decoded ids, and two copies of the ids that differ. Texts agree
-    with special tokens kept or dropped, without the end token, without the reasoning in front, with broken
-    characters as U+FFFD, and up to Unicode normalisation. Trimmed white space and a dropped stop string are
-    notes; spaces taken out before punctuation are a warning. A message that the log keeps instead of the
-    text has to be contained in it, else a warning, since messages are often edited. Ids that hold a part
-    of the text are REC005's.
+    A logged text that differs from the decoded ids, and two copies of the ids that differ. Texts agree with
+    special tokens kept or dropped, without the end token, without the reasoning before them, with broken
+    characters as U+FFFD, and up to Unicode normalisation. Trimmed white space and a dropped stop string are notes;
+    spaces removed before punctuation are a warning.
+
+    Where the log keeps a message instead of the text, the ids have to contain the message; if not, it is a
+    warning, since messages are often edited. Ids that hold only a part of the text belong to REC005.
 
     ## Why it matters
-    Rewards are computed from the text, gradients from the ids. When they differ, an answer is rewarded that
-    was not the one that is trained.
+    Rewards are computed from the text, gradients from the ids. When they differ, the answer that is rewarded is
+    not the one that is trained.
 
     ## Example
     ```text
@@ -80,7 +81,7 @@ def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Itera
         message = _HARMLESS[found]
     elif found is Agreement.CLEANED:
         severity = Severity.WARNING
-        message = "the decoder took spaces out before punctuation, so that the text is not what was sampled"
+        message = "the decoder removed spaces before punctuation, so the text is not what was sampled"
     else:
         severity = Severity.ERROR
         message = f"the ids decode to {quoted(decoded)} from here on, the text says {quoted(recorded)}"
@@ -98,7 +99,7 @@ def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Itera
 
 
 def _against_message(evidence: Evidence, number: int, turn: Turn, ids: Ids) -> Iterator[Hit]:
-    """The message that the log keeps for the turn, if its text is nowhere in the decoded ids."""
+    """The message that the log keeps for the turn, if the decoded ids do not contain its text."""
     answer = answer_of(evidence, turn)
     if answer is None:
         return

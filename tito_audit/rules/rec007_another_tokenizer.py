@@ -1,4 +1,4 @@
-"""REC007: a log that another tokenizer or chat template wrote."""
+"""REC007: a log written with another tokenizer or chat template."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def another_tokenizer(evidence: Evidence) -> Iterator[Hit]:
     """The log was written with another tokenizer or chat template.
 
     ## What it finds
-    Before anything else the first rows of a log (up to 16 that hold ids) are held against the tokenizer and the
-    chat template. The tokenizer does not fit where logged texts are not found in what the ids decode to and
-    encoding that text again does not give the ids back, where most rows hold ids past the end of the vocabulary,
-    or where a token that the template writes stands in the rows in pieces only. The template does not fit where
-    the control tokens that open messages are others than those it writes. Between what fits and what does not
-    lies much that is neither, and of that nothing is said: this check of a single rollout has nothing to look at.
+    Before the audit, the first rows of a log (up to 16 that hold ids) are compared with the tokenizer and the chat
+    template. The tokenizer does not fit if logged texts are missing from what the ids decode to and encoding those
+    texts again does not give the ids back; if most rows hold ids past the end of the vocabulary; or if a token
+    that the template writes occurs in the rows only in pieces. The template does not fit if messages open with
+    other control tokens than those it writes. Anything in between is not reported. The
+    check is of the log: for a single rollout there is nothing to compare.
 
-    The finding is of the log (`where` is `log`) and comes before all others. Rules that would only repeat it in
-    every row are held back and counted as skipped; those that compare ids with ids still run. A pipe cannot be
-    read twice and is not asked. `--ignore REC007` audits the log as if it fitted.
+    The finding belongs to the log (`where` is `log`) and comes before all others. Rules that would only repeat it
+    in every row are held back and counted as skipped; those that compare ids with ids still run. A pipe cannot be
+    read twice, so it is not checked. `--ignore REC007` audits the log as if it fitted.
 
     ## Why it matters
-    With another tokenizer every text reads as nonsense and every difference has a cause that is none. Nor is
-    such a log repaired with it: what the wrong tokenizer writes would take the place of what was sampled.
+    With the wrong tokenizer every text reads as nonsense and every difference gets a false cause. Such a log is
+    not repaired either: the repair would replace what was sampled by what the wrong tokenizer writes.
 
     ## Example
     ```text

@@ -10,25 +10,23 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._links import broken_prefixes
 
-__all__ = ["prefix_retokenized"]
-
 
 @rule("SEQ301", Severity.ERROR, needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS))
 def prefix_retokenized(evidence: Evidence) -> Iterator[Hit]:
     """Prefix broken by re-tokenization.
 
     ## What it finds
-    A prompt that spells the same text as the prompt and completion before it, in other tokens. Bytes that
-    decoding cannot write count too.
+    A prompt that spells the same text as the prompt and completion before it, in other tokens. This includes bytes
+    that decoding cannot write.
 
     ## Why it matters
-    The sampler continued from tokens that it had not sampled, so the rollout is no single sequence: trained as
-    one, some of its tokens were sampled by nobody, and their logprobs belong to other ids.
+    The sampler continued from tokens that it had not sampled, so the rollout is not a single sequence: trained as
+    one, it holds tokens that were never sampled, and their logprobs belong to other ids.
 
     ## Example
     Turn 0 sampled ` Skin`+`ny`; turn 1's prompt holds ` Skinny` in its place.
 
     ## Repair
-    `fork` gives one row per unbroken run of calls. Serve token ids instead of text to avoid it.
+    `fork` gives one row per unbroken run of calls. To avoid it, send token ids instead of text.
     """
     yield from broken_prefixes(evidence, by_tokenizer=True)

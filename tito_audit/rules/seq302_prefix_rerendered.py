@@ -10,8 +10,6 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._links import broken_prefixes
 
-__all__ = ["prefix_rerendered"]
-
 
 @rule("SEQ302", Severity.ERROR, needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS))
 def prefix_rerendered(evidence: Evidence) -> Iterator[Hit]:
@@ -19,16 +17,16 @@ def prefix_rerendered(evidence: Evidence) -> Iterator[Hit]:
 
     ## What it finds
     A prompt that does not start with the prompt and completion before it because the template writes the same
-    messages in other text. The cause says how. Without a tokenizer, any broken prefix.
+    messages as other text; the cause says how. Without a tokenizer, any broken prefix.
 
     ## Why it matters
-    The sampler continued from a history that it had not said so. Trained as one sequence, the row holds
-    tokens that nobody sampled; split up, one rollout becomes many rows.
+    The sampler continued from a history that is not what it had said. Trained as one sequence, the row holds
+    tokens that were never sampled; split up, one rollout becomes many rows.
 
     ## Example
     Turn 0 sampled a bare JSON call; turn 1's prompt holds it inside `<tool_call>` markers.
 
     ## Repair
-    `fork` gives one row per unbroken run of calls. A template that is append-only avoids it.
+    `fork` gives one row per unbroken run of calls. An append-only template avoids it.
     """
     yield from broken_prefixes(evidence, by_tokenizer=False)

@@ -12,21 +12,19 @@ from tito_audit.rule import rule
 from tito_audit.rules._drift import built_hits
 from tito_audit.rules._links import link_hit
 
-__all__ = ["history_rewritten"]
-
 
 @rule("SEQ303", Severity.WARNING, needs=(Needs.PROMPTS | Needs.ROW, Needs.SEVERAL_CALLS | Needs.RENDERING))
 def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
     """History rewritten, truncated or compacted.
 
     ## What it finds
-    A prompt whose messages are not those of the call before it: a summary in place of turns, a window that
-    dropped the oldest, an edited message. A prompt or row that is what the template writes without the older
-    messages is named so as well.
+    A prompt whose messages are not those of the call before it: a summary in place of turns, a window that dropped
+    the oldest turns, an edited message. Also a prompt or row that is exactly what the template writes without the
+    older messages.
 
     ## Why it matters
-    On purpose or not, the rollout is several training rows from here on. Trained as one it would put a
-    completion after a context that it never had.
+    On purpose or not, from here on the rollout is several training rows. Trained as one, it puts a completion
+    after a context that it never had.
 
     ## Example
     Turn 7's prompt starts with a summary of turns 0 to 6.
@@ -34,9 +32,9 @@ def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     `fork` gives one row per unbroken run of calls.
     """
-    told = set()
+    reported = set()
     for link in evidence.links:
         if link.kind is LinkKind.REWRITTEN:
-            told.add(link.turn)
+            reported.add(link.turn)
             yield link_hit(link, evidence, f"the history itself was changed ({link.detail})", link.detail)
-    yield from (hit for hit in built_hits(evidence, "SEQ303") if hit.turn not in told)
+    yield from (hit for hit in built_hits(evidence, "SEQ303") if hit.turn not in reported)

@@ -9,16 +9,13 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import sentence
 
-__all__ = ["merged_tokens"]
-
 
 @cause("TOK101", Severity.ERROR, precedence=50, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def merged_tokens(difference: Difference, evidence: Evidence) -> Reason | None:
     """Several sampled tokens re-encode as one.
 
     ## What it finds
-    Two or more recorded tokens whose bytes the tokenizer writes as a single token when the text is encoded
-    again.
+    Two or more recorded tokens that become a single token when their text is encoded again.
 
     ## Why it matters
     A model samples such tokens all the time, and as long as every later prompt and the training row keep

@@ -9,15 +9,13 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import sentence
 
-__all__ = ["split_token"]
-
 
 @cause("TOK102", Severity.ERROR, precedence=51, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def split_token(difference: Difference, evidence: Evidence) -> Reason | None:
     """One sampled token re-encodes as several.
 
     ## What it finds
-    A recorded token whose bytes the tokenizer writes as two or more tokens when the text is encoded again.
+    A recorded token that becomes two or more tokens when its text is encoded again.
 
     ## Why it matters
     A model samples such tokens all the time, and as long as every later prompt and the training row keep
@@ -25,7 +23,7 @@ def split_token(difference: Difference, evidence: Evidence) -> Reason | None:
     other tokens, since the trainer then learns from ids that nobody sampled, with logprobs of other ids.
 
     ## Example
-    Sampled `,J` comes back as `,`+`J`, since the tokenizer cuts at the comma first.
+    Sampled `,J` comes back as `,`+`J`, because the pre-tokenizer splits after the comma.
 
     ## Repair
     `splice` puts the sampled ids back where the log proves that the sampler saw them; `fork` is the safe way

@@ -9,16 +9,14 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import sentence
 
-__all__ = ["resplit_tokens"]
-
 
 @cause("TOK103", Severity.ERROR, precedence=52, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def resplit_tokens(difference: Difference, evidence: Evidence) -> Reason | None:
     """Sampled tokens re-encode with other boundaries.
 
     ## What it finds
-    Recorded tokens and today's tokens that spell the same bytes and have no boundary in common inside them:
-    several against several, or one id against another of the same spelling.
+    Recorded tokens and re-encoded tokens that spell the same bytes with no boundary in common: several for
+    several, or one id for another with the same spelling.
 
     ## Why it matters
     A model samples such tokens all the time, and as long as every later prompt and the training row keep
@@ -34,4 +32,4 @@ def resplit_tokens(difference: Difference, evidence: Evidence) -> Reason | None:
     """
     if difference.kind is not BlockKind.RESPLIT:
         return None
-    return Reason("resplit", sentence(difference, evidence, "the text is cut at other places"))
+    return Reason("resplit", sentence(difference, evidence, "the text is split in other places"))

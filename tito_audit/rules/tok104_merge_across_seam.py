@@ -9,20 +9,18 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes, sentence
 
-__all__ = ["merge_across_seam"]
-
 
 @cause("TOK104", Severity.ERROR, precedence=40, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | None:
     """The first sampled token merges with the end of the prompt.
 
     ## What it finds
-    Tokens on both sides of the seam between prompt and completion that the tokenizer writes as other
-    tokens when it sees their text in one piece.
+    Tokens on both sides of the seam between prompt and completion that become other tokens when the tokenizer
+    encodes their text in one piece.
 
     ## Why it matters
-    The sampler continued after the prompt's last token; an encoder that gets the whole text pulls both into
-    one token. The prompt of every later turn then ends elsewhere and each position after it shifts.
+    The sampler continued after the prompt's last token; an encoder that gets the whole text merges both into one
+    token. The prompt of every later turn then ends elsewhere, and each position after it shifts.
 
     ## Example
     The prompt ends in `\\n`, the completion starts with `\\n`; together they are the one token `\\n\\n`.
@@ -33,12 +31,12 @@ def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | No
     """
     if not same_bytes(difference) or not _crosses(difference, evidence):
         return None
-    what = "text on both sides of the seam of prompt and completion is encoded together"
+    what = "text on both sides of the seam between prompt and completion is encoded together"
     return Reason("merge across the seam", sentence(difference, evidence, what))
 
 
 def _crosses(difference: Difference, evidence: Evidence) -> bool:
-    """Whether a difference begins in a prompt, or a generation prompt of a row, and ends in the answer."""
+    """Whether a difference starts in a prompt, or in a generation prompt of a row, and ends in the answer."""
     if difference.where is Where.COMPLETION:
         return difference.start == 0 and len(difference.recorded.ids) > difference.end
     if difference.where is not Where.ROW or evidence.row is None or difference.end - difference.start < 2:

@@ -8,16 +8,14 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import control_ids, same_bytes, sentence
 
-__all__ = ["control_token_in_text"]
-
 
 @cause("TOK105", Severity.ERROR, precedence=30, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason | None:
     """A control token is spelled in text, or dropped from it.
 
     ## What it finds
-    Ordinary tokens that spell a control token (they re-encode as the one control token), a control token
-    where the other side has ordinary ones, and a control token sampled inside an answer that decoding drops.
+    Ordinary tokens that spell a control token and re-encode as that one token; a control token where the other
+    side has ordinary ones; and a control token sampled inside an answer that decoding drops.
 
     ## Why it matters
     Text that becomes a control token ends turns, opens roles or forges system messages once it is encoded
@@ -27,7 +25,7 @@ def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason 
     A user typed `<|im_end|>`; recorded `<`+`|`+`im`+`_end`+`|`+`>`, re-encoded the single control token.
 
     ## Repair
-    None by itself: encode untrusted text with control tokens disabled. `splice` puts sampled ids back.
+    None: encode untrusted text with control tokens disabled. `splice` puts sampled ids back.
     """
     recorded = control_ids(difference.recorded, evidence)
     canonical = control_ids(difference.canonical, evidence)

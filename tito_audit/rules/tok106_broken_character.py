@@ -8,20 +8,18 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes, sentence
 
-__all__ = ["broken_character"]
-
 
 @cause("TOK106", Severity.ERROR, precedence=10, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def broken_character(difference: Difference, evidence: Evidence) -> Reason | None:
     """Text cannot give these tokens back.
 
     ## What it finds
-    Tokens whose bytes are no valid UTF-8: a character cut by the end of a completion, or byte tokens that
-    form none. Decoding writes U+FFFD in their place.
+    Tokens whose bytes are not valid UTF-8: a character cut by the end of a completion, or byte tokens that form
+    none. Decoding writes U+FFFD in their place.
 
     ## Why it matters
-    No text stands for these bytes, so whatever goes through text (a chat API, a parser, the template) comes
-    back as other tokens. Only ids can carry them.
+    These bytes have no text, so whatever passes through text (a chat API, a parser, the template) comes back as
+    other tokens. Only ids can carry them.
 
     ## Example
     An emoji of four bytes, cut after two by `max_tokens`, comes back as the token of `\ufffd`.
@@ -37,5 +35,5 @@ def broken_character(difference: Difference, evidence: Evidence) -> Reason | Non
     replaced = b"\xef\xbf\xbd" in difference.canonical.data and b"\xef\xbf\xbd" not in difference.recorded.data
     if same_bytes(difference) or not (broken or replaced):
         return None
-    what = "bytes that are no whole character cannot be written as text"
+    what = "bytes that form no whole character cannot be written as text"
     return Reason("broken character", sentence(difference, evidence, what))

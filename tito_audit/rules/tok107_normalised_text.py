@@ -10,8 +10,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes, sentence
 
-__all__ = ["normalised_text"]
-
 
 @cause("TOK107", Severity.ERROR, precedence=20, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
 def normalised_text(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -21,8 +19,8 @@ def normalised_text(difference: Difference, evidence: Evidence) -> Reason | None
     Recorded tokens whose text the tokenizer changes by Unicode normalisation before it encodes it.
 
     ## Why it matters
-    The bytes themselves change: an accent written apart comes back composed. Every position after it
-    shifts and the sampled ids are gone.
+    The bytes themselves change: a decomposed accent comes back composed. Every position after it shifts and the
+    sampled ids are gone.
 
     ## Example
     Sampled `e`+U+0301 comes back as the one character `é` with a tokenizer that applies NFC.

@@ -11,25 +11,23 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import end_only, recorded_ids, sentence
 
-__all__ = ["prompt_without_template"]
-
 
 @cause("TPL201", Severity.ERROR, precedence=57, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def prompt_without_template(difference: Difference, evidence: Evidence) -> Reason | None:
     """Prompt encoded without its template.
 
     ## What it finds
-    A prompt or row with no control token at all where the template writes role markers around the same text.
+    A prompt or row without any control token, where the template writes role markers around the same text.
 
     ## Why it matters
-    The sampler was asked to continue bare text. What it said is off-policy for a chat model, its logprobs are
-    those of another task, and a trainer that renders the messages learns from a context nobody sampled in.
+    The sampler was asked to continue bare text. What it said is off-policy for a chat model, its logprobs belong
+    to another task, and a trainer that renders the messages learns from a context in which nothing was sampled.
 
     ## Example
     Recorded `2+2?`, the template writes `<|im_start|>user\\n2+2?<|im_end|>\\n<|im_start|>assistant\\n`.
 
     ## Repair
-    None: render the messages before sampling. `drop` takes the rollout out.
+    None: render the messages before sampling. `drop` removes the rollout.
     """
     if difference.where is Where.COMPLETION or not _unmarked(difference, evidence):
         return None
@@ -43,7 +41,7 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
 
 
 def _marks(difference: Difference, evidence: Evidence) -> bool:
-    """Whether the template writes role markers there, or BOS in front of a sequence that differs as a whole."""
+    """Whether the template writes role markers there, or BOS before a sequence that differs as a whole."""
     side, ids = difference.canonical, recorded_ids(difference, evidence)
     if holds_marker((side.before + side.data + side.after).decode("utf-8", "replace")):
         return True
@@ -54,7 +52,8 @@ def _marks(difference: Difference, evidence: Evidence) -> bool:
 
 
 def _unmarked(difference: Difference, evidence: Evidence) -> bool:
-    """Whether the sequence of a difference has no role marker, but for BOS at its start and ends in a row."""
+    """Whether the sequence of a difference has no role marker; BOS at its start, and in a row its ends, do not
+    count."""
     ids, vocabulary = recorded_ids(difference, evidence), evidence.vocabulary
     if ids is None or vocabulary is None or not len(ids):
         return False

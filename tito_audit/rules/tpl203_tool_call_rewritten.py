@@ -9,8 +9,6 @@ from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import answer_texts, in_answer, sentence
 from tito_audit.rules._toolcalls import compare_calls
 
-__all__ = ["tool_call_rewritten"]
-
 
 @cause("TPL203", Severity.ERROR, precedence=70, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -18,12 +16,12 @@ def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | 
 
     ## What it finds
     A tool call whose text differs between the sampled tokens and the template, a later prompt or the row. The
-    cause says in what: markers around it, spacing, key order, escapes, a Python literal, values as strings,
-    empty arguments, fields beside the arguments, or a call on one side only.
+    cause says how: markers around it, spacing, key order, escapes, a Python literal, values as strings, empty
+    arguments, other fields next to the arguments, or a call on one side only.
 
     ## Why it matters
-    Parsers read a call into an object and templates write it back in their own way. The tokens change although
-    the call is the same, so the prefix breaks and the trainer sees a call that the model did not write.
+    Parsers read a call into an object and templates write it back in their own way. The tokens change although the
+    call is the same, so the prefix breaks and the trainer sees a call that the model did not write.
 
     ## Example
     Sampled `{"name": "search","arguments": {"q": 1}}`, the template writes

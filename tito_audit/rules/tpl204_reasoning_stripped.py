@@ -8,9 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import changed_thought, mutually, sentence
-
-__all__ = ["reasoning_stripped"]
+from tito_audit.rules._drift import changed_thought, holding_mark, sentence
 
 
 @cause("TPL204", Severity.ERROR, precedence=65, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -18,12 +16,12 @@ def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | N
     """Reasoning stripped from the history.
 
     ## What it finds
-    A reasoning block that was sampled and that the later prompt, the row or the template does not have, or of
-    which they have nothing but the empty `<think></think>`.
+    A reasoning block that was sampled and that the later prompt, the row or the template lacks, or has only as an
+    empty `<think></think>`.
 
     ## Why it matters
     Templates of reasoning models drop old reasoning. The prompt then no longer starts with what was said, the
-    rollout falls into several training rows, and a single row would train a turn after a context it never had.
+    rollout splits into several training rows, and a single row would train a turn after a context it never had.
 
     ## Example
     Sampled `<think>2+2 is 4</think>It is 4`; the next prompt holds `It is 4`.
@@ -35,7 +33,7 @@ def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | N
     if change is not None and change[0] and not change[1]:
         what = "reasoning is emptied, and its markers stay"
         return Reason("reasoning emptied", sentence(difference, evidence, what))
-    recorded, canonical = mutually(difference, b"think>")
+    recorded, canonical = holding_mark(difference, b"think>")
     analysis = b"<|channel|>analysis" in difference.recorded.data
     if canonical or not (recorded or analysis):
         return None

@@ -8,9 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import changed_thought, mutually, sentence
-
-__all__ = ["reasoning_inserted"]
+from tito_audit.rules._drift import changed_thought, holding_mark, sentence
 
 
 @cause("TPL205", Severity.ERROR, precedence=64, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -18,12 +16,12 @@ def reasoning_inserted(difference: Difference, evidence: Evidence) -> Reason | N
     """Empty reasoning inserted.
 
     ## What it finds
-    A reasoning block, mostly an empty `<think></think>`, that the template writes and the recorded tokens
-    do not have.
+    A reasoning block, usually an empty `<think></think>`, that the template writes and the recorded tokens do not
+    have.
 
     ## Why it matters
-    Templates of reasoning models add it to answers without reasoning. The trained context then holds tokens
-    that the sampler never saw, and if the mask covers them, the model learns to think nothing.
+    Templates of reasoning models add it to answers without reasoning. The trained context then holds tokens that
+    the sampler never saw, and if the mask covers them, the model learns to skip its reasoning.
 
     ## Example
     Recorded `It is 4`, the template writes `<think>\\n\\n</think>\\n\\nIt is 4`.
@@ -36,7 +34,7 @@ def reasoning_inserted(difference: Difference, evidence: Evidence) -> Reason | N
     if change is not None and change[1] and not change[0]:
         what = "reasoning is inserted where the block was empty"
         return Reason("reasoning inserted into an empty block", sentence(difference, evidence, what))
-    recorded, canonical = mutually(difference, b"think>")
+    recorded, canonical = holding_mark(difference, b"think>")
     if recorded or not canonical:
         return None
     inside = re.search(rb"<think>(.*?)</think>", difference.canonical.data, re.DOTALL)

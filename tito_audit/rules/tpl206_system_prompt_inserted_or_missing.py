@@ -10,18 +10,16 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import built_reason, sentence
 
-__all__ = ["system_prompt_inserted_or_missing"]
-
 
 @cause("TPL206", Severity.ERROR, precedence=62, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence) -> Reason | None:
     """System prompt inserted or missing.
 
     ## What it finds
-    A system message that only one side has: a default that the template inserts and the prompt lacks, or one
-    in the prompt that the messages do not hold. Also another system prompt than the messages', the template's
-    default in its place, and one folded into the first user message or put into a turn of its own: the messages
-    written that way give the recorded tokens.
+    A system message on one side only: a default that the template inserts and the prompt lacks, or one in the
+    prompt that the messages do not hold. Also, when the messages written that way give the recorded tokens: a
+    system prompt other than the one in the messages, the template's default in its place, or one folded into the
+    first user message or put into a turn of its own.
 
     ## Why it matters
     Sampler and trainer then condition on different instructions; every logprob after it belongs to another
@@ -46,5 +44,5 @@ def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence
 
 
 def _holds_system(data: bytes) -> bool:
-    """Whether a system or developer header stands in the text."""
+    """Whether the text holds a system or developer header."""
     return re.search(rb"(^|[>\n|])\s*(system|developer)\b", data) is not None or b"<<SYS>>" in data

@@ -10,14 +10,12 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import at_prompt_end, repeats, sentence
 
-__all__ = ["generation_prompt_misplaced"]
-
 _ONLY_HEADER = re.compile(
     r"(?:<[^<>\s]{1,40}>|\s)*"
     r"(?:<[^<>\s]{1,40}>\s*(?:assistant|model)|(?:assistant|model)\s*<[^<>\s]{1,40}>|<[|｜]Assistant[|｜]>)"
     r"(?:<[^<>\s]{1,40}>|\s)*"
 )
-"""An opener in whatever place it is cut: `<|im_start|>assistant`, `assistant\n<|im_start|>`."""
+"""An opener, wherever it is cut: `<|im_start|>assistant`, `assistant\n<|im_start|>`."""
 _HEADER = re.compile(rb"assistant|<start_of_turn>model|Assistant")
 
 
@@ -26,12 +24,12 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     """Generation prompt or prefill missing, doubled or misplaced.
 
     ## What it finds
-    The opener of the answer (`<|im_start|>assistant`, a `<think>` prefill) at the end of a prompt, or in front of
-    an answer of a row, that only one side has.
+    The opener of the answer (`<|im_start|>assistant`, a `<think>` prefill) on one side only: at the end of a
+    prompt, or before an answer in a row.
 
     ## Why it matters
-    Without the opener the model first has to sample the header itself; with two it answers after an empty
-    turn. Where the completion begins, and what of it is trained, is then wrong by those tokens.
+    Without the opener the model first has to sample the header itself; with two it answers after an empty turn.
+    Where the completion begins, and which of its tokens are trained, is then off by those tokens.
 
     ## Example
     The recorded prompt ends with the user's `<|im_end|>`; the template goes on with `<|im_start|>assistant\\n`.
@@ -62,7 +60,7 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
 
 
 def _in_row(difference: Difference, evidence: Evidence) -> Reason | None:
-    """The opener of an answer that a row lacks or holds once more, and nothing beside it."""
+    """The reason when a row lacks an opener of an answer or repeats it, and differs in nothing else."""
     recorded, canonical = difference.recorded.data, difference.canonical.data
     own = recorded or canonical
     if (recorded and canonical) or not _ONLY_HEADER.fullmatch(own.decode("utf-8", "replace")):
@@ -74,5 +72,5 @@ def _in_row(difference: Difference, evidence: Evidence) -> Reason | None:
 
 
 def _opens(data: bytes) -> bool:
-    """Whether an answer is opened in the text: an assistant header or a reasoning prefill."""
+    """Whether the text opens an answer: an assistant header or a reasoning prefill."""
     return b"<think>" in data or _HEADER.search(data) is not None

@@ -8,20 +8,18 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import bare, end_only, sentence
 
-__all__ = ["turn_end_differs"]
-
 
 @cause("TPL208", Severity.ERROR, precedence=66, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | None:
     """Turn end missing, doubled or another stop token.
 
     ## What it finds
-    A difference that consists of nothing but end tokens and white space around them, or of an end whose
-    neighbours became one token when it was left out.
+    A difference of nothing but end tokens and white space around them, or of an end without which its neighbours
+    became one token.
 
     ## Why it matters
-    Where a turn ends is the first thing a policy learns. A sampled `<|endoftext|>` that comes back as
-    `<|im_end|>` trains a stop that was not sampled; a doubled or missing end shifts all that follows.
+    Where a turn ends is the first thing a policy learns. A sampled `<|endoftext|>` that comes back as `<|im_end|>`
+    trains a stop that was not sampled; a doubled or missing end shifts everything after it.
 
     ## Example
     Sampled `<eos>`; the next prompt closes the turn with `<end_of_turn>`.
@@ -41,18 +39,18 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
     word = _merged(difference, evidence)
     if word is None:
         return None
-    what = f"the end of the turn is {word}, and what stood beside it is encoded together"
+    what = f"the end of the turn is {word}, and the text around it is encoded together"
     return Reason(f"turn end {word}, its neighbours merged", sentence(difference, evidence, what))
 
 
 def _merged(difference: Difference, evidence: Evidence) -> str | None:
-    """What became of an end whose neighbours are one token without it; None when that is not what differs."""
+    """What happened to an end whose neighbours are one token without it; None if the difference is another."""
     recorded, canonical = (_without_ends(side, evidence) for side in (difference.recorded, difference.canonical))
     if recorded is not None and canonical is not None and recorded[0] == canonical[0]:
         held, wanted = recorded[1], canonical[1]
         if held != wanted:
             return "missing" if held < wanted else "added"
-    # An answer that was cut, and a prompt that goes on behind it with white space in place of its end.
+    # An answer that was cut, and a prompt that continues with white space in place of its end.
     more = difference.canonical.data.removeprefix(difference.recorded.data)
     closes = difference.against is Against.NEXT_PROMPT and not difference.recorded.after
     if not (closes and difference.sampled and len(difference.recorded.ids) and more and not more.strip()):
@@ -61,7 +59,7 @@ def _merged(difference: Difference, evidence: Evidence) -> str | None:
 
 
 def _without_ends(side: TextSide, evidence: Evidence) -> tuple[bytes, int] | None:
-    """The bytes of a side without its end tokens and white space, and how many ends there were; None if empty."""
+    """The bytes of a side without end tokens and white space, and the number of ends; None if nothing is left."""
     if evidence.vocabulary is None or not len(side.ids):
         return None
     kept = [int(i) for i in side.ids if int(i) not in evidence.end_ids]
@@ -70,16 +68,19 @@ def _without_ends(side: TextSide, evidence: Evidence) -> tuple[bytes, int] | Non
 
 
 def _left_over(difference: Difference, evidence: Evidence) -> tuple[str, str]:
-    """Cause and words for an end token that only the recorded side has."""
+    """Cause and message for an end token that only the recorded side has."""
     assert evidence.vocabulary is not None
     own = difference.recorded.data.strip()
     ends = [evidence.vocabulary.token_bytes(i) for i in evidence.end_ids]
     after = difference.recorded.after.lstrip()
-    # The text before a difference begins at the control token nearest to it.
+    # The text before a difference begins at the nearest control token.
     before = (difference.recorded.before.strip(), difference.canonical.before.strip())
-    beside = [end for end in ends if end and (after.startswith(end) or end in before)]
-    if not beside:
+    adjacent = [end for end in ends if end and (after.startswith(end) or end in before)]
+    if not adjacent:
         return "turn end dropped", "the end of the turn is left out"
-    if own in beside:
+    if own in adjacent:
         return "turn end doubled", "the turn ends twice"
-    return "another stop token", f"the turn ends on another token, beside the template's own {beside[0].decode()}"
+    return (
+        "another stop token",
+        f"the turn ends on another token, next to the template's own {adjacent[0].decode()}",
+    )

@@ -8,26 +8,23 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import at_start, deviating, sentence
 
-__all__ = ["bos_missing_or_doubled"]
-
 
 @cause("TPL209", Severity.ERROR, precedence=60, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason | None:
     """BOS missing or doubled.
 
     ## What it finds
-    A beginning-of-sequence token that the recorded prompt or row has once more, or not at all, compared with
-    what the template writes.
+    A beginning-of-sequence token that the recorded prompt or row has once more than the template writes, or lacks.
 
     ## Why it matters
-    A template that writes BOS, encoded by a tokenizer that adds it too, gives two. The model then runs on an
-    input it was never trained on, and every logprob of the rollout is conditioned on it.
+    A template that writes BOS, encoded by a tokenizer that adds it too, gives two. The model then runs on an input
+    it was never trained on, and every logprob of the rollout is conditioned on it.
 
     ## Example
     Recorded `<s>`+`<s>`+`[INST]`, the template writes `<s>`+`[INST]`.
 
     ## Repair
-    Encode rendered text with `add_special_tokens=False` and sample again; ids already sampled cannot be cured.
+    Encode rendered text with `add_special_tokens=False` and sample again; ids already sampled cannot be repaired.
     """
     if evidence.bos_id is None or not at_start(difference):
         return None
@@ -40,7 +37,7 @@ def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason
 
 
 def _follows(side: TextSide, evidence: Evidence) -> bool:
-    """Whether BOS comes again right after the difference."""
+    """Whether another BOS directly follows the difference."""
     assert evidence.vocabulary is not None
     assert evidence.bos_id is not None
     return side.after.startswith(evidence.vocabulary.token_bytes(evidence.bos_id))

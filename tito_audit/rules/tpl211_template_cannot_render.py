@@ -9,20 +9,18 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
 
-__all__ = ["template_cannot_render"]
-
 
 @rule("TPL211", Severity.WARNING, needs=(Needs.MESSAGES, Needs.TOKENIZER))
 def template_cannot_render(evidence: Evidence) -> Iterator[Hit]:
     """The template cannot render the messages.
 
     ## What it finds
-    Messages that the chat template refuses (roles that do not alternate, a missing content), or a template
-    that fails, runs too long or writes too much.
+    Messages that the chat template rejects (roles that do not alternate, missing content), or a template that
+    fails, runs too long or writes too much.
 
     ## Why it matters
-    What the sampler was given cannot have come from this template and these messages, or the log holds
-    other messages than were sent. Nothing about this prompt could be checked against the template.
+    The sampler's prompt cannot have come from this template and these messages, or the log holds other messages
+    than were sent. Nothing about this prompt could be checked against the template.
 
     ## Example
     `Conversation roles must alternate user/assistant/user/assistant`, raised by the template itself.

@@ -9,8 +9,6 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import answer_texts, built_reason, in_answer, same_bytes, sentence
 
-__all__ = ["tools_missing_or_changed"]
-
 
 @cause("TPL212", Severity.ERROR, precedence=58, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
 def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -18,14 +16,14 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
 
     ## What it finds
     Tool definitions in a prompt or row that are not those of the log: none, one too few or too many, a key such as
-    `strict` dropped from them, another order; and a prompt whose tools are not those of the call before it.
+    `strict` dropped, another order; and a prompt whose tools are not those of the call before it.
 
     ## Why it matters
-    The sampler chose among the tools that it saw. Rendered with others, the answer stands behind a choice that it
-    never had, and every logprob after the tools belongs to another context.
+    The sampler chose among the tools that it saw. Rendered with others, the answer follows a choice that it never
+    had, and every logprob after the tools belongs to another context.
 
     ## Example
-    The log's tools say `"strict": true`; the server took that out before it rendered the prompt.
+    The log's tools say `"strict": true`; the server removed that before it rendered the prompt.
 
     ## Repair
     Log the tools that were sent, as they were sent. `fork` gives one row per unbroken run of calls.

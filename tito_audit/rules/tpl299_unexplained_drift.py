@@ -8,8 +8,6 @@ from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes, sentence
 
-__all__ = ["unexplained_drift"]
-
 
 @cause(
     "TPL299",
@@ -21,11 +19,12 @@ def unexplained_drift(difference: Difference, evidence: Evidence) -> Reason | No
     """Other bytes, no cause found.
 
     ## What it finds
-    Recorded and canonical tokens that spell other text, where no other rule knows why. Without a tokenizer, any
-    ids that differ from the sampled ones.
+    Recorded and canonical tokens that spell different text for a reason that no other rule knows. Without a
+    tokenizer, any ids that differ from the sampled ones.
 
     ## Why it matters
-    Whatever the reason, tokens stand where others were sampled, or the prompt is not what the template writes.
+    Whatever the reason, the tokens are not the ones that were sampled, or the prompt is not what the template
+    writes.
 
     ## Example
     The log's messages hold an answer that was edited after sampling.

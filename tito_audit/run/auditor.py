@@ -134,7 +134,8 @@ def _held_back(skips: Sequence[Skip], misfit: Finding) -> tuple[Skip, ...]:
 
 
 def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed) -> Observed:
-    from tito_audit.viewer.measures import measure, view  # only those who look pay for it
+    from tito_audit.viewer.measures import measure  # only those who look pay for it
+    from tito_audit.viewer.sequences import view
 
     return Observed(measure(evidence, findings), view(evidence, findings) if viewed(findings) else None)
 

@@ -22,11 +22,11 @@ from tito_audit.run.executor import Executor
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.workers import sendable
-from tito_audit.storage.chunks import Chunk, Reading
+from tito_audit.storage.chunk import Chunk, Reading
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
 from tito_audit.viewer.model import observed_of
-from tito_audit.viewer.selection import Views
+from tito_audit.viewer.selection import ViewQuota
 
 __all__ = ["AuditInChunks", "bare", "chunk_bytes"]
 
@@ -67,7 +67,7 @@ class AuditInChunks:
         Files and notices go into the summary, what other processes encode with to the encoders of the flow. What
         cannot be read raises StorageError in its turn, behind the results before it.
         """
-        views = Views() if self.observe else None
+        views = ViewQuota() if self.observe else None
         log = _Merged(self.flow, summary, counted, views)
         total, done = self.flow.size, 0
         with closing(executor.map(_AuditChunk(self.flow), self._planned(views))) as parts:
@@ -86,7 +86,7 @@ class AuditInChunks:
                     progress(counted.rows, done + part.done, total)
             log.end()
 
-    def _planned(self, views: Views | None) -> Iterator[tuple[_Begun | _Part | StorageError, _Task | None]]:
+    def _planned(self, views: ViewQuota | None) -> Iterator[tuple[_Begun | _Part | StorageError, _Task | None]]:
         """The chunks of all files; a file that cannot be read ends them with the reason."""
         for file in self.flow.files:
             try:
@@ -149,7 +149,7 @@ class _Audited:
         return passed
 
 
-_Task: TypeAlias = tuple[Chunk, Views | None]
+_Task: TypeAlias = tuple[Chunk, ViewQuota | None]
 """A chunk, and which rollouts were viewed before it, as far as is known when it is handed out."""
 
 
@@ -167,9 +167,9 @@ class _AuditChunk:
             self._audit(chunk, reading, views.offer if views is not None else None, found)
         except Exception as error:
             found.error = sendable(error)
-        if reading.choice is not None:
-            found.left_out.append(reading.choice.left_out)
-            found.last = reading.choice.last
+        if reading.sample is not None:
+            found.left_out.append(reading.sample.left_out)
+            found.last = reading.sample.last
         found.size, found.damage, found.encoders = reading.size, reading.damage, self.flow.encoders.here()
         return found
 
@@ -185,14 +185,14 @@ class _AuditChunk:
             # Most rollouts lack the same: one tuple for all of them is pickled once.
             shared = (replace(one, skips=skips.setdefault(one.skips, one.skips)) for one in results)
             passed = found.add(raw.index, shared, passed)
-            if reading.choice is not None:
-                found.left_out.append(reading.choice.left_out)
+            if reading.sample is not None:
+                found.left_out.append(reading.sample.left_out)
 
 
 class _Merged:
     """Rows of chunks, counted on."""
 
-    def __init__(self, flow: RowFlow, summary: Summary, counted: Counted, views: Views | None) -> None:
+    def __init__(self, flow: RowFlow, summary: Summary, counted: Counted, views: ViewQuota | None) -> None:
         self.size = 0
         """Bytes of this file."""
         self.stopped = False

@@ -28,14 +28,14 @@ from tito_audit.storage import (
     Quarantine,
     RawRow,
     allow_open_files,
-    files_beside,
+    dataset_metadata,
     find_logs,
     make_folder,
     open_output,
     refuse_taken,
     same_place,
     target_paths,
-    write_beside,
+    write_dataset_metadata,
 )
 from tito_audit.summary import Summary
 from tito_audit.tokens.vocab import Vocabulary
@@ -87,7 +87,7 @@ class Repairs:
         strategies(self.repairs)
         files = find_logs(self.logs)
         targets = target_paths(self.logs, files, self.out) if self.out is not None else {}
-        refuse_taken({**targets, **files_beside(self.logs, targets)}, overwrite=self.repairs.force)
+        refuse_taken({**targets, **dataset_metadata(self.logs, targets)}, overwrite=self.repairs.force)
         flow = RowFlow(files, _whole(self.settings))
         flow.begin(self.before)
         flow.choose_encoders()
@@ -104,7 +104,7 @@ class Repairs:
                     self.after.add(result)
                     self.failing += _failing(flow, result.place.file, result)
                 yield outcome
-        write_beside(self.logs, targets, overwrite=self.repairs.force)
+        write_dataset_metadata(self.logs, targets, overwrite=self.repairs.force)
         self.before.notices += flow.join_notices()
         flow.encoders.warn(self.before)
         conclude(self.before)

@@ -205,7 +205,7 @@ def fails(settings: Settings, result: Result) -> Iterator[Finding]:
 def _open(evidence: Evidence) -> bool:
     """Whether the row leaves several readings open, of which its log may prove one."""
     said = witness(evidence)
-    return said is not None and len(said.standing) > 1
+    return said is not None and len(said.possible) > 1
 
 
 def strategies(repairs: RepairSettings) -> tuple[Repair, ...]:

@@ -29,7 +29,7 @@ from tito_audit.storage import find_logs
 from tito_audit.summary import Summary
 from tito_audit.terminal.shell import shell_word
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.selection import Views
+from tito_audit.viewer.selection import ViewQuota
 
 __all__ = [
     "Progress",
@@ -136,7 +136,7 @@ class Scan:
             with closing(how.results(executor, self.summary, counted, self.progress)) as results:
                 yield from Detection().once(results)
             return
-        told, viewed = Detection(), Views().take if self.observe else None
+        told, viewed = Detection(), ViewQuota().take if self.observe else None
         for _, place, item in flow.read(self.summary, self.progress, told, counted):
             result = told.say(flow.group(place.file).result(place, item, viewed))
             yield bare(result) if several else result

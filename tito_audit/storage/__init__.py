@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tito_audit.storage.atomic import allow_open_files
-from tito_audit.storage.datasets import files_beside, write_beside
+from tito_audit.storage.datasets import dataset_metadata, write_dataset_metadata
 from tito_audit.storage.find import LOG_SUFFIXES, find_logs
 from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
 from tito_audit.storage.output import open_output
@@ -20,7 +20,7 @@ __all__ = [
     "Quarantine",
     "RawRow",
     "allow_open_files",
-    "files_beside",
+    "dataset_metadata",
     "find_logs",
     "make_folder",
     "open_log",
@@ -28,5 +28,5 @@ __all__ = [
     "refuse_taken",
     "same_place",
     "target_paths",
-    "write_beside",
+    "write_dataset_metadata",
 ]

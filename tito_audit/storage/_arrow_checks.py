@@ -1,4 +1,4 @@
-"""Whether record batches can be looked into: reading one that is damaged ends the process, not the reading."""
+"""Whether record batches are safe to read: reading a damaged one would crash the process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["is_sound"]
-
 
 def is_sound(batch: Any) -> bool:
-    """Whether nothing in a record batch points outside of its data; text that is not UTF-8 is no matter here."""
+    """Whether nothing in a record batch points outside its data; text that is not UTF-8 does not count."""
     import pyarrow as pa
 
     try:
@@ -26,13 +24,13 @@ def _array_is_sound(array: Any) -> bool:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
-        # What the check stops at may be a text that is not UTF-8, which spoils its own row only.
+        # The check may have failed at text that is not UTF-8, which only invalidates its own row.
         return "UTF8" in str(error) and _is_sound_but_for_text(array)
     return True
 
 
 def _is_sound_but_for_text(array: Any) -> bool:
-    """The same for an array that holds text which is not UTF-8."""
+    """The same for an array that contains text that is not UTF-8."""
     import pyarrow as pa
 
     kind = array.type

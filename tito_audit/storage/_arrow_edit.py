@@ -1,4 +1,4 @@
-"""Arrow values with edits made to them: what an edit does not reach keeps its bits."""
+"""Arrow values with edits applied; what no edit touches keeps its bits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ import numpy as np
 from tito_audit.record.edits import ABSENT, Path, edits_between
 from tito_audit.storage._arrow_leaves import is_number, numbers, times
 
-__all__ = ["Change", "changes_between", "edited", "is_text", "misfits"]
-
 _SAMPLE = 256
-"""Rows of a column that are looked at to see how it writes a missing float."""
+"""Rows of a column checked to see how it writes a missing float."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An edit together with the value that stood at its path."""
+    """An edit together with the old value at its path."""
 
     path: Path
     old: Any
@@ -29,18 +27,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What stood where a value is built."""
+    """The old values at and around the place where a value is built."""
 
     near: Any
-    """Arrow values of the same type that stood at this place, any number of them."""
+    """The old Arrow values at this place, any number of them, of the same type."""
     far: Any
-    """Arrow values of the same type from the same column of other rows."""
+    """Arrow values of the same column in other rows, of the same type."""
     old: Any = None
     """The plain value that `near`, then of length 1, was read as."""
 
 
-def misfits() -> tuple[type[Exception], ...]:
-    """The exceptions that say a value does not fit an Arrow type."""
+def conversion_errors() -> tuple[type[Exception], ...]:
+    """The exceptions raised if a value does not fit an Arrow type."""
     import pyarrow as pa
 
     return (ValueError, TypeError, ArithmeticError, LookupError, pa.ArrowException)
@@ -69,9 +67,10 @@ def is_text(kind: Any) -> bool:
 
 
 def edited(field: Any, column: Any, row: int, changes: Sequence[Change]) -> Any:
-    """The value of one row of a column with changes made to it, an Arrow array of length 1.
+    """The value of one row of a column with changes applied, an Arrow array of length 1.
 
-    The paths of the changes start inside the value. One of `misfits()` when the type cannot hold the result.
+    Paths of the changes are relative to the value.
+    Raises one of `conversion_errors()` if the type cannot hold the result.
     """
     return _edited(field, _first_chunk(column, row, 1), _first_chunk(column, 0, _SAMPLE), changes)
 
@@ -100,7 +99,7 @@ def _edited(field: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
 
 
 def _by_head(changes: Sequence[Change]) -> dict[str | int, list[Change]]:
-    """The changes below each key or position, with paths that start there."""
+    """The changes by first key or position, with paths relative to it."""
     below: dict[str | int, list[Change]] = {}
     for change in changes:
         below.setdefault(change.path[0], []).append(Change(change.path[1:], change.old, change.new))
@@ -135,7 +134,7 @@ def _edited_list(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> 
 
 
 def _edited_map(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
-    """A map of which a row shows, under each key, the last item."""
+    """An edited map; of items with the same key, a row shows the last."""
     import pyarrow as pa
 
     (keys, items), (_, far_items) = _pairs(array), _pairs(far)
@@ -223,7 +222,7 @@ def _objects(kind: Any, values: list[Any], before: _Before) -> Any:
     parts = []
     for i in range(kind.num_fields):
         part = kind.field(i)
-        # Of two fields with one name a row shows the last; the other has no value to be built from.
+        # If two fields share a name, a row shows the last; the other has no value to build from.
         names = [value.get(part.name) if places[part.name] == i else None for value in values]
         parts.append(_built(part, names, _Before(before.near.field(i), before.far.field(i))))
     return pa.StructArray.from_arrays(parts, fields=list(kind))
@@ -242,7 +241,7 @@ def _maps(kind: Any, values: list[Any], before: _Before) -> Any:
 
 
 def _entries(field: Any, value: Any, before: _Before) -> Any:
-    """The entries of one list; those that stood in the old list are taken from there as Arrow holds them."""
+    """The entries of one list; those that were in the old list are taken from it as Arrow data."""
     import pyarrow as pa
 
     if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and value.ndim != 1):
@@ -284,7 +283,7 @@ def _list_array(kind: Any, entries: Any, sizes: Sequence[int]) -> Any:
 
 
 def _writes_nan(value: Any, before: _Before) -> bool:
-    """Whether a float that is missing here is NaN and not null: as this list has it, or else its column."""
+    """Whether a missing float is written as NaN, not null: as in this list, or else in its column."""
     import pyarrow as pa
 
     if not pa.types.is_floating(before.near.type) or (isinstance(value, np.ndarray) and not np.isnan(value).any()):
@@ -299,7 +298,7 @@ def _writes_nan(value: Any, before: _Before) -> bool:
 
 
 def _is_opaque(kind: Any) -> bool:
-    """Whether a row shows such values in other words than Arrow holds them."""
+    """Whether a row shows such values in another form than Arrow holds them."""
     import pyarrow as pa
 
     return isinstance(kind, pa.BaseExtensionType) or bool(pa.types.is_temporal(kind))
@@ -322,7 +321,7 @@ def _is_list(kind: Any) -> bool:
 
 @cache
 def _places(kind: Any) -> dict[str, int]:
-    """Where each field of an object stands; the last of those with one name, which is the one a row shows."""
+    """The index of each field of an object; if names repeat, of the last, which is the one a row shows."""
     return {kind.field(i).name: i for i in range(kind.num_fields)}
 
 

@@ -1,7 +1,7 @@
-"""How an Arrow IPC file was written, read off the headers of its messages.
+"""How an Arrow IPC file was written, according to the headers of its messages.
 
-A header is a flatbuffer (apache/arrow `format/Message.fbs`): tables whose first word says how far back the list
-of the offsets of their fields lies. pyarrow reads it and does not say what it holds.
+A header is a flatbuffer (apache/arrow `format/Message.fbs`): tables whose first word says how far back the
+offsets of their fields are. pyarrow reads it but does not expose these fields.
 """
 
 from __future__ import annotations
@@ -11,24 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ArrowForm", "form_of", "lengths_of"]
-
 _HEADER, _LENGTH, _COMPRESSION, _CODEC = 2, 0, 3, 0
-"""Numbers of fields: the header of a message; rows and compression of a record batch; codec of a compression."""
+"""Field numbers: the header of a message; length and compression of a record batch; codec of a compression."""
 _CODECS = ("lz4", "zstd")
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowForm:
-    """What a writer has to be told to write alike."""
+    """The options a writer needs to write the same form."""
 
     compression: str | None = None
     """How the buffers of record batches are compressed."""
     version: int = 4
-    """The version of the metadata, as pyarrow counts."""
+    """The metadata version, as pyarrow counts."""
 
     def options(self, *, deltas: bool) -> Any:
-        """Arguments of a writer; with `deltas` dictionaries that grow are written as what was added to them."""
+        """Options for a pyarrow writer; with `deltas`, only the additions to a growing dictionary are written."""
         import pyarrow as pa
 
         return pa.ipc.IpcWriteOptions(
@@ -39,7 +37,7 @@ class ArrowForm:
 
 
 def form_of(source: Any) -> ArrowForm:
-    """How the messages from here on are written, told by the first record batch."""
+    """The form of the messages from here on, according to the first record batch."""
     for message in _record_batches(source):
         header = bytes(message.metadata)
         return ArrowForm(_codec(header), int(message.metadata_version))
@@ -47,7 +45,7 @@ def form_of(source: Any) -> ArrowForm:
 
 
 def lengths_of(source: Any) -> list[int]:
-    """How many rows each of the record batches from here on has."""
+    """The number of rows of each record batch from here on."""
     return [_rows(bytes(message.metadata)) for message in _record_batches(source)]
 
 
@@ -79,7 +77,7 @@ def _rows(header: bytes) -> int:
 
 
 def _table(data: bytes, table: int, field: int | None = None) -> int:
-    """Where the table in a field lies, without one that to which the word at `table` leads; 0: none."""
+    """The position of the table in a field, or of the one that `table` points to if no field is given; 0: none."""
     at = table if field is None else _field(data, table, field)
     if field is not None and not at:
         return 0
@@ -87,7 +85,7 @@ def _table(data: bytes, table: int, field: int | None = None) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of a table lies; 0 where it has its default."""
+    """The position of a field of a table; 0 if it has its default."""
     offsets = table - int(struct.unpack_from("<i", data, table)[0])
     size = int(struct.unpack_from("<H", data, offsets)[0])
     entry = 4 + 2 * number

@@ -1,12 +1,10 @@
-"""Numbers and times as Arrow arrays, from the form in which a row shows them."""
+"""Numbers and times as Arrow arrays, from the values that a row shows."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-
-__all__ = ["is_number", "numbers", "times"]
 
 
 def is_number(kind: Any) -> bool:
@@ -17,7 +15,7 @@ def is_number(kind: Any) -> bool:
 
 
 def times(kind: Any, values: list[Any]) -> Any:
-    """Times from the text, or the count, that a row shows them as."""
+    """Times from the texts or counts that a row shows."""
     import pyarrow as pa
 
     if all(isinstance(value, str) for value in values):
@@ -32,14 +30,14 @@ def _times_of_text(kind: Any, values: list[Any]) -> Any:
         counts = pa.array([int(value) for value in values], pa.int32() if kind.bit_width == 32 else pa.int64())
         return counts.view(kind)
     if pa.types.is_time(kind):
-        # Arrow reads a time of day only as a part of a moment.
+        # Arrow parses a time of day only as part of a timestamp.
         moments = pa.array([f"1970-01-01 {value}" for value in values], pa.string())
         return moments.cast(pa.timestamp(kind.unit)).cast(kind)
     return pa.array(values, pa.string()).cast(kind)
 
 
 def numbers(kind: Any, values: Any, *, nan_is_null: bool, nullable: bool = True) -> Any:
-    """Numbers as an Arrow array, exactly; a float is rounded to the width of its column."""
+    """Numbers as an Arrow array, exactly; floats are rounded to the width of the column."""
     import pyarrow as pa
 
     whole = (

@@ -1,4 +1,4 @@
-"""What a JSON log is, by its first lines: a row a line, documents, or one array of rows."""
+"""json_kind: whether a JSON log is lines, documents or one array, by its beginning."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from tito_audit.errors import StorageError
 from tito_audit.storage.documents import cut_values
 from tito_audit.storage.lines import Piece
 from tito_audit.storage.row import parses
-from tito_audit.storage.sniff import refuse_binary, refuse_text
+from tito_audit.storage.sniff import refuse_binary, text_error
 from tito_audit.storage.streams import ByteStream, Damaged
-
-__all__ = ["json_kind"]
 
 _HEAD = 1 << 16
 
 
 def json_kind(path: Path, stream: ByteStream, limit: int) -> Literal["lines", "values", "array"]:
-    """How the rows of a text lie in it, which stays unread; StorageError where it is no JSON."""
+    """How a text holds its rows, without consuming it; StorageError if it is not JSON."""
     head = stream.peek(_HEAD)
     refuse_binary(path, head)
     first = head.lstrip()[:1]
@@ -29,11 +27,11 @@ def json_kind(path: Path, stream: ByteStream, limit: int) -> Literal["lines", "v
         return "values"
     if not head or first in b"[{" or _has_object_lines(head):
         return "lines"
-    raise refuse_text(path, head)
+    raise text_error(path, head)
 
 
 def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
-    """The first `count` lines that are not blank, whole; fewer if the file or the limit ends before."""
+    """The first `count` complete lines that are not blank; fewer if the file or the limit ends first."""
     size = min(_HEAD, limit)
     while True:
         head = stream.peek(size)
@@ -45,16 +43,16 @@ def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
 
 
 def _lines_of_lists(stream: ByteStream, limit: int) -> bool:
-    """True for JSONL whose first line is a list by itself; one array of rows has nothing after it."""
+    """Whether this is JSONL whose first line is a list; nothing follows an array of rows."""
     lines = _first_lines(stream, 2, min(limit, 16 * _HEAD))
     return len(lines) == 2 and parses(lines[0])
 
 
 def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
-    """True when the file's first object spans several lines.
+    """Whether the file's first object spans several lines.
 
-    A first line that parses decides for JSONL. One that does not may also be a line that broke, so the
-    first whole object is cut out and tried, and at last the second line.
+    If the first line parses, it is JSONL. If not, it may be a broken line, so the first complete object is tried,
+    and finally the second line.
     """
     first = _first_lines(stream, 1, limit)
     if not first or parses(first[0]):
@@ -67,14 +65,14 @@ def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
         return False
     if piece is not None and piece.data is None:
         raise StorageError(
-            f"{path}: this is one JSON document of more than {limit:,} bytes, which has to be held in "
-            "memory while it is read.\nWrite its rollouts as JSONL, one a line, or raise --max-row-bytes."
+            f"{path}: this is one JSON document of more than {limit:,} bytes, which has to fit in memory "
+            "while it is read.\nWrite its rollouts as JSONL, one per line, or raise --max-row-bytes."
         )
     return True
 
 
 def _first_object(stream: ByteStream, limit: int) -> Piece | None:
-    """The first object of the stream as text, which stays unread; its data is None past the limit."""
+    """The first object of the stream as text, without consuming it; its data is None past the limit."""
     seen: list[bytes] = []
 
     def watched() -> Iterator[bytes]:
@@ -95,5 +93,5 @@ def _first_object(stream: ByteStream, limit: int) -> Piece | None:
 
 
 def _has_object_lines(head: bytes) -> bool:
-    """True when a text that starts otherwise still has lines that look like rows."""
+    """Whether a text that starts differently still has lines that look like rows."""
     return any(line.lstrip().startswith(b"{") for line in head.split(b"\n"))

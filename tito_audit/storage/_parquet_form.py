@@ -1,4 +1,4 @@
-"""How a Parquet file was written: the options that make a writer write another like it."""
+"""How a Parquet file was written: the options for writing another one like it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-__all__ = ["has_lost_times", "writer_options"]
-
 _SPECIAL = {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
-"""Encodings that somebody chose for a column; PLAIN is what any falls back to, RLE that of levels."""
+"""Encodings chosen for a column; PLAIN is the fallback of any, RLE the encoding of levels."""
 _PAGE_V2 = 3
 _MOST_MICROSECONDS = (2**63 - 1) // 1000
-"""From 1970 on in either direction: what a count of nanoseconds can hold."""
+"""Distance from 1970 that a 64-bit count of nanoseconds can hold."""
 _HEADER_BYTES = 64
 
 
 def writer_options(path: Path, file: Any, added: tuple[str, ...]) -> dict[str, Any]:
-    """Arguments of `pyarrow.parquet.ParquetWriter` that repeat what the footer and a page of `file` tell.
+    """Arguments of `pyarrow.parquet.ParquetWriter` that reproduce what the footer and the first page show.
 
-    Not told, and so left to the writer: compression levels, sizes of pages, bloom filters.
+    They do not show compression levels, page sizes and bloom filters, which are left to the writer.
     """
     from pyarrow.parquet import ParquetWriter
 
@@ -34,7 +32,7 @@ def writer_options(path: Path, file: Any, added: tuple[str, ...]) -> dict[str, A
         "write_page_checksum": checksum,
         "write_page_index": any(chunk.has_column_index or chunk.has_offset_index for chunk in chunks),
         "store_schema": b"ARROW:schema" in (file.metadata.metadata or {}),
-        # The names of list entries are those of the schema, which was read from the file.
+        # List entries keep the names in the schema, which was read from the file.
         "use_compliant_nested_type": False,
         "use_deprecated_int96_timestamps": _stores_int96(file),
         "sorting_columns": _sorting_columns(file),
@@ -42,7 +40,7 @@ def writer_options(path: Path, file: Any, added: tuple[str, ...]) -> dict[str, A
     if chunks:
         options |= _column_options(chunks, added)
     kinds = [_logical(file.schema.column(i)) for i in range(len(file.schema))]
-    # Both are younger than the oldest pyarrow that is supported, which writes every time of day as UTC.
+    # The oldest supported pyarrow has neither option and writes every time of day as UTC.
     whole = any(kind == "Decimal" and physical[:3] == "INT" for kind, physical, _ in kinds)
     in_utc = any(kind == "Time" and about.get("isAdjustedToUTC") for kind, _, about in kinds)
     younger = {"store_decimal_as_integer": whole, "write_time_adjusted_to_utc": in_utc}
@@ -59,7 +57,7 @@ def _chunks(group: Any) -> Iterator[Any]:
 
 
 def _column_options(chunks: list[Any], added: tuple[str, ...]) -> dict[str, Any]:
-    """Compression, encoding and statistics of each column, as any row group has them."""
+    """Compression, encoding and statistics of each column, over all row groups."""
     codecs: dict[str, str] = {}
     encodings: dict[str, set[str]] = {}
     measured: set[str] = set()
@@ -85,12 +83,12 @@ def _column_options(chunks: list[Any], added: tuple[str, ...]) -> dict[str, Any]
 
 
 def _format_version(file: Any) -> str:
-    """The version of the format; 2.4, which the footer does not tell from 2.6, behaves alike for what was read."""
+    """The format version; the footer does not distinguish 2.4 from 2.6, which are alike for what was read."""
     return "1.0" if file.metadata.format_version == "1.0" else "2.6"
 
 
 def _stores_int96(file: Any) -> bool:
-    """Whether every time is INT96; a file that mixes them is written with INT64 only, of the same Arrow type."""
+    """Whether every time is INT96; a file that mixes both is written with INT64, with the same Arrow type."""
     kinds = [_logical(file.schema.column(i)) for i in range(len(file.schema))]
     old = any(physical == "INT96" for _, physical, _ in kinds)
     return old and not any(kind == "Timestamp" for kind, _, _ in kinds)
@@ -115,7 +113,7 @@ def has_lost_times(path: Path, file: Any, group: int) -> bool:
 
 
 def _times(array: Any) -> Iterator[Any]:
-    """The times in an Arrow array, however deep."""
+    """The timestamps in an Arrow array, at any depth."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(array.type):
@@ -131,22 +129,22 @@ def _times(array: Any) -> Iterator[Any]:
 
 
 def _logical(column: Any) -> tuple[str, str, dict[str, Any]]:
-    """Logical type, physical type and the details of the logical type of one column of the file."""
+    """Logical type, physical type and details of the logical type of a column."""
     about = json.loads(column.logical_type.to_json())
     return str(about.get("Type")), str(column.physical_type), about
 
 
 def _sorting_columns(file: Any) -> Any:
-    """The sort order that every row group claims, None when they claim none or not the same."""
+    """The sort order that every row group claims; None if they claim none or differ."""
     claims = {tuple(group.sorting_columns) for group in _groups(file)}
     return next(iter(claims)) or None if len(claims) == 1 else None
 
 
 def _page_form(path: Path, chunks: list[Any]) -> tuple[bool, bool]:
-    """Whether data pages are of version 2, and whether pages have a checksum: read off the first page.
+    """Whether data pages are of version 2, and whether pages have a checksum, according to the first page.
 
-    The header is Thrift's compact protocol: the type of the page, two sizes, then the checksum if there is
-    one, each led by a byte of how far its field's number is from the last (high) and its kind (low).
+    The header is in Thrift's compact protocol: page type, two sizes, then the checksum if there is one. A byte
+    precedes each: the step from the last field number (high half) and the type (low half).
     """
     first = next((chunk for chunk in chunks if chunk.total_compressed_size), None)
     if first is None:

@@ -1,4 +1,4 @@
-"""TableEdit: tables in which some rows are others, the rest of each column as it was."""
+"""TableEdit: tables with some rows changed and the rest of each column as it was."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from typing import Any
 import orjson
 
 from tito_audit.errors import StorageError
-from tito_audit.storage._arrow_edit import Change, edited, is_text, misfits
-
-__all__ = ["Copies", "TableEdit"]
+from tito_audit.storage._arrow_edit import Change, conversion_errors, edited, is_text
 
 Copies = list[list[Change]]
-"""What becomes of one row: the changes of each row that is written for it."""
+"""The changes of each row that is written in place of one: [] drops it, several are a fork."""
 
 
 class TableEdit:
-    """How rows of one file are changed: all that no change touches goes through as Arrow data."""
+    """Changes rows of one file; everything no change touches passes through as Arrow data."""
 
     def __init__(self, source: Path, what: str, added: tuple[str, ...]) -> None:
         self.added = added
-        """Text columns that a row may have though the source has not."""
+        """Text columns that a row may have although the source does not."""
         self._source = source
         self._what = what
-        """The kind of file, for people."""
+        """The kind of file, in words."""
 
     def schema(self, schema: Any) -> Any:
-        """The schema of a table with the columns that are added."""
+        """The schema with the added columns."""
         import pyarrow as pa
 
         for name in self.added:
@@ -37,7 +35,7 @@ class TableEdit:
         return schema
 
     def table(self, table: Any, first: int, changed: Mapping[int, Copies]) -> Any:
-        """The table, whose first row is row `first` of the file, with rows changed, forked and left out."""
+        """The table with rows changed, forked and dropped; its first row is row `first` of the file."""
         import pyarrow as pa
 
         self._check_names(table.column_names, changed)
@@ -48,11 +46,11 @@ class TableEdit:
         return pa.table(columns, schema=table.schema)
 
     def _column(self, table: Any, place: int, first: int, changed: Mapping[int, Copies]) -> Any:
-        """One column of a row group: what it was, with the values of changed rows put between."""
+        """One column, with the values of changed rows spliced in."""
         import pyarrow as pa
 
         field, column = table.schema.field(place), table.column(place)
-        # Of several columns with one name a row shows the last.
+        # If several columns share a name, a row shows the last.
         shown = place == table.schema.get_all_field_indices(field.name)[-1]
         rows = {row: [_below(field.name, copy) if shown else [] for copy in changed[row]] for row in changed}
         if all(copies == [[]] for copies in rows.values()):
@@ -66,7 +64,7 @@ class TableEdit:
                 pieces += [self._value(field, column, row, start - 1, changes)] if changes else same
         pieces += column.slice(start).chunks
         joined = pa.chunked_array(pieces, column.type)
-        # The writer gives up on dictionaries where they differ from piece to piece.
+        # The writer drops dictionary encoding if pieces have different dictionaries.
         return joined.unify_dictionaries() if pa.types.is_dictionary(column.type) else joined
 
     def _value(self, field: Any, column: Any, row: int, place: int, changes: list[Change]) -> Any:
@@ -75,9 +73,9 @@ class TableEdit:
             changes = [Change(change.path, change.old, _as_text(change.new)) for change in changes]
         try:
             return edited(field, column, place, changes)
-        except misfits() as error:
+        except conversion_errors() as error:
             raise StorageError(
-                f"{self._source}: row {row}, column {field.name!r}: what the repair puts there does not fit the "
+                f"{self._source}: row {row}, column {field.name!r}: the repaired value does not fit the "
                 f"column's type {_shortened(field.type)} ({error}).\n"
                 f"The types of {self._what} are kept, so the repaired file cannot be written. Write the log "
                 "with a type that can hold the value, or as JSONL, or leave the repair out."
@@ -89,14 +87,14 @@ class TableEdit:
             unknown = [change.path[0] for copy in copies for change in copy if change.path[0] not in known]
             if unknown:
                 raise StorageError(
-                    f"{self._source}: row {row}: the repair puts a column {unknown[0]!r} into the row, which the "
-                    f"file has not.\nThe columns of {self._what} are kept, so it cannot be written repaired. "
+                    f"{self._source}: row {row}: the repair adds a column {unknown[0]!r} that the file does not "
+                    f"have.\nThe columns of {self._what} are kept, so the repaired file cannot be written. "
                     "Write the log with that column, or as JSONL, or leave the repair out."
                 )
 
 
 def _below(name: str, changes: Sequence[Change]) -> list[Change]:
-    """The changes of one column, with paths that start inside its value."""
+    """The changes of one column, with paths relative to its value."""
     return [Change(change.path[1:], change.old, change.new) for change in changes if change.path[0] == name]
 
 

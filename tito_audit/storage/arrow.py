@@ -1,4 +1,4 @@
-"""Rows of an Arrow IPC file: a stream of record batches, as `datasets` writes it, or the format with a footer."""
+"""Rows of an Arrow IPC file: a stream of record batches, as `datasets` writes, or the format with a footer."""
 
 from __future__ import annotations
 
@@ -11,31 +11,29 @@ from tito_audit.errors import StorageError
 from tito_audit.storage._arrow_checks import is_sound
 from tito_audit.storage._arrow_form import ArrowForm, form_of, lengths_of
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import Choice, seed_of
+from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_rows import (
     BATCH_BYTES,
     BATCH_ROWS,
-    chosen_of_batch,
     first_line,
     rows_of_batch,
+    sampled_of_batch,
 )
-
-__all__ = ["ArrowFile", "is_arrow", "open_arrow", "parts_of_batch", "rows_of_arrow", "seed_of_batch"]
 
 _STREAM = b"\xff\xff\xff\xff"
 _FILE = b"ARROW1"
 _BODY = 8
-"""Where the messages of the format with a footer begin: behind its magic, padded."""
+"""Where the messages of the format with a footer begin: after the padded magic."""
 
 
 def is_arrow(head: bytes) -> bool:
-    """Whether a file that begins so is Arrow IPC, of either format."""
+    """Whether a file that begins like this is Arrow IPC, of either format."""
     return head.startswith((_STREAM, _FILE))
 
 
 class ArrowFile:
-    """An Arrow IPC file mapped into memory, of which one record batch after the other is read."""
+    """An Arrow IPC file mapped into memory and read one record batch at a time."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
@@ -46,7 +44,7 @@ class ArrowFile:
         """Whether it is the format with a footer, else the stream format."""
         self._size = self._source.size()
         self._reader: Any = None
-        """For the format with a footer; None for a stream and where the footer cannot be read."""
+        """The reader of the format with a footer; None for a stream or if the footer cannot be read."""
         self._broken: str | None = None
         """Why the footer cannot be read."""
         if self.has_footer:
@@ -55,11 +53,11 @@ class ArrowFile:
             except (pa.ArrowException, OSError, ValueError) as error:
                 self._broken = f"the footer of the Arrow file cannot be read ({first_line(error)})"
         self.schema = self._reader.schema if self._reader is not None else self._stream().schema
-        """Its schema, with all metadata."""
+        """The schema, with all metadata."""
 
     @property
     def metadata(self) -> Any:
-        """What the footer says beside the schema; None where there is nothing."""
+        """The footer's own metadata; None if there is none."""
         return getattr(self._reader, "metadata", None)
 
     @property
@@ -68,11 +66,11 @@ class ArrowFile:
         return form_of(self._at_start())
 
     def lengths(self) -> list[int]:
-        """How many rows each record batch has, without looking into any; an Arrow error where it breaks."""
+        """The number of rows of each record batch, from the headers alone; an Arrow error if they are damaged."""
         return lengths_of(self._at_start())
 
     def batches(self) -> Iterator[tuple[Any, Any, float]]:
-        """Each record batch, its metadata and the share of the file read with it; Damaged where it breaks."""
+        """Each record batch, its metadata and the share of the file read up to its end; raises Damaged."""
         number, read = 0, self._from_reader() if self._reader is not None else self._from_stream()
         while True:
             try:
@@ -87,7 +85,7 @@ class ArrowFile:
                 break
             if not is_sound(found[0]):
                 raise Damaged(
-                    f"record batch {number} of the Arrow file cannot be read (it points outside of its data)"
+                    f"record batch {number} of the Arrow file cannot be read (it points outside its data)"
                 )
             yield found
             number += 1
@@ -95,7 +93,7 @@ class ArrowFile:
             raise Damaged(self._broken)
 
     def close(self) -> None:
-        """Let go of the file; what was read of it stays."""
+        """Close the file; batches already read stay valid."""
         self._source.close()
 
     def __enter__(self) -> ArrowFile:
@@ -120,8 +118,8 @@ class ArrowFile:
             yield batch, metadata, self._source.tell() / self._size
         if self._broken is None and (end := self._source.tell()) < self._size:
             raise Damaged(
-                f"the Arrow stream ends at byte {end:,}, and something that is not read follows it up to byte "
-                f"{self._size:,}"
+                f"the Arrow stream ends at byte {end:,}, but the file goes on to byte {self._size:,} with "
+                "something that is not read"
             )
 
     def _stream(self) -> Any:
@@ -130,15 +128,15 @@ class ArrowFile:
         return pa.ipc.open_stream(self._at_start())
 
     def _at_start(self) -> Any:
-        """The file where its first message begins."""
+        """The file, positioned at its first message."""
         self._source.seek(_BODY if self.has_footer else 0)
         return self._source
 
 
 def open_arrow(path: Path) -> ArrowFile:
-    """The file as pyarrow reads it; StorageError when it cannot be opened."""
+    """The open file; StorageError if it cannot be opened."""
     if not path.is_file():
-        raise StorageError(f"{path}: an Arrow file cannot be read out of a pipe; save it to a file first.")
+        raise StorageError(f"{path}: an Arrow file cannot be read from a pipe; save it to a file first.")
     try:
         return ArrowFile(path)
     except Exception as error:
@@ -151,11 +149,11 @@ def open_arrow(path: Path) -> ArrowFile:
 
 
 def rows_of_arrow(
-    path: Path, limit: int, only: int | None = None, choice: Choice | None = None
+    path: Path, limit: int, only: int | None = None, sample: Sample | None = None
 ) -> Iterator[tuple[RawRow, float]]:
-    """Each row with the share of the file that was read up to it, from 0 to 1.
+    """Each row with the share of the file read up to it, from 0 to 1.
 
-    With `only`, that row alone, with `choice` those that it takes.
+    With `only`, that row alone; with `sample`, the sampled rows.
     """
     index = 0
     with open_arrow(path) as file:
@@ -166,12 +164,12 @@ def rows_of_arrow(
             if only is not None:
                 yield from ((row, 1.0) for row in rows_of_batch(whole.slice(only - index, 1), [only], limit))
                 return
-            taken = choice.among(seed_of_batch(whole), index, whole.num_rows) if choice is not None else None
+            taken = sample.among(seed_of_batch(whole), index, whole.num_rows) if sample is not None else None
             start = 0
             for batch in parts_of_batch(whole):
-                if choice is not None and taken is not None:
+                if sample is not None and taken is not None:
                     here = taken[(taken >= start) & (taken < start + batch.num_rows)] - start
-                    rows = chosen_of_batch(batch, here, index + start, limit, choice)
+                    rows = sampled_of_batch(batch, here, index + start, limit, sample)
                 else:
                     rows = rows_of_batch(batch, range(index + start, index + start + batch.num_rows), limit)
                 yield from ((row, share) for row in rows)
@@ -188,12 +186,12 @@ def parts_of_batch(batch: Any) -> Iterator[Any]:
 
 
 def seed_of_batch(batch: Any) -> int:
-    """What tells a record batch from others, of any file: how large its columns are."""
+    """A seed that identifies a record batch by the sizes of its columns."""
     return seed_of(batch.num_rows, *(column.nbytes for column in batch.columns))
 
 
 def _is_of_arrow(error: Exception) -> bool:
-    """Whether an exception is pyarrow's way of saying that a file is not what it should be."""
+    """Whether pyarrow raised this because the file is damaged."""
     import pyarrow as pa
 
     return isinstance(error, pa.ArrowException | OSError | ValueError | NotImplementedError | MemoryError)

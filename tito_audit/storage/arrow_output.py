@@ -2,76 +2,31 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.format import Row
-from tito_audit.storage._arrow_edit import changes_between
-from tito_audit.storage._table_edit import Copies, TableEdit
+from tito_audit.storage._table_edit import TableEdit
+from tito_audit.storage._table_output import TableOutput
 from tito_audit.storage.arrow import ArrowFile, open_arrow
-from tito_audit.storage.log import Log
-from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Damaged
 
-__all__ = ["ArrowOutput"]
 
-
-class ArrowOutput:
-    """The rows of an Arrow file with some replaced, in the format that the source has.
-
-    Rows come in file order. One record batch is held at a time, and it is written as one record batch. Nothing is
-    written before the first row that changes, so that a file without one stays a copy of its bytes.
-    """
+class ArrowOutput(TableOutput):
+    """An Arrow file with some rows replaced, in the format of the source (stream, or with a footer)."""
 
     def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
-        self.changed = False
-        """Whether a row was replaced by another one, by several or by none."""
-        self._source = source
-        self._out = out
-        self._edit = TableEdit(source, "an Arrow file", added)
+        super().__init__(source, out, TableEdit(source, "an Arrow file", added))
         self._file: ArrowFile | None = None
         self._batches: Iterator[tuple[Any, Any, float]] = iter(())
         self._next: tuple[Any, Any] | None = None
-        """The first record batch that is not written yet, and its metadata; None behind the last."""
+        """The next record batch to write and its metadata; None after the last."""
         self._first = 0
-        """The row of the file that is its first."""
-        self._rows: dict[int, Copies] = {}
-        """The changed rows of that record batch."""
+        """The first row of that record batch, counted in the file."""
         self._writer: Any = None
         self._dictionaries: dict[int, Any] = {}
-        """By column: what the dictionary of the format with a footer holds so far, as an array without rows."""
-
-    def keep(self, raw: RawRow) -> None:
-        """A row that stays as it is."""
-        if self.changed:
-            self._write_batches_before(raw.index)
-
-    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """A row in whose place others are written: none leaves it out, several are a fork."""
-        copies = [changes_between(raw.value, row) for row in rows]
-        if len(copies) == 1 and not copies[0]:
-            self.keep(raw)
-            return
-        if not self.changed:
-            self.changed = True
-            self._open()
-        self._write_batches_before(raw.index)
-        self._rows[raw.index] = copies
-
-    def finish(self, log: Log) -> None:
-        """Write what is left; without a changed row, the bytes of the source."""
-        if not self.changed:
-            with self._source.open("rb") as source:
-                shutil.copyfileobj(source, self._out)
-            return
-        while self._next is not None:
-            self._write_batch()
-        self._writer.close()
-        if self._file is not None:
-            self._file.close()
+        """By column: the dictionary written so far (format with a footer only), as an array without rows."""
 
     def _open(self) -> None:
         import pyarrow as pa
@@ -80,7 +35,7 @@ class ArrowOutput:
         self._batches = file.batches()
         options = file.form.options(deltas=file.has_footer)
         schema = self._edit.schema(file.schema)
-        # A file that Python has, as one of pyarrow's own would be written to when it is given up halfway.
+        # A Python file: pyarrow would still write to one of its own when dropped unfinished.
         if file.has_footer:
             more = {} if file.metadata is None else {"metadata": file.metadata}
             self._writer = pa.ipc.new_file(self._out, schema, options=options, **more)
@@ -88,9 +43,14 @@ class ArrowOutput:
             self._writer = pa.ipc.new_stream(self._out, schema, options=options)
         self._advance()
 
-    def _write_batches_before(self, row: int) -> None:
-        while self._next is not None and self._first + self._next[0].num_rows <= row:
+    def _write_batches_before(self, row: int | None) -> None:
+        while self._next is not None and (row is None or self._first + self._next[0].num_rows <= row):
             self._write_batch()
+
+    def _close(self) -> None:
+        self._writer.close()
+        if self._file is not None:
+            self._file.close()
 
     def _advance(self) -> None:
         try:
@@ -103,7 +63,7 @@ class ArrowOutput:
         self._next = found[:2] if found is not None else None
 
     def _write_batch(self) -> None:
-        """Write the first record batch that is left; one in which every row is left out has no successor."""
+        """Write the next record batch; none if all of its rows are dropped."""
         import pyarrow as pa
 
         if self._next is None:
@@ -117,7 +77,7 @@ class ArrowOutput:
         self._advance()
 
     def _in_one(self, table: Any) -> list[Any]:
-        """The table as one record batch, or as several where no array can hold it."""
+        """The table as one record batch, or as several if one array cannot hold it."""
         import pyarrow as pa
 
         columns = [self._told_apart(place, column) for place, column in enumerate(table.columns)]
@@ -125,7 +85,7 @@ class ArrowOutput:
         return whole.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
 
     def _told_apart(self, place: int, column: Any) -> Any:
-        """A column that continues the dictionary of the batches before: the format with a footer has one only."""
+        """The column, its dictionary continued from earlier batches: the format with a footer allows only one."""
         import pyarrow as pa
 
         if self._file is None or not self._file.has_footer or not _has_dictionary(column.type):
@@ -141,7 +101,7 @@ class ArrowOutput:
 
 
 def _has_dictionary(kind: Any) -> bool:
-    """Whether values of a type, or parts of them, are words of a dictionary."""
+    """Whether a type, or a part of it, is dictionary-encoded."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):

@@ -1,4 +1,4 @@
-"""new_file: a file that appears under its name whole or not at all."""
+"""new_file: atomic writes. A file appears under its name complete, or not at all."""
 
 from __future__ import annotations
 
@@ -18,77 +18,75 @@ from typing import Any, BinaryIO, cast
 
 from tito_audit.errors import StorageError
 
-__all__ = ["allow_open_files", "draft_of", "new_file", "refuse_target"]
-
 _BUFFER = 1 << 20
 _HANDLES = 2
-"""What a file without a name holds open: itself and its folder."""
+"""File descriptors that an unnamed file holds: itself and its folder."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
-"""What file systems say that know no second name for a file."""
+"""Errors of file systems without hard links."""
 _NO_NAME = {*_NO_LINKS, errno.ENOENT}
-"""What systems say that cannot name an open file; the last where there is no /proc."""
+"""Errors of systems that cannot link an open file; ENOENT where there is no /proc."""
 
 
 @contextmanager
 def new_file(target: Path, *, overwrite: bool, source: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write, which takes the name `target` when the block ends and vanishes when it raises.
+    """A file to write, renamed to `target` when the block ends and removed if it raises.
 
-    StorageError, before anything is written, when `target` exists and may not be replaced, is `source`
-    itself by whatever name, or cannot be made; and later when the disk is full or a file has appeared
-    under the name meanwhile. A link is followed: the file that it names is replaced.
+    Raises StorageError before anything is written if `target` exists and must not be overwritten, is `source`
+    under any name, or cannot be created; and later if the disk is full or `target` has appeared meanwhile.
+    Symlinks are followed: the file they point to is replaced.
     """
     place = refuse_target(target, overwrite=overwrite, source=source)
     with contextlib.ExitStack() as stack:
-        with _in_words(target):
+        with _as_storage_errors(target):
             draft = stack.enter_context(_draft(place))
-        out = io.BufferedWriter(_Told(draft.fd, target, draft.path), _BUFFER)
-        stack.callback(_drop, out)
+        out = io.BufferedWriter(_TargetFile(draft.fd, target, draft.path), _BUFFER)
+        stack.callback(_close_quietly, out)
         yield cast(BinaryIO, out)
         out.flush()
-        with _in_words(target):
+        with _as_storage_errors(target):
             draft.publish(out, overwrite)
 
 
 def draft_of(out: BinaryIO) -> Path:
-    """Where the bytes of a file from `new_file` can be read while it has no name yet."""
+    """The path at which a file from `new_file` can be read before it has its final name."""
     out.flush()
     raw = getattr(out, "raw", None)
-    if not isinstance(raw, _Told) or raw.path is None:
+    if not isinstance(raw, _TargetFile) or raw.path is None:
         raise ValueError("only a file that new_file gave can be read before it has its name")
     return raw.path
 
 
 def refuse_target(target: Path, *, overwrite: bool, source: Path | None = None) -> Path:
-    """The place that `target` names, if a file may be written there; else StorageError."""
+    """The resolved path of `target` if a file may be written there; else StorageError."""
     place = Path(os.path.realpath(target))
     try:
-        there = place.stat()
+        status = place.stat()
     except FileNotFoundError:
         if not place.parent.is_dir():
             raise StorageError(
-                f"{target}: there is no folder {place.parent}, so nothing was written; make it first."
+                f"{target}: there is no folder {place.parent}, so nothing was written; create it first."
             ) from None
         return place
     except OSError as error:
-        raise _cannot(target, error) from error
-    if stat.S_ISDIR(there.st_mode):
+        raise _write_error(target, error) from error
+    if stat.S_ISDIR(status.st_mode):
         raise StorageError(f"{target}: this is a folder, so nothing was written; name a file in it.")
-    if source is not None and source.exists() and os.path.samestat(there, source.stat()):
+    if source is not None and source.exists() and os.path.samestat(status, source.stat()):
         raise StorageError(
             f"{target}: this is the input itself, and the input is never written; name another file."
         )
-    if not stat.S_ISREG(there.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise StorageError(
-            f"{target}: this is no regular file, and only such a one can be written whole or not at all; "
+            f"{target}: this is not a regular file, and only regular files can be written atomically; "
             "name another file."
         )
     if not overwrite:
-        raise _exists(target)
+        raise _exists_error(target)
     return place
 
 
 def allow_open_files(count: int) -> None:
-    """Nothing; from then on this process may have so many unfinished files open, if the system lets it."""
+    """Raise this process's limit of open files by what `count` unfinished files need, if the system allows it."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # not on Windows
 
@@ -101,7 +99,7 @@ def allow_open_files(count: int) -> None:
 
 @contextmanager
 def _draft(place: Path) -> Iterator[_Unnamed | _Named]:
-    """A file that has not got its name yet; what is not published is gone afterwards."""
+    """A file without its final name yet; removed afterwards unless it is published."""
     if _Unnamed.possible(place):
         unnamed = _Unnamed(place)
         try:
@@ -109,14 +107,14 @@ def _draft(place: Path) -> Iterator[_Unnamed | _Named]:
         finally:
             os.close(unnamed.folder)
         return
-    with _part(place) as named:
+    with _temporary(place) as named:
         yield named
 
 
 @contextmanager
-def _part(place: Path) -> Iterator[_Named]:
-    """A file beside the place, which is gone afterwards unless it has got the place's name."""
-    with _ended_politely():
+def _temporary(place: Path) -> Iterator[_Named]:
+    """A temporary file next to the target; removed afterwards unless it is published."""
+    with _sigterm_raises():
         named = _Named(place)
         try:
             yield named
@@ -125,7 +123,7 @@ def _part(place: Path) -> Iterator[_Named]:
 
 
 class _Unnamed:
-    """A file without a name, of which nothing is left even when the process is killed (Linux)."""
+    """A file without a name (Linux): nothing is left of it even if the process is killed."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -138,12 +136,12 @@ class _Unnamed:
 
     @property
     def path(self) -> Path:
-        """A name of the file for this process alone."""
+        """A path to the file that only this process can use."""
         return Path(f"/proc/self/fd/{self.fd}")
 
     @classmethod
     def possible(cls, place: Path) -> bool:
-        """Whether a file can be made in the folder without a name and get one later, found by doing it."""
+        """Whether an unnamed file can be created in the folder and linked later; tried out, except the link."""
         if not hasattr(os, "O_TMPFILE"):
             return False
         try:
@@ -152,14 +150,14 @@ class _Unnamed:
             return False
         os.close(trial.folder)
         try:
-            # Not tried out: a run that is killed in between would leave a name.
-            return os.path.exists(f"/proc/self/fd/{trial.fd}")  # noqa: PTH110  no path of a person's
+            # The link itself is not tried: a run killed in between would leave a file behind.
+            return os.path.exists(f"/proc/self/fd/{trial.fd}")  # noqa: PTH110  not a user's path
         finally:
             os.close(trial.fd)
 
-    def publish(self, out: io.BufferedWriter[_Told], overwrite: bool) -> None:
+    def publish(self, out: io.BufferedWriter[_TargetFile], overwrite: bool) -> None:
         """Give the file its name; FileExistsError when it is taken and may not be."""
-        _settle(self.fd, self._place, overwrite)
+        _sync(self.fd, self._place, overwrite)
         try:
             self._link(self._place.name)
         except FileExistsError:
@@ -174,7 +172,7 @@ class _Unnamed:
         out.close()
 
     def _replace(self) -> None:
-        """Take the place of the file that has the name; for a moment there are both, and both are whole."""
+        """Replace the file that has the name; for a moment both exist, each complete."""
         part = _part_name(self._place)
         self._link(part)
         try:
@@ -184,26 +182,26 @@ class _Unnamed:
             raise
 
     def _copy(self, overwrite: bool) -> None:
-        """Go the other way after all, on a system that makes files without a name and cannot name them."""
-        with _part(self._place) as named, open(self.fd, "rb", closefd=False) as source:
-            copy = io.BufferedWriter(_Told(named.fd, self._place), _BUFFER)
+        """Fall back to a named temporary file, on systems that create unnamed files but cannot link them."""
+        with _temporary(self._place) as named, open(self.fd, "rb", closefd=False) as source:
+            copy = io.BufferedWriter(_TargetFile(named.fd, self._place), _BUFFER)
             source.seek(0)
             try:
                 shutil.copyfileobj(source, copy, _BUFFER)
                 copy.flush()
                 named.publish(copy, overwrite)
             finally:
-                _drop(copy)
+                _close_quietly(copy)
 
     def _link(self, name: str) -> None:
-        """Enter the file into its folder under a name that is free."""
-        # Only with a folder given does Python ask for the link in /proc to be followed.
+        """Give the file a free name in its folder."""
+        # Python follows the link in /proc only if a folder is given.
         folder = self.folder
         os.link(f"/proc/self/fd/{self.fd}", name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
 
 
 class _Named:
-    """A file beside the target, `.NAME.XXXX.part`, for systems that know no file without a name."""
+    """A file next to the target, `.NAME.XXXX.part`, for systems without unnamed files."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -213,12 +211,12 @@ class _Named:
 
     @property
     def path(self) -> Path:
-        """The name that the file has until then."""
+        """The temporary name of the file."""
         return self.part
 
-    def publish(self, out: io.BufferedWriter[_Told], overwrite: bool) -> None:
+    def publish(self, out: io.BufferedWriter[_TargetFile], overwrite: bool) -> None:
         """Give the file its name; FileExistsError when it is taken and may not be."""
-        _settle(self.fd, self._place, overwrite)
+        _sync(self.fd, self._place, overwrite)
         out.close()
         if overwrite:
             self.part.replace(self._place)
@@ -227,60 +225,60 @@ class _Named:
         _sync_folder(self._place.parent)
 
     def _claim(self) -> None:
-        """Take the name only if it is free, in one step."""
+        """Take the name only if it is free, atomically."""
         try:
             os.link(self.part, self._place)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            # Without links an empty file holds the name for the moment until it is replaced.
+            # Without hard links, an empty file reserves the name until it is replaced.
             os.close(os.open(self._place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             self.part.replace(self._place)
 
 
-class _Told(io.FileIO):
-    """A raw file whose failures say which file and what to do."""
+class _TargetFile(io.FileIO):
+    """A raw file whose write errors name the file and say what to do."""
 
     def __init__(self, fd: int, target: Path, path: Path | None = None) -> None:
         super().__init__(fd, "r+")
         self._target = target
         self.path = path
-        """Where it can be read until it has its name."""
+        """Where it can be read until it has its final name."""
 
     def write(self, data: Any, /) -> int:
-        """How many bytes were taken; StorageError when the disk takes none."""
+        """The number of bytes written; StorageError if the disk takes no more."""
         try:
             return super().write(data) or 0
         except OSError as error:
-            raise _cannot(self._target, error) from error
+            raise _write_error(self._target, error) from error
 
 
 @contextmanager
-def _in_words(target: Path) -> Iterator[None]:
-    """What the system refuses, as a StorageError."""
+def _as_storage_errors(target: Path) -> Iterator[None]:
+    """Turn what the system refuses into a StorageError."""
     try:
         yield
     except FileExistsError:
-        raise _exists(target) from None
+        raise _exists_error(target) from None
     except OSError as error:
-        raise _cannot(target, error) from error
+        raise _write_error(target, error) from error
 
 
-def _drop(out: io.BufferedWriter[_Told]) -> None:
-    """Close without a word: what is still in the buffer is not wanted any more."""
+def _close_quietly(out: io.BufferedWriter[_TargetFile]) -> None:
+    """Close and ignore errors: what is left in the buffer is not needed."""
     with contextlib.suppress(OSError, StorageError):
         out.close()
 
 
-def _settle(fd: int, place: Path, overwrite: bool) -> None:
-    """All bytes on the disk, and the permissions of the file that is replaced, if any."""
+def _sync(fd: int, place: Path, overwrite: bool) -> None:
+    """Flush all bytes to disk and copy the permissions of the replaced file, if any."""
     if overwrite and os.chmod in os.supports_fd and place.exists():
         os.chmod(fd, stat.S_IMODE(place.stat().st_mode))
     os.fsync(fd)
 
 
 def _sync_folder(folder: Path) -> None:
-    """The new name on the disk, where the system can promise it."""
+    """Flush the new name to disk, where the system supports it."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:
@@ -290,41 +288,40 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _part_name(place: Path) -> str:
-    # Cut so that the longest name a file system takes still fits.
+    # Shortened so that the name stays within the limits of file systems.
     return f".{place.name[:40]}.{secrets.token_hex(4)}.part"
 
 
 @contextmanager
-def _ended_politely() -> Iterator[None]:
-    """SIGTERM as an exception, so that files are cleaned up, unless the program has its own way."""
+def _sigterm_raises() -> Iterator[None]:
+    """Turn SIGTERM into an exception so that files are cleaned up, unless the program handles it itself."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
     ):
         yield
         return
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _leave(number: int, frame: object) -> None:
+def _exit(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _exists(target: Path) -> StorageError:
+def _exists_error(target: Path) -> StorageError:
     return StorageError(
-        f"{target}: the file exists and is not replaced unasked, so nothing was written; "
-        "name another file, or ask for it to be replaced (--force)."
+        f"{target}: the file exists, so nothing was written; name another file, or overwrite it with --force."
     )
 
 
-def _cannot(target: Path, error: OSError) -> StorageError:
+def _write_error(target: Path, error: OSError) -> StorageError:
     way_out = "free some space or name a file on another disk"
     if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         way_out = "name a file in a folder that can be written"
     return StorageError(
-        f"{target}: the file cannot be written ({error.strerror or error}), and nothing was left of it; {way_out}."
+        f"{target}: the file cannot be written ({error.strerror or error}), so nothing was written; {way_out}."
     )

@@ -1,4 +1,4 @@
-"""A log in chunks that other processes can read: one after the other they are its rows, each once."""
+"""chunks_of: a log split into chunks that other processes can read; together they hold each row once."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from typing import Any, BinaryIO
 
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.documents import cut_values
-from tito_audit.storage.inside import Inside, Unwrapped
-from tito_audit.storage.lines import ParseRow, Piece, chosen_of_lines, cut_lines, rows_of_lines
+from tito_audit.storage.inside import RowPath, Unwrapped
+from tito_audit.storage.lines import ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
 from tito_audit.storage.log import Log, unreadable
 from tito_audit.storage.row import RawRow, parse_row
-from tito_audit.storage.sampling import Choice
+from tito_audit.storage.sampling import Sample
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_chunks import chunks_of_arrow, chunks_of_parquet
 from tito_audit.storage.torch_files import rows_of_torch
 
-__all__ = ["Chunk", "Reading", "chunks_of"]
-
 _BLOCK = 1 << 20
 _NEAR = 1 << 16
-"""Bytes read at once while only the end of a line is looked for."""
+"""Bytes read at once while looking for the end of a line."""
 _UNLIMITED = 1 << 62
 
 
 def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
-    """The log in chunks of about `size` bytes, of one row at least; StorageError when it cannot be read.
+    """The log in chunks of about `size` bytes and at least one row; StorageError if it cannot be read.
 
-    Lines of a plain file are not read here, only where they are audited; what is compressed, a document or a
-    large row group is read here, and the chunk holds it.
+    Lines of an uncompressed file are read only by the process that audits them. Compressed files, documents and
+    large row groups are read here, and the chunk carries the bytes.
     """
     if log.inside is not None:
         for chunk in chunks_of(log.outer(), size):
@@ -61,13 +59,13 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
 
 @dataclass(slots=True)
 class _Lines(Chunk):
-    """The lines of a plain file that start inside a range of bytes."""
+    """The lines of an uncompressed file that start inside a byte range."""
 
     start: int
     stop: int | None
-    """None: to the end of the file, however much was written since."""
+    """None: to the end of the file, even if it has grown since."""
     first: bool
-    """Whether a line starts right at `start`; else only behind the first line end from the byte before it."""
+    """Whether a line starts at `start`; else the first starts after the first line end at or after `start - 1`."""
     parse: ParseRow
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
@@ -76,13 +74,13 @@ class _Lines(Chunk):
         with self.path.open("rb", buffering=0) as file:
             start, block = (self.start, b"") if self.first else self._first_start(file, stop)
             blocks = _counted(self._blocks(file, start, block, stop), reading)
-            if reading.choice is None:
+            if reading.sample is None:
                 yield from rows_of_lines(blocks, self.limit, parse=self.parse)
             else:
-                yield from chosen_of_lines(blocks, self.limit, reading.choice, start, self.parse)
+                yield from sampled_lines(blocks, self.limit, reading.sample, start, self.parse)
 
     def _blocks(self, file: Any, position: int, block: bytes, stop: int) -> Iterator[bytes]:
-        """The bytes from the start of the first line, of which `block` was read, to the end of the last."""
+        """The bytes from the start of the first line (`block` is already read) to the end of the last."""
         if position >= stop:
             return
         file.seek(position + len(block))
@@ -95,7 +93,7 @@ class _Lines(Chunk):
                 yield block
                 block = b""
                 continue
-            # A line that starts before `stop` ends at the first line end from the byte before it.
+            # The line that starts before `stop` ends at the first line end at or after `stop - 1`.
             end = block.find(b"\n", max(len(block) - (position - stop) - 1, 0))
             if end >= 0:
                 yield block[: end + 1]
@@ -104,7 +102,7 @@ class _Lines(Chunk):
             block = _read(file, position, _NEAR)
 
     def _first_start(self, file: Any, stop: int) -> tuple[int, bytes]:
-        """Where the first line starts, and bytes from there on that were read; `stop` if none does before."""
+        """Where the first line starts, and bytes already read from there; `stop` if no line starts before it."""
         position = self.start - 1
         file.seek(position)
         while position < stop - 1:
@@ -150,12 +148,13 @@ def _of_lines(log: Log, start: int, size: int) -> Iterator[Chunk]:
 
 
 def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, start: int | None) -> Iterator[Chunk]:
-    """Pieces together until they have the size.
+    """Chunks of about `size` bytes from pieces.
 
-    They are lines, the first of which starts at byte `start`, and blank ones only count; None: each is a row.
+    With `start`, pieces are lines, the first at that byte, and blank lines are numbered but no rows; with None,
+    each piece is a row.
     """
     lines = start is not None
-    choice = Choice(log.share) if log.share is not None else None
+    sample = Sample(log.share) if log.share is not None else None
 
     def empty() -> Pieces:
         parse = log.parse if lines else parse_row
@@ -167,7 +166,7 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
         for piece in pieces:
             if not lines or piece.data is None or (piece.data and not piece.data.isspace()):
                 chunk.last = chunk.size
-                if choice is None or choice.takes(chunk.size, at, piece.data, piece.size):
+                if sample is None or sample.takes(chunk.size, at, piece.data, piece.size):
                     row = (chunk.size, piece.data, piece.size, piece.complete, chunk.left_out)
                     chunk.pieces.append(row)
                 else:
@@ -189,24 +188,24 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
 
 @dataclass(slots=True)
 class _Inside(Chunk):
-    """What lies in the rows of a chunk."""
+    """The rows nested in the rows of a chunk."""
 
     chunk: Chunk
-    inside: Inside
+    inside: RowPath
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """The rows that are found, numbered as they are."""
-        unwrapped = Unwrapped(self.inside, reading.choice)
+        """The nested rows, numbered as they are found."""
+        unwrapped = Unwrapped(self.inside, reading.sample)
         yield from unwrapped.rows(self.chunk.rows(Reading(self.chunk)))
         reading.size = unwrapped.count
 
 
 @dataclass(slots=True)
 class _Torch(Chunk):
-    """A Torch file, which is one pickle and so one chunk."""
+    """A Torch file: one pickle, so one chunk."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
         """Its samples."""
-        for row, _ in rows_of_torch(self.path, reading.choice):
+        for row, _ in rows_of_torch(self.path, reading.sample):
             yield row
             reading.size = row.index + 1

@@ -1,7 +1,7 @@
-"""Folders that `datasets` saves: which files hold their rows, and what stands beside them once rows change.
+"""Folders that `datasets` saves: which files hold the rows, and their metadata once rows change.
 
-`Dataset.save_to_disk` writes `state.json`, which names the shards in their order, `dataset_info.json` and the
-shards; `DatasetDict.save_to_disk` a folder of that kind for each split, and `dataset_dict.json`, which names them.
+`Dataset.save_to_disk` writes the shards, `state.json`, which lists them in order, and `dataset_info.json`;
+`DatasetDict.save_to_disk` writes such a folder for each split, and `dataset_dict.json`, which lists the splits.
 """
 
 from __future__ import annotations
@@ -16,43 +16,41 @@ from tito_audit.errors import StorageError
 from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import new_file
 
-__all__ = ["files_beside", "is_dataset", "shards_under", "write_beside"]
-
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def is_dataset(folder: Path) -> bool:
-    """Whether `datasets` saved this folder, with a data set or with several splits in it."""
-    return (folder / _DICT).is_file() or _is_one(folder)
+    """Whether `datasets` saved this folder: one data set, or several splits."""
+    return (folder / _DICT).is_file() or _is_single(folder)
 
 
 def shards_under(folder: Path) -> list[Path]:
-    """The files that hold the rows of a folder that `datasets` saved, split after split, in the order of the rows.
+    """The shards of a folder that `datasets` saved, split by split, in the order of their rows.
 
-    StorageError when the folder lacks a file that it names, or names one in another place.
+    StorageError if the folder lacks a file that its metadata lists, or lists a file outside of it.
     """
     if not (folder / _DICT).is_file():
         return _shards(folder)
     splits = _object(folder / _DICT).get("splits")
     if not isinstance(splits, list) or not all(_is_name(split) for split in splits):
-        raise _not_saved(folder / _DICT, "its list 'splits' does not name folders beside it")
+        raise _bad_folder(folder / _DICT, "its list 'splits' does not name folders next to it")
     shards = []
     for split in splits:
         if not (folder / split / _STATE).is_file():
-            raise _not_saved(folder / _DICT, f"it names the split {split!r}, and {split}/{_STATE} is not there")
+            raise _bad_folder(folder / _DICT, f"it names the split {split!r}, but {split}/{_STATE} is missing")
         shards += _shards(folder / split)
     return shards
 
 
-def files_beside(logs: Sequence[str], targets: Mapping[Path, Path]) -> dict[Path, Path]:
-    """What stands beside the shards of data sets that are written again, with the place that it has there.
+def dataset_metadata(logs: Sequence[str], targets: Mapping[Path, Path]) -> dict[Path, Path]:
+    """The metadata files of data sets whose shards are written again, each with its new place.
 
-    Of folders that `logs` name, or that lie below one of those.
+    Only of folders in `logs`, or below one of them.
     """
     named = [Path(log) for log in logs if Path(log).is_dir()]
     found: dict[Path, Path] = {}
     for folder in dict.fromkeys(file.parent for file in targets):
-        places = _places(folder, targets) if any(map(folder.is_relative_to, named)) else None
+        places = _target_folder(folder, targets) if any(map(folder.is_relative_to, named)) else None
         if places is None:
             continue
         found |= {folder / name: places / name for name in (_STATE, _INFO) if (folder / name).is_file()}
@@ -62,13 +60,13 @@ def files_beside(logs: Sequence[str], targets: Mapping[Path, Path]) -> dict[Path
     return found
 
 
-def write_beside(logs: Sequence[str], targets: Mapping[Path, Path], *, overwrite: bool) -> None:
-    """Write what `files_beside` names, true of the shards as they are written.
+def write_dataset_metadata(logs: Sequence[str], targets: Mapping[Path, Path], *, overwrite: bool) -> None:
+    """Write the metadata files of `dataset_metadata`, updated for the shards as written.
 
-    Counts of rows and bytes follow them, a column that was added is a feature, and a data set in which anything
-    changed has another fingerprint, or `datasets` would take what it has cached of the old one.
+    Row and byte counts follow the shards, an added column becomes a feature, and a data set in which anything
+    changed gets a new fingerprint, or `datasets` would use what it cached of the old one.
     """
-    for file, place in files_beside(logs, targets).items():
+    for file, place in dataset_metadata(logs, targets).items():
         data = file.read_bytes()
         pairs = [(shard, targets[shard]) for shard in _shards(file.parent)] if file.name != _DICT else []
         if any(_differ(*pair) for pair in pairs):
@@ -79,37 +77,37 @@ def write_beside(logs: Sequence[str], targets: Mapping[Path, Path], *, overwrite
             out.write(data)
 
 
-def _is_one(folder: Path) -> bool:
+def _is_single(folder: Path) -> bool:
     return (folder / _STATE).is_file() and isinstance(_object(folder / _STATE).get("_data_files"), list)
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The shards of one data set, in their order."""
+    """The shards of one data set, in order."""
     state = _object(folder / _STATE)
     if state.get("_indices_data_files"):
-        raise _not_saved(
+        raise _bad_folder(
             folder / _STATE,
-            "a selection of its rows is in a file of its own, which is not read",
-            "Save it once with its rows in order: load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)",
+            "it selects some of its rows by a separate index file, which is not read",
+            "Save it with the selection applied: load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)",
         )
     entries = state.get("_data_files")
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries or ()]
     if not isinstance(entries, list) or not all(map(_is_name, names)):
-        raise _not_saved(folder / _STATE, "its list '_data_files' does not name files beside it")
+        raise _bad_folder(folder / _STATE, "its list '_data_files' does not name files next to it")
     shards = [folder / str(name) for name in names]
     missing = next((shard for shard in shards if not shard.is_file()), None)
     if missing is not None:
-        raise _not_saved(folder / _STATE, f"it names {missing.name}, which is not there")
+        raise _bad_folder(folder / _STATE, f"it names {missing.name}, which is missing")
     return shards
 
 
 def _is_name(name: object) -> bool:
-    """Whether a name stays in its folder."""
+    """Whether a name stays inside its folder."""
     return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & {*name}
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The object in a file; {} where there is none."""
+    """The JSON object in a file; {} if there is none."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -117,14 +115,14 @@ def _object(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _not_saved(path: Path, why: str, way_out: str = "") -> StorageError:
-    way_out = way_out or "The copy is incomplete; copy the folder again, or name the files with rows themselves."
+def _bad_folder(path: Path, why: str, way_out: str = "") -> StorageError:
+    way_out = way_out or "The copy is incomplete; copy the folder again, or pass the files with rows themselves."
     return StorageError(f"{path}: {why}.\n{way_out}")
 
 
-def _places(folder: Path, targets: Mapping[Path, Path]) -> Path | None:
-    """The folder to which the shards of a data set go, all of them under their names; None else."""
-    if not _is_one(folder):
+def _target_folder(folder: Path, targets: Mapping[Path, Path]) -> Path | None:
+    """The folder that all shards of a data set go to under their own names; None if there is no such folder."""
+    if not _is_single(folder):
         return None
     shards = _shards(folder)
     places = {targets[shard].parent if shard in targets else None for shard in shards}
@@ -133,7 +131,7 @@ def _places(folder: Path, targets: Mapping[Path, Path]) -> Path | None:
 
 
 _Pairs = Sequence[tuple[Path, Path]]
-"""Shards, each with what was written in its place."""
+"""Pairs of a shard and the file written for it."""
 
 
 def _differ(one: Path, other: Path) -> bool:
@@ -158,13 +156,13 @@ def _new_state(state: Mapping[str, Any], pairs: _Pairs) -> dict[str, Any]:
 
 
 def _new_info(info: Mapping[str, Any], folder: Path, pairs: _Pairs) -> dict[str, Any]:
-    """What is said of a data set, where it said how much is in these shards."""
+    """The contents of `dataset_info.json`, with its counts updated for these shards."""
     more = sum(new.stat().st_size - old.stat().st_size for old, new in pairs)
     before, after = ([_rows(pair[side]) for pair in pairs] for side in (0, 1))
     new = dict(info)
     splits, name = info.get("splits"), _object(folder / _STATE).get("_split")
     split = splits.get(name) if isinstance(splits, dict) else None
-    # A data set of which rows were taken before it was saved still says how many its source had.
+    # A data set saved after rows were selected still states the row count of its source: leave that alone.
     if isinstance(splits, dict) and isinstance(split, dict) and split.get("num_examples") == sum(before):
         said = {**split, "num_examples": sum(after)}
         if split.get("shard_lengths") == before:
@@ -188,7 +186,7 @@ def _rows(shard: Path) -> int:
 
 
 def _added(pairs: _Pairs) -> list[str]:
-    """The columns that were added to any shard."""
+    """The columns added to any shard."""
     added: dict[str, None] = {}
     for old, new in pairs:
         with open_arrow(old) as before, open_arrow(new) as after:

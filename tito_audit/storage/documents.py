@@ -1,4 +1,4 @@
-"""JSON documents and arrays of rows, cut at their brackets without holding the whole file."""
+"""JSON documents and arrays of rows, split at their brackets without holding the whole file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from tito_audit.storage.lines import Between, Gathered, Piece
+from tito_audit.storage.lines import Between, Piece, PieceBuffer
 from tito_audit.storage.row import RawRow, parse_row, too_long
-from tito_audit.storage.sampling import Choice
-
-__all__ = ["chosen_of_values", "cut_values", "rows_of_values"]
+from tito_audit.storage.sampling import Sample
 
 _BRACKET = re.compile(rb'["\[\]{}]')
 _BRACKET_OR_COMMA = re.compile(rb'["\[\]{},]')
@@ -21,9 +19,9 @@ _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
 def rows_of_values(
     blocks: Iterable[bytes], *, array: bool, limit: int, between: Between | None = None
 ) -> Iterator[RawRow]:
-    """One row an element of an array, or one a document when documents follow one another.
+    """A row for each element of an array, or for each of several concatenated documents.
 
-    With `between` rows keep their text, and what is left in it at the end follows the last row.
+    With `between`, rows keep their text, and what remains in it at the end is the tail of the file.
     """
     index = 0
     for piece in cut_values(blocks, array=array, limit=limit, gaps=between is not None):
@@ -40,10 +38,10 @@ def rows_of_values(
             between.skip(piece.mark)
 
 
-def chosen_of_values(blocks: Iterable[bytes], *, array: bool, limit: int, choice: Choice) -> Iterator[RawRow]:
-    """The rows of documents or elements that the choice takes; no other is parsed."""
+def sampled_values(blocks: Iterable[bytes], *, array: bool, limit: int, sample: Sample) -> Iterator[RawRow]:
+    """The rows of the sampled documents or elements; others are not parsed."""
     for index, piece in enumerate(cut_values(blocks, array=array, limit=limit)):
-        if choice.takes(index, index, piece.data, piece.size):
+        if sample.takes(index, index, piece.data, piece.size):
             if piece.data is None:
                 yield too_long(index, piece.size, limit)
             else:
@@ -51,11 +49,11 @@ def chosen_of_values(blocks: Iterable[bytes], *, array: bool, limit: int, choice
 
 
 def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool = False) -> Iterator[Piece]:
-    """The text of each element of the array that the stream is, or of each document in it.
+    """The text of each element of the array in the stream, or of each document.
 
-    Only quotes, brackets and the commas between elements are looked at; whether a piece is JSON is for
-    the parser to say. What follows the end of an array comes as one last incomplete piece. With `gaps`
-    white space that is no element comes too, so that all pieces and marks together are the stream.
+    Looks only at quotes, brackets and the commas between elements; the parser decides whether a piece is JSON.
+    What follows the end of an array comes as one last incomplete piece. With `gaps`, white space between
+    elements comes too, so that all pieces and marks together are the stream.
     """
     cutter = _Cutter(array, limit)
     for block in blocks:
@@ -64,11 +62,11 @@ def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool =
 
 
 class _Cutter:
-    """How deep the scan is, and the piece it is in."""
+    """State of the scan: nesting depth and the current piece."""
 
     def __init__(self, array: bool, limit: int) -> None:
         self._array = array
-        self._gathered = Gathered(limit)
+        self._gathered = PieceBuffer(limit)
         self._depth = 0
         self._in_string = False
         self._closed = False
@@ -92,7 +90,7 @@ class _Cutter:
             cut = self._step(block[found.start()])
             if cut is None:
                 continue
-            # A document keeps its last bracket; an element ends before what closes or separates it.
+            # A document includes its closing bracket; an element ends before the comma or bracket after it.
             end = found.start() if self._array else position
             self._gathered.add(block[start:end])
             piece = self._gathered.take(mark=block[end:position])
@@ -101,26 +99,26 @@ class _Cutter:
         self._gathered.add(block[start : len(block) - len(self._carry)])
 
     def rest(self) -> Iterator[Piece]:
-        """What the file ended in; a gap if nothing is left."""
+        """What is left at the end of the file; a gap if that is blank."""
         self._gathered.add(self._carry)
         piece = self._gathered.take(complete=False)
-        # An array that was never closed was cut off even when its last element is whole.
+        # An array that was never closed is incomplete even if its last element is complete.
         unclosed = self._array and not self._closed
         yield piece if unclosed or not _blank(piece) else replace(piece, gap=True)
 
     def _string_end(self, block: bytes, position: int) -> int:
-        """The position after the string's closing quote, or the end of what can be used of the block."""
+        """The position after the string's closing quote, or where the usable part of the block ends."""
         match = _IN_STRING.match(block, position)
         end = match.end() if match else position
         if end < len(block) and block[end] == _QUOTE:
             self._in_string = False
             return end + 1
-        # A backslash that ends the block belongs to the first byte of the next.
+        # A backslash at the end of the block escapes the first byte of the next.
         self._carry = block[end:]
         return end
 
     def _step(self, char: int) -> bool | None:
-        """None inside a piece; True where one ends; False where one ends unless it is blank."""
+        """None inside a piece; True where a piece ends; False where one ends unless it is blank."""
         if char == _QUOTE:
             self._in_string = True
             return None

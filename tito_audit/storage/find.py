@@ -1,4 +1,4 @@
-"""find_logs: from what a person typed to files."""
+"""find_logs: files, folders and globs on the command line to log files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from pathlib import Path
 from tito_audit.errors import StorageError
 from tito_audit.storage.datasets import is_dataset, shards_under
 
-__all__ = ["LOG_SUFFIXES", "find_logs"]
-
 LOG_SUFFIXES = (
     *(f"{base}{packed}" for base in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst")),
     *(".parquet", ".arrow", ".arrows", ".feather"),
 )
-"""How the names of logs end inside a folder; a file that is named itself may be called anything."""
+"""Suffixes of logs found in a folder; a file named directly may have any name."""
 
 _NOT_LOGS = {
     "added_tokens.json",
@@ -34,23 +32,23 @@ _NOT_LOGS = {
     "trainer_state.json",
     "vocab.json",
 }
-"""What models and data sets keep beside logs."""
+"""JSON files of models and data sets that are not logs."""
 
 _CACHED = re.compile(r"(?:cache-.*|indices)\.arrow")
-"""How `datasets` names what it computed from the rows beside it."""
+"""Names of files that `datasets` computed from other files in the folder."""
 
 _OURS = re.compile(
     rb'\{"(?:summary|before)":\{"schema_version":|\{"code":"[A-Z]{3}\d{3}","severity":"|\{"what": "tito-audit |'
     rb'\{"\$schema":"[^"]*/sarif-schema'
 )
-"""How files begin that tito-audit wrote itself: reports and baselines, which lie about where logs are scanned."""
+"""How tito-audit's own reports and baselines begin, which may be in a folder of logs."""
 _BEGINNING = 128
 
 _URL = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def find_logs(arguments: Sequence[str]) -> list[Path]:
-    """The files that arguments name, each once, in order: a file, a folder (searched to its end), a glob."""
+    """The files that arguments name, each once and in order: files, folders (searched recursively), globs."""
     found: dict[Path, None] = {}
     for argument in arguments:
         for path in _files(argument):
@@ -62,12 +60,12 @@ def _files(argument: str) -> list[Path]:
     if _URL.match(argument):
         raise StorageError(_about_url(argument))
     path = Path(argument).expanduser()
-    # Those of pathlib raise for a name that is too long to be one.
+    # pathlib's versions raise if the name is too long.
     if os.path.isdir(path):  # noqa: PTH112
         return _in_folder(path)
     if os.path.exists(path):  # noqa: PTH110
         return [path]
-    # Asked for second: a name that exists may well hold brackets.
+    # After the check for existence, as names may contain brackets.
     if glob.has_magic(argument):
         matched = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  Path takes no absolute pattern
         files = [file for match in matched for file in _of_match(Path(match))]
@@ -78,7 +76,7 @@ def _files(argument: str) -> list[Path]:
 
 
 def _of_match(path: Path) -> list[Path]:
-    """A file of a glob itself; of a folder, the logs in it, if any."""
+    """A file that a glob matched, or the logs in a folder that it matched, if any."""
     return _sorted_logs(path) if path.is_dir() else [path]
 
 
@@ -87,18 +85,18 @@ def _in_folder(folder: Path) -> list[Path]:
     if not files:
         raise StorageError(
             f"{folder}: no log in this folder or below. Looked for names that end in "
-            f"{', '.join(LOG_SUFFIXES)}. Name a file itself if it is called otherwise."
+            f"{', '.join(LOG_SUFFIXES)}. If a log has another name, pass the file itself."
         )
     return files
 
 
 def _sorted_logs(folder: Path) -> list[Path]:
-    """The logs of a folder by name; those of a data set in the order of its rows, where its folder stands."""
+    """The logs of a folder by name; the shards of a data set together, in the order of its rows."""
     return [path for _, found in sorted(_logs_under(folder)) for path in found]
 
 
 def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Each log by itself, and the shards of each data set together under their folder."""
+    """Each log by itself; the shards of each data set together, under its folder."""
     for root, folders, files in os.walk(folder, onerror=_refuse):
         if is_dataset(Path(root)):
             folders.clear()
@@ -113,7 +111,7 @@ def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file is a report or a baseline; one that cannot be read is left to whoever reads it as a log."""
+    """Whether a file is one of our reports or baselines; False if it cannot be read, which is reported later."""
     if not path.name.endswith((".json", ".jsonl", ".ndjson")) or not path.is_file():
         return False
     try:

@@ -1,4 +1,4 @@
-"""Rows inside a wrapper: found at a path in each document or line, and written back with the rest as it was."""
+"""Rows nested in a wrapper: found at a path in each document or line."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from tito_audit.errors import SetupError
 from tito_audit.record.edits import Path
 from tito_audit.storage.row import RawRow, Within
 from tito_audit.storage.row_text import dump_row
-from tito_audit.storage.sampling import Choice
-
-__all__ = ["Inside", "Unwrapped", "beside", "inside_of"]
+from tito_audit.storage.sampling import Sample
 
 _ANY = "*"
-"""The step that goes through the entries of a list."""
+"""The path step for the entries of a list."""
 _LIST = re.compile(r"\[\*?\]")
 _SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A place where a row is or should be."""
+    """A place where a row is, or should be."""
 
     path: Path
     value: Any = None
@@ -32,19 +30,19 @@ class _Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """Where in each document or line of a log its rows lie."""
+class RowPath:
+    """Where the rows are in each document or line of a log."""
 
     path: str
     """As the user wrote it."""
     steps: tuple[str, ...]
 
     def found(self, row: Mapping[str, Any]) -> Iterator[_Found]:
-        """The rows in a row of the file, and why there is none where one should be."""
+        """The rows in a row of the file, or why there is none where one should be."""
         return _walk(row, self.steps, ())
 
     def columns(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Columns of rows, as `Splicer` takes them, by where they stand in a line, lists on the way or not."""
+        """Columns of rows as paths from the top of a line, for `Splicer`, with and without lists on the way."""
         places = [""]
         for step in self.steps:
             if step != _ANY:
@@ -53,7 +51,7 @@ class Inside:
         return {f"{place}.{name}": kinds for place in places for name, kinds in names.items()}
 
     def schema(self, schema: Any) -> Any:
-        """The Arrow schema of the rows, by that of the file; without columns where there are no rows."""
+        """The Arrow schema of the nested rows, given the file's; empty if the path is not in it."""
         import pyarrow as pa
 
         kind = pa.struct(list(schema))
@@ -65,7 +63,7 @@ class Inside:
         return pa.schema(list(kind) if pa.types.is_struct(kind) else [])
 
     def refuse_nowhere(self, raws: Iterable[RawRow], file: object) -> None:
-        """Nothing, if a row of the file has the path, or none can be read; SetupError, with its keys, else."""
+        """Raise SetupError, with the keys that exist, if rows can be read and none of them has the path."""
         first: Mapping[str, Any] | None = None
         for raw in raws:
             if raw.value is None:
@@ -78,29 +76,29 @@ class Inside:
             raise self.nowhere(first, file)
 
     def nowhere(self, row: Mapping[str, Any], file: object) -> SetupError:
-        """The error for a log of which this is the first row, and none has the path."""
+        """The error for a log in which no row has the path; `row` is its first."""
         why = next((found.error for found in self.found(row) if found.error is not None), "")
         why = why.removeprefix(f"--rows-at {self.path}: ")
-        return SetupError(f"{file}: --rows-at {self.path}: no row has it; in the first, {why}.")
+        return SetupError(f"{file}: --rows-at {self.path}: no row has this path; in the first, {why}.")
 
 
 class Unwrapped:
-    """The rows in the rows of a file, numbered as they are found."""
+    """The rows nested in the rows of a file, numbered as they are found."""
 
-    def __init__(self, inside: Inside, choice: Choice | None = None, *, keep: bool = False) -> None:
+    def __init__(self, inside: RowPath, sample: Sample | None = None, *, keep: bool = False) -> None:
         self.count = 0
-        """How many were found, given or not."""
+        """How many were found, sampled or not."""
         self.passed: list[RawRow] = []
-        """Rows of the file that hold none and came behind the last that was found, where such are kept."""
-        self.astray: Mapping[str, Any] | None = None
-        """The first row of the file, while none has had the path."""
+        """Rows of the file after the last nested row that contain none, if `keep`."""
+        self.first_without: Mapping[str, Any] | None = None
+        """The first row of the file, as long as no row has had the path."""
         self._met = False
         self._keep = keep
         self._inside = inside
-        self._choice = choice
+        self._choice = sample
 
     def rows(self, raws: Iterable[RawRow]) -> Iterator[RawRow]:
-        """Each row with where it is; what cannot be read, and what should be a row and is none, as an error."""
+        """Each nested row with its place; error rows for what cannot be read or should be a row and is not."""
         for raw in raws:
             found = [_Found((), error=raw.error)] if raw.value is None else self._inside.found(raw.value)
             start = self.count
@@ -119,25 +117,28 @@ class Unwrapped:
 
     def _note(self, raw: RawRow, error: str | None) -> None:
         self._met |= error is None
-        self.astray = None if self._met else self.astray or raw.value
+        self.first_without = None if self._met else self.first_without or raw.value
 
     def _said(self, error: str, raw: RawRow) -> str:
         return error if raw.value is None else f"--rows-at {self._inside.path}: {error}"
 
 
-def inside_of(path: str) -> Inside:
-    """The place that a path names: keys joined by dots, `*` or `[]` for the entries of a list, which go without
-    saying; SetupError for one that names nothing."""
+def parse_row_path(path: str) -> RowPath:
+    """The parsed path: keys joined by dots, with optional `*` or `[]` for the entries of a list.
+
+    SetupError if it has no key.
+    """
     steps = tuple(_LIST.sub(f".{_ANY}", path.strip()).removeprefix(".").split("."))
     if not all(steps) or all(step == _ANY for step in steps):
         raise SetupError(
-            f"--rows-at {path}: a path is keys joined by dots, as data.rollouts, with * for the entries of a list."
+            f"--rows-at {path}: a path is keys joined by dots, such as data.rollouts, with * for the entries of a "
+            "list."
         )
-    return Inside(path, steps)
+    return RowPath(path, steps)
 
 
-def beside(raw: RawRow) -> Iterator[str]:
-    """What stands in the wrapper of a row and not in the row: the paths of keys, without those of lists."""
+def wrapper_keys(raw: RawRow) -> Iterator[str]:
+    """The paths of keys that are in the wrapper of a row and not in the row itself; list positions left out."""
     if raw.within is None or raw.within.outer.value is None:
         return
     value: Any = raw.within.outer.value
@@ -171,7 +172,7 @@ def _walk(value: Any, steps: tuple[str, ...], path: Path) -> Iterator[_Found]:
 
 
 def _key(value: Mapping[str, Any], steps: tuple[str, ...]) -> str | None:
-    """The key that the next steps name: one that is called so with its dots, or the first step."""
+    """The key that the next steps name: a key that contains the dots itself, or the first step."""
     joined = (".".join(steps[:count]) for count in range(len(steps), 0, -1) if _ANY not in steps[:count])
     return next((key for key in joined if key in value), None)
 
@@ -196,8 +197,8 @@ def _kind(value: Any) -> str:
     return "a list of numbers" if hasattr(value, "dtype") and getattr(value, "ndim", None) else "a single value"
 
 
-def _taken(choice: Choice, index: int, number: int, found: _Found) -> bool:
-    """Whether a sample takes a row, told by what it says and by its place in its wrapper."""
+def _taken(sample: Sample, index: int, number: int, found: _Found) -> bool:
+    """Whether a sample takes a row, by its content and its place in its wrapper."""
 
     data = dump_row(found.value) if found.error is None else found.error.encode("utf-8", "replace")
-    return choice.takes(index, number, data, len(data))
+    return sample.takes(index, number, data, len(data))

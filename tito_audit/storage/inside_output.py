@@ -1,4 +1,4 @@
-"""InsideOutput: rows inside a wrapper written back into it, with everything else in it as it was."""
+"""InsideOutput: nested rows written back into their wrapper, with everything else as it was."""
 
 from __future__ import annotations
 
@@ -11,40 +11,38 @@ from tito_audit.storage.log import Log
 from tito_audit.storage.output_contract import Output
 from tito_audit.storage.row import RawRow
 
-__all__ = ["InsideOutput"]
-
 _Change = tuple[Path, Sequence[Row]]
-"""What stands in place of the row at a path from now on."""
+"""A path, and the rows that replace the row there."""
 
 
 class InsideOutput:
-    """An output that takes what is found in the rows of a file, and writes those rows.
+    """An output that takes nested rows and writes the rows of the file around them.
 
-    A row that forks is several entries of the list that holds it, or several rows of the file where no list does;
-    one that is left out leaves with its entry or its row of the file.
+    A row that forks becomes several entries of the list it is in, or several rows of the file if it is in no list;
+    a dropped row takes its entry or its row of the file with it.
     """
 
     def __init__(self, out: Output, moved: Sequence[str]) -> None:
         self.changed = False
-        """Whether any row was replaced by something that is not the same single row."""
+        """Whether any row was changed, forked or dropped."""
         self._out = out
         self._moved = moved
-        """Columns that a table takes beside its own only, and so in the row of the file."""
+        """New columns, which a table can take only at its top level, so they move to the row of the file."""
         self._outer: RawRow | None = None
         self._changes: list[_Change] = []
 
     def keep(self, raw: RawRow) -> None:
-        """A row that stays as it is."""
+        """Keep the row as it is."""
         self._go_to(raw)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """A row in whose place others are written: none leaves it out, several are a fork."""
+        """Write these rows in place of one: none drops it, several are a fork."""
         self._go_to(raw)
         if raw.within is not None:
             self._changes.append((raw.within.path, rows))
 
     def finish(self, log: Log) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
         self._write()
         for empty in log.passed:
             self._out.keep(empty)
@@ -61,7 +59,7 @@ class InsideOutput:
         self._outer = raw.within.outer
 
     def _write(self) -> None:
-        """Write the row of the file of which all rows were seen."""
+        """Write the row of the file whose nested rows were all seen."""
         outer, changes = self._outer, self._changes
         self._outer, self._changes = None, []
         if outer is None:
@@ -75,7 +73,7 @@ class InsideOutput:
 
 
 def _with_moved(outer: Row, changes: Sequence[_Change], moved: Sequence[str]) -> list[Row]:
-    """The rows of the file, with the columns that are moved in themselves: `{"rows": […]}` for those of lists."""
+    """The rows of the file, with the moved columns at their top level: as `{"rows": […]}` for rows from a list."""
     said: list[tuple[Path, dict[str, Any]]] = []
     bare: list[_Change] = []
     for path, rows in changes:
@@ -96,7 +94,7 @@ def _with_moved(outer: Row, changes: Sequence[_Change], moved: Sequence[str]) ->
 
 
 def _rebuilt(value: Any, changes: Sequence[_Change], depth: int) -> list[Any]:
-    """What stands in place of a value, of which the changes reach this deep: itself, others, or nothing."""
+    """What replaces a value `depth` steps down, given the changes below it: one value, several or none."""
     here = next((rows for path, rows in changes if len(path) == depth), None)
     if here is not None:
         return list(here)

@@ -1,4 +1,4 @@
-"""Lines of a byte stream as rows, however long the lines are."""
+"""Rows from the lines of a byte stream, however long the lines are."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tito_audit.storage.row import RawRow, parse_row, too_long
-from tito_audit.storage.sampling import Choice
-
-__all__ = ["Between", "Gathered", "ParseRow", "Piece", "chosen_of_lines", "cut_lines", "rows_of_lines"]
+from tito_audit.storage.sampling import Sample
 
 ParseRow: TypeAlias = Callable[..., RawRow]
-"""What reads a row as `parse_row` does."""
+"""Reads a row, as `parse_row` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,29 +18,29 @@ class Piece:
     """Bytes cut out of a stream."""
 
     data: bytes | None
-    """None when they were over the limit and therefore not held."""
+    """None if the piece was over the limit and not kept."""
     size: int
     complete: bool = True
-    """False for what the file ended in."""
+    """False if the file ended inside the piece."""
     mark: bytes = b""
-    """The byte behind it that separates elements of an array or encloses them."""
+    """The byte after it: the comma or bracket of an array."""
     gap: bool = False
-    """True for white space that is no element."""
+    """True for white space between elements."""
 
 
 class Between:
-    """The bytes between rows, gathered until the next row takes them as its lead."""
+    """The bytes between rows, collected until the next row takes them as its lead."""
 
     def __init__(self, start: bytes = b"") -> None:
         self._parts = [start]
 
     def skip(self, part: bytes | None) -> None:
-        """Bytes that belong to no row."""
+        """Add bytes that belong to no row."""
         if part:
             self._parts.append(part)
 
     def with_text(self, row: RawRow, data: bytes | None) -> RawRow:
-        """The row that was read from `data`, with its text and its lead; white space around goes to leads."""
+        """The row read from `data`, with its text and lead; surrounding white space goes into leads."""
         if data is None:
             return replace(row, lead=self.rest())
         text = data.lstrip()
@@ -53,14 +51,14 @@ class Between:
         return replace(row, text=inner, lead=lead)
 
     def rest(self) -> bytes:
-        """What no row has taken yet, once."""
+        """The bytes that no row has taken yet; empties the buffer."""
         joined = b"".join(self._parts)
         self._parts.clear()
         return joined
 
 
-class Gathered:
-    """Parts of one piece, held only while they fit the limit."""
+class PieceBuffer:
+    """The parts of one piece, kept only while they fit the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -68,7 +66,7 @@ class Gathered:
         self.size = 0
 
     def add(self, part: bytes) -> None:
-        """One more part; past the limit only its size is kept."""
+        """Add a part; past the limit only the size is counted."""
         self.size += len(part)
         if self.size <= self._limit:
             self._parts.append(part)
@@ -76,7 +74,7 @@ class Gathered:
             self._parts.clear()
 
     def take(self, *, complete: bool = True, mark: bytes = b"") -> Piece:
-        """All parts as one piece, and an empty start for the next."""
+        """All parts as one piece; starts the next one empty."""
         data = b"".join(self._parts) if self.size <= self._limit else None
         piece = Piece(data, self.size, complete, mark)
         self._parts.clear()
@@ -87,9 +85,9 @@ class Gathered:
 def rows_of_lines(
     blocks: Iterable[bytes], limit: int, between: Between | None = None, parse: ParseRow = parse_row
 ) -> Iterator[RawRow]:
-    """One row a line that is not blank; its index is the number of the line, from 0.
+    """A row for each line that is not blank; its index is the line number, from 0.
 
-    With `between` rows keep their text, and what is left in it at the end follows the last row.
+    With `between`, rows keep their text, and what remains in it at the end is the tail of the file.
     """
     for index, line in enumerate(cut_lines(blocks, limit)):
         row = None
@@ -108,16 +106,16 @@ def rows_of_lines(
         between.skip(b"\n" if line.complete else b"")
 
 
-def chosen_of_lines(
-    blocks: Iterable[bytes], limit: int, choice: Choice, start: int, parse: ParseRow = parse_row
+def sampled_lines(
+    blocks: Iterable[bytes], limit: int, sample: Sample, start: int, parse: ParseRow = parse_row
 ) -> Iterator[RawRow]:
-    """The rows of lines that the choice takes, no other parsed; the first line starts at byte `start`."""
+    """The rows of the sampled lines; other lines are not parsed. The first line starts at byte `start`."""
     at = start
     for index, line in enumerate(cut_lines(blocks, limit)):
         here, at = at, at + line.size + 1
         if line.data is not None and (not line.data or line.data.isspace()):
             continue
-        if choice.takes(index, here, line.data, line.size):
+        if sample.takes(index, here, line.data, line.size):
             if line.data is None:
                 yield too_long(index, line.size, limit)
             else:
@@ -125,8 +123,8 @@ def chosen_of_lines(
 
 
 def cut_lines(blocks: Iterable[bytes], limit: int) -> Iterator[Piece]:
-    """Each line without its end, blank ones too; one that the file ended in is incomplete."""
-    gathered = Gathered(limit)
+    """Each line without its end, blank ones included; a last line without a line end is incomplete."""
+    gathered = PieceBuffer(limit)
     for block in blocks:
         start = 0
         while (end := block.find(b"\n", start)) >= 0:

@@ -1,4 +1,4 @@
-"""Log and open_log: one file as rows, whatever it is by its content."""
+"""Log and open_log: one file as rows; its content decides what kind of file it is."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from typing import Any, BinaryIO, Literal
 from tito_audit.errors import StorageError
 from tito_audit.storage._json_kind import json_kind
 from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
-from tito_audit.storage.documents import chosen_of_values, rows_of_values
-from tito_audit.storage.inside import Inside, Unwrapped, inside_of
-from tito_audit.storage.lines import Between, ParseRow, chosen_of_lines, rows_of_lines
+from tito_audit.storage.documents import rows_of_values, sampled_values
+from tito_audit.storage.inside import RowPath, Unwrapped, parse_row_path
+from tito_audit.storage.lines import Between, ParseRow, rows_of_lines, sampled_lines
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.parquet import open_parquet, rows_of_parquet
 from tito_audit.storage.row import RawRow, parse_row
-from tito_audit.storage.sampling import Choice
+from tito_audit.storage.sampling import Sample
 from tito_audit.storage.sniff import PARQUET_MAGIC
 from tito_audit.storage.streams import ByteStream, Compression, Damaged, compression_of
 from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
 
-__all__ = ["BINARY", "MAX_ROW_BYTES", "TABLES", "Kind", "Log", "lost_row", "open_log", "unreadable"]
-
 Kind = Literal["lines", "values", "array", "parquet", "arrow", "torch"]
-"""JSONL; JSON documents, one or several after one another; one JSON array of rows; Parquet; Arrow IPC; a Torch
-file."""
+"""JSONL; one or more concatenated JSON documents; one JSON array of rows; Parquet; Arrow IPC; a Torch file."""
 BINARY: tuple[Kind, ...] = ("parquet", "arrow", "torch")
-"""Those whose rows have no text of their own."""
+"""Kinds whose rows have no text."""
 TABLES: tuple[Kind, ...] = ("parquet", "arrow")
-"""Those of which each column has a type."""
+"""Kinds with typed columns."""
 
 MAX_ROW_BYTES = 256 * 1024 * 1024
 
@@ -38,10 +35,10 @@ _MAGIC = 8
 
 
 class Log:
-    """The rows of one file, read anew each time it is iterated.
+    """The rows of one file; each iteration reads it again.
 
-    A row that cannot be read is a RawRow with an error. Where the file itself breaks, the rows before
-    the place are given, then one error row; StorageError when nothing at all can be read.
+    A row that cannot be read is a RawRow with an error. Where the file itself is damaged, the rows before the
+    damage come first, then one error row; StorageError if no row can be read.
     """
 
     def __init__(
@@ -51,36 +48,36 @@ class Log:
         keep_text: bool = False,
         parse: ParseRow = parse_row,
         share: float | None = None,
-        inside: Inside | None = None,
+        inside: RowPath | None = None,
     ) -> None:
         self.path = path
         self.size = path.stat().st_size
         """Bytes on disk; 0 for a pipe."""
         self.position = 0
-        """Bytes of them read so far, for progress."""
+        """Bytes read so far, for progress."""
         self.tail = b""
-        """What followed the last row, once all were read, if the log keeps text."""
+        """What follows the last row, set once all rows were read, if the log keeps text."""
         self.keep_text = keep_text
-        """Whether rows of JSON hold their bytes."""
+        """Whether JSON rows keep their bytes."""
         self.parse = parse
-        """How a line of JSON is read."""
+        """Reads a line of JSON."""
         self.max_row_bytes = max_row_bytes
         self.share = share
-        """About how much of the rows is given; None: all."""
+        """About what share of the rows to sample; None: all."""
         self.inside = inside
-        """Where in each row of the file the rows lie; None: they are those of the file."""
+        """Where the rows are nested in each row of the file; None: they are the file's own rows."""
         self.passed: list[RawRow] = []
-        """Rows of the file that hold none and came behind the last row, once all were read."""
+        """Rows of the file after the last row that contain no rows, set once all were read."""
         self.left_out = 0
-        """How many rows were looked at so far and not given, because of the share."""
+        """How many rows the sample has left out so far."""
         self.only: int | None = None
-        """The one row that is wanted, None for all: others may be left out, or be error rows that nobody read."""
+        """The one row that is wanted, None for all; others may be missing, or be error rows that were not read."""
         self._kind: Kind | None = None
         self._compression: Compression = None
 
     @property
     def kind(self) -> Kind:
-        """What the file is by its content, which may have to be looked at; never ask it of an unread pipe."""
+        """What kind of file it is, by its content; reads its beginning, so do not ask it of an unread pipe."""
         if self._kind is None:
             try:
                 with self.path.open("rb") as raw:
@@ -94,11 +91,11 @@ class Log:
 
     @property
     def compression(self) -> Compression:
-        """How the file as a whole is compressed; None for tables, which are inside, and for a Torch file."""
+        """How the whole file is compressed; None for tables (compressed inside) and Torch files."""
         return self._compression if self.kind not in BINARY else None
 
     def count(self) -> int:
-        """How many rows there are, blank lines counted up to the last row; none is looked into if that can be."""
+        """The number of rows, blank lines before the last row included; reads no row where that is possible."""
         if self.inside is not None:
             return sum(1 for _ in self)
         if self.kind == "parquet":
@@ -122,9 +119,9 @@ class Log:
         return schema if self.inside is None else self.inside.schema(schema)
 
     def outer(self) -> Log:
-        """The rows of the file, whatever lies in them and all of them.
+        """All rows of the file itself, not the rows nested in them.
 
-        SetupError when rows should lie in them, and lie in none.
+        SetupError if rows should be nested in them and no row has the path.
         """
         outer = Log(self.path, self.max_row_bytes, self.keep_text, self.parse)
         if self.inside is not None and self.path.is_file():
@@ -137,47 +134,47 @@ class Log:
             return
         last = -1
         self.position = self.left_out = 0
-        choice = Choice(self.share) if self.share is not None else None
+        sample = Sample(self.share) if self.share is not None else None
         try:
             with self.path.open("rb") as raw:
-                for row in self._rows(raw, choice):
+                for row in self._rows(raw, sample):
                     last = row.index
-                    if choice is not None:
-                        self.left_out = choice.left_out
+                    if sample is not None:
+                        self.left_out = sample.left_out
                     yield row
         except Damaged as damage:
-            if choice is not None:
-                self.left_out, last = choice.left_out, choice.last
+            if sample is not None:
+                self.left_out, last = sample.left_out, sample.last
             yield lost_row(self.path, last, str(damage))
         except OSError as error:
             raise unreadable(self.path, error) from error
-        if choice is not None:
-            self.left_out = choice.left_out
+        if sample is not None:
+            self.left_out = sample.left_out
 
-    def _unwrapped(self, inside: Inside) -> Iterator[RawRow]:
-        choice = Choice(self.share) if self.share is not None else None
-        outer, unwrapped = self.outer(), Unwrapped(inside, choice, keep=self.keep_text)
+    def _unwrapped(self, inside: RowPath) -> Iterator[RawRow]:
+        sample = Sample(self.share) if self.share is not None else None
+        outer, unwrapped = self.outer(), Unwrapped(inside, sample, keep=self.keep_text)
         self.position = self.left_out = 0
         for row in unwrapped.rows(outer):
             self.position = outer.position
-            if choice is not None:
-                self.left_out = choice.left_out
+            if sample is not None:
+                self.left_out = sample.left_out
             yield row
-        if choice is not None:
-            self.left_out = choice.left_out
+        if sample is not None:
+            self.left_out = sample.left_out
         self.tail, self.passed = outer.tail, unwrapped.passed
-        # A pipe could not be looked into before.
-        if unwrapped.astray is not None and not self.path.is_file():
-            raise inside.nowhere(unwrapped.astray, self.path)
+        # A pipe could not be checked before.
+        if unwrapped.first_without is not None and not self.path.is_file():
+            raise inside.nowhere(unwrapped.first_without, self.path)
 
-    def _rows(self, raw: BinaryIO, choice: Choice | None) -> Iterator[RawRow]:
+    def _rows(self, raw: BinaryIO, sample: Sample | None) -> Iterator[RawRow]:
         kind, stream, between = self.look(raw)
         if stream is None:
-            for row, share in self._rows_of_binary(kind, choice):
+            for row, share in self._rows_of_binary(kind, sample):
                 self.position = int(self.size * share)
                 yield row
             return
-        rows = self._rows_of_text(kind, stream, between, choice)
+        rows = self._rows_of_text(kind, stream, between, sample)
         try:
             for row in rows:
                 self.position = raw.tell() if raw.seekable() else 0
@@ -186,28 +183,28 @@ class Log:
             stream.close()
         self.tail = between.rest() if self.keep_text else b""
 
-    def _rows_of_binary(self, kind: Kind, choice: Choice | None) -> Iterator[tuple[RawRow, float]]:
+    def _rows_of_binary(self, kind: Kind, sample: Sample | None) -> Iterator[tuple[RawRow, float]]:
         if kind == "torch":
-            return rows_of_torch(self.path, choice)
+            return rows_of_torch(self.path, sample)
         rows_of = rows_of_arrow if kind == "arrow" else rows_of_parquet
-        return rows_of(self.path, self.max_row_bytes, self.only, choice)
+        return rows_of(self.path, self.max_row_bytes, self.only, sample)
 
     def _rows_of_text(
-        self, kind: Kind, stream: ByteStream, between: Between, choice: Choice | None
+        self, kind: Kind, stream: ByteStream, between: Between, sample: Sample | None
     ) -> Iterator[RawRow]:
         limit, array = self.max_row_bytes, kind == "array"
         parse = self.parse if self.only is None else _only(self.only, self.parse)
-        if choice is not None:
+        if sample is not None:
             if kind == "lines":
-                return chosen_of_lines(stream, limit, choice, len(between.rest()), parse)
-            return chosen_of_values(stream, array=array, limit=limit, choice=choice)
+                return sampled_lines(stream, limit, sample, len(between.rest()), parse)
+            return sampled_values(stream, array=array, limit=limit, sample=sample)
         kept = between if self.keep_text else None
         if kind == "lines":
             return rows_of_lines(stream, limit, kept, parse)
         return rows_of_values(stream, array=array, limit=limit, between=kept)
 
     def look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
-        """The kind of the file; unless that is binary, its bytes from the first row on, and what came before."""
+        """The kind of the file; unless binary, its bytes from the first row on, and what came before them."""
         head = raw.peek(4)[:4]  # type: ignore[attr-defined]  # a file opened for bytes is buffered
         if head == PARQUET_MAGIC:
             self._kind = "parquet"
@@ -241,18 +238,18 @@ def open_log(
 ) -> Log:
     """The rows of a file: JSONL (plain, gzip, zstd), a JSON document or array, Parquet, Arrow IPC, a Torch file.
 
-    What the file is, its content says; StorageError when it is missing, cannot be opened, or is of a
-    kind that is not read. A longer row than `max_row_bytes` becomes an error row and is never held.
-    With `keep_text` rows of JSON hold their bytes, so that all leads and texts and the tail are the file. In the
-    columns `arrays` (see Splicer) long lists of numbers in lines of JSON are numpy arrays, as all are in
-    tables: quicker to read, but nothing to write again. With a `share` only about that much of the rows is
-    given (see Choice), without text; the others are not parsed. With `rows_at` the rows are what lies at that path
-    in those of the file (see Inside), numbered as they are found.
+    The content decides the kind. StorageError if the file is missing, cannot be opened, or is of an unsupported
+    kind. A row longer than `max_row_bytes` becomes an error row and is never held in memory. With `keep_text`,
+    JSON rows keep their bytes: all leads, texts and the tail together are the file. `arrays` names columns (see
+    Splicer) whose long lists of numbers in JSON lines become numpy arrays, as in tables: faster to read, but
+    not to be written back. With `share`, only about that share of the rows is read (see Sample), without text;
+    the others are not parsed. With `rows_at`, the rows are the objects at that path in each row of the file (see
+    RowPath), numbered as they are found.
     """
     if path.is_dir():
         raise StorageError(f"{path}: this is a folder. Name a file in it, or let find_logs list its logs.")
     try:
-        inside = inside_of(rows_at) if rows_at is not None else None
+        inside = parse_row_path(rows_at) if rows_at is not None else None
         if inside is not None and arrays:
             arrays = inside.columns(arrays)
         parse = Splicer(arrays).parse_row if arrays and not keep_text else parse_row
@@ -265,7 +262,7 @@ def open_log(
 
 
 def _only(wanted: int, parse: ParseRow) -> ParseRow:
-    """What parses one line and passes over the others, which is many times quicker than reading them."""
+    """A parser of one line that skips the others, many times faster than parsing them."""
 
     def parsed(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
         if index == wanted:
@@ -276,7 +273,7 @@ def _only(wanted: int, parse: ParseRow) -> ParseRow:
 
 
 def lost_row(path: Path, last: int, damage: str) -> RawRow:
-    """The error row behind row `last`, where the file breaks; StorageError when that is -1: none was read."""
+    """The error row after row `last`, where the file is damaged; StorageError if `last` is -1: no row was read."""
     if last < 0:
         raise StorageError(
             f"{path}: {damage}. No row could be read before that place.\n"

@@ -1,4 +1,4 @@
-"""NewLog: rows that no log held before, written as JSONL, JSON or a table."""
+"""NewLog: new rows written as JSONL, JSON or a table."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ import numpy as np
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.storage.atomic import draft_of, new_file
+from tito_audit.storage.parquet import parquet_writer
 from tito_audit.storage.row_text import dump_row
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.text_output import Sink, compressed
-
-__all__ = ["NewLog", "Shapes", "kind_of_name", "new_log"]
 
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 _LINES = {".jsonl", ".ndjson"}
 _TABLES = {".parquet", ".arrow", ".arrows", ".feather"}
 _BATCH_ROWS = 1024
 _BATCH_ENTRIES = 4 << 20
-"""Numbers and characters that wait to be written, about."""
+"""About how many numbers and characters are buffered before a table is written."""
 
 
 class NewLog(Protocol):
-    """A log on its way: `add` a row after the other, `finish`, and read it at `draft` before it has its name."""
+    """A log being written: `add` rows, then `finish`, which says where to read it before it has its name."""
 
     def add(self, row: Row) -> None:
         """Write one row."""
 
     def finish(self) -> Path:
-        """Write the end; where all of it can be read before the block ends."""
+        """Write the end; the path at which the whole log can be read before the block ends."""
 
 
 def kind_of_name(target: Path) -> tuple[str, Compression]:
-    """What the name of a file asks for: lines, array or table, and how it is compressed.
+    """The kind of file that a name asks for (lines, array or table), and its compression.
 
-    SetupError when the suffix is that of another kind of file, or there is none.
+    SetupError if there is no suffix, or one of another kind of file.
     """
     suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
     packed = _PACKED.get(suffixes[-1]) if suffixes else None
@@ -52,22 +51,21 @@ def kind_of_name(target: Path) -> tuple[str, Compression]:
     if last in _TABLES and packed is None:
         return "table", None
     raise SetupError(
-        f"{target}: what to write follows from the suffix, and this is none of those that can be written.\n"
-        "Name it .jsonl, .ndjson or .json, with .gz or .zst behind it to compress it, .parquet, .arrow, "
-        "or .feather."
+        f"{target}: the suffix decides what is written, and this is not a suffix that can be written.\n"
+        "Name it .jsonl, .ndjson or .json, plus .gz or .zst to compress it, .parquet, .arrow, or .feather."
     )
 
 
 @contextmanager
-def new_log(target: Path, *, overwrite: bool, source: Path, shapes: Shapes | None = None) -> Iterator[NewLog]:
-    """A new log, which gets its name when the block ends, or never if it raises.
+def new_log(target: Path, *, overwrite: bool, source: Path, shapes: ColumnTypes | None = None) -> Iterator[NewLog]:
+    """A new log, which gets its name when the block ends, or never if the block raises.
 
-    `source` is the log that must not be written over; `shapes` is what the rows of a table are known to hold.
+    `source` is the log that must not be overwritten; `shapes` says what the columns of a table hold.
     """
     kind, compression = kind_of_name(target)
     with new_file(target, overwrite=overwrite, source=source) as out, contextlib.ExitStack() as stack:
         if kind == "table":
-            yield _Table(out, shapes or Shapes(), target.suffix.lower())
+            yield _Table(out, shapes or ColumnTypes(), target.suffix.lower())
             return
         text = _Text(out, compression, array=kind == "array")
         stack.callback(text.abandon)
@@ -75,7 +73,7 @@ def new_log(target: Path, *, overwrite: bool, source: Path, shapes: Shapes | Non
 
 
 class _Text:
-    """JSONL, or one JSON array with a row a line."""
+    """JSONL, or one JSON array with one row per line."""
 
     def __init__(self, out: BinaryIO, compression: Compression, *, array: bool) -> None:
         self._file = out
@@ -103,14 +101,14 @@ class _Text:
         return draft_of(self._file)
 
     def abandon(self) -> None:
-        """Let go of the compressor."""
+        """Close the compressor."""
         self._end.closed = True
         if self._compressed and not self._out.closed:
             self._out.close()
 
 
-class Shapes:
-    """What the columns of a table have to hold, learned from its rows before the first is written."""
+class ColumnTypes:
+    """The column types of a table, learned from all its rows before the first is written."""
 
     def __init__(self) -> None:
         self.schema: Any = None
@@ -118,14 +116,14 @@ class Shapes:
         self._size = 0
 
     def learn(self, row: Row) -> None:
-        """Take a row into account; SetupError when a column cannot hold it beside the rows before."""
+        """Take a row into account; SetupError if a column cannot hold both it and earlier rows."""
         self._rows.append(_cells(row))
         self._size += _entries(row)
         if len(self._rows) >= _BATCH_ROWS or self._size > _BATCH_ENTRIES:
             self.settle()
 
     def settle(self) -> None:
-        """Take all rows so far into account."""
+        """Take the buffered rows into account."""
         import pyarrow as pa
 
         if not self._rows:
@@ -162,26 +160,18 @@ class Shapes:
 
 
 def _writer_of(out: BinaryIO, schema: Any, suffix: str) -> Any:
-    """What writes tables of a schema, in the format of the suffix; .arrow is a stream, as for `datasets`."""
+    """A writer of tables in the format of the suffix; .arrow is a stream, as for `datasets`."""
     import pyarrow as pa
-    from pyarrow import parquet
 
-    if suffix != ".parquet":
-        return (pa.ipc.new_file if suffix == ".feather" else pa.ipc.new_stream)(out, schema)
-
-    class Writer(parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
-        """A writer that, given up halfway, does not try to end a file that may be closed by then."""
-
-        def __del__(self) -> None:
-            pass
-
-    return Writer(out, schema)
+    if suffix == ".parquet":
+        return parquet_writer(out, schema)
+    return (pa.ipc.new_file if suffix == ".feather" else pa.ipc.new_stream)(out, schema)
 
 
 class _Table:
-    """A table of which objects and lists of objects are JSON in a string, as tables of rollouts hold them."""
+    """A table in which objects and lists of objects are JSON strings, as is usual for rollouts."""
 
-    def __init__(self, out: BinaryIO, shapes: Shapes, suffix: str) -> None:
+    def __init__(self, out: BinaryIO, shapes: ColumnTypes, suffix: str) -> None:
         import pyarrow as pa
 
         shapes.settle()
@@ -192,14 +182,14 @@ class _Table:
         self._size = 0
 
     def add(self, row: Row) -> None:
-        """Write one row, with those that wait."""
+        """Buffer one row, and write when enough have been buffered."""
         self._rows.append(_cells(row))
         self._size += _entries(row)
         if len(self._rows) >= _BATCH_ROWS or self._size > _BATCH_ENTRIES:
             self._write()
 
     def finish(self) -> Path:
-        """Write what waits and the end."""
+        """Write the buffered rows and the end."""
         self._write()
         self._writer.close()
         return draft_of(self._file)
@@ -212,19 +202,19 @@ class _Table:
                 self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
             except (pa.ArrowException, OverflowError) as error:
                 raise StorageError(
-                    f"the rows are not what they were when they were first read ({error}), so nothing was "
-                    "written. Convert the log once nothing writes to it any more."
+                    f"the log has changed since it was first read ({error}), so nothing was written. "
+                    "Convert it once nothing writes to it any more."
                 ) from None
         self._rows, self._size = [], 0
 
 
 def _entries(row: Row) -> int:
-    """How much a row holds, about."""
+    """About how many numbers and characters a row holds."""
     return sum(len(value) if isinstance(value, list | str) else 1 for value in row.values())
 
 
 def _cells(row: Row) -> dict[str, Any]:
-    """The values of a row as a table has them."""
+    """The values of a row as a table holds them."""
     return {str(name): _cell(value) for name, value in row.items()}
 
 
@@ -246,6 +236,6 @@ def _holds_objects(value: Any) -> bool:
 
 def _of_two_types(name: str, error: Exception) -> SetupError:
     return SetupError(
-        f"column {name!r} holds values of several types, and a column of a table has one ({error}).\n"
+        f"column {name!r} holds values of several types, but a table column has only one ({error}).\n"
         "Write the log as .jsonl."
     )

@@ -1,7 +1,7 @@
 """Rows of JSON whose long arrays of numbers are cut out of the text before it is parsed.
 
-An array that was cut leaves a mark: a list of one text that no log holds. The text that is left is parsed, and
-a mark found in its place as such a list shows that the array was a whole value there, and no part of a string.
+Each array is replaced by a mark: a list of one string that no log can contain. Then the rest is parsed; finding
+the mark as such a list proves that the array was a value there, and not part of a string.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ from numpy.typing import NDArray
 from tito_audit.storage.number_text import numbers_of
 from tito_audit.storage.row import RawRow, parse_row
 
-__all__ = ["Splicer"]
-
 _SHORTEST = 256
-"""Bytes of the shortest array that is cut out."""
+"""Arrays shorter than this many bytes stay in the text."""
 _SHORTEST_INTEGERS = 2048
-"""The same for integers of several digits: as few as fit in there the parser reads sooner."""
+"""The same for integers of several digits, where the parser is faster on short arrays."""
 _LONGEST = 1 << 24
-"""Bytes of the longest: reading it takes a few times as much memory for a moment."""
+"""Arrays longer than this stay too: reading one briefly takes a few times its size in memory."""
 _FIRST = frozenset(bytes([byte]) for byte in b"-0123456789tf")
 _MARK = secrets.token_hex(16)
-"""Another text in every process, so that no log can hold it."""
+"""Random in every process, so that no log can contain it."""
 
 
 class Splicer:
-    """Reads rows whose long lists of numbers become numpy arrays, where that is wanted.
+    """Reads rows, with the long lists of numbers in some columns as numpy arrays.
 
-    `columns` says where, and of what kinds (of numpy's dtypes) an array may be there: `{"token_ids": "i"}` for
-    a column of the row, `{"calls[].token_ids": "i"}` for those of objects in a list.
+    `columns` maps paths to the allowed dtype kinds: `{"token_ids": "i"}` for a column of the row,
+    `{"calls[].token_ids": "i"}` for a column of objects in a list.
     """
 
     def __init__(self, columns: Mapping[str, str]) -> None:
@@ -41,15 +39,15 @@ class Splicer:
         self._kinds = {path.rpartition(".")[2].encode(): kinds for path, kinds in columns.items()}
 
     def parse_row(self, index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
-        """The row as `storage.row.parse_row` gives it, but for lists that are arrays `[N]`.
+        """The row as `storage.row.parse_row` gives it, with some lists as arrays `[N]`.
 
-        Integers become int64, floats float64, booleans bool; lists of other things, and mixed ones, stay.
+        Integers become int64, floats float64, booleans bool; mixed lists and lists of other things stay lists.
         """
         value = self._spliced(data) if len(data) >= _SHORTEST else None
         return parse_row(index, data, cut_off=cut_off) if value is None else RawRow(index, value)
 
     def _spliced(self, data: bytes) -> dict[str, Any] | None:
-        """The object in `data`; None if nothing was cut out, or what was is not found again."""
+        """The object in `data`; None if nothing was cut out, or a mark is not found again."""
         marked, pieces = self._cut(data)
         if not marked:
             return None
@@ -62,7 +60,7 @@ class Splicer:
         return value if not marked else None
 
     def _cut(self, data: bytes) -> tuple[dict[str, NDArray[Any]], list[bytes]]:
-        """The arrays behind keys, under the marks that stand for them in the text."""
+        """The arrays cut out, by mark, and the remaining text with the marks in it."""
         marked: dict[str, NDArray[Any]] = {}
         pieces: list[bytes] = []
         key = data.find(b'":')
@@ -88,7 +86,7 @@ class Splicer:
         return marked, pieces
 
     def _put_back(self, value: dict[str, Any], marked: dict[str, NDArray[Any]]) -> None:
-        """Set the arrays in place of their marks, or lists where none is wanted; those not found are left over."""
+        """Replace marks by arrays, or by lists where no array is wanted; those not found stay in `marked`."""
         waiting: list[tuple[Any, str]] = [(value, "")]
         while waiting and marked:
             node, path = waiting.pop()
@@ -109,7 +107,7 @@ class Splicer:
 
 
 def _numbers(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
-    """The numbers between `start` and `stop` if they are all there is, and worth cutting out."""
+    """The array in `data[start:stop]` if it holds only numbers and is worth cutting out."""
     if not _SHORTEST <= stop - start <= _LONGEST:
         return None
     if stop - start < _SHORTEST_INTEGERS and data[start + 1] != 0x2C and data.find(b".", start, stop) < 0:

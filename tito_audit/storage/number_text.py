@@ -1,6 +1,6 @@
-"""Numbers of a flat JSON array, read from its text into one numpy array without an object a number.
+"""Numbers of a flat JSON array, parsed into a numpy array without creating a Python object for each.
 
-Whatever is not certain is left to the parser: a function that answers None has said nothing.
+Doubtful cases are left to the JSON parser: None means that nothing was decided.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-__all__ = ["numbers_of"]
-
 _COMMA, _MINUS, _SPACE, _ZERO = b",- 0"
 _WORD = 8
-"""Characters in a word, and the most digits of an integer that is read as one."""
+"""Characters in a word, and the maximum digits of an integer parsed as one."""
 _RUNS = (4096, 512, 64, 8)
-"""How many repetitions of a number are compared at once; fewer than the last are read one by one."""
+"""How many repetitions of a number are compared at once; shorter runs are parsed one by one."""
 
 _LONGEST_UNIT = 32
-"""Characters of a number whose repetitions are looked for."""
+"""Maximum characters of a number whose repetitions are looked for."""
 
 # Eight digits in a word, the first of them in its lowest byte.
 _ZEROS = np.uint64(0x3030303030303030)
@@ -31,14 +29,14 @@ _JOINED = (
     (np.uint64(100 << 16 | 1), np.uint64(16), np.uint64(0x0000FFFF0000FFFF)),
     (np.uint64(10_000 << 32 | 1), np.uint64(32), np.uint64(0x00000000FFFFFFFF)),
 )
-"""Each makes one number of two neighbours: times, shifted right by, and what of it counts."""
+"""Steps that combine neighbouring numbers into one: factor, right shift, mask."""
 
 
 def numbers_of(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
-    """The numbers in `data[start:stop]`, what stands between the brackets of a JSON array, as `[N]`.
+    """The numbers in `data[start:stop]`, the inside of a JSON array, as `[N]`.
 
-    int64 if all are integers, float64 if all have a fraction or an exponent, bool if all are `true` or
-    `false`: bit for bit what parsing gives. None for everything else, be it another array or no JSON.
+    int64 if all are integers, float64 if all have a fraction or an exponent, bool if all are `true` or `false`:
+    bit for bit what parsing gives. None for everything else, including invalid JSON.
     """
     comma = data.find(b",", start, stop)
     if comma <= start or start < _WORD:
@@ -74,14 +72,14 @@ def _booleans(text: bytes, gap: int) -> NDArray[np.bool_] | None:
     if found is None:
         return None
     trues = int(np.count_nonzero(found))
-    # Digits that stood there beside the words made the text shorter than words alone do.
+    # If the text already had digits, it is shorter than it would be with words alone.
     words = len(short) + 3 * trues + 4 * (len(found) - trues)
     return found.astype(np.bool_) if len(text) == words else None
 
 
 def _integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] | None:
     """Integers of at most eight digits."""
-    # Whole words, and one more, which is shifted in where a number begins inside a word.
+    # Padded to whole words plus one, which is shifted in if a number begins inside a word.
     padded = data[start:stop] + bytes(2 * _WORD - (stop - start) % _WORD)
     text = np.frombuffer(padded, np.uint8, stop - start)
     commas = np.flatnonzero(text == _COMMA)
@@ -104,7 +102,7 @@ def _integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64]
     zero_first = words.astype(np.uint8) == 0
     if zero_first.any() and int(lengths[zero_first].max()) > 1:
         return None
-    # The digits go to the end of the word, with zeros before them, and what stood behind them goes.
+    # Move the digits to the end of the word, zeros before them, and drop what followed them.
     words <<= (np.subtract(_WORD, lengths) << 3).view(np.uint64)
     other = words + _PAST_NINE
     other |= words
@@ -123,14 +121,14 @@ def _integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64]
 
 
 def _words(text: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The eight characters from each of `starts` on."""
+    """The eight characters at each of `starts`."""
     index = starts >> 3
     inside = ((starts & 7) << 3).view(np.uint64)
     words = text.take(index)
     words >>= inside
     index += 1
     following = text.take(index)
-    # A word is shifted by less than its width at once.
+    # A shift has to be smaller than the width of the word.
     following <<= np.uint64(1)
     following <<= np.uint64(63) - inside
     words |= following
@@ -138,9 +136,9 @@ def _words(text: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDArray[np.ui
 
 
 def _floats(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) -> NDArray[np.float64] | None:
-    """Numbers with a fraction or an exponent, `unit` the first with the comma and space behind it.
+    """Numbers with a fraction or an exponent; `unit` is the first one with the comma and space after it.
 
-    The parser reads them, but for repetitions of that first or else of zero, which stand where nothing was
+    The JSON parser reads them, except runs of the first number or of 0.0, which fill places where no token was
     sampled.
     """
     if len(unit) > _LONGEST_UNIT or not data.startswith(unit * _RUNS[-1], start, stop):
@@ -165,9 +163,9 @@ def _floats(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) -> ND
 
 
 def _without_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) -> tuple[list[bytes], list[int]]:
-    """The text around runs of `unit`, one piece more than runs, and how many numbers each run holds.
+    """The text around runs of `unit` (one piece more than runs), and the count of numbers in each run.
 
-    All but the last piece end with a comma or are empty.
+    Every piece but the last ends with a comma or is empty.
     """
     runs = [unit * count for count in _RUNS]
     pieces: list[bytes] = []
@@ -175,7 +173,7 @@ def _without_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes)
     at = search = start
     while (found := data.find(runs[-1], search, stop)) >= 0:
         if found > at and data[found - len(comma) : found] != comma:
-            # The end of a longer number that ends as the unit does: the next one is whole.
+            # The end of a longer number that ends like the unit: go on with the next.
             search = found + len(unit)
             continue
         end = found
@@ -190,17 +188,17 @@ def _without_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes)
 
 
 def _parsed(text: bytes) -> NDArray[np.float64] | None:
-    """Numbers that a list of them parses to; None unless all are floats."""
+    """The numbers in a comma-separated text; None unless all are floats."""
     try:
         found = orjson.loads(b"[%b]" % text)
     except orjson.JSONDecodeError:
         return None
-    # As many points as numbers: each of them has one.
+    # As many points as numbers means that each is a float.
     if (b'"' in text or _count(text, b".") != len(found)) and set(map(type, found)) != {float}:
         return None
     return np.array(found, np.float64)
 
 
 def _count(text: bytes, byte: bytes) -> int:
-    """How often a byte occurs, where that is often."""
+    """How often a byte occurs; fast if it occurs often."""
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) == byte[0]))

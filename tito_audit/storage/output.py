@@ -1,4 +1,4 @@
-"""Output and open_output: a log written again under another name, whatever kind it is."""
+"""open_output: a log of any kind written again under another name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.text_output import TextOutput
 
-__all__ = ["Output", "open_output"]
-
 _TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
 _OWN = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
@@ -34,10 +32,10 @@ def open_output(
 ) -> Iterator[Output]:
     """An output for the rows of a log that keeps its text; `target` appears when the block ends, or never.
 
-    If no row changed, it is a copy of the log's file. The suffix of `target` chooses the compression of
-    JSON, else the log's own stays. `added` names columns that rows may have and the log has not.
-    SetupError when the suffix is that of another kind; StorageError when the file cannot be written, or
-    the log holds a row that cannot be carried over.
+    If no row changed, it is a copy of the log's file. The suffix of `target` decides how JSON is compressed;
+    without one, as the log is. `added` names columns that rows may have although the log does not.
+    SetupError if the suffix is that of another kind; StorageError if the file cannot be written, or the log
+    has a row that cannot be carried over.
     """
     if log.path.exists() and not log.path.is_file():
         raise SetupError(
@@ -49,7 +47,7 @@ def open_output(
     with new_file(target, overwrite=overwrite, source=log.path) as out, contextlib.ExitStack() as stack:
         inner: Output
         if log.kind == "parquet":
-            from tito_audit.storage.parquet_output import ParquetOutput  # heavy: only those who need it pay
+            from tito_audit.storage.parquet_output import ParquetOutput  # slow to import, so only where needed
 
             inner = ParquetOutput(log.path, out, added)
         elif log.kind == "arrow":
@@ -63,20 +61,20 @@ def open_output(
         else:
             inner = text = TextOutput(out, log.kind, compression)
             stack.callback(text.abandon)
-        whole = _Whole(log, out, inner, may_copy=log.kind not in BINARY and compression == log.compression)
-        yield whole if log.inside is None else _inside(whole, added if log.kind in TABLES else ())
+        whole = _CheckedOutput(log, out, inner, may_copy=log.kind not in BINARY and compression == log.compression)
+        yield whole if log.inside is None else _nested_output(whole, added if log.kind in TABLES else ())
         if not whole.finished:
             raise RuntimeError("an output has to be finished before its block ends")
 
 
-def _inside(whole: Output, moved: tuple[str, ...]) -> Output:
+def _nested_output(whole: Output, moved: tuple[str, ...]) -> Output:
     from tito_audit.storage.inside_output import InsideOutput
 
     return InsideOutput(whole, moved)
 
 
-class _Whole:
-    """An output that refuses what would lose rows, and copies the file when nothing changed."""
+class _CheckedOutput:
+    """An output that refuses to lose rows, and copies the file if nothing changed."""
 
     def __init__(self, log: Log, out: BinaryIO, inner: Output, *, may_copy: bool) -> None:
         self.changed = False
@@ -89,7 +87,7 @@ class _Whole:
         self._state = _state(log.path)
 
     def keep(self, raw: RawRow) -> None:
-        """Write the row as it was; StorageError when that cannot be."""
+        """Write the row as it was; StorageError if that is impossible."""
         self._refuse_lost(raw)
         if raw.value is None and raw.text is None and self._text:
             raise StorageError(
@@ -98,7 +96,7 @@ class _Whole:
         self._inner.keep(raw)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write rows in place of one; StorageError when the file cannot be read to its end."""
+        """Write rows in place of one; StorageError if the file cannot be read to its end."""
         self._refuse_lost(raw)
         if len(rows) == 1 and next(edits_between(raw.value, rows[0]), None) is None:
             self._inner.keep(raw)
@@ -107,12 +105,12 @@ class _Whole:
         self._inner.replace(raw, rows)
 
     def finish(self, log: Log) -> None:
-        """Write the end, or the file as it was."""
+        """Write the end; if nothing changed, copy the file."""
         self._inner.finish(log)
-        # A log that its writer has touched meanwhile is not what was read.
+        # If the log was modified meanwhile, the file is no longer what was read.
         if not self.changed and self._may_copy and self._state == _state(self._path):
             self._copy()
-        # A file may wait for its name; that the disk is full has to be known before.
+        # The file may get its name much later; report a full disk now.
         self._out.flush()
         os.fsync(self._out.fileno())
         self.finished = True
@@ -125,13 +123,13 @@ class _Whole:
                 shutil.copyfileobj(source, self._out, 1 << 20)
         except OSError as error:
             raise StorageError(
-                f"{self._path}: it cannot be read any more ({error.strerror or error}), so nothing was written."
+                f"{self._path}: it can no longer be read ({error.strerror or error}), so nothing was written."
             ) from error
 
     def _refuse_lost(self, raw: RawRow) -> None:
         if raw.lost:
             raise StorageError(
-                f"{self._path}: {raw.error}; the output would lack what follows, so nothing was written. "
+                f"{self._path}: {raw.error}; the output would lack the rows after it, so nothing was written. "
                 "Copy the log again, or write it again."
             )
 
@@ -142,20 +140,21 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def _compression_for(log: Log, target: Path) -> Compression:
-    """How to compress the target; SetupError when its suffix is that of another kind of file."""
+    """How to compress the target; SetupError if its suffix is that of another kind of file."""
     suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
     last = suffixes[-1] if suffixes else ""
     if log.kind in BINARY:
         name, own = _own_suffixes(log)
         if last in {*_PACKED, *_TEXT_SUFFIXES, *_OWN} - {*own}:
             raise SetupError(
-                f"{target}: {log.path} is {name} and stays {name}, which this suffix is not; "
+                f"{target}: {log.path} is {name} and stays {name}, but this suffix is of another kind; "
                 f"name it {' or '.join(own)}."
             )
         return None
     if last in _OWN:
         raise SetupError(
-            f"{target}: {log.path} is JSON and stays JSON, which this suffix is not; name it .jsonl or .json."
+            f"{target}: {log.path} is JSON and stays JSON, but this suffix is of another kind; "
+            "name it .jsonl or .json."
         )
     if last in _PACKED:
         return _PACKED[last]
@@ -163,7 +162,7 @@ def _compression_for(log: Log, target: Path) -> Compression:
 
 
 def _own_suffixes(log: Log) -> tuple[str, tuple[str, ...]]:
-    """What a binary log is, for people, and how the names of such files end."""
+    """What a binary log is, in words, and the suffixes of such files."""
     if log.kind != "arrow":
         return ("Parquet", (".parquet",)) if log.kind == "parquet" else ("a Torch file", (".pt",))
     with open_arrow(log.path) as file:

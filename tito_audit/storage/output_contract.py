@@ -1,4 +1,4 @@
-"""The contract of an output: a log that is being written again, row by row."""
+"""Output: the interface for writing a log again, row by row."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from tito_audit.format import Row
 from tito_audit.storage.log import Log
 from tito_audit.storage.row import RawRow
 
-__all__ = ["Output"]
-
 
 class Output(Protocol):
-    """A log that is being written again: one call a row of the log, in order, then `finish`."""
+    """A log that is being written again: one call per row of the log, in order, then `finish`."""
 
     changed: bool
-    """Whether any row was replaced by something that is not the same single row."""
+    """Whether any row was changed, forked or dropped."""
 
     def keep(self, raw: RawRow) -> None:
         """Write the row as it was, byte for byte."""
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write rows in place of one: none leaves it out, several are a fork.
+        """Write these rows in place of one: none drops it, several are a fork.
 
-        They share with `raw.value` every object that did not change.
+        They share every unchanged object with `raw.value`.
         """
 
     def finish(self, log: Log) -> None:
-        """Write what followed the last row; without it the file does not appear."""
+        """Write what follows the last row; if this is not called, the file does not appear."""

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import Choice, seed_of
+from tito_audit.storage.sampling import Sample, seed_of
 from tito_audit.storage.streams import Damaged
-from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, chosen_of_batch, first_line, rows_of_batch
-
-__all__ = ["batches_of", "chosen_of_group", "open_parquet", "rows_of_parquet", "seed_of_group"]
+from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, first_line, rows_of_batch, sampled_of_batch
 
 
 def rows_of_parquet(
-    path: Path, limit: int, only: int | None = None, choice: Choice | None = None
+    path: Path, limit: int, only: int | None = None, sample: Sample | None = None
 ) -> Iterator[tuple[RawRow, float]]:
-    """Each row with the share of the file's rows that were read up to it, from 0 to 1.
+    """Each row with the share of the rows read up to it, from 0 to 1.
 
-    With `only`, that row alone, with `choice` those that it takes; row groups without them are not read.
+    With `only`, that row alone; with `sample`, the sampled rows. Row groups without any of them are not read.
     """
     with open_parquet(path) as file:
         if only is not None:
@@ -29,8 +27,8 @@ def rows_of_parquet(
         total = max(file.metadata.num_rows, 1)
         index = 0
         for group in range(file.num_row_groups):
-            if choice is not None:
-                for row in chosen_of_group(file, group, index, index, limit, choice):
+            if sample is not None:
+                for row in sampled_of_group(file, group, index, index, limit, sample):
                     yield row, (row.index + 1) / total
                 index += file.metadata.row_group(group).num_rows
                 continue
@@ -54,7 +52,7 @@ def _one_row(file: Any, wanted: int, limit: int) -> Iterator[RawRow]:
 
 
 def open_parquet(path: Path) -> Any:
-    """The file as pyarrow reads it; StorageError when it cannot be opened."""
+    """The open file; StorageError if it cannot be opened."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -67,8 +65,19 @@ def open_parquet(path: Path) -> Any:
         ) from None
 
 
+def parquet_writer(out: BinaryIO, schema: Any, **options: Any) -> Any:
+    """A ParquetWriter that, when dropped unfinished, leaves the file alone: it may be closed by then."""
+    from pyarrow import parquet
+
+    class Writer(parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
+        def __del__(self) -> None:
+            pass
+
+    return Writer(out, schema, **options)
+
+
 def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
-    """One row group in batches of about 32 MiB; raises Damaged where it breaks."""
+    """One row group in batches of about 32 MiB; raises Damaged if it cannot be read."""
     import pyarrow as pa
 
     about = file.metadata.row_group(group)
@@ -85,22 +94,22 @@ def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
         yield batch
 
 
-def chosen_of_group(
-    file: Any, group: int, first: int, row: int, limit: int, choice: Choice, *, threads: bool = True
+def sampled_of_group(
+    file: Any, group: int, first: int, row: int, limit: int, sample: Sample, *, threads: bool = True
 ) -> Iterator[RawRow]:
-    """The rows of a row group that the choice takes, numbered from `first`; the first is row `row` of the file."""
+    """The sampled rows of a row group, numbered from `first`; the group starts at row `row` of the file."""
     about = file.metadata.row_group(group)
     seed = seed_of_group(about)
-    if not len(choice.among(seed, row, about.num_rows)):
-        choice.skip(first + about.num_rows - 1, about.num_rows)
+    if not len(sample.among(seed, row, about.num_rows)):
+        sample.skip(first + about.num_rows - 1, about.num_rows)
         return
     done = 0
     for batch in batches_of(file, group, threads=threads):
-        taken = choice.among(seed, row + done, batch.num_rows)
-        yield from chosen_of_batch(batch, taken, first + done, limit, choice)
+        taken = sample.among(seed, row + done, batch.num_rows)
+        yield from sampled_of_batch(batch, taken, first + done, limit, sample)
         done += batch.num_rows
 
 
 def seed_of_group(about: Any) -> int:
-    """What tells a row group from others, of any file: how large its columns are as they are stored."""
+    """A seed that identifies a row group by the stored sizes of its columns."""
     return seed_of(about.num_rows, *(about.column(i).total_compressed_size for i in range(about.num_columns)))

@@ -1,4 +1,4 @@
-"""Quarantine: rows taken out of a log, with where they were and why, as JSONL that can be audited again."""
+"""Quarantine: rows removed from a log, with where they were and why, as JSONL that can be audited again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from tito_audit.record.rollout import Place
 from tito_audit.storage.atomic import new_file
 from tito_audit.storage.row import RawRow
 
-__all__ = ["Quarantine"]
-
 
 class Quarantine:
     """One file for the rows of all logs of a run."""
@@ -29,23 +27,23 @@ class Quarantine:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, *, overwrite: bool) -> Iterator[Quarantine]:
-        """A quarantine that takes its name once the run is over; StorageError when it cannot be written."""
+        """A quarantine whose file appears when the run is over; StorageError if it cannot be written."""
         with new_file(path, overwrite=overwrite) as out:
             yield cls(out)
 
     def add(self, raw: RawRow, place: Place, said: Mapping[str, Mapping[str, Any]]) -> None:
-        """One row as it was, with one more column; a row that is no object only as its text in that column."""
+        """Write a row as it was, plus one column; a row that is not an object goes into that column as text."""
         (column, about), *_ = said.items()
         about = {**about, "file": place.file, "row": place.row}
         if raw.value is None:
             text = (raw.text or b"").decode("utf-8", "backslashreplace")
             line = orjson.dumps({column: {**about, "text": text}})
         elif raw.text is not None:
-            # A row of a document may span lines, and a line is what a row is here.
+            # A row of a document may span lines; here each row is one line.
             text = " ".join(raw.text.decode("utf-8").split("\n")).strip()
             line = rewrite_json(text, [Edit((column,), about)]).encode("utf-8")
         elif raw.of_text:
-            # As Python writes it, NaN and halves of surrogate pairs as well.
+            # As Python writes it, NaN and lone surrogates included.
             line = json.dumps({**raw.value, column: about}).encode("ascii")
         else:
             options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
@@ -55,5 +53,5 @@ class Quarantine:
 
 
 def _plain(value: object) -> object:
-    """What JSON has no form for, as text; arrays that are not laid out in a row, as lists."""
+    """Non-contiguous arrays as lists; other values that JSON cannot hold as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,4 +1,4 @@
-"""RowsAgain: rows of a file of which each can be read once more, in any order."""
+"""RandomAccess: a file whose rows can be read a second time, in any order."""
 
 from __future__ import annotations
 
@@ -13,44 +13,42 @@ from tito_audit.storage.lines import ParseRow, cut_lines
 from tito_audit.storage.log import open_log, unreadable
 from tito_audit.storage.row import RawRow, parse_row, too_long
 
-__all__ = ["MOST_HELD", "Room", "RowsAgain", "Ticket"]
-
 Ticket = tuple[int, int]
-"""The index of a row, and where it is: the byte at which its line starts, or its number among those held."""
+"""The index of a row, and where it is: the byte offset of its line, or its number among the held rows."""
 
 MOST_HELD = 1 << 30
-"""Bytes of packed rows that are held in memory, of all files that are shared out of one room."""
+"""Maximum bytes of packed rows in memory, for all files that share a budget."""
 _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(slots=True)
-class Room:
-    """Memory for rows of files that cannot be read by place."""
+class MemoryBudget:
+    """Memory budget for rows of files that cannot be read by offset."""
 
     left: int = MOST_HELD
 
     def take(self, size: int, path: Path) -> None:
-        """Use some of it; StorageError when there is not enough."""
+        """Use some of the budget; StorageError if it is exceeded."""
         self.left -= size
         if self.left < 0:
             raise StorageError(
-                f"{path}: its rows take more than {MOST_HELD >> 20:,} MiB of memory, where they have to be held "
-                "to be found by their id.\nWrite it as plain JSONL, of which only the places of lines are held."
+                f"{path}: its rows take more than {MOST_HELD >> 20:,} MiB of memory, where they have to be kept "
+                "to be found by their id.\nWrite it as uncompressed JSONL, of which only line offsets are kept."
             )
 
 
-class RowsAgain:
-    """The rows of one file. Of plain JSONL places are kept; rows of any other kind are held, packed."""
+class RandomAccess:
+    """The rows of one file: of uncompressed JSONL only offsets are kept, other rows are held compressed."""
 
     def __init__(
-        self, path: Path, *, max_row_bytes: int, room: Room | None = None, parse: ParseRow = parse_row
+        self, path: Path, *, max_row_bytes: int, budget: MemoryBudget | None = None, parse: ParseRow = parse_row
     ) -> None:
         self.path = path
         self._log = open_log(path, max_row_bytes=max_row_bytes)
         self._limit = max_row_bytes
         self._parse = parse
-        self._room = room or Room()
+        self._budget = budget or MemoryBudget()
         self._held: list[bytes] = []
         if not path.is_file():
             raise StorageError(
@@ -59,24 +57,24 @@ class RowsAgain:
         self._in_place = self._log.kind == "lines" and self._log.compression is None
 
     def __iter__(self) -> Iterator[tuple[Ticket, RawRow]]:
-        """Every row as `open_log` gives it, with its ticket; to be used once, from the first row to the last."""
+        """Every row as `open_log` gives it, with its ticket; iterate once, over all rows."""
         if self._in_place:
             yield from self._lines()
             return
         for raw in self._log:
             packed = zlib.compress(pickle.dumps(raw, pickle.HIGHEST_PROTOCOL), 1)
-            self._room.take(len(packed), self.path)
+            self._budget.take(len(packed), self.path)
             self._held.append(packed)
             yield (raw.index, len(self._held) - 1), raw
 
     def row(self, ticket: Ticket) -> RawRow:
-        """The row that was given out with this ticket; with its text where it is a line of plain JSONL."""
+        """The row with this ticket; with its text if it is a line of uncompressed JSONL."""
         if not self._in_place:
             return unpacked(self._held[ticket[1]])
         return line_at(self.path, ticket, self._limit, self._parse)
 
     def packed(self, ticket: Ticket) -> bytes | None:
-        """The row as it is held; None where it is read by place."""
+        """The row as it is held; None if it is read by offset."""
         return None if self._in_place else self._held[ticket[1]]
 
     def _lines(self) -> Iterator[tuple[Ticket, RawRow]]:
@@ -95,13 +93,13 @@ class RowsAgain:
 
 
 def unpacked(data: bytes) -> RawRow:
-    """A row that `RowsAgain.packed` gave; bytes of this process only, which never were in a file."""
+    """A row from `RandomAccess.packed`; the pickle is this process's own and never was in a file."""
     raw: RawRow = pickle.loads(zlib.decompress(data))
     return raw
 
 
 def line_at(path: Path, ticket: Ticket, limit: int, parse: ParseRow = parse_row) -> RawRow:
-    """The row of one line of a plain file, with its text."""
+    """The row of one line of an uncompressed file, with its text."""
     index, at = ticket
     try:
         with path.open("rb") as file:

@@ -11,12 +11,10 @@ import orjson
 from tito_audit.format import Row
 from tito_audit.record.edits import Path
 
-__all__ = ["RawRow", "Within", "parse_json", "parse_row", "parses", "too_long"]
-
 _PYTHON_WORDS = (b"NaN", b"Infinity", b"\\u")
-"""Without one of these in it, what the fast parser refuses is not JSON for Python either."""
+"""Without one of these, what the fast parser rejects is not JSON for Python either."""
 _NEAR = 24
-"""Bytes shown on each side of the place where JSON breaks."""
+"""Bytes shown on each side of the place where JSON is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,41 +22,41 @@ class RawRow:
     """One row of a log, or why it could not be read: exactly one of `value` and `error` is set."""
 
     index: int
-    """Counted from 0: the line (blank ones counted), the element of an array, the row of a Parquet file."""
+    """From 0: the line (blank ones counted), the element of an array, the row of a table."""
     value: Row | None
     error: str | None = None
     text: bytes | None = None
-    """Its bytes as the decompressed file has them, without white space around, if the log keeps text; None
-    also for a row that is too long and for a row of Parquet."""
+    """Its bytes in the decompressed file, stripped, if the log keeps text; None also for a row that is too long
+    and for rows of binary files."""
     lead: bytes = b""
-    """Everything between the end of the row before and the start of this one, if the log keeps text."""
+    """Everything between the end of the previous row and the start of this one, if the log keeps text."""
     lost: bool = False
-    """True for the error row of a place past which the file cannot be read."""
+    """True for the error row at the place past which the file cannot be read."""
     within: Within | None = None
-    """Where in a row of the file it lies; None where it is one."""
+    """Where it is nested in a row of the file; None if it is a row of the file itself."""
 
     @property
     def of_text(self) -> bool:
-        """Whether it was read from text that is kept, its own or that of a row of the file around it."""
+        """Whether it was read from text that is kept: its own, or that of the row of the file around it."""
         return self.text is not None or (self.within is not None and self.within.outer.text is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Where in a row of the file a row lies."""
+    """Where a row is nested in a row of the file."""
 
     outer: RawRow
     path: Path
-    """The keys and positions that lead to it, or as far as they lead where it is not there."""
+    """The keys and positions that lead to it, as far as they exist."""
     before: tuple[RawRow, ...] = ()
-    """Rows of the file in which there are none, between the last one that was found and this one."""
+    """Rows of the file between the previous nested row and this one that contain no rows."""
 
 
 def parse_row(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
     """The JSON object in `data` as a row, or the reason why there is none.
 
-    `cut_off` says that the file ended here without closing the row, so a row that does not parse was
-    most likely being written when the run stopped.
+    `cut_off`: the file ends here without closing the row, so a row that does not parse was most likely being
+    written when the run stopped.
     """
     try:
         value = parse_json(data)
@@ -77,10 +75,10 @@ def parse_row(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
 
 
 def parse_json(data: bytes) -> Any:
-    """The value written in `data`; ValueError, in words for people, when it is not JSON.
+    """The JSON value in `data`; ValueError with a readable reason if it is not JSON.
 
-    What the fast parser refuses is tried again with the standard library, which takes what Python
-    writes: bare NaN and Infinity, and halves of surrogate pairs.
+    What the fast parser rejects is tried again with the standard library, which accepts what Python
+    writes: bare NaN and Infinity, and lone surrogates.
     """
     try:
         return orjson.loads(data)
@@ -99,7 +97,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def parses(data: bytes) -> bool:
-    """Whether `data` is a JSON value, without the cost of saying where it is not."""
+    """Whether `data` is a JSON value, without the cost of locating the error."""
     try:
         orjson.loads(data)
     except orjson.JSONDecodeError:

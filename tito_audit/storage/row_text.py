@@ -1,4 +1,4 @@
-"""A row as the JSON text of one line, whatever values it holds."""
+"""dump_row: a row as one line of JSON, whatever values it holds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import orjson
 
 from tito_audit.format import Row
 
-__all__ = ["dump_row"]
-
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def dump_row(row: Row) -> bytes:
-    """A row as JSON on one line; NaN is null, infinity stays what Python writes for it."""
+    """A row as one line of JSON; NaN becomes null, infinity is written as Python writes it."""
     try:
         data = orjson.dumps(row, option=_OPTIONS)
     except (TypeError, ValueError):
@@ -27,7 +25,7 @@ def dump_row(row: Row) -> bytes:
 
 
 def _dump_slowly(row: Row) -> bytes:
-    """Halves of surrogate pairs, huge integers and infinity, as the standard library writes them."""
+    """The row as the standard library writes it: lone surrogates, huge integers and infinity included."""
     return json.dumps(_plain(row), separators=(",", ":")).encode("ascii")
 
 

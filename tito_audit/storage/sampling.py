@@ -1,4 +1,4 @@
-"""Choice: which rows of a log a sample takes, whoever reads the log and in whatever parts."""
+"""Sample: which rows of a log a sample takes, however the log is split among processes."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Choice", "seed_of"]
-
 _EDGE = 256
-"""Bytes at the start and the end of a row that tell it from others."""
+"""Bytes at the start and end of a row that identify it."""
 _SPACE = 1 << 64
 
 
-class Choice:
+class Sample:
     """The rows of one file that a share takes, and how many were left out so far.
 
-    A row of text is told by its place and by how it begins and ends, a row of a table by its number and by its
-    part of the file: neither the name of the file nor what is written behind a row decides about it, and files
-    that hold different rows lose different ones. A larger share takes the rows of a smaller one and more.
+    A text row is identified by its position and by how it begins and ends, a table row by its number and its
+    part of the file. So neither the file's name nor rows appended later change the sample, and different files
+    lose different rows. A larger share takes the rows of a smaller one and more.
     """
 
     __slots__ = ("_bound", "last", "left_out")
 
     def __init__(self, share: float) -> None:
         self.left_out = 0
-        """Rows that were looked at and not taken."""
+        """Rows seen and not taken."""
         self.last = -1
-        """The index of the last row that was looked at; -1 before the first."""
+        """The index of the last row seen; -1 before the first."""
         self._bound = int(share * _SPACE)
 
     def takes(self, index: int, at: int, data: bytes | None, size: int) -> bool:
-        """Whether the row of this index is taken, which begins at `at` and is `data`; None: too long to hold."""
+        """Whether the row with this index, which begins at `at`, is taken; `data` is None if it is too long."""
         self.last = index
         ends = data[:_EDGE] + data[-_EDGE:] if data is not None else b""
         taken = _number(b"%d %d %b" % (at, size, ends)) < self._bound
@@ -40,12 +38,12 @@ class Choice:
         return taken
 
     def among(self, seed: int, first: int, count: int) -> NDArray[np.int64]:
-        """`[N]` those of `count` rows that are taken, counted from 0; the first is row `first` of the file.
+        """`[N]` which of `count` rows are taken, counted from 0; the first is row `first` of the file.
 
-        Nothing is counted as left out.
+        Does not count what is left out.
         """
         rows = np.arange(first, first + count, dtype=np.uint64)
-        # Numbers that follow one another, scattered over 64 bits (the finalizer of splitmix64).
+        # Consecutive numbers scattered over 64 bits (the finalizer of splitmix64).
         rows = (rows + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(seed)
         rows = (rows ^ (rows >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         rows = (rows ^ (rows >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -53,13 +51,13 @@ class Choice:
         return np.flatnonzero(rows < np.uint64(min(self._bound, _SPACE - 1))).astype(np.int64)
 
     def skip(self, index: int, count: int) -> None:
-        """Count rows as left out, the last of which has this index."""
+        """Count `count` rows as left out; the last has this index."""
         self.left_out += count
         self.last = index
 
 
 def seed_of(*what: object) -> int:
-    """64 bits that stand for a part of a file, as `Choice.among` takes them."""
+    """A 64-bit seed for a part of a file, for `Sample.among`."""
     return _number(repr(what).encode())
 
 

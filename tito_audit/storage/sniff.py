@@ -1,12 +1,10 @@
-"""What a file is by its first bytes, and what is said about those that are no logs."""
+"""Recognizes files that are not logs by their first bytes, and says how to export them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tito_audit.errors import StorageError
-
-__all__ = ["PARQUET_MAGIC", "refuse_binary", "refuse_text"]
 
 PARQUET_MAGIC = b"PAR1"
 
@@ -55,7 +53,7 @@ _BINARY: tuple[tuple[bytes, str, str], ...] = (
 
 
 def refuse_binary(path: Path, head: bytes) -> None:
-    """Nothing, if `head` may begin a log; StorageError for kinds of file that are refused."""
+    """Raise StorageError if `head` begins a kind of file that is not read."""
     if head.startswith(b"PK\x03\x04"):
         # Both are zip archives; torch keeps its pickle in a member called data.pkl.
         if path.suffix == ".npz" or b".npy" in head[:512]:
@@ -70,8 +68,8 @@ def refuse_binary(path: Path, head: bytes) -> None:
         raise _refusal(path, "a tar archive", _UNPACK)
 
 
-def refuse_text(path: Path, head: bytes) -> StorageError:
-    """The error for a file that holds no JSON; its suffix tells what it might be."""
+def text_error(path: Path, head: bytes) -> StorageError:
+    """The error for a file without JSON; its suffix hints at what it might be."""
     if path.suffix in {".pkl", ".pickle"}:
         return _refusal(path, f"a Python pickle; {_RUNS_CODE}", _EXPORT)
     if path.suffix in {".msgpack", ".mpk", ".bin"} or (head and head[0] >= 0x80):

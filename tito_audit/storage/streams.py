@@ -1,4 +1,4 @@
-"""ByteStream: the bytes of a log, decompressed, in blocks, with a look ahead."""
+"""ByteStream: the decompressed bytes of a log in blocks, with lookahead."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
-
-__all__ = ["ByteStream", "Compression", "Damaged", "compression_of"]
 
 Compression = Literal["gzip", "zstd"] | None
 
@@ -17,18 +15,18 @@ _MAGIC: dict[bytes, Compression] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "z
 
 
 class Damaged(Exception):
-    """The file cannot be read further; the message says how far it got. Never leaves this folder."""
+    """The file cannot be read further; the message says where. Caught within this room."""
 
 
 def compression_of(head: bytes) -> Compression:
-    """How a file is compressed, from its first four bytes; None when it is not."""
+    """How a file is compressed, by its first four bytes; None if it is not."""
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
 
 
 class ByteStream:
-    """Blocks of decompressed bytes. What was looked at ahead of time is read again afterwards.
+    """Blocks of decompressed bytes; what `peek` showed is still read afterwards.
 
-    Damage is kept until everything before it has been read, so that a look ahead never raises.
+    Damage is reported only once everything before it was read, so `peek` never raises.
     """
 
     def __init__(self, raw: BinaryIO, compression: Compression) -> None:
@@ -39,7 +37,7 @@ class ByteStream:
         self._taken = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """The blocks that are left; raises Damaged where the file breaks."""
+        """The remaining blocks; raises Damaged where the file is damaged."""
         while True:
             if self._ahead:
                 yield self._ahead.pop(0)
@@ -51,7 +49,7 @@ class ByteStream:
                 return
 
     def peek(self, size: int) -> bytes:
-        """The next `size` bytes, fewer only at the end of the file, without reading past them."""
+        """The next `size` bytes without consuming them; fewer only at the end of the file."""
         have = sum(map(len, self._ahead))
         while have < size and (block := self._pull()):
             self._ahead.append(block)
@@ -60,21 +58,21 @@ class ByteStream:
         return self._ahead[0][:size] if have else b""
 
     def unread(self, blocks: list[bytes]) -> None:
-        """Put blocks back in front, to be read again."""
+        """Put blocks back to be read again."""
         self._ahead[:0] = blocks
 
     def skip(self, size: int) -> None:
-        """Leave out bytes that `peek` showed."""
+        """Consume bytes that `peek` showed."""
         head = b"".join(self._ahead)[size:]
         self._ahead = [head] if head else []
 
     def close(self) -> None:
-        """Let go of the decompressor; the file itself stays open."""
+        """Close the decompressor; the file itself stays open."""
         if self._compression is not None:
             self._reader.close()
 
     def _pull(self) -> bytes:
-        """The next block from the file; b"" at its end and at damage, which is kept."""
+        """The next block of the file; b"" at its end and at damage, which is kept for later."""
         if self._damage is not None:
             return b""
         try:
@@ -88,11 +86,11 @@ class ByteStream:
 
 
 def _reader(raw: BinaryIO, compression: Compression) -> tuple[Any, int]:
-    """An object with `read1`, and how much to ask it for."""
+    """An object with `read1`, and how many bytes to read at once."""
     if compression == "gzip":
         return gzip.GzipFile(fileobj=raw), _BLOCK
     if compression == "zstd":
-        import pyarrow as pa  # heavy: only those who need it pay
+        import pyarrow as pa  # slow to import, so only where it is needed
 
         return pa.input_stream(raw, compression="zstd"), _ZSTD_BLOCK
     return raw, _BLOCK

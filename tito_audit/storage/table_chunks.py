@@ -1,4 +1,4 @@
-"""A table in chunks: row groups of Parquet, or batches of those that are large; record batches of Arrow."""
+"""Tables in chunks: row groups of Parquet, or batches of large ones; record batches of Arrow."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
 from tito_audit.storage.chunk import Broken, Chunk, Pieces, Reading
 from tito_audit.storage.log import Log
-from tito_audit.storage.parquet import batches_of, chosen_of_group, open_parquet, seed_of_group
+from tito_audit.storage.parquet import batches_of, open_parquet, sampled_of_group, seed_of_group
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import Choice
+from tito_audit.storage.sampling import Sample
 from tito_audit.storage.streams import Damaged
-from tito_audit.storage.table_rows import rows_of_batch, thinned
-
-__all__ = ["chunks_of_arrow", "chunks_of_parquet"]
+from tito_audit.storage.table_rows import rows_of_batch, take_rows
 
 _GROUPS = 8
-"""A row group of up to so many chunks is read where it is audited; of a larger one the batches are handed out."""
+"""A row group of up to this many chunks is read by the process that audits it; larger ones are sent in batches."""
 _UNLIMITED = 1 << 62
 
 
@@ -39,10 +37,10 @@ def chunks_of_parquet(log: Log, size: int) -> Iterator[Chunk]:
             try:
                 for batch in batches_of(file, group):
                     if log.share is None:
-                        yield from _of_batch(log, batch, size, read, done)
+                        yield from _chunks_of_batch(log, batch, size, read, done)
                     else:
-                        taken = Choice(log.share).among(seed_of_group(about), read, batch.num_rows)
-                        yield from _of_thinned(log, batch, taken, size, done(read + batch.num_rows))
+                        taken = Sample(log.share).among(seed_of_group(about), read, batch.num_rows)
+                        yield from _chunks_of_sample(log, batch, taken, size, done(read + batch.num_rows))
                     read += batch.num_rows
             except Damaged as damage:
                 yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
@@ -50,16 +48,16 @@ def chunks_of_parquet(log: Log, size: int) -> Iterator[Chunk]:
 
 
 def chunks_of_arrow(log: Log, size: int) -> Iterator[Chunk]:
-    """The file in chunks of about `size` bytes: record batches, small ones together, slices of large ones."""
+    """The file in chunks of about `size` bytes: small record batches together, large ones in slices."""
     read = 0
-    held = _Held(log)
+    held = _SmallBatches(log)
     with open_arrow(log.path) as file:
         try:
             for batch, _, share in file.batches():
                 done = int(log.size * share)
                 taken = None
                 if log.share is not None:
-                    taken = Choice(log.share).among(seed_of_batch(batch), read, batch.num_rows)
+                    taken = Sample(log.share).among(seed_of_batch(batch), read, batch.num_rows)
                 read += batch.num_rows
                 if batch.nbytes <= min(size // 2, log.max_row_bytes):
                     held.add(batch, taken, done)
@@ -67,7 +65,7 @@ def chunks_of_arrow(log: Log, size: int) -> Iterator[Chunk]:
                         yield from held.chunk()
                     continue
                 yield from held.chunk()
-                yield from _of_large(log, batch, taken, size, done)
+                yield from _chunks_of_large_batch(log, batch, taken, size, done)
         except Damaged as damage:
             yield from held.chunk()
             yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
@@ -75,8 +73,8 @@ def chunks_of_arrow(log: Log, size: int) -> Iterator[Chunk]:
         yield from held.chunk()
 
 
-class _Held:
-    """Small record batches that become one chunk."""
+class _SmallBatches:
+    """Small record batches that go into one chunk."""
 
     def __init__(self, log: Log) -> None:
         self.bytes = 0
@@ -86,16 +84,16 @@ class _Held:
         self._rows = self._done = 0
 
     def add(self, batch: Any, taken: Any, done: int) -> None:
-        """One more, of which these rows are taken; None: all."""
+        """Add a record batch, of which these rows are sampled; None: all."""
         if self._numbers is not None:
             self._numbers += (self._rows + taken).tolist()
-        self._batches.append(batch if taken is None else thinned(batch, taken))
+        self._batches.append(batch if taken is None else take_rows(batch, taken))
         self._rows += batch.num_rows
         self._done = done
         self.bytes += batch.nbytes
 
     def chunk(self) -> Iterator[Chunk]:
-        """All of them as a chunk, if there is a row, and an empty start for the next."""
+        """All of them as a chunk, if they have rows; starts the next one empty."""
         log = self._log
         if self._rows:
             data = _streamed(*self._batches)
@@ -105,14 +103,14 @@ class _Held:
         self._numbers = None if log.share is None else []
 
 
-def _of_large(log: Log, batch: Any, taken: Any, size: int, done: int) -> Iterator[Chunk]:
+def _chunks_of_large_batch(log: Log, batch: Any, taken: Any, size: int, done: int) -> Iterator[Chunk]:
     start = 0
     for part in parts_of_batch(batch):
         if taken is None:
-            yield from _of_batch(log, part, size, 0, lambda _: done)
+            yield from _chunks_of_batch(log, part, size, 0, lambda _: done)
         else:
             here = taken[(taken >= start) & (taken < start + part.num_rows)] - start
-            yield from _of_thinned(log, part, here, size, done)
+            yield from _chunks_of_sample(log, part, here, size, done)
         start += part.num_rows
 
 
@@ -122,14 +120,14 @@ class _Group(Chunk):
 
     group: int
     first: int
-    """The row of the file that is its first."""
+    """Its first row, counted in the file."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """Its rows, batch after batch."""
+        """Its rows, batch by batch."""
         with open_parquet(self.path) as file:
-            if reading.choice is not None:
-                choice = reading.choice
-                yield from chosen_of_group(file, self.group, 0, self.first, self.limit, choice, threads=False)
+            if reading.sample is not None:
+                sample = reading.sample
+                yield from sampled_of_group(file, self.group, 0, self.first, self.limit, sample, threads=False)
                 reading.size = file.metadata.row_group(self.group).num_rows
                 return
             for batch in batches_of(file, self.group, threads=False):
@@ -140,12 +138,12 @@ class _Group(Chunk):
 
 @dataclass(slots=True)
 class _Batch(Chunk):
-    """Rows of a table as an Arrow stream, none of them too long."""
+    """Rows of a table as an Arrow stream, none of them over the limit."""
 
     data: bytes
     size: int
     numbers: list[int] | None = None
-    """Of its rows, where others between them were left out; None: one follows the other."""
+    """The numbers of its rows, if a sample left out others between them; None: consecutive."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
         """The rows."""
@@ -156,18 +154,18 @@ class _Batch(Chunk):
             passed = 0
             for batch in stream:
                 for row in rows_of_batch(batch, numbers[passed : passed + batch.num_rows], _UNLIMITED):
-                    if reading.choice is not None:
-                        reading.choice.left_out = row.index - passed
+                    if reading.sample is not None:
+                        reading.sample.left_out = row.index - passed
                     passed += 1
                     yield row
         reading.size = self.size
-        if reading.choice is not None:
-            reading.choice.left_out, reading.choice.last = self.size - passed, self.size - 1
+        if reading.sample is not None:
+            reading.sample.left_out, reading.sample.last = self.size - passed, self.size - 1
 
 
-def _of_batch(log: Log, batch: Any, size: int, read: int, done: Callable[[int], int]) -> Iterator[Chunk]:
+def _chunks_of_batch(log: Log, batch: Any, size: int, read: int, done: Callable[[int], int]) -> Iterator[Chunk]:
     held = batch.nbytes
-    # Which rows are too long is said here: a row that was sent may have lost empty buffers.
+    # Check here which rows are too long: a row that was sent may have lost empty buffers.
     each = 1 if held > log.max_row_bytes else max(batch.num_rows * size // max(held, 1), 1)
     for start in range(0, batch.num_rows, each):
         part = batch.slice(start, each)
@@ -179,7 +177,7 @@ def _of_batch(log: Log, batch: Any, size: int, read: int, done: Callable[[int], 
 
 
 def _streamed(*batches: Any) -> bytes:
-    """Batches of one schema as an Arrow stream."""
+    """Batches with the same schema as an Arrow stream."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
@@ -190,11 +188,11 @@ def _streamed(*batches: Any) -> bytes:
     return data
 
 
-def _of_thinned(log: Log, batch: Any, taken: Any, size: int, done: int) -> Iterator[Chunk]:
-    """The rows of a batch that were taken; each chunk goes from one of them to the next chunk's first."""
+def _chunks_of_sample(log: Log, batch: Any, taken: Any, size: int, done: int) -> Iterator[Chunk]:
+    """Chunks of the sampled rows of a batch; each chunk reaches up to the first row of the next."""
     limit, share = log.max_row_bytes, log.share
     alone = batch.nbytes > limit
-    small = batch.slice(0, 0) if alone else thinned(batch, taken)
+    small = batch.slice(0, 0) if alone else take_rows(batch, taken)
     each = 1 if alone else max(len(taken) * size // max(small.nbytes, 1), 1)
     start = before = 0
     for stop in (*range(each, len(taken), each), len(taken)):

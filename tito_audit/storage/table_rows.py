@@ -1,4 +1,4 @@
-"""Rows of a record batch, whatever table it is from, with lists of numbers as numpy arrays."""
+"""Rows of a record batch of any table, with lists of numbers as numpy arrays."""
 
 from __future__ import annotations
 
@@ -9,42 +9,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.storage.row import RawRow, too_long
-from tito_audit.storage.sampling import Choice
-
-__all__ = [
-    "BATCH_BYTES",
-    "BATCH_ROWS",
-    "chosen_of_batch",
-    "first_line",
-    "plain_values",
-    "rows_of_batch",
-    "thinned",
-]
+from tito_audit.storage.sampling import Sample
 
 BATCH_BYTES = 32 << 20
 BATCH_ROWS = 4096
 """How much of a table is turned into rows at once."""
 
 
-def chosen_of_batch(
-    batch: Any, taken: NDArray[np.int64], first: int, limit: int, choice: Choice
+def sampled_of_batch(
+    batch: Any, taken: NDArray[np.int64], first: int, limit: int, sample: Sample
 ) -> Iterator[RawRow]:
-    """Those rows of a batch that are taken, with the batch numbered from `first`; the others are left out."""
+    """The sampled rows of a batch that is numbered from `first`; the others count as left out."""
     if batch.nbytes > limit:
         rows: Iterator[RawRow] = (_single_row(batch.slice(at, 1), first + at, limit) for at in taken.tolist())
     else:
-        rows = rows_of_batch(thinned(batch, taken), (first + taken).tolist(), limit)
-    before = choice.left_out
+        rows = rows_of_batch(take_rows(batch, taken), (first + taken).tolist(), limit)
+    before = sample.left_out
     for passed, row in enumerate(rows):
-        choice.left_out = before + row.index - first - passed
-        choice.last = row.index
+        sample.left_out = before + row.index - first - passed
+        sample.last = row.index
         yield row
-    choice.left_out = before + batch.num_rows - len(taken)
-    choice.last = first + batch.num_rows - 1
+    sample.left_out = before + batch.num_rows - len(taken)
+    sample.last = first + batch.num_rows - 1
 
 
-def thinned(batch: Any, taken: NDArray[np.int64]) -> Any:
-    """The batch with those of its rows only."""
+def take_rows(batch: Any, taken: NDArray[np.int64]) -> Any:
+    """The batch with only these rows."""
     import pyarrow as pa
 
     return batch if len(taken) == batch.num_rows else batch.take(pa.array(taken))
@@ -80,12 +70,11 @@ def _single_row(batch: Any, index: int, limit: int) -> RawRow:
 
 
 def plain_values(array: Any) -> Sequence[Any]:
-    """One plain value an entry of an Arrow array.
+    """A plain value for each entry of an Arrow array.
 
-    A list of numbers becomes a numpy array, a view where it can be; null becomes NaN in a list of
-    floats, while a list of integers or booleans with a null in it stays a Python list, so that formats
-    can say so. In an object, fields that are null are left out: Parquet gives every object of a column
-    the fields of all others, so null there means absent.
+    A list of numbers becomes a numpy array, a view if possible. In a list of floats null becomes NaN; a list of
+    integers or booleans that contains null stays a Python list, so that formats can report it. Null fields of
+    objects are dropped: Parquet gives every object of a column the fields of all others, so null means absent.
     """
     import pyarrow as pa
 
@@ -108,7 +97,7 @@ def plain_values(array: Any) -> Sequence[Any]:
 
 
 def _temporal_text(array: Any) -> Sequence[Any]:
-    """Times as text; as their plain count where Arrow cannot write them (a time zone it has no data for)."""
+    """Times as text; as plain counts if Arrow cannot format them (a time zone it has no data for)."""
     import pyarrow as pa
 
     try:
@@ -133,7 +122,7 @@ def _objects(array: Any) -> list[dict[str, Any] | None]:
 
 
 def _lists(array: Any) -> list[Any]:
-    """Lists as slices of their child, which is converted once for the whole array."""
+    """Lists as slices of the child array, which is converted only once."""
     import pyarrow as pa
 
     starts, ends = _bounds(array)
@@ -157,7 +146,7 @@ def _numbers(child: Any, spans: Sequence[tuple[int, int] | None]) -> list[Any]:
         holes = child.is_null().to_numpy(zero_copy_only=False)
         flat = child.fill_null(False if pa.types.is_boolean(child.type) else 0).to_numpy(zero_copy_only=False)
     else:
-        # Arrow writes null as NaN here, which is what "not recorded" is in a list of floats.
+        # Arrow turns null into NaN here, which means "not recorded" in a list of floats.
         flat = child.to_numpy(zero_copy_only=False)
     lists: list[Any] = []
     for span in spans:
@@ -183,5 +172,5 @@ def _bounds(array: Any) -> tuple[Any, Any]:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception of pyarrow says, without the details below."""
+    """The first line of a pyarrow exception, without the details below."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

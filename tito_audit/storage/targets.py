@@ -1,4 +1,4 @@
-"""Where the files of a repair go: one beside each log, never a log itself."""
+"""Where repaired files go: one for each log, never a log itself."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from pathlib import Path
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage.atomic import refuse_target
 
-__all__ = ["make_folder", "refuse_taken", "same_place", "target_paths"]
-
 
 def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mapping[Path, Path]:
-    """The file to write for each log: `out` itself for one file, else its place below the folder `out`.
+    """The file to write for each log: `out` itself for a single file, else a path below the folder `out`.
 
-    A file found in a folder keeps its path below that folder. SetupError when two logs would be written to
-    one file or a log would be written over.
+    A file found in a folder keeps its path below that folder. SetupError if two logs would be written to
+    one file or a log would be overwritten.
     """
-    # Of os.path, as a name that is too long or a link to itself only says no; what is wrong is said later.
+    # os.path, which returns False for names that are too long or link to themselves; the error comes later.
     in_folder = os.path.isdir(out)  # noqa: PTH112
     if len(files) == 1 and not in_folder and not any(Path(log).is_dir() for log in logs):
         targets = {files[0]: out}
@@ -40,31 +38,32 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
     for file in files:
         if os.path.realpath(file) in owners:
             raise SetupError(
-                f"-o {out}: {file} is one of the logs, and a log is never written.\nName another file or folder."
+                f"-o {out}: {file} is one of the logs, and a log is never overwritten.\n"
+                "Name another file or folder."
             )
     return targets
 
 
 def same_place(one: Path, other: Path) -> bool:
-    """Whether two names come to the same place, with every link followed as far as it goes."""
+    """Whether two paths name the same place, all links followed."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 def refuse_taken(targets: Mapping[Path, Path], *, overwrite: bool) -> None:
-    """Nothing, if no target is there already that may not be replaced; else StorageError, before hours of work."""
+    """Raise StorageError if a target exists and must not be overwritten, before hours of work."""
     for file, target in targets.items():
         if os.path.lexists(target):
             refuse_target(target, overwrite=overwrite, source=file)
 
 
 def make_folder(folder: Path) -> None:
-    """Nothing, once the folder is there with all above it; StorageError when it cannot be made."""
+    """Create the folder and its parents; StorageError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"{folder}: the folder cannot be made ({error.strerror or error}), so nothing was written to it; "
-            "name one in a place that can be written."
+            f"{folder}: the folder cannot be created ({error.strerror or error}), so nothing was written to it; "
+            "name one in a writable place."
         ) from error
 
 

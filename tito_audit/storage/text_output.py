@@ -1,4 +1,4 @@
-"""TextOutput: JSON logs written again, row after row, with only the edited values changed."""
+"""TextOutput: JSON logs written again row by row, with only the edited values changed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from tito_audit.storage.log import Kind, Log
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import Compression
 
-__all__ = ["Sink", "TextOutput", "compressed"]
-
 _LINE_END = re.compile(rb"\r?\n")
 _GZIP_LEVEL = 6
 
 
 class TextOutput:
-    """JSONL, JSON documents or an array, with the bytes between rows as the log had them.
+    """JSONL, JSON documents or an array, with the bytes between rows as in the log.
 
-    A row that is left out takes its lead with it; the first that is written takes that of the first row.
+    A dropped row takes its lead with it; the first row written gets the lead of the log's first row.
     """
 
     def __init__(self, out: BinaryIO, kind: Kind, compression: Compression) -> None:
@@ -33,19 +31,19 @@ class TextOutput:
         self._end = Sink(out)
         self._out = compressed(out, self._end, compression)
         self._first: bytes | None = None
-        """The lead of the first row, while every row so far was left out."""
+        """The lead of the log's first row, while every row so far was dropped."""
         self._written = False
         self._held: list[bytes] = []
-        """Rows of a fork that wait for the next lead, which shows how rows are separated."""
+        """Rows of a fork waiting for the next lead, which shows how rows are separated."""
         self._lead = b""
-        """The lead of the last row that was written."""
+        """The lead of the last row written."""
 
     def keep(self, raw: RawRow) -> None:
         """Write the row as it was, byte for byte."""
         self._put(raw.lead, _text_of(raw))
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write rows in place of one, each as that one's text with what differs edited."""
+        """Write these rows in place of one, each as its text with the differences edited in."""
         texts = []
         for row in rows:
             edits = list(edits_between(raw.value, row))
@@ -59,18 +57,18 @@ class TextOutput:
             self._first = raw.lead
 
     def finish(self, log: Log) -> None:
-        """Write what followed the last row, and end the compressed stream."""
+        """Write what follows the last row, and end the compressed stream."""
         self._separate(log.tail)
         tail = log.tail
         if not self._written and self._first is not None:
-            # Of a line that was left out, its end goes too.
+            # A dropped line takes its line end with it.
             tail = self._first + (tail if self._kind == "array" else _LINE_END.sub(b"", tail, count=1))
         self._out.write(tail)
         if self._compression is not None:
             self._out.close()
 
     def abandon(self) -> None:
-        """Let go of the compressor; what it still wants to write goes nowhere."""
+        """Close the compressor; what it still writes is discarded."""
         self._end.closed = True
         if self._compression is not None and not self._out.closed:
             self._out.close()
@@ -78,14 +76,14 @@ class TextOutput:
     def _put(self, lead: bytes, text: bytes) -> None:
         self._separate(lead)
         if not self._written and self._first is not None:
-            # In an array that holds something behind its end, that end is in the lead.
+            # If something follows the end of an array, the closing bracket is in the lead.
             lead = self._first + (lead if self._kind == "array" and b"]" in lead else b"")
         self._out.write(lead)
         self._out.write(text)
         self._written, self._lead = True, lead
 
     def _separate(self, following: bytes) -> None:
-        """Write the rows that were held back, separated as the file does it."""
+        """Write the rows that were held back, separated as in the file."""
         if not self._held:
             return
         between = self._comma(following) if self._kind == "array" else self._line_end(following)
@@ -113,34 +111,34 @@ def _text_of(raw: RawRow) -> bytes:
 
 
 def compressed(out: BinaryIO, end: Sink, compression: Compression) -> Any:
-    """A stream that compresses into a file; the same bytes whenever and wherever it is done."""
+    """A stream that compresses into a file; the output depends on the input alone."""
     if compression == "gzip":
         return gzip.GzipFile("", "wb", _GZIP_LEVEL, cast(BinaryIO, end), mtime=0)
     if compression == "zstd":
-        import pyarrow as pa  # heavy: only those who need it pay
+        import pyarrow as pa  # slow to import, so only where it is needed
 
         return pa.CompressedOutputStream(pa.PythonFile(end, "w"), "zstd")
     return out
 
 
 class Sink:
-    """Where a compressor writes: a file that it cannot close, and that takes nothing once it is done."""
+    """The file a compressor writes to, which it cannot close; writes after `close` are discarded."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
         self.closed = False
 
     def write(self, data: bytes) -> int:
-        """How many bytes were taken."""
+        """The number of bytes accepted."""
         return len(data) if self.closed else self._out.write(data)
 
     def flush(self) -> None:
-        """Nothing: the file is flushed at its end."""
+        """Does nothing: the file is flushed at the end."""
 
     def tell(self) -> int:
         """The position in the file."""
         return self._out.tell()
 
     def close(self) -> None:
-        """Take nothing any more."""
+        """Discard all further writes."""
         self.closed = True

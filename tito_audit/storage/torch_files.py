@@ -1,8 +1,8 @@
-"""Rows of a Torch file: the samples of a dumped rollout, tensors as numpy arrays.
+"""Rows of a Torch file: the samples of a rollout dump, with tensors as numpy arrays.
 
 slime and miles dump `{"rollout_id": …, "samples": [object, …]}` (THUDM/slime
 `slime/observability/rollout_data_utils.py`, radixark/miles `miles/ray/rollout/debug_data.py`). Such a file is
-one pickle, which has to be in memory as a whole while it is read. No code of a pickle is ever run.
+one pickle, which has to fit in memory while it is read. No code in a pickle is ever run.
 """
 
 from __future__ import annotations
@@ -17,54 +17,52 @@ import numpy as np
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import Choice, seed_of
-
-__all__ = ["SAMPLES", "TORCH_HEAD", "as_array", "is_torch", "load_torch", "rows_of_torch"]
+from tito_audit.storage.sampling import Sample, seed_of
 
 TORCH_HEAD = 512
-"""Bytes of a file that show whether it is one."""
+"""Bytes needed to recognize a Torch file."""
 SAMPLES = "samples"
 """The key of the list of rows."""
 
 _ZIP = b"PK\x03\x04"
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The pickled number with which Torch files began before they were archives."""
+"""The pickled magic number of Torch files from before they were zip archives."""
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def is_torch(head: bytes) -> bool:
-    """Whether a file that begins so is one that `torch.save` wrote: an archive with a pickle in it, or older."""
+    """Whether a file that begins like this was written by `torch.save`, as a zip archive or in the older form."""
     return head.startswith(_LEGACY) or (head.startswith(_ZIP) and b"data.pkl" in head[:TORCH_HEAD])
 
 
-def rows_of_torch(path: Path, choice: Choice | None = None) -> Iterator[tuple[RawRow, float]]:
-    """Each sample, of those that the choice takes, with the share of the samples read up to it, from 0 to 1."""
+def rows_of_torch(path: Path, sample: Sample | None = None) -> Iterator[tuple[RawRow, float]]:
+    """Each sampled row with the share of the file read up to it, from 0 to 1."""
     samples = load_torch(path)[SAMPLES]
-    taken = set(choice.among(seed_of(path.stat().st_size), 0, len(samples)).tolist()) if choice else ()
-    for index, sample in enumerate(samples):
+    taken = set(sample.among(seed_of(path.stat().st_size), 0, len(samples)).tolist()) if sample else ()
+    for index, entry in enumerate(samples):
         done = (index + 1) / len(samples)
-        if choice is not None:
+        if sample is not None:
             if index not in taken:
-                choice.skip(index, 1)
+                sample.skip(index, 1)
                 continue
-            choice.last = index
-        if isinstance(sample, dict):
-            yield RawRow(index, _plain(sample)), done
+            sample.last = index
+        if isinstance(entry, dict):
+            yield RawRow(index, _plain(entry)), done
         else:
-            kind = type(sample).__name__
+            kind = type(entry).__name__
             yield RawRow(index, None, f"the sample is of type {kind}, not a dict with named columns"), done
 
 
 def load_torch(path: Path) -> dict[str, Any]:
-    """What the file holds, tensors on the CPU; it has a list of samples.
+    """The contents of the file, a dict with a list of samples; tensors are on the CPU.
 
-    StorageError when torch is not there, when the file holds more than torch builds without running code of
-    the pickle, when it is damaged, and when it is no dump of a rollout.
+    StorageError if torch is not installed, if loading would run code from the pickle, if the file is damaged, or
+    if it is not a rollout dump.
     """
     if not path.is_file():
         raise StorageError(f"{path}: a Torch file cannot be read out of a pipe; save it to a file first.")
     try:
-        # By name, as it has types where it is installed and none where it is not.
+        # By name, as type checkers see types only where torch is installed.
         torch: Any = importlib.import_module("torch")
     except ImportError:
         raise StorageError(
@@ -72,10 +70,10 @@ def load_torch(path: Path) -> dict[str, Any]:
             "Install it: pip install 'tito-audit[torch]'"
         ) from None
     try:
-        # Routing is dumped as numpy arrays, which hold numbers or what else was allowed.
+        # Routing is dumped as numpy arrays; only numeric types are allowed.
         with torch.serialization.safe_globals(_numpy_types()):
             payload = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of any kind, since what a damaged pickle does is not foreseen
+    except Exception as error:  # of any type: damaged pickles raise all kinds
         raise _refusal(path, error) from None
     samples = payload.get(SAMPLES) if isinstance(payload, dict) else None
     if not isinstance(samples, list | tuple):
@@ -91,16 +89,16 @@ def load_torch(path: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value with arrays in place of tensors; itself where it holds none.
+    """A value with arrays in place of tensors; the same object if it has none.
 
-    A tensor of one dimension becomes an array of its numbers, of more a list of arrays, of none a number.
-    Types that numpy has not are widened to float32. Arrays of the file are taken as tensors are.
+    A 1-D tensor becomes an array, one with more dimensions a list of arrays, a 0-D one a number. Types that numpy
+    lacks are widened to float32. Numpy arrays in the file are treated like tensors.
     """
     if isinstance(value, Mapping):
         plain = {key: _plain(inner) for key, inner in value.items()}
         return plain if any(plain[key] is not value[key] for key in plain) else value
     if isinstance(value, list | tuple):
-        # Lists of numbers and texts are the most and the longest.
+        # Lists of numbers and texts are the most common and the longest.
         if not value or isinstance(value[0], int | float | str):
             return value
         entries = [_plain(entry) for entry in value]
@@ -112,7 +110,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """A tensor or an array as an array, of its memory if it can be; None for anything else."""
+    """A tensor or an array as an array that shares its memory if possible; None for anything else."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     if not (hasattr(value, "detach") and hasattr(value, "numpy")):
@@ -121,14 +119,14 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
     try:
         array: np.ndarray[Any, Any] = tensor.numpy()
     except (TypeError, RuntimeError):
-        # bfloat16, quantized and sparse ones.
+        # bfloat16, quantized and sparse tensors.
         tensor = tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
         array = tensor.float().numpy()
     return array
 
 
 def _numpy_types() -> list[Any]:
-    """What the pickle of an array of numbers names: its parts, and two functions by where they lay or lie."""
+    """The globals that a pickled numeric array names: types, and two functions under old and new paths."""
     types: list[Any] = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
     multiarray = importlib.import_module("numpy._core.multiarray")
     functions = [

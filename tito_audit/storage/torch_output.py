@@ -16,33 +16,31 @@ from tito_audit.storage.log import Log
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.torch_files import SAMPLES, as_array, load_torch
 
-__all__ = ["TorchOutput"]
-
 
 class TorchOutput:
-    """The samples of a Torch file with some replaced; everything else goes through as it was loaded.
+    """A Torch file with some samples replaced; everything else is written as it was loaded.
 
     Such a file is one pickle, so it is loaded again and written as a whole at the end. A list stays a list and
-    a tensor a tensor of its type. Without a changed sample, the file stays a copy of its bytes.
+    a tensor keeps its type. If no sample changed, the file is copied.
     """
 
     def __init__(self, source: Path, out: BinaryIO) -> None:
         self.changed = False
-        """Whether a row was replaced by another one, by several or by none."""
+        """Whether any row was changed, forked or dropped."""
         self._source = source
         self._out = out
         self._rows: dict[int, tuple[RawRow, Sequence[Row]]] = {}
 
     def keep(self, raw: RawRow) -> None:
-        """A row that stays as it is."""
+        """Keep the row as it is."""
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """A row in whose place others are written: none leaves it out, several are a fork."""
+        """Write these rows in place of one: none drops it, several are a fork."""
         self.changed = True
         self._rows[raw.index] = raw, rows
 
     def finish(self, log: Log) -> None:
-        """Write the file; without a changed row, the bytes of the source."""
+        """Write the file; if no row changed, copy the source."""
         if not self.changed:
             with self._source.open("rb") as source:
                 shutil.copyfileobj(source, self._out)
@@ -60,23 +58,23 @@ class TorchOutput:
         torch.save(payload, self._out)
 
     def _sample(self, index: int, sample: Any, old: Any, new: Row) -> Any:
-        """A sample as the row that was made of it is from now on."""
+        """The sample with the changes that turned its row `old` into `new`."""
         try:
             return _restored(sample, old, new)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise StorageError(
-                f"{self._source}: sample {index}: what the repair puts into it does not fit its tensors "
+                f"{self._source}: sample {index}: the repaired value does not fit its tensors "
                 f"({error}).\nThe types of a Torch file are kept, so the repaired file cannot be written. "
                 "Write the log with a type that can hold the value, or as JSONL, or leave the repair out."
             ) from error
 
 
 def _restored(original: Any, old: Any, new: Any) -> Any:
-    """`new` in the form that `original` had before it was read as `old`; `original` where nothing changed."""
+    """`new` in the types of `original`, which was read as `old`; `original` itself if nothing changed."""
     if new is old or new is None:
         return original if new is old else None
     if isinstance(original, dict) and isinstance(new, Mapping):
-        same = original.copy()  # of its kind, which may be an ordered one
+        same = original.copy()  # of the same type, which may be an OrderedDict
         same.clear()
         for key, value in new.items():
             same[key] = _restored(original[key], old[key], value) if key in original else _native(value)
@@ -90,7 +88,7 @@ def _restored(original: Any, old: Any, new: Any) -> Any:
 
 
 def _entries(original: Sequence[Any], old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
-    """The entries of a list: those that are as they were as the file had them, wherever they are now."""
+    """The entries of a list; unchanged ones are the file's own objects, wherever they are now."""
     if old is not original or any(isinstance(entry, Mapping) for entry in new):
         if len(new) == len(original):
             return [_restored(*three) for three in zip(original, old, new, strict=True)]
@@ -100,14 +98,14 @@ def _entries(original: Sequence[Any], old: Sequence[Any], new: Sequence[Any]) ->
 
 
 def _like(original: Any, array: np.ndarray[Any, Any], new: Any) -> Any:
-    """A value as a tensor, an array or a number of numpy's, of the type that `original` is.
+    """A value as a tensor, an array or a numpy number, with the type of `original`.
 
-    ValueError when the type cannot hold it.
+    ValueError if that type cannot hold it.
     """
     wanted = np.asarray(new)
     kind = getattr(original, "dtype", array.dtype)
     if wanted.dtype.kind not in "iufb":
-        raise ValueError(f"a list with null in it, where {kind} is")
+        raise ValueError(f"a list that contains null, in a tensor of {kind}")
     with np.errstate(over="ignore", invalid="ignore"):
         made = wanted.astype(array.dtype)
     if made.dtype.kind == "f":
@@ -115,7 +113,7 @@ def _like(original: Any, array: np.ndarray[Any, Any], new: Any) -> Any:
     else:
         fits = np.array_equal(made, wanted)
     if not fits:
-        raise ValueError(f"a number that {kind} has not")
+        raise ValueError(f"a number that {kind} cannot represent")
     if isinstance(original, np.generic):
         return made[()]
     if isinstance(original, np.ndarray):
@@ -126,7 +124,7 @@ def _like(original: Any, array: np.ndarray[Any, Any], new: Any) -> Any:
 
 
 def _native(value: Any) -> Any:
-    """A value without numpy in it, as a pickle of plain values holds it."""
+    """A value without numpy types, as plain Python."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):

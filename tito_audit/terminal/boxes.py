@@ -1,11 +1,11 @@
-"""Recorded over canonical, token by token, with the ids beneath: the picture of one finding.
+"""The picture of one finding: recorded above canonical tokens, with ids below each.
 
     recorded   │Skin│ny│·cat│
                 4821 77  922
     canonical  │Skinny │·cat│
                 10233    922
 
-Where both sides are the same text, tokens that begin and end together stand above each other.
+If both sides are the same text, tokens that begin and end together are aligned.
 """
 
 from __future__ import annotations
@@ -20,33 +20,31 @@ from rich.text import Text
 from tito_audit.record.finding import Side
 from tito_audit.terminal.escape import visible
 
-__all__ = ["Cell", "boxes", "cells_of", "shortened"]
-
 _LABEL = 11
 _HEAD, _TAIL = 8, 4
-"""Tokens of one side shown at both ends of a long one."""
+"""Tokens shown at the start and end of a long side."""
 _PIECE = 28
-"""Characters of one token shown; a run of blanks can be a thousand."""
+"""Maximum characters shown of one token; a run of blanks can have a thousand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One token as it is drawn, or a stretch of them left out."""
+    """One token as it is drawn, or a placeholder for tokens left out."""
 
     piece: str
     token_id: str
     raw: str | None = None
-    """The piece itself, for pairing; None for a stretch left out."""
+    """The unescaped piece, for pairing; None for tokens left out."""
 
     @property
     def width(self) -> int:
-        """Columns of a terminal that it takes, without the border."""
+        """Terminal columns it takes, without the border."""
         return max(cell_len(self.piece), cell_len(self.token_id))
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Cells of both sides that begin and end at the same text."""
+    """Cells of both sides that cover the same text."""
 
     recorded: tuple[Cell, ...]
     canonical: tuple[Cell, ...]
@@ -61,7 +59,7 @@ class _Block:
 
 
 def boxes(recorded: Side, canonical: Side, width: int) -> Iterator[Text]:
-    """The lines of the picture, at most `width` columns each; none when both sides are empty."""
+    """The lines of the picture, at most `width` columns each; none if both sides are empty."""
     top, bottom = cells_of(recorded), cells_of(canonical)
     room = width - _LABEL - 1
     if top and bottom:
@@ -77,7 +75,7 @@ def boxes(recorded: Side, canonical: Side, width: int) -> Iterator[Text]:
 
 
 def cells_of(side: Side) -> tuple[Cell, ...]:
-    """One cell a token; without a tokenizer the ids stand alone."""
+    """One cell per token; without a tokenizer, ids only."""
     ids = [str(number) for number in side.ids]
     if len(side.pieces) != len(ids):
         if not ids:
@@ -87,7 +85,7 @@ def cells_of(side: Side) -> tuple[Cell, ...]:
 
 
 def shortened(piece: str) -> str:
-    """A token's text made visible, its middle left out when long."""
+    """A token's text made visible; if it is long, its middle is left out."""
     if len(piece) > 4 * _PIECE:
         piece = piece[: 2 * _PIECE] + piece[-2 * _PIECE :]
     shown = visible(piece, edges=True)
@@ -105,7 +103,7 @@ def _paired(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> list[_Block]:
     text = "".join(cell.raw or "" for cell in top)
     if text and text == "".join(cell.raw or "" for cell in bottom):
         cuts = sorted(set(ends_top) & set(ends_bottom))
-        # A piece of no characters shares its end with the one before it and stays in that block.
+        # An empty piece ends where the one before it does and stays in that block.
         return _cut(top, bottom, [(_last(ends_top, cut) + 1, _last(ends_bottom, cut) + 1) for cut in cuts])
     before = _common(top, bottom)
     after = _common(top[before:][::-1], bottom[before:][::-1])
@@ -138,7 +136,7 @@ def _cut(top: tuple[Cell, ...], bottom: tuple[Cell, ...], edges: Iterable[tuple[
 
 
 def _elided(blocks: list[_Block]) -> list[_Block]:
-    """The blocks with the middle of long ones, and of a long row of them, left out."""
+    """The blocks, with the middle of long ones and of a long sequence of blocks left out."""
     short = [_Block(_short(block.recorded), _short(block.canonical)) for block in blocks]
     if len(short) <= _HEAD + _TAIL + 1:
         return short
@@ -197,7 +195,7 @@ def _wrapped(cells: tuple[Cell, ...], room: int) -> Iterator[tuple[Cell, ...]]:
 
 
 def _drawn(label: str, parts: list[tuple[tuple[Cell, ...], int, str]]) -> Iterator[Text]:
-    """Two lines, pieces and ids; each part is some cells, the width they fill and their style."""
+    """Two lines, pieces and ids; each part is (cells, width to fill, style)."""
     pieces = Text(f"{label:<{_LABEL}}│", style="dim")
     numbers = Text(" " * (_LABEL + 1), style="dim")
     for cells, width, style in parts:

@@ -1,12 +1,10 @@
-"""Text made to fit, with what is left out counted."""
+"""Text shortened to fit, with a count of what is left out."""
 
 from __future__ import annotations
 
-__all__ = ["cut"]
-
 
 def cut(text: str, limit: int) -> str:
-    """The text, or its beginning and `… (812 more characters)`, at most `limit` characters of both."""
+    """The text, or its beginning and `… (812 more characters)`, at most `limit` characters in total."""
     if len(text) <= limit:
         return text
     room = limit - len(f" … ({len(text):,} more characters)")

@@ -1,8 +1,8 @@
-"""Logged text made safe to print: the one place where a model's words meet a terminal.
+"""Logged text made safe to print: the one place where model output meets a terminal.
 
-A log may hold anything a model can say: escape sequences that recolour a terminal or rewrite its title,
-newlines that forge a line of the report, characters that turn the reading direction. None of them may
-act, and all of them should be seen, since a difference of tokens is often exactly one of them.
+A log may hold anything a model can say: escape sequences that recolour a terminal or change its title,
+newlines that forge a line of the report, characters that reverse the reading direction. None of them may take
+effect and all of them should be visible, since tokens often differ in exactly one of them.
 """
 
 from __future__ import annotations
@@ -11,30 +11,28 @@ import json
 import re
 import unicodedata
 
-__all__ = ["escaped_json", "inert", "visible"]
-
 _SHOWN = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
-# Letters that print as nothing: combining joiner, fillers of the Korean and Khmer scripts.
+# Letters that print as nothing: the combining grapheme joiner, Korean and Khmer fillers.
 _BLANKS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]")
-# DEL, C1 controls, bidi and zero-width characters, line separators, tags: all legal in JSON, all unwanted in a
-# terminal or in a reader that splits lines by Unicode's rules.
+# DEL, C1 controls, bidi and zero-width characters, line separators, tags: legal in JSON, but unwanted in a
+# terminal or in a program that splits lines by Unicode's rules.
 _UNSAFE = "\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
-# What runners of GitHub and Azure take for a command wherever it stands in a line: ##[error], ##vso[task...].
+# What GitHub and Azure runners take for a command anywhere in a line: ##[error], ##vso[task...].
 _COMMAND = re.compile(r"(##\w*)\[")
-# What they take for one at the beginning of a line, whatever colour it has.
+# What they take for a command at the beginning of a line, after any colour escapes.
 _COMMAND_FIRST = re.compile(r"((?:\s|\x1b\[[0-9;]*m)*):(?=:)")
-# More marks on one letter than a script has reach into the lines above and below.
+# Combining marks: more than four on one letter reach into the lines above and below.
 _MARKS = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe00-\ufe0f\ufe20-\ufe2f]"
 _FLOOD = re.compile(f"(?<={_MARKS}{{4}}){_MARKS}+")
 _UNSAFE_IN_JSON = re.compile(f"[{_UNSAFE}]|{_FLOOD.pattern}")
 
 
 def visible(text: str, *, edges: bool = False) -> str:
-    """The text on one line with every character seen and none of them acting.
+    """The text on one line, every character visible and none taking effect.
 
-    A newline becomes ⏎, another control character its picture (ESC is ␛) and everything else that
+    A newline becomes ⏎, other control characters their pictures (ESC is ␛), and everything else that
     does not print its code, `\\u202e`. With `edges`, for a single token, spaces at both ends become `·`
-    and a token of no characters `∅`.
+    and an empty token `∅`.
     """
     if not text.isprintable():
         text = "".join(char if char.isprintable() else _mark(char) for char in text)
@@ -49,20 +47,20 @@ def visible(text: str, *, edges: bool = False) -> str:
     before = len(text) - len(text.lstrip(" "))
     text = "·" * before + inner + "·" * (len(text) - before - len(inner))
     if text and unicodedata.category(text[0])[0] == "M":
-        text = "◌" + text  # a combining mark would sit on whatever stands before the token
+        text = "◌" + text  # or the combining mark would attach to what precedes the token
     return text or "∅"
 
 
 def inert(line: str) -> str:
-    """The line so that no runner takes it for a command: `::error::` acts at the beginning of a line only."""
+    """The line, changed so that no CI runner takes it for a command: `::error::` at the start of a line is one."""
     found = _COMMAND_FIRST.match(line) if "::" in line else None
     return line if found is None else f"{found[1]}\\x3a{line[found.end() :]}"
 
 
 def escaped_json(text: str) -> str:
-    """JSON with what acts on a terminal or in a runner's log written as escapes; the value stays the same."""
+    """The same JSON value, with whatever acts on a terminal or in a CI log written as escapes."""
     if "##" in text:
-        text = _COMMAND.sub(r"\1\\u005b", text)  # only strings hold such a sign
+        text = _COMMAND.sub(r"\1\\u005b", text)  # it can only be inside a string
     if text.isascii() and "\x7f" not in text:
         return text
     return _UNSAFE_IN_JSON.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text)

@@ -1,4 +1,4 @@
-"""Pieces of a page for a terminal: the console, a place in words, one finding."""
+"""Parts of a page for a terminal: the console, token ranges in words, one finding."""
 
 from __future__ import annotations
 
@@ -16,23 +16,12 @@ from tito_audit.terminal.boxes import boxes
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.place import range_of
 
-__all__ = [
-    "STYLES",
-    "console_for",
-    "finding_lines",
-    "line_printed",
-    "print_commands",
-    "print_list",
-    "printed",
-    "range_words",
-]
-
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 INDENT = 2
 
 
 def console_for(out: TextIO, options: ReportOptions) -> Console:
-    """A console that writes plain text unless colour is wanted, and never reads markup."""
+    """A console that writes plain text unless colour is wanted, and never interprets markup."""
     return Console(
         file=out,
         width=options.width,
@@ -47,7 +36,7 @@ def console_for(out: TextIO, options: ReportOptions) -> Console:
 
 
 def printed(parts: Iterable[RenderableType], options: ReportOptions) -> str:
-    """What a console makes of the parts, without the blanks that tables leave at the ends of lines."""
+    """The parts as a console prints them, without the trailing blanks of tables."""
     out = StringIO()
     console = console_for(out, options)
     for part in parts:
@@ -56,7 +45,7 @@ def printed(parts: Iterable[RenderableType], options: ReportOptions) -> str:
 
 
 def line_printed(line: Text, console: Console) -> str:
-    """What the console makes of one line, however long, with its end; no runner takes it for a command."""
+    """One line as the console prints it, however long, with its line end; no CI runner takes it for a command."""
     if console.color_system is None:
         return inert(line.plain) + "\n"  # thirty times as fast
     with console.capture() as captured:
@@ -67,9 +56,9 @@ def line_printed(line: Text, console: Console) -> str:
 def finding_lines(
     finding: Finding, console: Console, *, placed: bool = True, named: bool = False
 ) -> Iterator[Text]:
-    """One finding: severity, code and (if `placed`) where; the message; recorded over canonical.
+    """One finding: severity, code and (if `placed`) place; the message; recorded above canonical tokens.
 
-    If `named`, the repair that would cure it and its fingerprint as well.
+    If `named`, also the repair that would cure it and its fingerprint.
     """
     hit = finding.hit
     width = console.width - INDENT
@@ -91,7 +80,7 @@ def finding_lines(
 
 
 def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
-    """Print the lines under a title, what does not fit indented beneath; nothing without lines."""
+    """Print the lines under a title, wrapped lines indented; nothing if there are no lines."""
     if not lines:
         return
     console.print()
@@ -103,7 +92,7 @@ def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
 
 
 def print_commands(console: Console, title: str, lines: Sequence[str]) -> None:
-    """Print `command   what it does` lines under a title; a command stays on one line, to be pasted as it is."""
+    """Print `command   what it does` lines under a title; a command stays on one line, ready to paste."""
     if not lines:
         return
     console.print()
@@ -114,7 +103,7 @@ def print_commands(console: Console, title: str, lines: Sequence[str]) -> None:
 
 
 def _command_lines(line: str, console: Console) -> Iterator[Text]:
-    """The lines of one `command   what it does`, indented: what does not fit beside the command stands beneath."""
+    """The lines of one `command   what it does`, indented; if they do not fit, the words go below the command."""
     command, between, words = line.rpartition("   ")
     if cell_len(line) <= console.width - INDENT or not between:
         yield Text(" " * INDENT + line)

@@ -1,4 +1,4 @@
-"""A long page goes through a pager, as git does it: only on a terminal, only when it is longer than the screen."""
+"""Shows long pages through a pager, as git does: only on a terminal, only if longer than the screen."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["pager_command", "show_page"]
-
 _NOT_FOUND = (126, 127)
-"""What a shell ends with when it cannot run a command."""
+"""Exit statuses of a shell that cannot run a command."""
 _SHELL = frozenset("|&;<>()$`\\\"'*?[#~=%")
-"""A command with one of these in it is the shell's to read."""
+"""A command with one of these in it is passed to the shell."""
 
 
 def show_page(lines: Iterable[str], out: TextIO, *, paged: bool = True) -> None:
-    """Write lines (each with its end), through a pager where that helps; quitting it early is no error."""
+    """Write lines (each with its end), through a pager if that helps; quitting it early is not an error."""
     command = pager_command() if paged and out is sys.stdout and out.isatty() else None
     if command is None:
         out.writelines(lines)
@@ -37,7 +35,7 @@ def show_page(lines: Iterable[str], out: TextIO, *, paged: bool = True) -> None:
 
 
 def pager_command() -> list[str] | None:
-    """The command of $PAGER, `less` where it is not set; None where there is none or none is wanted."""
+    """The command in $PAGER, `less` if that is unset; None if there is no pager or none is wanted."""
     wanted = os.environ.get("PAGER")
     if os.environ.get("TERM") in (None, "", "dumb"):
         return None
@@ -50,12 +48,12 @@ def pager_command() -> list[str] | None:
     words = shlex.split(wanted)
     if shutil.which(words[0]) is None:
         return None
-    # Colours are written with escapes that less shows as text unless told otherwise.
+    # Without -R, less shows colour escapes as text.
     return [*words, "-R"] if Path(words[0]).name == "less" else words
 
 
 def _screenful(lines: Iterator[str]) -> tuple[list[str], bool]:
-    """The lines, and whether they leave room for the prompt of the shell; no more than show that they do not."""
+    """The lines, and whether they and the shell prompt fit the screen; stops reading once they do not."""
     from rich.text import Text
 
     columns, height = shutil.get_terminal_size()
@@ -88,7 +86,7 @@ def _through(command: list[str], lines: Iterator[str], out: TextIO) -> None:
                 written.append(line)
                 pager.stdin.write(line.encode(encoding, "backslashreplace"))
         except BrokenPipeError:
-            pass  # it was quit
+            pass  # the user quit the pager
         finally:
             with suppress(BrokenPipeError):
                 pager.stdin.close()
@@ -99,7 +97,7 @@ def _through(command: list[str], lines: Iterator[str], out: TextIO) -> None:
 
 @contextmanager
 def _keyboard_to_the_pager() -> Iterator[None]:
-    """Ctrl-C stops a search of the pager and nothing else, as long as the pager is there."""
+    """Leave Ctrl-C to the pager while it runs."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where a finding is, as tools that show files understand it."""
+"""Where a finding is, for people and for tools that show files."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from tito_audit.record.rollout import Place
 from tito_audit.summary import Summary
 from tito_audit.terminal.shell import shell_word
 
-__all__ = ["line_of", "one_tokenizer", "place_words", "range_of", "show_command", "with_tokenizer"]
-
 
 def show_command(place: Place, summary: Summary) -> str:
-    """The command that shows a rollout as this run saw it, to paste into a shell."""
+    """The command that shows a rollout as this run saw it, ready to paste into a shell."""
     item = f" --item {place.item}" if place.item else ""
     file = shell_word(place.file)
     return f"tito-audit show {file} --row {place.row}{item}{with_tokenizer(summary)}"
 
 
 def with_tokenizer(summary: Summary) -> str:
-    """` -t DIR` as this run had it; nothing where there is not one tokenizer for all logs."""
+    """` -t DIR` as this run had it; empty unless all logs have the same tokenizer."""
     name = one_tokenizer(summary)
     return "" if name is None else f" -t {shell_word(name)}"
 
 
 def one_tokenizer(summary: Summary) -> str | None:
-    """The tokenizer of all logs; None without one, and where logs had different ones."""
+    """The tokenizer of all logs; None if there is none, or if logs have different ones."""
     name = summary.tokenizer
     return None if name is None or ", " in name else name
 
 
 def line_of(place: Place) -> int | None:
-    """The line of the file, counted from 1; None where rows are no lines that a person could open."""
+    """The line of the file, counted from 1; None if rows are not lines of a text file."""
     return place.row + 1 if place.file.lower().endswith((".jsonl", ".ndjson")) else None
 
 

@@ -1,11 +1,11 @@
-"""One recorded sequence as a reader sees it: tokens in boxes, and beneath them what is said of each.
+"""One recorded sequence as text: tokens in boxes, with marks, ids and logprobs below them.
 
          12 │Skin │ny   │·cat │<|im_end|>│
              ^^^^  ##    ====  ==========
          id  19290 3834  8251  151645
     logprob  -0.31 -7.2! -0.02 ?
 
-The marks carry everything that colours do: `^` a finding, `=` trained, `#` both, `*` asked for.
+The marks say everything that colours do: `^` a finding, `=` trained, `#` both, `*` asked for.
 """
 
 from __future__ import annotations
@@ -24,20 +24,6 @@ from tito_audit.record.rollout import trained_runs
 from tito_audit.terminal.boxes import shortened
 from tito_audit.terminal.words import many
 
-__all__ = [
-    "ASKED",
-    "BOTH",
-    "CONTEXT",
-    "FINDING",
-    "LOW",
-    "TRAINED",
-    "Drawn",
-    "Look",
-    "Tokens",
-    "drawn",
-    "logprob_words",
-]
-
 FINDING, TRAINED, BOTH, ASKED = "^", "=", "#", "*"
 CONTEXT = 16
 """Tokens shown around every finding; twice as many at both ends of a sequence."""
@@ -45,9 +31,9 @@ LOW = math.log(0.001)
 """A sampled token less likely than this is marked."""
 _GUTTER = 9
 _SEAM = 6
-"""Tokens shown around every place where training begins or ends."""
+"""Tokens shown around every edge of the loss mask."""
 _GAP = 12
-"""Fewer tokens than this are not left out: the line that says so would take as much room."""
+"""Gaps of fewer tokens are shown: the line that counts them would take as much room."""
 _FAR = 2**31
 _STYLES = {FINDING: "bold red", BOTH: "bold red", ASKED: "bold yellow", TRAINED: "green", " ": ""}
 
@@ -58,9 +44,9 @@ class Tokens:
 
     ids: Ids
     trained: Mask | None = None
-    """`[N]` None where training is not decided token by token."""
+    """`[N]`; None if the sequence has no loss mask."""
     logprobs: Logprobs | None = None
-    """`[N]` NaN where none was recorded; None where the sequence has none."""
+    """`[N]`, NaN where none was recorded; None if the sequence has no logprobs."""
 
     @property
     def sampled(self) -> Mask:
@@ -69,28 +55,28 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is drawn of sequences, and in how much room."""
+class DrawOptions:
+    """What is drawn of sequences, and how wide."""
 
     width: int = 100
     piece: Callable[[int], str] | None = None
-    """How an id reads; None: the ids stand alone."""
+    """The text of an id; None: show ids only."""
     control: Container[int] = frozenset()
-    """Ids of control tokens, which get a colour."""
+    """Ids of control tokens, which are coloured."""
     context: int = CONTEXT
     full: bool = False
-    """Leave nothing out."""
+    """Whether to show every token."""
     ids: bool = False
     logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """Some lines that belong together."""
+class DrawnLines:
+    """Lines that belong together: some tokens, or a gap."""
 
     lines: tuple[Text, ...]
     end: int
-    """Tokens of the sequence before this position are drawn or left out by now."""
+    """Position after the last token that these lines draw or leave out."""
     gap: bool = False
     """True for the line that says how many tokens are left out."""
 
@@ -110,47 +96,51 @@ class _Token:
         return max(cell_len(self.piece), cell_len(self.token_id), cell_len(self.logprob))
 
 
-def drawn(
+def draw_tokens(
     tokens: Tokens,
-    look: Look,
+    options: DrawOptions,
     *,
     findings: Sequence[tuple[int, int]] = (),
     asked: Sequence[tuple[int, int]] | None = None,
     start: int = 0,
-) -> Iterator[Drawn]:
-    """The lines of one sequence from position `start` on; `findings` and `asked` are ranges of tokens.
+) -> Iterator[DrawnLines]:
+    """The lines of one sequence from position `start` on; `findings` and `asked` are token ranges.
 
-    Unless the look is full, stretches far from a finding, an end or an edge of the loss mask are left out
-    with their count; with `asked` everything that is far from what was asked for.
+    Unless `full`, tokens far from a finding, an end of the sequence or an edge of the loss mask are left out and
+    counted; with `asked`, all tokens far from what was asked for.
     """
     count = len(tokens.ids)
-    shown = _near(tokens, findings, start, look.context) if asked is None else _around(count, asked, look.context)
-    make = _maker(tokens, look, findings, asked or ())
-    room = look.width - _GUTTER - 1
+    shown = (
+        _near(tokens, findings, start, options.context)
+        if asked is None
+        else _around(count, asked, options.context)
+    )
+    make = _maker(tokens, options, findings, asked or ())
+    room = options.width - _GUTTER - 1
     line: list[_Token] = []
     used = hidden = 0
     for position in range(start, count):
-        if (not look.full or asked is not None) and not shown[position]:
+        if (not options.full or asked is not None) and not shown[position]:
             hidden += 1
             continue
         token = make(position)
         if line and (hidden or used + token.width + 1 > room):
-            yield Drawn(tuple(_lines(line)), line[-1].position + 1)
+            yield DrawnLines(tuple(_lines(line)), line[-1].position + 1)
             line, used = [], 0
         if hidden:
-            yield Drawn((_left_out(hidden),), position, gap=True)
+            yield DrawnLines((_left_out(hidden),), position, gap=True)
             hidden = 0
         line.append(token)
         used += token.width + 1
     if line:
         at_end = not hidden and any(begin == end == count for begin, end in findings)
-        yield Drawn(tuple(_lines(line, at_end=at_end)), line[-1].position + 1)
+        yield DrawnLines(tuple(_lines(line, at_end=at_end)), line[-1].position + 1)
     if hidden:
-        yield Drawn((_left_out(hidden),), count, gap=True)
+        yield DrawnLines((_left_out(hidden),), count, gap=True)
 
 
 def logprob_words(value: float) -> str:
-    """A logprob in few characters: two decimals, `0` for an exact zero, `?` for one that was not recorded."""
+    """A logprob in few characters: two decimals, `0` for an exact zero, `?` if it was not recorded."""
     if math.isnan(value):
         return "?"
     if value == 0:
@@ -161,11 +151,11 @@ def logprob_words(value: float) -> str:
 
 
 def _maker(
-    tokens: Tokens, look: Look, findings: Sequence[tuple[int, int]], asked: Sequence[tuple[int, int]]
+    tokens: Tokens, options: DrawOptions, findings: Sequence[tuple[int, int]], asked: Sequence[tuple[int, int]]
 ) -> Callable[[int], _Token]:
     count = len(tokens.ids)
     found, wanted, sampled = _covered(count, findings), _covered(count, asked), tokens.sampled
-    logprobs = tokens.logprobs if look.logprobs else None
+    logprobs = tokens.logprobs if options.logprobs else None
 
     def make(position: int) -> _Token:
         token_id = int(tokens.ids[position])
@@ -177,10 +167,10 @@ def _maker(
         words = (logprob_words(value) + ("!" if low else "")) if known else ""
         return _Token(
             position,
-            shortened(look.piece(token_id)) if look.piece is not None else str(token_id),
+            shortened(options.piece(token_id)) if options.piece is not None else str(token_id),
             mark,
-            _STYLES[mark] or ("cyan" if token_id in look.control else ""),
-            str(token_id) if look.ids and look.piece is not None else "",
+            _STYLES[mark] or ("cyan" if token_id in options.control else ""),
+            str(token_id) if options.ids and options.piece is not None else "",
             words,
             "bold yellow" if low or words == "?" else "" if sampled[position] else "dim",
         )
@@ -189,7 +179,7 @@ def _maker(
 
 
 def _covered(count: int, ranges: Iterable[tuple[int, int]]) -> Mask:
-    """`[N]` True inside a range. One of no tokens is the place between two: the token after it stands for it."""
+    """`[N]` True inside a range. An empty range is a place between two tokens and marks the token after it."""
     covered = np.zeros(count, np.bool_)
     for start, end in ranges:
         covered[min(start, _FAR) : min(max(end, start + 1), _FAR)] = True
@@ -211,7 +201,7 @@ def _near(tokens: Tokens, findings: Sequence[tuple[int, int]], start: int, conte
 
 
 def _around(count: int, asked: Sequence[tuple[int, int]], context: int) -> Mask:
-    """`[N]` what was asked for and its neighbours; the middle of a long range is far from both its ends."""
+    """`[N]` the ends of what was asked for, with context; the middle of long ranges is left out."""
     spots = []
     for begin, end in asked:
         inside = max(context, _SEAM)
@@ -234,7 +224,7 @@ def _spotted(count: int, spots: Iterable[tuple[int, int]]) -> Mask:
 
 
 def _joined(shown: Mask, gap: int) -> Mask:
-    """The same without holes so small that nothing is won by leaving them out."""
+    """The same, with gaps filled that are too small to be worth leaving out."""
     for one, other in pairwise(np.flatnonzero(shown).tolist()):
         if 1 < other - one <= gap:
             shown[one:other] = True

@@ -1,4 +1,4 @@
-"""Logged text as a word of a shell, for commands that a person pastes."""
+"""Logged text as a word of a shell command, for commands to paste."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import shlex
 
 from tito_audit.terminal.escape import visible
 
-__all__ = ["shell_word"]
-
 
 def shell_word(text: str) -> str:
-    """The text as one word that a shell reads back to the letter; no character of it acts where it is shown.
+    """The text as one word that a shell reads back exactly, safe to show on a terminal.
 
-    `'my run.jsonl'`; `$'a\\x1b.jsonl'` where there are characters that would.
+    `'my run.jsonl'`; `$'a\\x1b.jsonl'` if there are characters that would act on a terminal.
     """
     if visible(text) == text:
         return shlex.quote(text)
@@ -24,7 +22,7 @@ def _escaped(char: str) -> str:
     if char in "\\'":
         return f"\\{char}"
     if char != "[" and char.isascii() and char.isprintable():
-        return char  # some runners of CI take `##[` for a command
+        return char  # `[` is escaped, as some CI runners take `##[` for a command
     try:
         data = os.fsencode(char)
     except UnicodeEncodeError:  # half of a surrogate pair

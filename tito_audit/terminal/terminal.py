@@ -1,4 +1,4 @@
-"""What is known of the terminal: colour, width, and progress on stderr."""
+"""The terminal: colour, width, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-__all__ = ["Pace", "begun", "colors", "page_width", "watched"]
-
 _EVERY = 0.1
 _Item = TypeVar("_Item")
 
 
 def colors(stream: TextIO) -> bool:
-    """Whether to write colours: to a terminal that has them, unless NO_COLOR or FORCE_COLOR say otherwise."""
+    """Whether to write colours: on a terminal that has them, unless NO_COLOR or FORCE_COLOR says otherwise."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -31,38 +29,38 @@ def colors(stream: TextIO) -> bool:
 
 
 def page_width() -> int:
-    """Columns of the terminal (or of COLUMNS), within reason; 100 where there is no terminal."""
+    """Columns of the terminal (or COLUMNS), from 60 to 160; 100 without a terminal."""
     return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 160)
 
 
 @dataclass(slots=True)
-class Pace:
-    """How far a run is; call it as a run's `progress`."""
+class RunProgress:
+    """How far a run has come; pass it as the run's `progress`."""
 
     rows: int = 0
     done: int = 0
-    """Bytes of the logs that were read."""
+    """Bytes of the logs read so far."""
     total: int = 0
-    """Bytes of the logs; 0 when that is not known, as of a pipe."""
+    """Bytes of the logs; 0 if unknown, as for a pipe."""
     first: tuple[float, int, int] | None = None
-    """When this was called first, with what: before that time went into loading, too."""
+    """Time, rows and bytes of the first call; the time before it went into loading."""
 
     def __call__(self, rows: int, done: int, total: int) -> None:
-        """Note where the run is."""
+        """Record how far the run has come."""
         self.rows, self.done, self.total = rows, done, total
         self.first = self.first or (time.monotonic(), rows, done)
 
     def rates(self, now: float) -> tuple[float, float]:
-        """Rows and bytes a second; 0 before there is anything to tell them from."""
+        """Rows and bytes per second; 0 before the second call."""
         since, rows, done = self.first or (now, 0, 0)
         seconds = now - since
         return ((self.rows - rows) / seconds, (self.done - done) / seconds) if seconds > 0 else (0.0, 0.0)
 
 
-def begun(results: Generator[_Item, None, None]) -> Generator[_Item, None, None]:
-    """The results, the first of which is computed before this returns.
+def compute_first(results: Generator[_Item, None, None]) -> Generator[_Item, None, None]:
+    """The results; the first is computed before this returns.
 
-    A run forks its processes there, which is best done before threads are started.
+    That is where a run forks its processes, best done before threads are started.
     """
     first = list(islice(results, 1))
 
@@ -74,12 +72,12 @@ def begun(results: Generator[_Item, None, None]) -> Generator[_Item, None, None]
     return rest()
 
 
-def watched(
-    results: Iterable[_Item], *, silent: bool = False, counted: str = "rollouts", pace: Pace | None = None
+def with_progress(
+    results: Iterable[_Item], *, silent: bool = False, counted: str = "rollouts", pace: RunProgress | None = None
 ) -> Generator[_Item, None, None]:
-    """The results, with a line on stderr that counts them while they pass, on a terminal only.
+    """The results, counted by a line on stderr while they pass, on a terminal only.
 
-    With the `pace` of the run the line is a bar with rows and bytes a second, and the time that is left.
+    With the run's `pace`, the line is a progress bar with rows and bytes per second and the time left.
     """
     if silent or not sys.stderr.isatty():
         yield from results
@@ -89,8 +87,8 @@ def watched(
 
     started = shown = time.monotonic()
     source = iter(results)
-    first = list(islice(source, 1))  # the line is drawn by a thread, and the run may fork before
-    # Rich would send what is printed meanwhile to stderr as well, and a report belongs on stdout.
+    first = list(islice(source, 1))  # a thread draws the line, and the run should fork before it starts
+    # Rich would redirect what is printed meanwhile to stderr, but a report belongs on stdout.
     bar = Progress(
         *_columns(pace), console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
     )
@@ -104,7 +102,7 @@ def watched(
             yield result
 
 
-def _columns(pace: Pace | None) -> list[ProgressColumn]:
+def _columns(pace: RunProgress | None) -> list[ProgressColumn]:
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     words = TextColumn("{task.fields[words]}", markup=False)
@@ -113,8 +111,8 @@ def _columns(pace: Pace | None) -> list[ProgressColumn]:
     return [SpinnerColumn(), BarColumn(bar_width=24), words]
 
 
-def _shown(count: int, counted: str, pace: Pace | None, started: float, now: float) -> dict[str, Any]:
-    """What the line says now, as fields of a task of rich."""
+def _shown(count: int, counted: str, pace: RunProgress | None, started: float, now: float) -> dict[str, Any]:
+    """What the line says now, as fields of a rich task."""
     if pace is None:
         return {"completed": count, "words": f"{count:,} {counted} · {count / (now - started):,.0f}/s"}
     rows, data = pace.rates(now)

@@ -8,8 +8,6 @@ from itertools import groupby
 
 from tito_audit.summary import RateCount
 
-__all__ = ["code_ranges", "listed", "many", "rate_number"]
-
 
 def many(number: int, noun: str) -> str:
     """`1 row`, `1,200 rows`."""
@@ -37,12 +35,12 @@ def _number(code: str) -> int:
 
 
 def rate_number(rate: RateCount) -> str:
-    """`0.00205`, with as many digits as tell it from the limit; `–` where there is nothing to divide by."""
+    """`0.00205`, with enough digits to distinguish it from the limit; `–` if there is nothing to divide by."""
     if not math.isfinite(rate.rate):
         return "–"
     try:
         limit = float(rate.limit.partition("=")[2].removesuffix("/rollout"))
-    except ValueError:  # words of somebody else: they are shown, not read
+    except ValueError:  # not one of our limits: shown, not interpreted
         return f"{rate.rate:.3g}"
     texts = (f"{rate.rate:.{digits}g}" for digits in range(3, 18))
     return next((text for text in texts if (float(text) > limit) == rate.failed), repr(rate.rate))

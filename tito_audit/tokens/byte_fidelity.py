@@ -1,8 +1,8 @@
-"""Whether the bytes of a text's tokens are the bytes of the text, told without joining them.
+"""Whether the tokens of a text are known to have exactly its bytes, decided without joining them.
 
-A byte-level tokenizer whose parts are all known here can leave bytes of a text out, but it neither adds nor
-changes any: where as many bytes come out as went in, they are the same. One that normalises to NFC is such a
-tokenizer for texts that NFC leaves alone.
+A byte-level tokenizer whose parts are all known here may leave out bytes of a text, but neither adds nor changes
+any: if as many bytes come out as went in, they are the same. A tokenizer that normalises to NFC has this property
+for texts that NFC leaves unchanged.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import orjson
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["is_plain", "known_to_keep", "normal_form", "spells_itself"]
-
 _ASCII = bytes(range(0x80))
 _LAST_OF_ALPHABET = "\u0143"
-"""The last of the characters that byte-level vocabularies write bytes by."""
+"""The last of the characters by which byte-level vocabularies write bytes."""
 _LONGEST = 4096
-"""Bytes beyond ASCII that are looked at; with more of them, comparing the texts is as fast."""
+"""How many bytes beyond ASCII are checked; with more of them, comparing the texts is as fast."""
 _LEFT_ALONE = re.compile(
     rb"(?:[\xc2-\xcb\xcf-\xd1][\x80-\xbf]"
     rb"|\xe2(?:\x80[\x82-\xbf]|[\x81\x82\x85-\x8b\x8d-\xaa\xac-\xae][\x80-\xbf])"
@@ -31,29 +29,29 @@ _LEFT_ALONE = re.compile(
     rb"|\xef(?:[\xbc-\xbf][\x80-\xbf]|\xb8[\x80-\x8f])"
     rb"|\xf0\x9f[\x80-\xbf]{2})*"
 )
-"""Characters that NFC neither changes, nor moves, nor joins to one before: Latin, Cyrillic, most signs, kana,
-Chinese, Korean syllables, emoji."""
+"""Characters that NFC neither changes nor moves nor joins to the one before: Latin, Cyrillic, most symbols,
+kana, Chinese, Korean syllables, emoji."""
 
 
 def is_plain(data: bytes) -> bool:
-    """True if NFC is known to leave this text in UTF-8 as it is."""
+    """Whether NFC is known to leave this UTF-8 text unchanged."""
     rest = data.translate(None, _ASCII)
     return len(rest) <= _LONGEST and _LEFT_ALONE.fullmatch(rest) is not None
 
 
 def spells_itself(backend: tokenizers.Tokenizer, data: bytes) -> bool:
-    """True if the tokens of a text in UTF-8 are known to spell it, provided they have as many bytes as it has."""
-    return known_to_keep(normal_form(backend), data)
+    """Whether the tokens of a UTF-8 text are known to spell it, provided they have as many bytes."""
+    return keeps_bytes(normal_form(backend), data)
 
 
-def known_to_keep(form: str | None, data: bytes) -> bool:
-    """The same for a tokenizer of which the `normal_form` is known."""
+def keeps_bytes(form: str | None, data: bytes) -> bool:
+    """The same for a tokenizer with this `normal_form`."""
     return form is not None and (not form or is_plain(data))
 
 
 @lru_cache(maxsize=8)
 def normal_form(backend: tokenizers.Tokenizer) -> str | None:
-    """What a tokenizer does to a text before it cuts it, "" or "NFC"; None if it may write other bytes."""
+    """How a tokenizer normalises a text before it splits it, "" or "NFC"; None if it may write other bytes."""
     try:
         normalizers = _steps(backend.normalizer, "normalizers")
         cuts = _steps(backend.pre_tokenizer, "pretokenizers")
@@ -68,14 +66,15 @@ def normal_form(backend: tokenizers.Tokenizer) -> str | None:
 
 
 def _by_bytes(cuts: list[dict[str, Any]]) -> bool:
-    """True if a text is cut up and written by bytes, and nothing else is done to it."""
+    """Whether a text is only split and written by bytes."""
     kinds = [step.get("type") for step in cuts]
     prefixed = any(step.get("add_prefix_space") for step in cuts)
     return kinds.count("ByteLevel") == 1 and set(kinds) <= {"ByteLevel", "Split", "Digits"} and not prefixed
 
 
 def _has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
-    """True if the model joins bytes to tokens and has a token for each byte, so that none is written otherwise."""
+    """Whether the model merges bytes to tokens and has a token for each byte, so that every byte can be
+    written."""
     from tokenizers import models, pre_tokenizers
 
     model = backend.model
@@ -87,7 +86,8 @@ def _has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _is_literal(content: str) -> bool:
-    """True if the bytes of an added token are sure to be its content, wherever the model may write its id too."""
+    """Whether the bytes of an added token are certain to be its content, even if the model may produce its id
+    too."""
     if not content.replace("▁", "").strip():
         return False
     ascii_signs = all("!" <= character <= "~" for character in content)

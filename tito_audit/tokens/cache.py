@@ -1,11 +1,11 @@
-"""What was worked out about a tokenizer, kept on disk for the next run.
+"""What was computed about a tokenizer, stored on disk for the next run.
 
-Loading a tokenizer takes longer than auditing ten rows. So its tables are kept (what every id stands for,
-where texts may be cut) and what others noted, such as what was read off its chat templates. No text of a log is.
+Loading a tokenizer takes longer than auditing ten rows. So its tables are stored (what every id stands for, where
+texts may be cut), with notes of other rooms, such as the facts of its chat templates. Nothing of a log is stored.
 
-Files are named by a hash of all that they depend on: the tokenizer's files, the version of `tokenizers`, and
-the code of this room. They hold JSON and plain arrays under a checksum, take their name once they are whole, and
-are never trusted to be there: one that is missing, damaged or of something else is worked out again.
+Files are named by a hash of everything they depend on: the tokenizer's files, the version of `tokenizers`, and the
+code of this room. They hold JSON and plain arrays with a checksum, and are renamed into place once complete. A
+file that is missing, damaged or not the expected one is computed again.
 """
 
 from __future__ import annotations
@@ -27,50 +27,48 @@ import orjson
 
 from tito_audit.tokens.vocab import Entries, Prefix
 
-__all__ = ["Store", "Tables", "cache_folder", "open_store"]
-
 VARIABLE = "TITO_AUDIT_CACHE"
 NOTES = 32
-"""How many notes are kept for one tokenizer."""
+"""How many notes are stored for one tokenizer."""
 FOLDER_BYTES = 96 << 20
-"""How much is kept of all tokenizers; those used the longest ago are let go."""
+"""How much is stored for all tokenizers; the least recently used files are deleted."""
 _MAGIC = b"tito-audit cache 1\n"
-# `segments` are of earlier versions, and let go like the others.
+# `segments` files are from earlier versions, and deleted like the others.
 _NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|segments|notes)(\.\d+\.\d+\.part)?")
 _ABANDONED = 24 * 3600
-"""Seconds after which an unfinished file is nobody's any more."""
+"""An unfinished file is deleted after this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What is known of a tokenizer once it was loaded."""
+    """What is known about a tokenizer once it has been loaded."""
 
     entries: Entries
     cuts: Mapping[str, int]
-    """The control tokens at which texts may be cut."""
+    """The control tokens at which texts may be cut, with their ids."""
     normal_form: str | None
     eos_ids: tuple[int, ...]
     bos_id: int | None
 
 
 def cache_folder() -> Path | None:
-    """Where things are kept: what TITO_AUDIT_CACHE names, else in the user's cache folder; None if it is `off`."""
+    """The folder of the cache: TITO_AUDIT_CACHE, else the user's cache folder; None if the variable is `off`."""
     named = os.environ.get(VARIABLE)
     if named:
         return None if named.lower() == "off" else Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        # As the specification has it, a relative path there is not to be used.
+        # By the specification, a relative path is to be ignored.
         folder = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # the user has no home folder
         return None
     return folder / "tito-audit"
 
 
 def open_store(version: str, files: Iterable[tuple[str, bytes]]) -> Store | None:
-    """What is kept of the tokenizer with these files, as this version of the library reads them; or None.
+    """The store of the tokenizer with these files, for this version of the library; None without a cache.
 
-    Files are given by name and content, or a hash of it where that is long.
+    Files are given by name and content, or by name and a hash of the content if it is long.
     """
     folder = cache_folder()
     if folder is None:
@@ -83,20 +81,20 @@ def open_store(version: str, files: Iterable[tuple[str, bytes]]) -> Store | None
 
 
 class Store:
-    """What is kept of one tokenizer."""
+    """What is stored about one tokenizer."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._folder = folder
         self._key = key
         self._process = os.getpid()
         self._used: dict[str, dict[str, Any]] = {}
-        """Notes that this run asked for or made."""
+        """Notes that this run read or made."""
         self._noted = False
         """Whether it made one."""
 
     @cached_property
     def tables(self) -> Tables | None:
-        """The tables, if they were kept."""
+        """The tables; None if they are not stored."""
         content = self._read("tables")
         if content is None:
             return None
@@ -109,14 +107,14 @@ class Store:
         return tables
 
     def note(self, name: str) -> dict[str, Any] | None:
-        """What was noted under a name, plain JSON, not to be written to; None if nothing was."""
+        """The note stored under a name, plain JSON, not to be modified; None if there is none."""
         found = self._used.get(name, self._notes.get(name))
         if found is not None:
             self._used[name] = found
         return found
 
     def add_note(self, name: str, note: Mapping[str, Any]) -> None:
-        """Note something under a name, in place of what was noted there; nothing if it is no JSON."""
+        """Store a note under a name, replacing the previous one; does nothing if it is not JSON."""
         if os.getpid() != self._process:
             return
         with suppress(TypeError):
@@ -124,7 +122,7 @@ class Store:
             self._noted = True
 
     def save(self, tables: Callable[[], Tables]) -> None:
-        """Write what was not kept before, where that can be done; nothing in a process that was forked."""
+        """Write what is not stored yet, if possible; does nothing in a forked process."""
         if os.getpid() != self._process:
             return
         try:
@@ -134,12 +132,12 @@ class Store:
                 notes = {**self._used, **self._notes} | self._used  # those of this run come first
                 self._write("notes", {"notes": dict(islice(notes.items(), NOTES))}, {})
                 self._noted = False
-        except OSError:  # a cache is no reason for a run to fail
+        except OSError:  # a run does not fail because of its cache
             return
 
     @cached_property
     def _notes(self) -> dict[str, dict[str, Any]]:
-        """The notes that were kept."""
+        """The stored notes."""
         content = self._read("notes")
         notes = content[0].get("notes") if content is not None else None
         if not isinstance(notes, dict):
@@ -150,7 +148,7 @@ class Store:
         return self._folder / f"tokenizer-{self._key}.{kind}"
 
     def _read(self, kind: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
-        """The values and parts of a file; None if it is not there or not as it was written."""
+        """The values and parts of a file; None if it is missing or damaged."""
         try:
             content = self._path(kind).read_bytes()
         except OSError:
@@ -169,14 +167,14 @@ class Store:
         return values, parts
 
     def _write(self, kind: str, values: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
-        """Put a file in place, whole or not at all, and let old ones go."""
+        """Write a file, completely or not at all, and delete old ones."""
         path = self._path(kind)
         head = orjson.dumps({**values, "parts": {name: len(data) for name, data in parts.items()}})
         body = b"\n".join([head, b"".join(parts.values())])
         self._folder.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}.part")
         try:
-            # For the user alone: chat templates may be private.
+            # Readable by the user only: chat templates may be private.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
             with os.fdopen(os.open(part, flags, 0o600), "wb") as out:
                 out.write(_MAGIC + self._checksum(body) + body)
@@ -186,12 +184,12 @@ class Store:
         _tidy(self._folder)
 
     def _checksum(self, body: bytes) -> bytes:
-        """Of the content and what it is about: a file that was renamed is not taken for another's."""
+        """A checksum of key and content, so that a renamed file is not taken for another."""
         return hashlib.sha256(self._key.encode() + body).hexdigest().encode()
 
 
 def _plain(tables: Tables) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Tables as values and parts of a file."""
+    """Tables as the values and parts of a file."""
     entries = tables.entries
     values = {
         "prefix": str(entries.prefix),
@@ -208,7 +206,7 @@ def _plain(tables: Tables) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def _tables(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> Tables:
-    """Tables out of the values and parts of a file."""
+    """Tables from the values and parts of a file."""
     entries = Entries(
         prefix=Prefix(values["prefix"]),
         added_ids=tuple(values["added_ids"]),
@@ -222,7 +220,7 @@ def _tables(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> Tables:
 
 
 def _code() -> str:
-    """A hash of the code that works the tables out."""
+    """A hash of the code that computes the tables."""
     code = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         with suppress(OSError):
@@ -231,7 +229,7 @@ def _code() -> str:
 
 
 def _tidy(folder: Path) -> None:
-    """Let files go that were used the longest ago, as long as they are too many bytes, and abandoned ones."""
+    """Delete abandoned files, and the least recently used ones as long as there are too many bytes."""
     files = []
     for file in folder.iterdir():
         named = _NAME.fullmatch(file.name)

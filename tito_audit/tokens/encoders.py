@@ -1,8 +1,8 @@
-"""Encoders: texts to ids, each text as a whole and nothing remembered.
+"""Encoders: texts to ids, each text as a whole, nothing remembered.
 
-`tokenizers` is the reference: what it says is what a report may say. `fastokens` is many times faster and
-must give the same ids; it is imported when one is built. It reads the reference's own definition rather
-than a file, so tokens that were added after loading are in it.
+`tokenizers` is the reference: reports rely on its ids only. `fastokens` is many times faster and must give the
+same ids; it is imported when one is built. It is built from the reference's own definition rather than from a
+file, so it includes tokens added after loading.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ from tito_audit.record.arrays import Ids, empty_ids
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Encoder", "FastEncoder", "ReferenceEncoder", "on_one_processor"]
-
 
 class Encoder(Protocol):
-    """What turns texts into ids. It adds no special tokens; those that a text spells are control tokens."""
+    """Turns texts into ids. It adds no special tokens; those that a text spells become control tokens."""
 
     @property
     def name(self) -> str:
         """The library, as a report names it."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, in order, `[N]` int32, not to be written to."""
+        """The ids of each text, in order, `[N]` int32, read-only."""
 
 
 class ReferenceEncoder:
-    """`tokenizers`, whose word is final."""
+    """`tokenizers`, the reference."""
 
     name = "tokenizers"
 
@@ -55,11 +53,11 @@ class ReferenceEncoder:
 
 
 class FastEncoder:
-    """`fastokens`, built from a tokenizer of the reference; TokenizerError says why it cannot be.
+    """`fastokens`, built from a tokenizer of the reference; TokenizerError, with the reason, if that fails.
 
-    It keeps a pool of threads for itself from its first encoding on, one for each processor that it may
-    use then. A child of a process that has such a pool still encodes correctly, at half the speed, so
-    the first encoding belongs `on_one_processor`.
+    From its first encoding on it keeps a pool of threads, one for each processor that it may use at that moment. A
+    forked child of a process with such a pool still encodes correctly, at half the speed; so the first encoding
+    belongs into `on_one_processor`.
     """
 
     name = "fastokens"
@@ -67,17 +65,17 @@ class FastEncoder:
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         dropout = getattr(backend.model, "dropout", None)
         if dropout:
-            raise TokenizerError(f"its merges are left out at random (dropout {dropout})")
+            raise TokenizerError(f"it skips merges at random (dropout {dropout})")
         if sys.byteorder != "little":
-            raise TokenizerError("fastokens writes ids in an order of bytes that is not this machine's")
+            raise TokenizerError("fastokens writes little-endian ids, and this machine is big-endian")
         try:
             import fastokens
         except ImportError as error:
             raise TokenizerError(f"fastokens is not installed ({error})") from None
         try:
             self._tokenizer = fastokens.Tokenizer.from_json_str(backend.to_str())
-        except Exception as error:  # ValueError where it refuses; what custom parts raise is any exception
-            raise TokenizerError(f"fastokens refuses it ({_first_line(error)})") from None
+        except Exception as error:  # ValueError if it rejects it; custom parts may raise anything
+            raise TokenizerError(f"fastokens rejects it ({_first_line(error)})") from None
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
@@ -86,13 +84,13 @@ class FastEncoder:
         except UnicodeEncodeError:
             data, ends = self._tokenizer.encode_batch_flat([well_formed(text) for text in texts])
         offsets = (np.frombuffer(ends, np.uint64).astype(np.int64) * 4).tolist()
-        # Each text gets bytes of its own: a slice of the whole would keep the whole in memory.
+        # Each text gets its own bytes: a slice would keep the whole batch in memory.
         return [np.frombuffer(data[start:end], np.int32) for start, end in pairwise(offsets)]
 
 
 @contextmanager
 def on_one_processor() -> Iterator[None]:
-    """Keep this thread on one processor for a while, where the system knows how."""
+    """Keep this thread on one processor inside the block, where the system supports it."""
     before: set[int] | None = None
     if hasattr(os, "sched_setaffinity"):
         with suppress(OSError):
@@ -107,7 +105,7 @@ def on_one_processor() -> Iterator[None]:
 
 
 def well_formed(text: str) -> str:
-    """The text as UTF-8 can write it: a surrogate pair as its character, half of one as U+FFFD."""
+    """The text as UTF-8 can express it: a surrogate pair as its character, half of one as U+FFFD."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -122,6 +120,6 @@ def _frozen(values: list[int]) -> Ids:
 
 
 def _first_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """The first line of an error's message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

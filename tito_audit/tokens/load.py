@@ -1,8 +1,8 @@
-"""A tokenizer out of a folder or from the hub; the only module that may import transformers.
+"""A tokenizer from a folder or the hub; the only module that may import transformers.
 
-`tokenizer.json` is taken at its word. transformers 5 builds some tokenizers anew from the name of their
-class and drops parts of the file on the way (SmolLM2 declares `GPT2Tokenizer` and loses its splitting
-of digits); samplers that read the file itself do not.
+`tokenizer.json` is taken literally. transformers 5 rebuilds some tokenizers from the name of their class and drops
+parts of the file on the way (SmolLM2 declares `GPT2Tokenizer` and loses its splitting of digits); samplers that
+read the file itself do not.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from tito_audit.tokens.vocab import Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["load_tokenizer"]
-
 _HUB_FILES = [
     "tokenizer*",
     "*token*.json",
@@ -48,16 +46,16 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a folder, or of a hub repository when no such folder exists.
+    """The tokenizer of a folder, or of a hub repository when no such folder exists; TokenizerError if neither
+    works.
 
-    Raises TokenizerError. Code that a folder brings along runs only with `trust_remote_code`, and only
-    when it has no `tokenizer.json`.
+    Code in the folder runs only with `trust_remote_code`, and only if there is no `tokenizer.json`.
     """
     path = Path(name_or_dir).expanduser()
-    if os.path.isfile(path):  # noqa: PTH113  that of pathlib raises for a name that is too long
+    if os.path.isfile(path):  # noqa: PTH113  pathlib's raises if the name is too long
         raise TokenizerError(
             f"{name_or_dir}: this is a file, and a tokenizer is a folder (tokenizer.json, "
-            f"tokenizer_config.json).\nPass the folder it lies in: {path.parent}"
+            f"tokenizer_config.json).\nPass the folder it is in: {path.parent}"
         )
     if not os.path.isdir(path):  # noqa: PTH112
         path = _downloaded(name_or_dir)
@@ -74,7 +72,7 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False) -> Toke
 
 
 def _downloaded(name: str) -> Path:
-    """Where the hub client put the tokenizer files of a repository."""
+    """The folder to which the hub client downloaded a repository's tokenizer files."""
     if not _HUB_NAME.fullmatch(name):
         raise TokenizerError(
             f"{name}: no such folder.\nA tokenizer is needed to encode the messages again.\n"
@@ -88,14 +86,14 @@ def _downloaded(name: str) -> Path:
     except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TokenizerError(
-            f"{name}: no such folder, and the hub did not give a repository of that name ({reason}).\n"
+            f"{name}: no such folder, and the hub returned no repository of that name ({reason}).\n"
             "A tokenizer is needed to encode the messages again.\n"
             "Check the spelling and the network, or pass a folder with a tokenizer.json."
         ) from error
 
 
 def _from_files(path: Path, name: str) -> Tokenizer:
-    """The tokenizer as its JSON files say, without transformers; from what is kept of it, where that is there."""
+    """The tokenizer as its JSON files define it, without transformers; from the cache where it is stored."""
     import tokenizers
 
     config = _config(path)
@@ -111,8 +109,8 @@ def _from_files(path: Path, name: str) -> Tokenizer:
         content = _content_of(file)
         if sha256(content).digest() != digest:
             raise TokenizerError(
-                f"{file}: the file was changed while it was in use, so its ids may mean something else now.\n"
-                "Run again once the folder stays as it is."
+                f"{file}: the file changed while it was in use, so its ids may mean something else now.\n"
+                "Run again once the folder no longer changes."
             )
         return _backend(file, content, config, special)
 
@@ -122,7 +120,7 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     tables = store.tables
     return Tokenizer(
         name=name,
-        backend=cast("tokenizers.Tokenizer", _Later(load)),
+        backend=cast("tokenizers.Tokenizer", _LazyBackend(load)),
         vocabulary=Vocabulary(tables.entries),
         special_tokens=special,
         chat_templates=templates,
@@ -132,8 +130,8 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     )
 
 
-class _Later:
-    """A tokenizer of the library that is loaded when something of it is asked for."""
+class _LazyBackend:
+    """A tokenizer of the library, loaded on first use."""
 
     def __init__(self, load: Callable[[], tokenizers.Tokenizer]) -> None:
         self._load = load
@@ -149,7 +147,7 @@ class _Later:
 def _backend(
     file: Path, content: bytes, config: Mapping[str, Any], special: Mapping[str, str]
 ) -> tokenizers.Tokenizer:
-    """The library's tokenizer, as the content of `tokenizer.json` and the settings say."""
+    """The library's tokenizer, from the content of `tokenizer.json` and the settings."""
     import tokenizers
 
     try:
@@ -173,7 +171,7 @@ def _content_of(file: Path) -> bytes:
 
 
 def _digest(file: Path) -> bytes:
-    """A hash of what a file holds, for which it need not be held at once."""
+    """A hash of a file's content, computed without holding all of it in memory."""
     try:
         with file.open("rb") as content:
             return file_digest(content, "sha256").digest()
@@ -182,7 +180,7 @@ def _digest(file: Path) -> bytes:
 
 
 def _settings(path: Path) -> list[tuple[str, bytes]]:
-    """The files beside tokenizer.json that say something about its tokens."""
+    """The files next to tokenizer.json that affect its tokens, by name and content."""
     files = [path / name for name in _SETTINGS]
     return [(file.name, file.read_bytes()) for file in files if file.is_file()]
 
@@ -209,7 +207,7 @@ def _tokenizer(
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with what special_tokens_map.json adds to an old one; {} without either."""
+    """tokenizer_config.json, completed from special_tokens_map.json if it is an old one; {} without either."""
     config = _json_object(path / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config = config | _json_object(path / "special_tokens_map.json")
@@ -217,7 +215,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _json_object(file: Path) -> dict[str, Any]:
-    """A JSON object out of a file; {} when there is no such file."""
+    """The JSON object in a file; {} when there is no such file."""
     try:
         value = orjson.loads(file.read_bytes())
     except FileNotFoundError:
@@ -225,7 +223,7 @@ def _json_object(file: Path) -> dict[str, Any]:
     except (OSError, orjson.JSONDecodeError) as error:
         raise TokenizerError(
             f"{file}: cannot be read ({error}).\nIt names the special tokens and often holds the chat "
-            "template.\nDownload it again, or mend the JSON."
+            "template.\nDownload it again, or fix the JSON."
         ) from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{file}: holds no JSON object, so it is not a tokenizer's settings.")
@@ -233,17 +231,17 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def _content(value: object) -> str | None:
-    """The text of a special token, written as text or as an object; None if it is neither."""
+    """The text of a special token, given as text or as an object; None if it is neither."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens that transformers hands to a template.
+    """The named special tokens that transformers passes to a template.
 
-    Beside the seven names of old, every setting that ends in `_token`, and `extra_special_tokens` when
-    it is an object.
+    Besides the seven classic names, every setting that ends in `_token`, and `extra_special_tokens` if it is an
+    object.
     """
     extra = config.get("extra_special_tokens")
     named = {key: value for key, value in config.items() if key in _NAMED or key.endswith("_token")}
@@ -254,7 +252,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _add_missing(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Add the tokens that the settings name and tokenizer.json lacks, in the order transformers does."""
+    """Add the tokens that the settings name and tokenizer.json lacks, in the order in which transformers does."""
     import tokenizers
 
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -282,7 +280,7 @@ def _add_missing(backend: tokenizers.Tokenizer, config: Mapping[str, Any], speci
 
 
 def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name. Files of their own replace whatever the settings hold."""
+    """Chat templates by name. Template files override the settings."""
     found: dict[str, str] = {}
     default = path / "chat_template.jinja"
     try:
@@ -311,12 +309,12 @@ def _named_templates(value: object, where: Path) -> dict[str, str]:
             return named
     raise TokenizerError(
         f"{where}: `chat_template` is neither text nor named texts, so no messages can be rendered.\n"
-        "Mend tokenizer_config.json, or pass a template file with --chat-template."
+        "Fix tokenizer_config.json, or pass a template file with --chat-template."
     )
 
 
 def _end_tokens(path: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
-    """`eos_token`, and the ids that generation_config.json stops at."""
+    """The ids of `eos_token` and of the end tokens in generation_config.json."""
     eos = special.get("eos_token")
     ids = [backend.token_to_id(eos)] if eos is not None else []
     stated = _json_object(path / "generation_config.json").get("eos_token_id")
@@ -325,7 +323,8 @@ def _end_tokens(path: Path, backend: tokenizers.Tokenizer, special: Mapping[str,
 
 
 def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokenizer:
-    """What transformers makes of a folder without tokenizer.json: SentencePiece, or code of its own."""
+    """The tokenizer that transformers builds for a folder without tokenizer.json: SentencePiece, or the
+    folder's own code."""
     try:
         from transformers import AutoTokenizer
 

@@ -1,13 +1,13 @@
-"""Texts that begin like texts whose ids are known: only what is new is encoded.
+"""Texts that begin like texts with known ids: only the new part is encoded.
 
 The prompts of a conversation grow by a turn each, and the rollouts of a group share their first prompt:
 
     known   <|im_start|> user\\nHi <|im_end|> \\n <|im_start|> assistant\\n
     text    <|im_start|> user\\nHi <|im_end|> \\n <|im_start|> assistant\\n Hello <|im_end|> …
-                                                         ^ the last cut inside what both begin with
+                                                         ^ the last cut within what both begin with
 
-What stands before a cut is encoded as if nothing followed (see `segments.py`), so the ids up to there are those
-of the known text.
+Text before a cut is encoded as if nothing followed (see `segments.py`), so the ids up to the cut are those of the
+known text.
 """
 
 from __future__ import annotations
@@ -20,45 +20,44 @@ import numpy as np
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.segments import Cuts, SegmentEncoder
 
-__all__ = ["GrownEncoder", "KnownText", "KnownTexts"]
-
 _LONG = 2048
-"""Characters of a text from which on it is worth looking at the texts before it."""
+"""Texts of at least this many characters are compared with earlier ones."""
 _KEPT = 4
-"""Texts that are remembered: the chains that a rollout's calls may take turns in, and the rollout before."""
+"""How many texts are remembered: a rollout's calls may alternate between several chains, and the next rollout
+may begin alike."""
 
 
 class KnownText:
-    """A text and the ids that it has, `[N]`, with the cuts that were found in it."""
+    """A text with its ids `[N]`, and the cuts found in it."""
 
-    def __init__(self, cuts: Cuts, text: str, ids: Ids, before: KnownText | None = None, shared: int = 0) -> None:
-        """`shared` cuts are those of `before`, with which the text and the ids begin."""
+    def __init__(self, cuts: Cuts, text: str, ids: Ids, base: KnownText | None = None, shared: int = 0) -> None:
+        """The first `shared` cuts are those of `base`, with which text and ids begin."""
         self.text = text
         self.ids = ids
         self._cuts = cuts
         self._ends: list[int] = []
-        """Characters up to the end of each cut token; read when a text comes that may share some."""
+        """Characters up to the end of each cut token; found when a text arrives that may share some."""
         self._tokens: list[int] = []
-        """The same counted in ids."""
+        """The same, counted in ids."""
         self._read = False
-        if before is not None and shared:
-            self._ends, self._tokens = before._ends[:shared], before._tokens[:shared]
+        if base is not None and shared:
+            self._ends, self._tokens = base._ends[:shared], base._tokens[:shared]
             self.read()
 
     @property
     def ends(self) -> Sequence[int]:
-        """Characters up to the end of each cut token that was found."""
+        """Characters up to the end of each cut token found so far."""
         return self._ends
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Ids up to the end of each cut token that was found."""
+        """Ids up to the end of each cut token found so far."""
         return self._tokens
 
     def shared(self, text: str) -> int:
-        """How many cuts this text and another one begin with in common."""
+        """How many cuts the common start of this text and another one holds."""
         if not self._read:
-            # To look for cuts costs a third of encoding: not worth it for a system prompt alone.
+            # Finding cuts costs a third of encoding: not worth it if only a system prompt is shared.
             if not text.startswith(self.text[: len(self.text) // 2]):
                 return 0
             self.read()
@@ -74,15 +73,15 @@ class KnownText:
         return low
 
     def up_to(self, shared: int) -> tuple[int, int]:
-        """Characters and ids up to the end of so many cuts."""
+        """How many characters and ids there are up to the end of the first `shared` cuts."""
         return (self._ends[shared - 1], self._tokens[shared - 1]) if shared else (0, 0)
 
-    def has_no_more_than(self, shared: int) -> bool:
-        """True if these are all of its cuts."""
+    def has_only(self, shared: int) -> bool:
+        """Whether it has exactly this many cuts."""
         return len(self._ends) == shared
 
     def read(self) -> None:
-        """Find the cuts behind those that are known; none where text and ids do not have the same ones."""
+        """Find the remaining cuts; none if text and ids do not have the same ones."""
         if self._read:
             return
         self._read = True
@@ -96,14 +95,14 @@ class KnownText:
 
 
 class KnownTexts:
-    """The last few texts whose ids are known, of several chains that grow by turns."""
+    """The last few texts with known ids, of several chains that grow by turns."""
 
     def __init__(self, cuts: Cuts) -> None:
         self._cuts = cuts
         self._known: list[KnownText] = []
 
     def find(self, text: str) -> tuple[KnownText | None, int]:
-        """The known text that has most cuts in common with this one, and how many; None where none has any."""
+        """The known text that shares most with this one, and how many cuts; None and 0 if none shares any."""
         best, most = None, 0
         for known in reversed(self._known):
             shared = known.shared(text)
@@ -111,16 +110,16 @@ class KnownTexts:
                 best, most = known, shared
         return best, most
 
-    def keep(self, text: str, ids: Ids, before: KnownText | None = None, shared: int = 0) -> None:
-        """Remember a text; one that it goes on from whole is not needed any more."""
-        if before is not None and before in self._known and before.has_no_more_than(shared):
-            self._known.remove(before)
-        self._known.append(KnownText(self._cuts, text, ids, before, shared))
+    def keep(self, text: str, ids: Ids, base: KnownText | None = None, shared: int = 0) -> None:
+        """Remember a text, in place of `base` if it continues all of it."""
+        if base is not None and base in self._known and base.has_only(shared):
+            self._known.remove(base)
+        self._known.append(KnownText(self._cuts, text, ids, base, shared))
         del self._known[:-_KEPT]
 
 
-class GrownEncoder:
-    """An encoder that is asked for whole texts, of a long one for what is new in it."""
+class PrefixEncoder:
+    """An encoder that encodes only the new part of a long text."""
 
     def __init__(self, whole: SegmentEncoder, cuts: Cuts) -> None:
         self._whole = whole
@@ -129,10 +128,10 @@ class GrownEncoder:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
         if len(texts) == 1 and len(texts[0]) >= _LONG:
-            return [self._grown(texts[0])]
+            return [self._by_prefix(texts[0])]
         return self._whole.encode_batch(texts)
 
-    def _grown(self, text: str) -> Ids:
+    def _by_prefix(self, text: str) -> Ids:
         known, shared = self._known.find(text)
         characters, first = known.up_to(shared) if known is not None else (0, 0)
         if known is not None and characters == len(text):

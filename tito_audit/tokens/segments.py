@@ -1,8 +1,7 @@
 """Segments: texts cut at control tokens, each distinct segment encoded once.
 
-A tokenizer takes the control tokens out of a text before it does anything else, and encodes what is left
-between them piece by piece. So a text may be cut there by hand, for tokens of which nothing but their
-literal text decides where they are:
+A tokenizer takes the control tokens out of a text before anything else, and encodes what is between them piece by
+piece. So a text may be cut there beforehand, at tokens whose places depend only on their literal text:
 
     <|im_start|>  user\\nHi  <|im_end|>  \\n  <|im_start|>  assistant\\n
       token       segment     token  segment   token        segment
@@ -27,21 +26,20 @@ from tito_audit.tokens.vocab import Prefix, Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Cuts", "SegmentEncoder", "Stretch", "find_cuts"]
-
 Stretch = tuple[int, int, bytes]
-"""A segment of ids with its neighbours: the control token before (-1: the start), after (-1: the end), its ids."""
+"""The ids of a segment with its neighbours: the control token before (-1: the start), the one after (-1: the
+end), the ids as bytes."""
 
 _SIDES = ("", "a", " a ", "\n", "\n\n", "e\u0301", "\u0301", "12", "中", "'s", ".", "<", "|>")
-"""What stands beside a control token in the probes of the cuts."""
+"""Texts that surround a control token in the probes."""
 _MOST = 1024
-"""Up to so many control tokens; of more only those marked as special (gemma-3 has 6,000 unused ones)."""
+"""With more control tokens than this, only those marked as special are used (gemma-3 has 6,000 unused ones)."""
 _PROBED = 16
-"""Control tokens that are probed with all neighbours; each of them is probed once."""
+"""How many control tokens are probed with all neighbours; each one is probed once."""
 
 
 class Cuts:
-    """Where the texts of one tokenizer may be cut: its control tokens by their literal text.
+    """Where the texts of one tokenizer may be cut: its control tokens, by their literal text.
 
     Without any (`Cuts({})`) a text is one segment.
     """
@@ -50,19 +48,19 @@ class Cuts:
         self.tokens = dict(tokens)
         self._split = re.compile(f"({_pattern(sorted(tokens))})").split if tokens else None
         self._arrays = {content: np.array([token_id], np.int32) for content, token_id in tokens.items()}
-        # One slot before and one after, for ids that are no token's: taking clips to these.
+        # One slot more on either side, to which out-of-range ids are clipped.
         self._table: Mask = np.zeros(max(tokens.values(), default=-1) + 3, np.bool_)
         self._table[[token_id + 1 for token_id in tokens.values()]] = True
 
     def split(self, text: str) -> list[str]:
-        """Segments and control tokens by turns, a segment first and last; joined they are the text."""
+        """Segments and control tokens alternating, a segment first and last; joined, they are the text."""
         return self._split(text) if self._split is not None else [text]
 
     def join(self, pieces: Sequence[str], found: Mapping[str, Ids]) -> Ids:
-        """The ids of a text that was split, from those of its segments."""
+        """The ids of a split text, from the ids of its segments."""
         if len(pieces) == 1:
             return found[pieces[0]]
-        # Where two control tokens meet stands no text, whatever an encoder makes of the empty one.
+        # Between two adjacent control tokens there is no text, whatever an encoder makes of the empty one.
         arrays = self._arrays
         parts = [arrays[piece] if i & 1 else found[piece] for i, piece in enumerate(pieces) if piece]
         ids: Ids = np.concatenate(parts)
@@ -70,12 +68,12 @@ class Cuts:
         return ids
 
     def positions(self, ids: Ids) -> Offsets:
-        """Where in the ids control tokens stand at which texts are cut."""
-        # The highest id there can be wraps around to the lowest, which is no token's either.
+        """The positions `[N]` of the control tokens at which texts are cut."""
+        # The highest int32 wraps around to the lowest, which is not a token either.
         return np.flatnonzero(self._table.take(ids + np.int32(1), mode="clip"))
 
     def divide(self, ids: Ids) -> list[Stretch]:
-        """The stretches between control tokens, empty ones too."""
+        """The stretches between control tokens, including empty ones."""
         at = self.positions(ids).tolist()
         around = [-1, *ids[at].tolist(), -1]
         starts, ends = [0, *(i + 1 for i in at)], [*at, len(ids)]
@@ -86,7 +84,7 @@ class Cuts:
         ]
 
     def parts(self, text: str, ids: Ids) -> list[tuple[str, Stretch]] | None:
-        """Each segment of a text with its ids; None where the two do not have the same control tokens."""
+        """Each segment of a text with its ids; None if text and ids do not have the same control tokens."""
         pieces, stretches = self.split(text), self.divide(ids)
         spelled = [self.tokens[piece] for piece in pieces[1::2]]
         if spelled != [after for _, after, _ in stretches[:-1]]:
@@ -95,16 +93,16 @@ class Cuts:
 
 
 class SegmentEncoder:
-    """An encoder that is asked for each distinct segment once, in one call and across calls."""
+    """An encoder that encodes each distinct segment once, within a call and across calls."""
 
     def __init__(self, encode: Callable[[Sequence[str]], list[Ids]], cuts: Cuts, cached_characters: int) -> None:
         self.cuts = cuts
         self.cached_characters = cached_characters
-        """How much text it remembers the ids of."""
+        """How many characters of text it keeps the ids of."""
         self.cache: OrderedDict[str, Ids] = OrderedDict()
-        """Segments and their ids, the one asked for the longest ago first."""
+        """Segments and their ids, the least recently used first."""
         self.held = 0
-        """Characters of the segments that are remembered."""
+        """How many characters the cached segments have."""
         self._encode = encode
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
@@ -115,12 +113,12 @@ class SegmentEncoder:
         return [whole[text] for text in texts]
 
     def encode_segments(self, segments: Sequence[str]) -> list[Ids]:
-        """The ids of texts that hold no control token at which to cut."""
+        """The ids of texts that contain no control token at which to cut."""
         found = self._look_up(segments)
         return [found[segment] for segment in segments]
 
     def _look_up(self, segments: Iterable[str]) -> dict[str, Ids]:
-        """The ids by segment, of those that are remembered and of those that are not."""
+        """The ids by segment, from the cache or newly encoded."""
         found: dict[str, Ids] = {}
         missing: list[str] = []
         cache = self.cache
@@ -138,7 +136,7 @@ class SegmentEncoder:
         return found
 
     def _remember(self, encoded: Mapping[str, Ids]) -> None:
-        """Keep these, and let the segments go that were not asked for the longest."""
+        """Keep these segments and drop the least recently used ones."""
         for segment, ids in encoded.items():
             if len(segment) > self.cached_characters // 4:
                 continue
@@ -150,9 +148,9 @@ class SegmentEncoder:
 
 
 def find_cuts(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cuts:
-    """The control tokens at which texts may be cut, none where the tokenizer gives no ground for it.
+    """The control tokens at which texts may be cut; none where the tokenizer gives no proof.
 
-    Derived from what the tokenizer says of its parts, then tried on probes: cut and whole must agree.
+    Derived from the definition of the tokenizer, then checked on probes: cut and whole texts must encode alike.
     """
     none = Cuts({})
     if vocabulary.prefix is Prefix.FIRST_UNLESS_SPACE or not _readable(backend):
@@ -168,25 +166,25 @@ def find_cuts(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cuts:
 
 
 def _plain(token: tokenizers.AddedToken) -> bool:
-    """True for a token that is found wherever its literal text stands, whatever stands beside it.
+    """Whether a token is found wherever its literal text occurs, whatever is next to it.
 
-    Its ends are signs, so no neighbour that wants a whole word or takes the spaces around it can be
-    affected. Where a text holds half of a surrogate pair it is mended after it was cut: a token with the
-    outcome of mending in it would be found too late.
+    Its ends are symbols, so it neither completes a word nor takes spaces away from neighbours that want them. Half
+    of a surrogate pair in a text is replaced after the text is cut: a token that contains the replacement would be
+    found too late.
     """
     ends = token.content[:1] + token.content[-1:]
     signs = bool(ends) and not any(char.isalnum() or char.isspace() or char == "_" for char in ends)
-    mended = any(char >= "\U00010000" or char == "\ufffd" for char in token.content)
-    return signs and not mended and not (token.lstrip or token.rstrip or token.single_word)
+    replaced = any(char >= "\U00010000" or char == "\ufffd" for char in token.content)
+    return signs and not replaced and not (token.lstrip or token.rstrip or token.single_word)
 
 
 def _apart(chosen: set[str], contents: set[str]) -> set[str]:
-    """The chosen of the contents that can share no character of a text with any of the contents."""
+    """Those of `chosen` that cannot overlap any of `contents` in a text."""
     starts, chosen_starts = _starts(contents), _starts(chosen)
     firsts, chosen_firsts = {c[0] for c in contents if c}, {c[0] for c in chosen}
     lengths, chosen_lengths = sorted({len(c) for c in contents}), sorted({len(c) for c in chosen})
     mixed = chosen & starts
-    for content in chosen:  # another one begins in it
+    for content in chosen:  # does another one begin in it?
         for i, char in enumerate(content):
             if char in firsts:
                 rest = content[i:]
@@ -194,7 +192,7 @@ def _apart(chosen: set[str], contents: set[str]) -> set[str]:
                 if inside or (i and (rest in starts or rest in contents)):
                     mixed.add(content)
     begun: set[str] = set()
-    for content in contents:  # it begins in another one
+    for content in contents:  # does one of them begin in another?
         for i, char in enumerate(content):
             if i and char in chosen_firsts:
                 rest = content[i:]
@@ -205,18 +203,18 @@ def _apart(chosen: set[str], contents: set[str]) -> set[str]:
 
 
 def _starts(contents: set[str]) -> set[str]:
-    """What the contents begin with, themselves left out."""
+    """All proper prefixes of the contents."""
     return {content[:n] for content in contents for n in range(1, len(content))}
 
 
 def _no_normalizer(backend: tokenizers.Tokenizer) -> bool:
-    """True if texts are encoded as they are."""
+    """Whether texts are encoded without normalisation."""
     state = _state(backend.normalizer)
     return state is None or state == {"type": "Sequence", "normalizers": []}
 
 
 def _readable(backend: tokenizers.Tokenizer) -> bool:
-    """True unless a part of the tokenizer is code that shows nothing of itself."""
+    """Whether no part of the tokenizer is code that cannot be read as JSON."""
     try:
         _state(backend.normalizer)
         _state(backend.pre_tokenizer)
@@ -230,7 +228,7 @@ def _state(part: Any) -> Any:
 
 
 def _holds(cuts: Cuts, reference: ReferenceEncoder) -> bool:
-    """True if the reference gives the cut texts the ids that it gives the whole ones."""
+    """Whether the reference gives cut and whole texts the same ids."""
     contents = list(cuts.tokens)
     probes = ["".join(contents)]
     for content in contents[:: max(1, len(contents) // _PROBED)]:
@@ -243,9 +241,9 @@ def _holds(cuts: Cuts, reference: ReferenceEncoder) -> bool:
 
 
 def _pattern(words: list[str]) -> str:
-    """A pattern for any of the words, the longest where one begins another; they come sorted.
+    """A pattern for any of these sorted words, the longest where one begins another.
 
-    What words share is written once, so a place in a text is left as soon as none of them goes on.
+    Common beginnings are written once, so that a place in a text is rejected as soon as no word continues there.
     """
     groups: dict[str, list[str]] = {}
     for word in words:
@@ -261,6 +259,6 @@ def _pattern(words: list[str]) -> str:
 
 
 def _shared_start(first: str, last: str) -> str:
-    """What the first and the last of sorted words begin with, and so all between them."""
+    """The common beginning of the first and the last of sorted words, and so of all."""
     length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[:length]

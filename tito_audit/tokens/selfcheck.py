@@ -1,8 +1,8 @@
-"""Whether a fast encoder says what the reference says, asked before it is trusted with a log.
+"""Whether a fast encoder agrees with the reference, checked before it is trusted with a log.
 
-The probes are what encoders were seen to differ on: scripts, characters that combine or are normalised,
-emoji of several parts, digits, white space, contractions, control tokens spelled out and half spelled
-out, long words, and words of the tokenizer's own vocabulary.
+The probes are what encoders have been seen to differ on: scripts, characters that combine or are normalised, emoji
+of several parts, digits, white space, contractions, control tokens spelled in full and in part, long words, and
+words of the tokenizer's own vocabulary.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import numpy as np
 
 from tito_audit.tokens.encoders import Encoder, ReferenceEncoder, on_one_processor, well_formed
 from tito_audit.tokens.vocab import Vocabulary
-
-__all__ = ["disagreement", "probes"]
 
 _TEXTS = (
     "",
@@ -49,25 +47,26 @@ _TEXTS = (
     "👍🏽" * 60,
 )
 _CONTROL_TOKENS = 48
-"""Control tokens that are spelled out, at even distances of all."""
+"""How many control tokens are spelled out, at equal distances."""
 _ENTRIES = 1024
-"""Entries of the vocabulary that are put together to words."""
+"""How many entries of the vocabulary are joined to words."""
 
 
 def probes(vocabulary: Vocabulary) -> list[str]:
-    """Texts on which encoders differ if they differ at all, the tokenizer's own words and tokens among them."""
+    """Texts on which encoders differ if they differ at all, some made of the tokenizer's own words and control
+    tokens."""
     return [*_TEXTS, *_control_texts(vocabulary), *_words(vocabulary)]
 
 
 def disagreement(reference: ReferenceEncoder, fast: Encoder, texts: Sequence[str]) -> str | None:
-    """Where the two differ on these texts, in words; None where they do not.
+    """Where the two differ on these texts, in words; None if they do not.
 
-    No thread of either library is left behind, so a process may fork afterwards.
+    It leaves no thread of either library behind, so a process may fork afterwards.
     """
     try:
         with on_one_processor():
             found = fast.encode_batch(texts)
-    except Exception as error:  # whatever it raises, it did not encode
+    except Exception as error:  # it may raise anything
         return f"{fast.name} could not encode the texts of the self-check ({type(error).__name__}: {error})"
     for text, fast_ids, ids in zip(texts, found, reference.encode_alone(texts), strict=True):
         if not np.array_equal(fast_ids, ids):
@@ -76,13 +75,13 @@ def disagreement(reference: ReferenceEncoder, fast: Encoder, texts: Sequence[str
 
 
 def shown(text: str) -> str:
-    """A text as a message quotes it: one line, cut short."""
+    """A text as a message quotes it: on one line, shortened."""
     quoted = ascii(well_formed(text))
     return quoted if len(quoted) <= 60 else f"{quoted[:57]}..."
 
 
 def _control_texts(vocabulary: Vocabulary) -> list[str]:
-    """Control tokens whole, cut off, in other letters, and side by side with text and with each other."""
+    """Control tokens whole, cut off, in upper case, and next to text and to each other."""
     ids = sorted(vocabulary.added_ids)
     contents = [vocabulary.token_bytes(i).decode() for i in ids[:: max(1, len(ids) // _CONTROL_TOKENS)]]
     whole = [f"a {content}b\n{content} {content}{content}'s" for content in contents]
@@ -91,7 +90,7 @@ def _control_texts(vocabulary: Vocabulary) -> list[str]:
 
 
 def _words(vocabulary: Vocabulary) -> list[str]:
-    """Entries from everywhere in the vocabulary, joined as bytes: words that it never saw."""
+    """Entries from the whole vocabulary, joined as bytes to words that it never saw."""
     step = max(1, vocabulary.size // _ENTRIES)
     entries = iter([vocabulary.token_bytes(i) for i in range(step - 1, vocabulary.size, step)])
     texts = []

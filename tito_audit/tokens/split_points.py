@@ -1,11 +1,11 @@
-"""Where a text may be cut so that the parts encode as the whole does, whatever stands around the cut.
+"""Where a text may be cut so that its parts encode as the whole does, whatever surrounds the cut.
 
     The quick| brown| fox|.
 
-A tokenizer cuts a text with regexes before it merges anything, so nothing that stands before a cut of its
-own changes how the text behind it is encoded. A table for the splitting steps of a tokenizer says which two
-characters, with the next one, always have such a cut between them. The tables were worked out with the
-tokenizer itself (`tools/split_points.py`) and lie in `cut_tables/`; steps without a table have no safe cuts.
+A tokenizer splits a text with regexes before it merges anything, so nothing before such a split changes how the
+text after it is encoded. A table for the splitting steps of a tokenizer says between which two characters, given
+the next one, there is always a split. The tables were derived with the tokenizer itself (`tools/split_points.py`)
+and are in `cut_tables/`; steps without a table have no safe cuts.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from tito_audit.record.arrays import Offsets
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["NUMERIC", "SafeCuts", "find_safe_cuts", "in_matcher", "splitting_steps", "steps_of", "table_name"]
-
 TABLES = Path(__file__).parent / "cut_tables"
-"""One file for each kind of splitting, named after its hash."""
+"""One file for each way of splitting, named by its hash."""
 CODE_POINTS = 0x110000
 NUMERIC = "(numeric)"
-"""The matcher of the `Digits` step, which is no regex."""
-BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""The regex that is built into the `ByteLevel` step."""
+"""The matcher of the `Digits` step, which is not a regex."""
+_BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The regex built into the `ByteLevel` step."""
 
 Bools = NDArray[np.bool_]
 
 
 class SafeCuts:
-    """The safe cuts of one tokenizer. Characters have classes; a cut is safe by the classes around it.
+    """The safe cuts of one tokenizer. Characters have classes; whether a cut is safe depends on the classes around
+    it.
 
-    `[before, after, next]` in `safe`: the class of the character before the cut, of the one after it, and
-    of the one behind that; `unknown` stands for any character there, `end` for the end of the text or a
-    control token. Characters that border no cut at all have the class `unknown`.
+    `safe[before, after, next]`: the classes of the character before the cut and of the two after it. `unknown`
+    stands for any character; `end`, for `next`, for the end of the text or a control token. Characters next to
+    which there is never a safe cut have the class `unknown`.
     """
 
     def __init__(self, classes: NDArray[np.uint8], safe: NDArray[np.bool_], contents: Iterable[str]) -> None:
@@ -61,11 +60,10 @@ class SafeCuts:
         self._flat = safe.reshape(-1)
 
     def within(self, text: str) -> Offsets:
-        """The positions at which a text may be cut, `[N]` int64, rising, without 0 and its length.
+        """The positions at which a text may be cut, `[N]` int64, ascending, without 0 and its length.
 
-        `encode(text)` is `encode(text[:p])` and `encode(text[p:])` joined, for each of them and so for all
-        together. Control tokens that the text spells are seen to: no cut lies in one, and the ends of one
-        are cuts. Nothing is asked of the caller.
+        `encode(text)` equals `encode(text[:p])` and `encode(text[p:])` joined, for each of them and so for all
+        together. Control tokens in the text are handled: no cut is inside one, and their ends are cuts.
         """
         if len(text) < 2:
             return np.empty(0, np.int64)
@@ -75,7 +73,7 @@ class SafeCuts:
         following[:-1] = classes[2:]
         spans = self._control_tokens(text)
         starts = spans[:, 0] - 2
-        # A control token ends what stands before it; of tokens that overlap it is not known which is one.
+        # A control token ends the text before it; where several overlap, it is unknown which one counts.
         following[starts[starts >= 0]] = self.end if self.apart else self.unknown
         safe = self._safe(classes[:-1], classes[1:], following)
         if len(spans):
@@ -101,7 +99,7 @@ class SafeCuts:
         return np.array([found.span(group) for found in self._words.finditer(text)], np.int64).reshape(-1, 2)
 
     def _around(self, spans: Offsets, safe: NDArray[np.bool_]) -> None:
-        """No cuts inside of control tokens; where these are sure, cuts at both ends."""
+        """Remove cuts inside control tokens; where tokens cannot overlap, add cuts at both ends."""
         size = len(safe) + 1
         wide = 0 if self.apart else 1
         change = np.zeros(size + 2, np.int64)
@@ -114,11 +112,11 @@ class SafeCuts:
 
 
 def find_safe_cuts(backend: tokenizers.Tokenizer) -> SafeCuts | None:
-    """The safe cuts of a tokenizer; None where there is no table for how it splits a text.
+    """The safe cuts of a tokenizer; None if there is no table for how it splits texts.
 
-    None too where its merges are left out at random, where control tokens take blanks or whole words
-    beside them or are looked for in normalised text, and where this version of `tokenizers` sees
-    characters otherwise than the one that the table was derived with.
+    Also None if it skips merges at random, if control tokens depend on blanks or word boundaries next to them or
+    are searched in normalised text, or if this version of `tokenizers` classifies characters differently than the
+    one the table was derived with.
     """
     steps = steps_of(backend)
     if steps is None or getattr(backend.model, "dropout", None):
@@ -134,7 +132,7 @@ def find_safe_cuts(backend: tokenizers.Tokenizer) -> SafeCuts | None:
 
 
 def steps_of(backend: tokenizers.Tokenizer) -> tuple[list[str], bool] | None:
-    """How a tokenizer splits a text; None if that is not understood."""
+    """How a tokenizer splits texts; None if its steps are not supported."""
     try:
         parts = [backend.normalizer, backend.pre_tokenizer]
         states = [None if part is None else orjson.loads(part.__getstate__()) for part in parts]
@@ -144,13 +142,14 @@ def steps_of(backend: tokenizers.Tokenizer) -> tuple[list[str], bool] | None:
 
 
 def table_name(patterns: list[str], composed: bool) -> str:
-    """The name of the table for these regexes and normalizer."""
+    """The name of the table for these regexes and this normalisation."""
     return sha256(orjson.dumps([patterns, composed])).hexdigest()[:16]
 
 
 @lru_cache(maxsize=8)
 def _table(key: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]] | None:
-    """The classes and safe places of a table; None if there is none, or it is not true of this library."""
+    """The classes and safe cuts of a table; None if there is none, or if it does not fit this version of the
+    library."""
     try:
         stored = orjson.loads((TABLES / f"{key}.json").read_bytes())
     except FileNotFoundError:
@@ -172,7 +171,7 @@ def _table(key: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]] | None:
 
 
 def _apart(words: list[str]) -> bool:
-    """True if no word begins or lies inside another, or inside itself."""
+    """Whether no word begins or lies inside another one, or inside itself."""
     known, starts = set(words), {word[:n] for word in words for n in range(1, len(word))}
     lengths = sorted({len(word) for word in words})
     for word in words:
@@ -186,9 +185,9 @@ def _apart(words: list[str]) -> bool:
 
 
 def splitting_steps(normalizer: Any, pre_tokenizer: Any) -> tuple[list[str], bool] | None:
-    """The regexes by which a text is cut, in order, and whether it is brought to NFC before.
+    """The regexes that split a text, in order, and whether it is normalised to NFC first.
 
-    None for steps that are not understood. `Digits` is the regex `(numeric)`.
+    None for unsupported steps. `Digits` appears as the regex `(numeric)`.
     """
     if normalizer is None or normalizer == {"type": "Sequence", "normalizers": []}:
         composed = False
@@ -215,12 +214,12 @@ def splitting_steps(normalizer: Any, pre_tokenizer: Any) -> tuple[list[str], boo
             patterns.append(NUMERIC)
         else:
             return None
-    patterns += [BYTE_LEVEL] if steps[-1].get("use_regex", True) else []
+    patterns += [_BYTE_LEVEL] if steps[-1].get("use_regex", True) else []
     return (patterns, composed) if patterns else None
 
 
 def in_matcher(matcher: str, characters: Sequence[str]) -> Bools:
-    """`[N]` which characters a matcher matches, by the engine of `tokenizers` itself."""
+    """`[N]` which characters a matcher matches, decided by the engine of `tokenizers` itself."""
     from tokenizers import Regex, pre_tokenizers
 
     inside = np.ones(len(characters), np.bool_)

@@ -1,4 +1,4 @@
-"""Text to ids, each distinct segment once, and what a fast encoder says proved by the reference."""
+"""Text to ids: each distinct segment encoded once, and the fast encoder's ids verified by the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.tokens.byte_fidelity import normal_form
 from tito_audit.tokens.cache import Store, Tables
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, on_one_processor
-from tito_audit.tokens.prefix_cache import GrownEncoder, KnownTexts
+from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
 from tito_audit.tokens.selfcheck import disagreement, probes, shown
 from tito_audit.tokens.verify_pieces import Piece, picked_segments, pieces_to_prove
@@ -25,53 +25,51 @@ if TYPE_CHECKING:
 
     from tito_audit.tokens.split_points import SafeCuts
 
-__all__ = ["Tokenizer"]
-
-CACHED_CHARACTERS = 32 * 1024 * 1024
-"""How much text a tokenizer remembers the ids of; with its ids about four bytes a character."""
-FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
-"""The same for the fast encoder, which is asked again about whole texts only."""
-ONE_IN = 64
-"""Of how many segments that agree with the log one is encoded by the reference all the same."""
+_CACHED_CHARACTERS = 32 * 1024 * 1024
+"""How many characters of text a tokenizer keeps the ids of; about four bytes each, ids included."""
+_FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
+"""The same for the fast encoder, which only sees whole texts."""
+_ONE_IN = 64
+"""Of this many segments that agree with the log, the reference encodes one as a check."""
 
 
 @dataclass
 class Tokenizer:
-    """A tokenizer with its chat templates. It adds no special tokens: what encodes is the text alone.
+    """A tokenizer with its chat templates. It adds no special tokens: only the text is encoded.
 
-    A text with lone surrogates, which no UTF-8 log can hold but `"\\ud83d"` in JSON can, is encoded
-    with U+FFFD in their place, a surrogate pair as the character it means.
+    A text with lone surrogates, which JSON can hold as `"\\ud83d"` and UTF-8 cannot, is encoded with U+FFFD in
+    their place; a surrogate pair is encoded as its character.
 
-    `encode` is the word of the reference, `tokenizers`. `encode_fast_batch` is the word of a fast encoder
-    once `use_fast` found one that can be trusted so far; what is reported is `proved` first.
+    `encode` asks the reference, `tokenizers`. `encode_fast_batch` asks a fast encoder once `use_fast` has found
+    one that passes its checks; what is reported has to be `proved` first.
     """
 
     name: str
     """The folder or hub name it was loaded from."""
     backend: tokenizers.Tokenizer = field(repr=False)
-    """The library's tokenizer, with truncation and padding off; loaded late where a store has its tables."""
+    """The library's tokenizer, without truncation and padding; loaded late if a store has its tables."""
     vocabulary: Vocabulary = field(repr=False)
     special_tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What a template reads as `bos_token`, `eos_token`, `pad_token` and so on."""
+    """The tokens that a template reads as `bos_token`, `eos_token`, `pad_token` and so on."""
     chat_templates: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Jinja sources by name; a single one is called "default". {} when it comes without."""
+    """Jinja sources by name; a single one is called "default". {} when there is none."""
     eos_ids: tuple[int, ...] = ()
     """The end tokens that its files state: `eos_token` first, then those of the generation settings."""
     bos_id: int | None = None
     store: Store | None = field(default=None, repr=False)
-    """What earlier runs worked out about it; None: nothing is kept."""
-    cached_characters: int = field(default=CACHED_CHARACTERS, repr=False)
+    """What earlier runs computed about it; None: nothing is stored."""
+    cached_characters: int = field(default=_CACHED_CHARACTERS, repr=False)
     encoder_notice: str | None = field(default=None, init=False, repr=False)
-    """Why the run goes without the fast encoder, for the reader of a report; None where it was not wanted."""
+    """Why the run does without the fast encoder, for the reader of a report; None if it was not wanted."""
     disagreements: int = field(default=0, init=False, repr=False)
-    """How often the fast encoder was found wrong; the first time is the last."""
+    """How often the fast encoder was found wrong; it is dropped the first time."""
 
     def __post_init__(self) -> None:
-        self._fast: GrownEncoder | None = None
+        self._fast: PrefixEncoder | None = None
         self._fast_name = ""
 
     def encode(self, text: str) -> Ids:
-        """The ids of one text, `[N]` int32, not to be written to."""
+        """The ids of one text, `[N]` int32, read-only."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
@@ -79,15 +77,15 @@ class Tokenizer:
         return self._reference.encode_batch(texts)
 
     def prefetch(self, texts: Sequence[str]) -> None:
-        """Encode texts that will be asked for, several at a time."""
+        """Encode texts that will be needed later, several at a time."""
         self.encode_batch(texts)
 
     def load(self) -> None:
-        """Load what is loaded late otherwise, in every process that was forked meanwhile anew."""
+        """Load now what is otherwise loaded on first use, in each forked process again."""
         _ = self.cuts, self.backend.encode
 
     def save(self) -> None:
-        """Keep what this run worked out for the next one, where there is a store."""
+        """Store what this run computed for the next one, if there is a store."""
         if self.store is not None:
             self.store.save(
                 lambda: Tables(
@@ -96,11 +94,11 @@ class Tokenizer:
             )
 
     def use_fast(self, wanted: bool | None = None) -> bool:
-        """True if a fast encoder is at work from now on.
+        """Whether a fast encoder is used from now on.
 
-        `None` tries, and leaves an `encoder_notice` where there is none that agrees with the reference;
-        `True` raises TokenizerError there; `False` goes back to the reference. To be called before a
-        process forks: no thread is started.
+        `None` tries one and leaves an `encoder_notice` if none agrees with the reference; `True` raises
+        TokenizerError in that case; `False` goes back to the reference. Call it before a process forks: it starts
+        no thread.
         """
         if wanted is False:
             self._fast = self.encoder_notice = None
@@ -108,34 +106,34 @@ class Tokenizer:
             return False
         if self._fast is not None:
             return True
-        if not self.disagreements:  # what was wrong once is not asked again
+        if not self.disagreements:  # not if it was wrong before
             try:
                 self.adopt(FastEncoder(self.backend))
             except TokenizerError as error:
                 self._go_without(str(error))
         if wanted and self._fast is None:
             raise TokenizerError(
-                f"{self.name}: the fast encoder that was asked for cannot be used.\n{self.encoder_notice}\n"
+                f"{self.name}: the requested fast encoder cannot be used.\n{self.encoder_notice}\n"
                 "Leave the choice of the encoder to tito-audit."
             )
         return self._fast is not None
 
     def adopt(self, encoder: Encoder) -> bool:
-        """True if this encoder passed the self-check: it is the fast one from now on."""
+        """Whether this encoder passes the self-check; if so, it is the fast encoder from now on."""
         refused = disagreement(ReferenceEncoder(self.backend), encoder, probes(self.vocabulary))
         if refused is not None:
             self._go_without(refused)
             return False
-        # Whole texts: to cut, look up and join costs more than it takes fastokens to encode again.
-        whole = SegmentEncoder(encoder.encode_batch, Cuts({}), FAST_CACHED_CHARACTERS)
-        self._fast = GrownEncoder(whole, self.cuts)
+        # Whole texts: cutting, looking up and joining costs more than encoding again with fastokens.
+        whole = SegmentEncoder(encoder.encode_batch, Cuts({}), _FAST_CACHED_CHARACTERS)
+        self._fast = PrefixEncoder(whole, self.cuts)
         self._fast_name = encoder.name
         self.encoder_notice = None
         return True
 
     @property
     def encoder_name(self) -> str:
-        """Which encoders are at work, as a report says it."""
+        """The encoders in use, as a report names them."""
         return (
             ReferenceEncoder.name
             if self._fast is None
@@ -143,10 +141,10 @@ class Tokenizer:
         )
 
     def check_fast(self, texts: Sequence[str]) -> bool:
-        """True if the fast encoder gives these texts, a sample of a log, the ids of the reference.
+        """Whether the fast encoder gives these texts, a sample of a log, the ids of the reference.
 
-        Otherwise the fast encoder is given up. No thread is started, so a process may fork afterwards; the
-        reference encodes all of it, and remembers nothing.
+        If not, the fast encoder is dropped. No thread is started, so a process may fork afterwards; the reference
+        encodes every text and caches nothing.
         """
         fast = self._fast
         if fast is None:
@@ -161,15 +159,15 @@ class Tokenizer:
         return True
 
     def encode_fast_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text as the fast encoder has them; those of the reference where there is none."""
+        """The ids of each text by the fast encoder, or by the reference if there is none."""
         return (self._fast or self._reference).encode_batch(texts)
 
     def proved(self, text: str, fast_ids: Ids, recorded_ids: Ids) -> Ids:
-        """The ids of a text as the reference has them, `[N]` int32.
+        """The ids of a text as the reference gives them, `[N]` int32.
 
-        `fast_ids` are taken over where `recorded_ids` has the same: of these nothing is reported. The reference
-        encodes the others: the pieces of the text that hold them, where it is plain which these are, else the
-        segments that stand nowhere in `recorded_ids` between the same control tokens.
+        Those of `fast_ids` that equal `recorded_ids` are accepted: nothing is reported about them. The reference
+        encodes the rest: the pieces of the text that contain them, if these can be found, or else the segments
+        that do not occur in `recorded_ids` between the same control tokens.
         """
         if self._fast is None:
             return self.encode(text)
@@ -179,16 +177,16 @@ class Tokenizer:
                 return fast_ids
         parts = self.cuts.parts(text, fast_ids)
         if parts is None:
-            return self._settled(text, fast_ids)
+            return self._checked_whole(text, fast_ids)
         recorded = set(self.cuts.divide(recorded_ids))
         doubtful = [(segment, stretch[2]) for segment, stretch in parts if stretch not in recorded]
         return fast_ids if self._confirmed(doubtful) else self.encode(text)
 
-    def leads_to(self, text: str, recorded_ids: Ids, one_in: int = ONE_IN, *, goes_on: bool = False) -> bool:
-        """True if `encode_fast_batch` gives these ids for a text, or them and more where it `goes_on`.
+    def leads_to(self, text: str, recorded_ids: Ids, one_in: int = _ONE_IN, *, goes_on: bool = False) -> bool:
+        """Whether `encode_fast_batch` gives these ids for a text, or begins with them if it `goes_on`.
 
-        What the text begins with and another one led to is not encoded again; of the rest the reference agrees
-        on a sample.
+        What the text shares with an earlier one that led to recorded ids is not encoded again; on a sample of the
+        rest the reference has to agree.
         """
         known, shared = self._known.find(text)
         characters, first = known.up_to(shared) if known is not None else (0, 0)
@@ -196,7 +194,7 @@ class Tokenizer:
         if not np.array_equal(begun[: len(recorded_ids)] if goes_on else begun, recorded_ids[:first]):
             return False
         rest, left = text[characters:], recorded_ids[first:]
-        if rest or not known:  # an encoder may make something of an empty text
+        if rest or not known:  # an empty text may have ids too
             (fast,) = self.encode_fast_batch([rest])
             if not np.array_equal(fast[: len(left)] if goes_on else fast, left):
                 return False
@@ -208,10 +206,10 @@ class Tokenizer:
             self._known.keep(text, recorded_ids.copy(), known, shared)
         return True
 
-    def sampled_check(self, texts: Sequence[str], fast_ids: Sequence[Ids], one_in: int = ONE_IN) -> bool:
-        """True if the reference agrees on a sample of the segments, the same one in every run.
+    def sampled_check(self, texts: Sequence[str], fast_ids: Sequence[Ids], one_in: int = _ONE_IN) -> bool:
+        """Whether the reference agrees on a sample of the segments, the same sample in every run.
 
-        For texts of which all was recorded as the fast encoder has it. Otherwise it is given up.
+        For texts whose recorded ids are those of the fast encoder. If it disagrees, the fast encoder is dropped.
         """
         if self._fast is None:
             return True
@@ -231,27 +229,28 @@ class Tokenizer:
 
     @cached_property
     def normal_form(self) -> str | None:
-        """What is done to a text before it is cut, "" or "NFC"; None if other bytes may come out than went in."""
+        """How a text is normalised before it is split, "" or "NFC"; None if other bytes may come out than went
+        in."""
         if self.store is not None and self.store.tables is not None:
             return self.store.tables.normal_form
         return normal_form(self.backend)
 
     @cached_property
     def cuts(self) -> Cuts:
-        """Where texts may be cut: at control tokens, by their literal text."""
+        """Where texts may be cut: the control tokens, by their literal text."""
         if self.store is not None and self.store.tables is not None:
             return Cuts(self.store.tables.cuts)
         return find_cuts(self.backend, self.vocabulary)
 
     @cached_property
     def _known(self) -> KnownTexts:
-        """What led to recorded ids lately."""
+        """Recent texts that led to recorded ids."""
         return KnownTexts(self.cuts)
 
     @cached_property
     def _safe_cuts(self) -> SafeCuts | None:
-        """Where texts may be cut between words, if that is known."""
-        from tito_audit.tokens.split_points import find_safe_cuts  # here: most runs have nothing to prove
+        """Where texts may be cut between words; None if unknown."""
+        from tito_audit.tokens.split_points import find_safe_cuts  # here: most runs do not need it
 
         return find_safe_cuts(self.backend)
 
@@ -267,7 +266,7 @@ class Tokenizer:
         self.encoder_notice = f"{self.name} is encoded by {ReferenceEncoder.name}, which is slower: {because}."
 
     def _confirmed(self, segments: Sequence[tuple[str, bytes]]) -> bool:
-        """True if the reference gives every segment these ids; otherwise the fast encoder is given up."""
+        """Whether the reference gives every segment these ids; if not, the fast encoder is dropped."""
         found = self._reference.encode_segments([segment for segment, _ in segments])
         for (segment, data), ids in zip(segments, found, strict=True):
             if ids.tobytes() != data:
@@ -276,12 +275,12 @@ class Tokenizer:
         return True
 
     def _agreed(self, pieces: Sequence[Piece]) -> bool:
-        """True if the reference gives every piece of a text these ids."""
+        """Whether the reference gives every piece of a text these ids."""
         found = self.encode_batch([piece for piece, _ in pieces])
         return all(np.array_equal(ids, own) for (_, own), ids in zip(pieces, found, strict=True))
 
-    def _settled(self, text: str, fast_ids: Ids) -> Ids:
-        """What the reference says of a whole text; the fast encoder is given up if it said otherwise."""
+    def _checked_whole(self, text: str, fast_ids: Ids) -> Ids:
+        """The ids of a whole text by the reference; the fast encoder is dropped if its ids differ."""
         ids = self.encode(text)
         if not np.array_equal(ids, fast_ids):
             self._give_up(text)

@@ -1,12 +1,12 @@
-"""Proof by pieces: of a text that another encoder encoded, the pieces that the reference has to confirm.
+"""The pieces of a text, encoded by a fast encoder, that the reference has to confirm.
 
     text        … The| quick| brown| fox …       | safe cuts
     recorded     The   quick  br own  fox
     fast         The   quick  brown   fox
     to prove                  brown
 
-What stands between two safe cuts is encoded as it is alone, so nothing else needs to be asked about. Which
-tokens are different is told by the bytes at which they end, as the alignment of equal bytes does.
+Text between two safe cuts is encoded as it is on its own, so only the pieces that differ from the recorded tokens
+need proof. Which tokens differ follows from the bytes at which they end, as in the alignment of equal bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from tito_audit.tokens.vocab import Vocabulary
 if TYPE_CHECKING:
     from tito_audit.tokens.split_points import SafeCuts
 
-__all__ = ["Piece", "picked_segments", "pieces_to_prove"]
-
 Piece = tuple[str, Ids]
-"""A piece of a text and the ids that it is said to have."""
+"""A piece of a text and the ids that a fast encoder gave it."""
 
 _ENDS = (0, 1, 2, 3, -4, -3, -2, -1)
-"""Tokens of a segment by which a sample picks it, from its start and from its end."""
+"""A sample picks a segment by these of its tokens, counted from its start and from its end."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -37,8 +35,8 @@ def pieces_to_prove(
 ) -> list[Piece] | None:
     """Pieces of a text that cover every fast token which is not recorded at its place.
 
-    None where it is not plain what the pieces are: unless recorded and fast tokens spell one text, all of them
-    some of it, the recorded ones perhaps not to its end.
+    None if they cannot be found: the fast tokens have to spell the whole text, the recorded ones at least its
+    beginning, and all tokens need bytes.
     """
     try:
         data = text.encode("utf-8")
@@ -47,7 +45,7 @@ def pieces_to_prove(
     ends, recorded_ends = _ends(fast, vocabulary), _ends(recorded, vocabulary)
     if ends is None or recorded_ends is None or ends[-1] != len(data) or recorded_ends[-1] > len(data):
         return None
-    token_at = np.full(len(data) + 1, -1, np.int32)  # the recorded token that ends at a byte
+    token_at = np.full(len(data) + 1, -1, np.int32)  # the recorded token that ends at each byte
     token_at[recorded_ends] = np.arange(len(recorded), dtype=np.int32)
     at = token_at[ends]
     same = recorded[at] == fast
@@ -64,7 +62,7 @@ def pieces_to_prove(
     for number in np.unique(stretch_of).tolist():
         start, stop = int(starts[number]), int(stops[number])
         first, last = int(ends[start - 1]) if start else 0, int(ends[stop - 1])
-        # The control tokens around it have to stand in the text as well: only there may it be cut.
+        # The control tokens around it have to be in the text too: only there may it be cut.
         low, high = max(start - 1, 0), min(stop + 1, len(fast))
         around = data[int(ends[low - 1]) if low else 0 : int(ends[high - 1])]
         mine = slice(int(token_at[first]) + 1, int(token_at[last]) + 1 if last < recorded_ends[-1] else None)
@@ -77,9 +75,9 @@ def pieces_to_prove(
 
 
 def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
-    """Which of the segments between control tokens a sample holds, `[N]`, those without tokens left out.
+    """Numbers `[N]` of the segments between control tokens that a sample contains, without empty ones.
 
-    Told by a segment's length and the ids at both its ends: the same whatever stands around it.
+    Picked by a segment's length and the ids at both its ends, so the choice does not depend on what surrounds it.
     """
     at = controls.positions(ids)
     starts, stops = np.concatenate(([0], at + 1)), np.concatenate((at, [len(ids)]))
@@ -94,7 +92,7 @@ def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
 
 
 def _ends(ids: Ids, vocabulary: Vocabulary) -> Offsets | None:
-    """The byte at which each token ends, `[N]`; None where there are no tokens or some of no bytes."""
+    """The byte at which each token ends, `[N]`; None if there are no tokens, or some have no bytes."""
     lengths = vocabulary.byte_lengths(ids)
     if not len(ids) or lengths.min() < 1:
         return None
@@ -103,7 +101,7 @@ def _ends(ids: Ids, vocabulary: Vocabulary) -> Offsets | None:
 
 
 def _cells(data: bytes, ids: Ids, ends: Offsets, asked: Offsets, safe: SafeCuts) -> list[Piece]:
-    """What lies between the safe cuts around each of these tokens, of cuts at which tokens end."""
+    """The pieces between safe cuts that contain the `asked` tokens; only cuts at the end of a token count."""
     text = data.decode("utf-8")
     cuts = safe.within(text)
     if len(text) != len(data):

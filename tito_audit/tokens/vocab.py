@@ -1,13 +1,13 @@
-"""What each id stands for: its bytes, how it reads, whether it is a control token.
+"""What each id stands for: its bytes, its text, whether it is a control token.
 
-Three ways of writing a vocabulary are understood, told apart by the tokenizer's decoder and pre-tokenizer:
+Three ways of writing a vocabulary are supported, recognized by the tokenizer's decoder and pre-tokenizer:
 
     byte-level       "Ġhello": every character stands for one byte (GPT-2, Qwen, Llama 3, DeepSeek, gpt-oss)
     metaspace        "▁hello": ▁ stands for a space (Llama 2, Gemma)
     byte fallback    "<0x0A>": one byte that no other entry of a metaspace vocabulary can write
 
-The bytes of an added token are its literal content. Everything is read at once, in arrays: processes that
-are forked later share it, and it can be kept.
+The bytes of an added token are its literal content. Everything is read at once, into arrays: processes forked
+later share them, and they can be stored.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ from tito_audit.record.arrays import Ids, Mask, Offsets
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Entries", "Prefix", "Vocabulary"]
-
 _METASPACE = "▁"
 _FEW = 64
-"""Below so many tokens a plain join is faster than arrays."""
+"""With fewer tokens than this, a plain join is faster than arrays."""
 _SPARSE = 1 << 16
-"""Ids from here on, if more than half of those below would be holes, are kept in a list of their own."""
+"""Ids from here on are stored in a list of their own if more than half of the ids below would be holes."""
 _NO_ID = 1 << 31
-"""Ids are int32: an entry from here on can be in no log."""
+"""Ids are int32: an entry from here on cannot be in a log."""
 
 
 class Prefix(StrEnum):
-    """When a tokenizer puts a space of its own in front of a text."""
+    """When a tokenizer prepends a space to a text."""
 
     NEVER = "never"
     ALWAYS = "always"  # before every stretch of text between added tokens
@@ -49,25 +47,26 @@ class Prefix(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """All that a vocabulary says, as plain values.
+    """The content of a vocabulary as plain values.
 
-    There is a slot for each id from 0 on, then one for each far id, and a last one for whatever is no id of it.
+    There is a slot for each id from 0 on, then one for each far id, and a last one for everything that is not an
+    id.
     """
 
     prefix: Prefix
-    """What the tokenizer prepends."""
+    """When the tokenizer prepends a space."""
     added_ids: tuple[int, ...]
     special_ids: tuple[int, ...]
     far_ids: Offsets  # [F] int64, sorted
-    """Ids beyond holes so large that not every id below can have a slot."""
+    """Ids beyond holes so large that the ids below do not all get a slot."""
     data: bytes
-    """What the slots stand for, end to end."""
+    """The bytes of all slots, joined."""
     lengths: NDArray[np.int32]  # [S] int32, bytes of each slot
     known: Mask  # [S] bool, False where the vocabulary has no such id
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Entries:
-        """The entries of a tokenizer, its added tokens among them."""
+        """The entries of a tokenizer, including its added tokens."""
         parts = _Parts(backend)
         added = backend.get_added_tokens_decoder()
         literal = {i: token.content for i, token in added.items() if not _ordinary(token.content)}
@@ -88,20 +87,20 @@ class Entries:
 
 
 class Vocabulary:
-    """The entries of one tokenizer, by id. An id that is none of them has no bytes, `b""`."""
+    """The entries of one tokenizer, by id. An unknown id has no bytes, `b""`."""
 
     def __init__(self, entries: tokenizers.Tokenizer | Entries) -> None:
         if not isinstance(entries, Entries):
             entries = Entries.of(entries)
         self.entries = entries
         self.prefix = entries.prefix
-        """What the tokenizer prepends; `text` takes it away again."""
+        """When the tokenizer prepends a space; `text` removes it again."""
         self.added_ids = frozenset(entries.added_ids)
-        """Every added token that is not plain white space (gemma-3 lists runs of newlines as added)."""
+        """The added tokens except plain white space (gemma-3 adds runs of newlines)."""
         self.special_ids = frozenset(entries.special_ids)
         """The added tokens that the tokenizer marks as special."""
         self.size = len(entries.lengths) - len(entries.far_ids) - 1
-        """One more than the highest id, leaving out those beyond large holes."""
+        """One more than the highest id, not counting ids beyond large holes."""
         self._data = entries.data
         self._known = entries.known
         self._lengths = entries.lengths.astype(np.int64)
@@ -110,11 +109,11 @@ class Vocabulary:
         self._spelled: dict[bytes, tuple[int, ...]] | None = None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that an id stands for; b"" for an id that the vocabulary does not have."""
+        """The bytes of an id; b"" for an unknown id."""
         return self._bytes(self._slot(token_id))
 
     def byte_lengths(self, ids: Ids) -> Offsets:
-        """How many bytes each id stands for, `[N]` int64; 0 where the vocabulary has no such id."""
+        """The number of bytes of each id, `[N]` int64; 0 for unknown ids."""
         return self._lengths.take(self._slots(ids), mode="clip")
 
     def data(self, ids: Ids) -> bytes:
@@ -131,15 +130,15 @@ class Vocabulary:
         return self._flat.take(offsets, mode="clip").tobytes() if len(offsets) else b""
 
     def known(self, ids: Ids) -> Mask:
-        """True where the id is in the vocabulary, `[N]` bool."""
+        """`[N]` bool, True where the id is in the vocabulary."""
         return self._known.take(self._slots(ids), mode="clip")
 
     def control(self, ids: Ids) -> Mask:
-        """`[N]` True for control tokens, the added tokens that are marked special."""
+        """`[N]` True for control tokens: the added tokens that are marked special."""
         return self._control.take(self._slots(ids), mode="clip")
 
     def piece(self, token_id: int) -> str:
-        """How a token reads for people: its text, bytes that are no text as \\xNN."""
+        """A token as text; bytes that are not text as \\xNN."""
         slot = self._slot(token_id)
         if not self._known[slot]:
             return f"<unknown id {token_id}>"
@@ -148,14 +147,14 @@ class Vocabulary:
     def text(self, ids: Ids) -> str:
         """The text that these ids encode; special tokens as written, broken characters as U+FFFD.
 
-        A space that the tokenizer prepends is left out: encoding the text prepends it again.
+        A space that the tokenizer prepends is left out, since encoding the text prepends it again.
         """
         if self.prefix is Prefix.NEVER:
             return self.data(ids).decode("utf-8", errors="replace")
         return b"".join(self._stretches(ids)).decode("utf-8", errors="replace")
 
     def ids_of_bytes(self, data: bytes) -> tuple[int, ...]:
-        """All ids that spell these bytes, lowest first; () if none does. The first call reads every entry."""
+        """All ids that spell these bytes, lowest first; () if there are none. The first call reads every entry."""
         if self._spelled is None:
             self._spelled = self._by_bytes()
         return self._spelled.get(data, ())
@@ -175,7 +174,7 @@ class Vocabulary:
         return table
 
     def _stretches(self, ids: Ids) -> list[bytes]:
-        """The bytes between added tokens, each without the space that was prepended to it."""
+        """The bytes between added tokens, each without its prepended space."""
         out: list[bytes] = []
         stretch: list[bytes] = []
         for token_id, data in zip(ids.tolist(), self._each(ids), strict=True):
@@ -188,17 +187,17 @@ class Vocabulary:
         return out
 
     def _unprefixed(self, data: bytes, first: bool) -> bytes:
-        """A stretch of text without the space that the tokenizer put before it."""
+        """The bytes of a stretch without the space that the tokenizer prepended."""
         if not data.startswith(b" ") or (self.prefix is Prefix.FIRST_UNLESS_SPACE and not first):
             return data
-        # A tokenizer that skips texts with a space of their own prepended nothing before two spaces.
+        # Where texts that start with a space get none, two spaces are both the text's own.
         own_space = self.prefix is not Prefix.ALWAYS and (data.startswith(b"  ") or data == b" ")
         return data if own_space else data[1:]
 
     def _slots(self, ids: Ids | Offsets) -> NDArray[Any]:
-        """Where each id's entry is, `[N]`, to be taken with mode "clip": past the end stands what is no id."""
+        """The slot of each id, `[N]`, to be taken with mode "clip": the last slot is for unknown ids."""
         if self._far is None and ids.dtype == np.int32:
-            return ids.view(np.uint32)  # below zero becomes far above
+            return ids.view(np.uint32)  # negative ids become very large
         slots = ids.astype(np.int64)
         outside = (slots < 0) | (slots >= self.size)
         if outside.any():
@@ -206,7 +205,7 @@ class Vocabulary:
         return slots
 
     def _slot(self, token_id: int) -> int:
-        """Where the entry of one id is."""
+        """The slot of one id."""
         if 0 <= token_id < self.size:
             return token_id
         if self._far is not None:
@@ -244,7 +243,7 @@ def _listed(
     tokens: list[str | None] = list(map(backend.id_to_token, range(size)))
     if size - tokens.count(None) >= count:
         return tokens, []
-    # There are holes, and as many entries beyond.
+    # There are holes, and therefore entries further up.
     entries = {*backend.get_vocab(with_added_tokens=True).values(), *added}
     beyond = sorted(i for i in entries if size <= i < _NO_ID)
     far = [i for i in beyond if i >= dense]
@@ -256,9 +255,9 @@ def _listed(
 def _spelled(
     tokens: Sequence[str | None], literal: Mapping[int, bytes], byte_level: bool
 ) -> tuple[bytes, NDArray[np.int64]]:
-    """The bytes of all tokens end to end, and how many of them are each one's.
+    """The bytes of all tokens joined, and the length of each.
 
-    `literal` has the bytes of those that the vocabulary writes in another way than the others.
+    `literal` has the bytes of tokens that are written differently from the others.
     """
     plain = ["" if token is None else token for token in tokens]
     for at in literal:
@@ -269,7 +268,7 @@ def _spelled(
     if byte_level:
         values = _byte_alphabet().take(codes, mode="clip")
         odd = set(ends.searchsorted(np.flatnonzero(values < 0), "right").tolist())
-        # Entries in plain text, as some vocabularies hold for their control tokens.
+        # Entries in plain text; some vocabularies write their control tokens so.
         other = {at: plain[at].encode("utf-8") for at in odd}
         data, byte_ends = values.astype(np.uint8).tobytes(), ends
     else:
@@ -286,7 +285,7 @@ def _spelled(
 
 
 def _inserted(data: bytes, ends: Offsets, literal: Mapping[int, bytes]) -> tuple[bytes, Offsets]:
-    """The bytes of the tokens with those of others, at which they have none, put in between; the lengths."""
+    """The bytes of all tokens with those of `literal` inserted at their empty places, and the length of each."""
     lengths = np.diff(ends, prepend=0)
     pieces: list[bytes] = []
     last = 0
@@ -299,7 +298,7 @@ def _inserted(data: bytes, ends: Offsets, literal: Mapping[int, bytes]) -> tuple
 
 
 def _single_byte(token: str) -> bytes | None:
-    """The byte that <0x0A> stands for; None if the token only looks like that."""
+    """The byte that <0x0A> stands for; None if the token only looks like one."""
     if not token.endswith(">"):
         return None
     try:
@@ -309,14 +308,15 @@ def _single_byte(token: str) -> bytes | None:
 
 
 def _ordinary(content: str) -> bool:
-    """True for an added token that is plain white space."""
+    """Whether an added token is plain white space."""
     return content.replace(_METASPACE, " ").isspace()
 
 
 def _byte_alphabet() -> NDArray[np.int16]:
-    """`[325]` The byte that each character stands for in byte-level vocabularies, -1 if none; past the end none.
+    """`[325]` the byte that each character stands for in byte-level vocabularies; -1 for none, and in the last
+    entry.
 
-    Printable bytes of Latin-1 stand for themselves; the 68 others take the code points from 256 on.
+    Printable bytes of Latin-1 stand for themselves; the other 68 have the code points from 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
@@ -338,7 +338,7 @@ class _Parts:
         return any(step.get("type") == kind for step in self.pre_tokenizers + self.decoders)
 
     def prefix(self) -> Prefix:
-        """What is prepended to a text before it is cut."""
+        """When a space is prepended to a text."""
         if any(step.get("type") == "Prepend" for step in self.normalizers):
             return Prefix.ALWAYS
         for step in self.pre_tokenizers:
@@ -352,7 +352,7 @@ class _Parts:
 
 
 def _steps(part: Any, name: str) -> list[dict[str, Any]]:
-    """One component of a tokenizer as its JSON steps; a component that is code has none to show."""
+    """One component of a tokenizer as its JSON steps; [] for a component that is code."""
     if part is None:
         return []
     try:

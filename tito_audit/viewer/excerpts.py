@@ -1,4 +1,4 @@
-"""Which tokens of a rollout are shown when not all of them can be."""
+"""Which tokens of a rollout are shown if there are too many."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Spot", "Windows", "chosen"]
-
 _MARGIN = 20
-"""Tokens shown on both sides of what a finding or a swap is about."""
+"""Tokens shown on each side of a finding or a swap."""
 _WHOLE = 512
-"""A range up to this long is shown whole, if there is room for it."""
+"""Ranges up to this length are shown whole, if there is room."""
 _GAP = 12
-"""Fewer tokens than this are not left out: what says so would take as much room."""
+"""Gaps of fewer tokens are shown: saying that they are left out would take as much room."""
 _FILL = (32, 128, 512, 2048, 8192)
-"""How far the starts of sequences are shown, round by round, while there is room."""
+"""How many tokens of the start of each sequence are shown, round by round, while there is room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A range of a sequence that something is said of."""
+    """A range of a sequence that a finding or a swap is about."""
 
     sequence: int
     start: int
@@ -29,14 +27,14 @@ class Spot:
 
 
 @dataclass(slots=True)
-class Windows:
-    """Half-open ranges of one sequence, in order, not touching one another."""
+class Excerpt:
+    """What is shown of one sequence: half-open ranges, in order, not touching."""
 
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
 
     def add(self, start: int, end: int, room: int) -> int:
-        """Take a range in, from its start on, as far as `room` new tokens reach; how many new ones there are."""
+        """Add a range, up to `room` new tokens of it from its start; returns how many are new."""
         used = 0
         at = max(start, 0)
         while at < end and used < room:
@@ -52,37 +50,37 @@ class Windows:
         return used
 
     def touches(self, start: int, end: int) -> bool:
-        """Whether a range, or the place between two tokens, lies in what is shown or at its edge."""
+        """Whether a range, or an empty range between two tokens, is in what is shown or at its edge."""
         at = bisect_left(self.ends, start if start == end else start + 1)
         return at < len(self.starts) and self.starts[at] < max(end, start + 1)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """What lies between two ranges and is too short to be left out."""
+        """The gaps between ranges that are too short to leave out."""
         between = zip(self.ends[:-1], self.starts[1:], strict=True)
         return [(end, start) for end, start in between if start - end < _GAP]
 
     def _insert(self, start: int, end: int) -> None:
-        """Join a range, which overlaps none, with those that it touches."""
+        """Insert a range that overlaps no other, joined with those it touches."""
         first, last = bisect_left(self.ends, start), bisect_right(self.starts, end)
         if first < last:
             start, end = min(start, self.starts[first]), max(end, self.ends[last - 1])
         self.starts[first:last], self.ends[first:last] = [start], [end]
 
 
-def chosen(
+def choose_excerpts(
     lengths: Sequence[int], spots: Iterable[Spot], fill: Sequence[tuple[int, int]], room: int
-) -> list[Windows]:
-    """The ranges to show of sequences of these lengths, at most `room` tokens in all.
+) -> list[Excerpt]:
+    """The excerpts to show of sequences of these lengths, at most `room` tokens in total.
 
-    First what surrounds the start of every spot, the most severe first; then the rest of each that is not very
-    long, and its end; then the sequences `fill` names, from the position beside each on, a little of each first.
+    First the surroundings of the start of every spot, the most severe first; then the rest of spots that are not
+    very long, and the end of each; then the sequences in `fill`, (sequence, start), growing round by round.
     """
-    windows = [Windows() for _ in lengths]
+    excerpts = [Excerpt() for _ in lengths]
 
     def show(sequence: int, start: int, end: int) -> None:
         nonlocal room
         if room > 0:
-            room -= windows[sequence].add(start, min(end, lengths[sequence]), room)
+            room -= excerpts[sequence].add(start, min(end, lengths[sequence]), room)
 
     ranked = sorted(spots, key=lambda spot: (-spot.severity, spot.sequence, spot.start))
     for spot in ranked:
@@ -94,7 +92,7 @@ def chosen(
     for far in _FILL:
         for sequence, start in fill:
             show(sequence, start, start + far)
-    for sequence, window in enumerate(windows):
-        for start, end in window.gaps():
+    for sequence, excerpt in enumerate(excerpts):
+        for start, end in excerpt.gaps():
             show(sequence, start, end)
-    return windows
+    return excerpts

@@ -1,4 +1,4 @@
-"""What is observed of a rollout beside its findings: counts of its tokens, and what a person looks at."""
+"""Counts of a rollout's tokens by turn, position, logprob and role, for charts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import trained_runs
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
-from tito_audit.viewer.sequences import view
-
-__all__ = ["measure", "view"]
 
 _DRIFT = ("TOK", "TPL")
 _FAR = np.iinfo(np.int64).max
@@ -28,7 +25,7 @@ _POSITIONS: Offsets = np.array(POSITION_EDGES, np.int64)
 _POSITION_CUTS: Offsets = np.append(_POSITIONS, _FAR)
 _FINITE = np.finfo(np.float64).max
 _LOGPROBS = np.array((-_FINITE, *LOGPROB_EDGES[1:], np.inf))
-"""Edges that tell finite numbers from others: bin 0 is below all of them, the last above all of them."""
+"""Bin edges; bin 0 and the last bin hold what is not finite."""
 _UNKNOWN = len(_LOGPROBS)
 
 assert LOGPROB_EDGES[0] == -np.inf
@@ -36,19 +33,19 @@ assert POSITION_EDGES[0] == 0
 
 
 def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
-    """The counts of one rollout's tokens; a token's state is the worst of the TOK and TPL findings it lies in.
+    """The counts of one rollout's tokens; a token's state is that of the worst TOK or TPL finding it is in.
 
-    Generated tokens are the completions of the calls; where the log has no calls, those of the training row that
-    its mask trains, and without a mask those that the messages say were sampled. Positions count from the start
-    of the prompt of their call (of the completion, where the log does not hold the prompt) or of that row.
+    Generated tokens are the completions of the calls. If the log has no calls, they are the trained tokens of the
+    training row, or without a mask those that the messages say were sampled. Positions count from the start of
+    the call's prompt (of its completion, if the log lacks the prompt) or of the row.
 
-    A finding that lies in a prompt counts for what the prompt repeats of earlier completions, one that lies in
-    the training row for the tokens of the completions that sit there. What it covers beside them is not
-    generated, and a place between tokens covers none.
+    A finding in a prompt counts for the tokens of earlier completions that the prompt repeats, one in the training
+    row for the tokens of completions that it covers. Its other tokens are not generated and do not count, and an
+    empty range covers none.
 
-    `roles` counts every token of the training row: trained by its mask, without one trained where sampled. Where
-    there is no training row, what the calls generated counts as trained and nothing else is counted; where
-    neither mask nor messages say anything of the row, nothing is.
+    `roles` counts every token of the training row: trained by its mask, or without a mask if sampled. Without a
+    training row, generated tokens count as trained and nothing else is counted. If neither mask nor messages say
+    what was sampled, nothing is counted.
     """
     spans = _of_calls(evidence) if evidence.rollout.turns else _of_row(evidence)
     out = Measures(roles=_roles(evidence, spans.total))
@@ -74,26 +71,26 @@ def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
 
 @dataclass(slots=True)
 class _Spans:
-    """The generated tokens of a rollout, all in one row, as stretches that one turn generated."""
+    """The generated tokens of a rollout, concatenated, as spans that one turn generated each."""
 
     turns: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    """Where each begins, counted from the start of its conversation."""
+    """Where each span begins, counted from the start of its conversation."""
     lengths: list[int] = field(default_factory=list)
     logprobs: list[Logprobs | None] = field(default_factory=list)
     row_mask: Mask | None = None
-    """`[T]` the generated tokens of the training row, of a log without calls."""
+    """`[T]` the generated tokens of the training row, if the log has no calls."""
 
     @property
     def total(self) -> int:
         return sum(self.lengths)
 
     def offsets(self) -> list[int]:
-        """Where each stretch begins in the row of all generated tokens."""
+        """Where each span begins among all generated tokens."""
         return [0, *accumulate(self.lengths)][:-1]
 
     def logprob_bins(self) -> NDArray[np.int64] | None:
-        """`[N]` int64, for every generated token its bin of logprobs + 1; 0 and the last: no finite number."""
+        """`[N]` int64, the logprob bin of every generated token, plus 1; 0 and the last: not finite."""
         if all(values is None for values in self.logprobs):
             return None
         parts = [
@@ -104,7 +101,7 @@ class _Spans:
         return _LOGPROBS.searchsorted(values, side="right")
 
     def positions(self) -> Counts:
-        """`[len(POSITION_EDGES)]` int64: how many generated tokens stand in each bin of positions."""
+        """`[len(POSITION_EDGES)]` int64: how many generated tokens are in each position bin."""
         first = np.array(self.starts, np.int64)[:, None]
         last = first + np.array(self.lengths, np.int64)[:, None]
         counts: Counts = np.diff(_POSITION_CUTS.clip(first, last), axis=1).sum(axis=0)
@@ -112,7 +109,7 @@ class _Spans:
 
 
 def _of_calls(evidence: Evidence) -> _Spans:
-    """The completions, one stretch each; those that the log does not hold are of no tokens."""
+    """The completions, one span each; empty for those that the log does not hold."""
     spans = _Spans()
     for number, turn in enumerate(evidence.rollout.turns):
         prompt, completion = turn.prompt_ids, turn.completion_ids
@@ -124,7 +121,7 @@ def _of_calls(evidence: Evidence) -> _Spans:
 
 
 def _of_row(evidence: Evidence) -> _Spans:
-    """The trained tokens of the row, cut where the next turn begins."""
+    """The generated tokens of the row, split where the next turn begins."""
     row, known, mask = evidence.rollout.training_row, evidence.row, evidence.generated_in_row
     if row is None or mask is None:
         return _Spans()
@@ -132,7 +129,7 @@ def _of_row(evidence: Evidence) -> _Spans:
     asked = runs if known is None or known.sampled is mask else trained_runs(known.sampled)
     firsts = [start for start, _ in asked]
     logprobs = row.logprobs
-    if logprobs is not None and row.sentinel:  # 0.0 may be a logprob as well
+    if logprobs is not None and row.sentinel:  # not for 0.0, which may be a real logprob
         logprobs = np.where(logprobs == row.sentinel, np.nan, logprobs)
     spans = _Spans(row_mask=mask)
     for start, end in runs:
@@ -146,7 +143,7 @@ def _of_row(evidence: Evidence) -> _Spans:
 
 
 def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> NDArray[np.uint8]:
-    """`[N]` uint8, for every generated token the number of its state."""
+    """`[N]` uint8, the state of every generated token, as its index in STATES."""
     states = np.zeros(spans.total, np.uint8)
     offsets = spans.offsets()
     bases = np.array(offsets)
@@ -174,7 +171,7 @@ def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> N
 
 
 def _said(evidence: Evidence, where: Where, turn: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The parts of completions (turn, start, end) that a range of a turn's prompt or completion is known to be."""
+    """The ranges of completions (turn, start, end) that a range of a turn's prompt or completion repeats."""
     if where is Where.COMPLETION:
         yield turn, start, end
         return
@@ -190,7 +187,7 @@ def _said(evidence: Evidence, where: Where, turn: int, start: int, end: int) -> 
 
 
 def _move(out: Measures, spans: _Spans, bins: NDArray[np.int64] | None, states: NDArray[np.uint8]) -> None:
-    """Count the tokens that are not the same under their state instead."""
+    """Move tokens from the state `same` to their own state."""
     at = states.nonzero()[0]
     state = states[at]
     span = np.array(spans.offsets()).searchsorted(at, side="right") - 1
@@ -211,7 +208,7 @@ def _shift(counts: Counts, at: NDArray[Any], state: NDArray[np.uint8]) -> None:
 
 
 def _roles(evidence: Evidence, generated: int) -> dict[str, tuple[int, int]]:
-    """By role, how many tokens of the training row are trained and how many are not."""
+    """By role: how many tokens of the training row are trained and how many are not."""
     row, known = evidence.rollout.training_row, evidence.row
     if row is None:
         return {ASSISTANT: (generated, 0)} if generated else {}

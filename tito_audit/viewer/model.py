@@ -1,4 +1,4 @@
-"""What reports that draw need beyond findings: counts of tokens, and one rollout as a person looks at it."""
+"""What the HTML report and `show` draw besides findings: token counts, and views of single rollouts."""
 
 from __future__ import annotations
 
@@ -11,27 +11,12 @@ from numpy.typing import NDArray
 
 from tito_audit.record.finding import Result, Where
 
-__all__ = [
-    "LOGPROB_EDGES",
-    "POSITION_EDGES",
-    "STATES",
-    "TURNS",
-    "Counts",
-    "Measures",
-    "Observed",
-    "Stretch",
-    "Swap",
-    "View",
-    "ViewSequence",
-    "observed_of",
-]
-
 STATES = ("same", "note", "warning", "error")
-"""What a generated token is to the findings of drift (TOK, TPL) it lies in: none, or the worst of them."""
+"""States of a generated token: not in any drift finding (TOK, TPL), or the severity of the worst it is in."""
 TURNS = 64
-"""Turns counted each for itself; all later ones are counted together in the last place."""
+"""Turns counted separately; all later ones are counted together in the last place."""
 POSITION_EDGES = (0, *(1 << power for power in range(5, 21)))
-"""Lower edges of the bins of positions in a conversation: 0, 32, 64, … 2^20; the last bin has no end."""
+"""Lower edges of position bins: 0, 32, 64, … 2^20; the last bin has no end."""
 LOGPROB_EDGES = (
     -np.inf,
     -20.0,
@@ -50,7 +35,7 @@ LOGPROB_EDGES = (
     -0.1,
     -0.01,
 )
-"""Lower edges of the bins of logprobs, in nats; the last bin ends at 0 and holds what is above it, too."""
+"""Lower edges of logprob bins, in nats; the last bin ends at 0 and also holds what is above."""
 
 Counts = NDArray[np.int64]
 
@@ -76,19 +61,19 @@ class Measures:
     """Counts of tokens, of one rollout or of many. All but `roles` count generated tokens."""
 
     by_turn: Counts = field(default_factory=_turns)
-    """`[TURNS, 4]` int64: by the turn that generated them and their state (STATES). Where the log has no calls,
+    """`[TURNS, 4]` int64: by the turn that generated them and by state (STATES). If the log has no calls,
     a turn is a run of sampled tokens in the training row."""
     by_position: Counts = field(default_factory=_positions)
-    """`[len(POSITION_EDGES), 4]` int64: by where they stand, counted from the start of the prompt or row."""
+    """`[len(POSITION_EDGES), 4]` int64: by position from the start of the prompt or row, and by state."""
     by_logprob: Counts = field(default_factory=_logprobs)
-    """`[len(LOGPROB_EDGES), 4]` int64: by the logprob that the sampler gave them, where it is a finite number."""
+    """`[len(LOGPROB_EDGES), 4]` int64: by the sampler's logprob, if finite, and by state."""
     without_logprob: Counts = field(default_factory=_unknown)
-    """`[4]` int64: those whose logprob is unknown."""
+    """`[4]` int64: tokens without a logprob, by state."""
     roles: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By role of the token in the training row: how many are trained, how many are not."""
+    """By role in the training row: how many tokens are trained, how many are not."""
 
     def add(self, other: Measures) -> None:
-        """Count those of another as well."""
+        """Add the counts of another rollout."""
         self.by_turn += other.by_turn
         self.by_position += other.by_position
         self.by_logprob += other.by_logprob
@@ -98,7 +83,7 @@ class Measures:
             self.roles[role] = (before[0] + trained, before[1] + untrained)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For a pickle: what is not 0, a tenth of what the arrays take."""
+        """Pickle only what is not 0, a tenth of the arrays' size."""
         arrays = self.by_turn, self.by_position, self.by_logprob, self.without_logprob
         every = np.concatenate([array.ravel() for array in arrays])
         at = np.flatnonzero(every)
@@ -115,7 +100,7 @@ _ENDS = tuple(accumulate(prod(shape) for shape in _SHAPES))
 
 
 def _measures(at: bytes, counts: bytes, roles: dict[str, tuple[int, int]]) -> Measures:
-    """Measures out of a pickle."""
+    """Unpickled Measures."""
     every = np.zeros(_ENDS[-1], np.int64)
     every[np.frombuffer(at, np.uint16)] = np.frombuffer(counts, np.int64)
     starts = (0, *_ENDS)
@@ -127,32 +112,32 @@ def _measures(at: bytes, counts: bytes, roles: dict[str, tuple[int, int]]) -> Me
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Tokens that follow one another, as columns of one length; what is unknown is None."""
+    """Consecutive tokens, as columns of the same length; None for what is unknown."""
 
     start: int
-    """Position of the first in its sequence; what lies before it and after the stretch before is left out."""
+    """Position of the first token in its sequence; what is between two stretches is left out."""
     ids: tuple[int, ...]
     pieces: tuple[str, ...]
-    """How each reads; () without a tokenizer. Raw text of a model: escape it. At most 200 characters, a longer
-    one ends with `…`; bytes that are no text read as `\\xNN`, as text may do that says just that: `data` tells."""
+    """The text of each token; () without a tokenizer. Raw model output: escape it. At most 200 characters, longer
+    ones end with `…`. Bytes that are not UTF-8 read as `\\xNN`, as literal text may too: see `data`."""
     data: tuple[str, ...] = ()
-    """The bytes of each as hexadecimal digits, cut after 200 bytes with `…`; () without a tokenizer, `""` for an
+    """The bytes of each token in hexadecimal, cut after 200 bytes with `…`; () without a tokenizer, `""` for an
     id outside the vocabulary."""
     logprobs: tuple[float | None, ...] | None = None
-    """In nats, always finite; None where no sampler scored the token or what it wrote is no finite number."""
+    """In nats, always finite; None if none was recorded or it is not finite."""
     trained: tuple[bool, ...] | None = None
-    """The loss mask; None where the sequence has none."""
+    """The loss mask; None if the sequence has none."""
     roles: tuple[str, ...] | None = None
-    """Whose token each is; None where that is not known."""
+    """The role of each token; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What template and tokenizer, a later prompt or the row write in place of recorded tokens."""
+    """What the template and tokenizer, a later prompt or the training row have in place of recorded tokens."""
 
     start: int
     end: int
-    """Half-open range of the recorded sequence; start == end: canonical tokens stand between two recorded ones."""
+    """Half-open range of the recorded sequence; start == end: canonical tokens between two recorded ones."""
     ids: tuple[int, ...]
     """At most the first 512 canonical tokens."""
     pieces: tuple[str, ...]
@@ -160,38 +145,38 @@ class Swap:
     total: int = 0
     """How many canonical tokens there are; more than `ids` when they were cut."""
     code: str = ""
-    """The rule that names it; "" when none was asked."""
+    """The rule that found it; "" if no rule did."""
     against: str = ""
-    """Where the other tokens stand: `next prompt`, `training row`, `template`, `re-encoding`; of a prompt that
-    breaks its history `what was seen`, what the call before it saw and said there; of a training row that holds
-    other tokens than the calls generated `what was sampled`."""
+    """Where the other tokens are: `next prompt`, `training row`, `template` or `re-encoding`; for a prompt that
+    breaks its history `what was seen`, the tokens of the previous call; for a training row that holds other
+    tokens than the calls generated `what was sampled`."""
     before: int = 0
-    """Tokens at the end of the sequence before this one (a completion's prompt) that are replaced with it."""
+    """Tokens at the end of the preceding sequence (a completion's prompt) that are replaced along with it."""
     after: int = 0
-    """Tokens behind the end of this sequence that are replaced with it."""
+    """Tokens after the end of this sequence that are replaced along with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewSequence:
-    """One recorded sequence of a rollout and what stands in its place today."""
+    """One recorded sequence of a rollout, with what would be written in its place today."""
 
     where: Where
     turn: int | None
     length: int
-    """Tokens in all; the stretches may show fewer."""
+    """Total tokens; the stretches may show fewer."""
     stretches: tuple[Stretch, ...]
     swaps: tuple[Swap, ...] = ()
-    """In order of start, not overlapping; everything else is the same on both sides."""
+    """By start, not overlapping; all other tokens are the same on both sides."""
     note: str = ""
-    """What a reader should know of it: `the first 812 tokens as seen before`, `ended by length`."""
+    """A note for the reader: `the first 812 tokens are what turn 0 saw and said`, `ended by length`."""
     same_as: str = ""
-    """Where nothing is swapped, what was found to hold the same tokens: `template`, `re-encoding`; "" when nothing
-    was compared with the whole of it."""
+    """If nothing is swapped, what holds the same tokens: `template`, `re-encoding`; "" if nothing was compared
+    with the whole sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A rollout as a person looks at it, bounded; its findings are those of its result."""
+    """One rollout for display, bounded in size; its findings are in its result."""
 
     messages: tuple[str, ...]
     """Roles of the messages in order."""
@@ -202,13 +187,13 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What was observed of one rollout beside its findings, where a report asked for it."""
+    """What a report that draws gets for one rollout besides its findings."""
 
     measures: Measures
     view: View | None = None
-    """Of the first rollouts with each finding only; None of all others."""
+    """Only for the first rollouts with each code; None for all others."""
 
 
 def observed_of(result: Result) -> Observed | None:
-    """What was observed of a rollout; None where no report asked for it."""
+    """What was observed of a rollout; None if no report asked for it."""
     return result.observed if isinstance(result.observed, Observed) else None

@@ -1,4 +1,4 @@
-"""What stands elsewhere in place of recorded tokens, sequence by sequence."""
+"""What other sources have in place of recorded tokens, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["SAMPLED", "SEEN", "Key", "Replaced", "replaced", "same_as"]
-
 Key = tuple[Where, int | None]
-"""A recorded sequence: its kind and its turn, None for the training row."""
+"""A recorded sequence: its kind and its turn (None for the training row)."""
 
 SEEN = "what was seen"
-"""What a prompt that breaks its history is compared with: what the call before it saw and said."""
+"""What a prompt that breaks its history is compared with: prompt and completion of the previous call."""
 SAMPLED = "what was sampled"
 """What a training row that holds other tokens is compared with: what the calls generated."""
 
@@ -34,7 +32,7 @@ _HELD = (Against.NEXT_PROMPT, Against.ROW)
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A range of a recorded sequence and the tokens that stand in its place, all of them."""
+    """A range of a recorded sequence and all tokens that replace it."""
 
     start: int
     end: int
@@ -45,26 +43,26 @@ class Replaced:
     before: int = 0
     after: int = 0
     same_text: bool = False
-    """Whether the tokens in its place spell the same."""
+    """Whether the replacing tokens have the same text."""
 
     @property
     def rank(self) -> tuple[int, int, bool, int]:
-        """The more severe comes first, then the longer, then what is other text as well."""
+        """Sort key: the more severe first, then the longer, then what differs in text."""
         return -self.severity, self.start - self.end, self.same_text, self.start
 
     def overlaps(self, other: Replaced) -> bool:
-        """Whether both claim the same token, or the same place between two."""
+        """Whether both replace the same token, or insert at the same place."""
         if (self.start, self.end) == (other.start, other.end):
             return True
         return self.start < other.end and other.start < self.end
 
 
 def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[Replaced]]:
-    """For each recorded sequence what replaces parts of it, in order, nothing twice.
+    """For each recorded sequence the replacements in it, in order, without overlaps.
 
-    Of two that overlap the more severe is kept, then the longer, then that of other text. Prompts that a SEQ
-    finding says break their history are compared with what was seen before them, and a training row that holds
-    other tokens than the calls generated with those.
+    Of two that overlap, the more severe is kept, then the longer, then the one that differs in text. Prompts that
+    break their history according to a SEQ finding are compared with what was seen before them, and a training row
+    with other tokens than the calls generated with those.
     """
     found: dict[Key, list[Replaced]] = {}
     codes = {id(one.difference): one.code for one in evidence.explained}
@@ -115,15 +113,15 @@ def _of(difference: Difference, code: str, rollout: Rollout) -> Replaced:
 
 
 def _before(difference: Difference, rollout: Rollout) -> int:
-    """How many of the recorded tokens stand before the completion that the difference is of."""
+    """How many of the recorded tokens come before the completion that the difference is in."""
     recorded, inside = difference.recorded.ids, difference.end - difference.start
-    beside = len(recorded) - inside
-    if not beside or difference.start or difference.turn is None:
+    outside = len(recorded) - inside
+    if not outside or difference.start or difference.turn is None:
         return 0
     call = rollout.turns[difference.turn]
     held = empty_ids() if call.prompt_ids is None else call.prompt_ids
     said = empty_ids() if call.completion_ids is None else call.completion_ids[:inside]
-    for before in range(min(beside, len(held)), 0, -1):
+    for before in range(min(outside, len(held)), 0, -1):
         here = recorded[: before + inside]
         if np.array_equal(here[:before], held[-before:]) and np.array_equal(here[before:], said):
             return before
@@ -131,7 +129,7 @@ def _before(difference: Difference, rollout: Rollout) -> int:
 
 
 def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tuple[int, Replaced]]:
-    """What prompts hold in place of what was seen and said before, each with the turn of its prompt."""
+    """What prompts hold in place of what was seen and said before, each with the prompt's turn."""
     said = {one.hit.turn: one for one in findings if one.code.startswith("SEQ")}
     for link in evidence.links:
         finding = said.get(link.turn)
@@ -153,7 +151,7 @@ def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tup
 
 
 def _of_row(evidence: Evidence, codes: Mapping[int, str]) -> Iterator[Replaced]:
-    """What the training row holds in place of what the calls generated, where its place in the row is certain."""
+    """What the training row holds in place of what the calls generated, where its position is certain."""
     row, known = evidence.rollout.training_row, evidence.row
     if row is None or known is None or not known.proven:
         return
@@ -173,21 +171,21 @@ def _of_row(evidence: Evidence, codes: Mapping[int, str]) -> Iterator[Replaced]:
 
 
 def _start_in_row(places: Mapping[int, int], difference: Difference, size: int) -> int | None:
-    """Where the row holds the other tokens, `size` of them, by the row's places of the tokens on both sides."""
-    before, behind = places.get(difference.start - 1), places.get(difference.end)
+    """Where the row holds the `size` other tokens, derived from the row positions of the tokens on both sides."""
+    before, after = places.get(difference.start - 1), places.get(difference.end)
     if any(offset in places for offset in range(difference.start, difference.end)):
         return None
     if before is None:
-        return None if behind is None or behind < size else behind - size
-    return before + 1 if behind is None or behind == before + 1 + size else None
+        return None if after is None or after < size else after - size
+    return before + 1 if after is None or after == before + 1 + size else None
 
 
 def _apart(several: list[Replaced]) -> list[Replaced]:
-    """Those that overlap none that ranks before them, in order."""
+    """Those that do not overlap a higher-ranked one, in order."""
     kept: list[Replaced] = []
     for one in sorted(several, key=attrgetter("rank")):
         at = bisect_left(kept, (one.start, one.end), key=attrgetter("start", "end"))
-        # Those kept lie apart, so that only the neighbours can be in the way.
+        # Those kept do not overlap, so only the neighbours can.
         if not any(one.overlaps(other) for other in kept[max(at - 1, 0) : at + 1]):
             kept.insert(at, one)
     return kept

@@ -1,4 +1,4 @@
-"""Views: which rollouts of a run come with a view, however the run is shared out."""
+"""ViewQuota: which rollouts of a run get a view, however the run is split among processes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Iterable
 
 from tito_audit.record.finding import Finding, Severity
 
-__all__ = ["VIEWS", "VIEWS_PER_CODE", "Views"]
-
 VIEWS_PER_CODE = 12
-"""Rollouts of each code and severity that come with a view, the first of a run."""
-VIEWS = 240
-"""Views of a run at most."""
+"""How many rollouts of each code and severity get a view: the first of a run."""
+MAX_VIEWS = 240
+"""How many rollouts of a run get a view."""
 
 
-class Views:
-    """Rollouts with findings, counted in the order of the logs: the first of each code and severity are viewed.
+class ViewQuota:
+    """Counts rollouts with findings in the order of the logs: the first of each code and severity get a view.
 
-    A process that has one part of the logs does not know what the others hold. It offers what its own part would
-    have viewed had nothing more come before it than it was told of, which is never less than what is taken.
+    A process that audits one part of the logs does not know what the others hold. It makes views as if only the
+    parts it knows of came before its own, which never gives too few.
     """
 
     __slots__ = ("_seen", "_taken")
@@ -28,23 +26,23 @@ class Views:
         self._taken = 0
 
     def take(self, findings: Iterable[Finding]) -> bool:
-        """Whether the next rollout, which has these findings, is viewed."""
+        """Whether the next rollout, which has these findings, gets a view."""
         taken = self.offer(findings)
         self._taken += taken
         return taken
 
     def offer(self, findings: Iterable[Finding]) -> bool:
-        """Whether the next rollout of a part may have to be viewed."""
+        """Whether the next rollout of a part may get a view."""
         wanted = False
         for key in {(finding.code, finding.severity) for finding in findings}:
             seen = self._seen.get(key, 0)
             if seen < VIEWS_PER_CODE:
                 self._seen[key] = seen + 1
-                wanted = self._taken < VIEWS
+                wanted = self._taken < MAX_VIEWS
         return wanted
 
-    def copy(self) -> Views:
-        """The same counts, to go on with elsewhere."""
-        other = Views()
+    def copy(self) -> ViewQuota:
+        """A copy of the counts, to continue elsewhere."""
+        other = ViewQuota()
         other._seen, other._taken = dict(self._seen), self._taken
         return other

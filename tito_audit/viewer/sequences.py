@@ -1,4 +1,4 @@
-"""A rollout as a person looks at it: its sequences token by token, cut to what is worth showing."""
+"""view: the sequences of a rollout token by token, cut to what is worth showing."""
 
 from __future__ import annotations
 
@@ -17,36 +17,34 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import IdsFrom, TrainingRow, Turn
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.excerpts import Spot, Windows, chosen
+from tito_audit.viewer.excerpts import Excerpt, Spot, choose_excerpts
 from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence
 from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
 
-__all__ = ["CONTEXT", "PIECE", "SEQUENCES", "SWAP", "SWAPPED", "TOKENS", "view"]
-
-TOKENS = 3_000
-"""Recorded tokens shown of a rollout."""
-SEQUENCES = 64
-"""Sequences shown of a rollout."""
-SWAP = 512
-"""Canonical tokens shown of one swap."""
-SWAPPED = 3_000
-"""Canonical tokens shown in all."""
-PIECE = 200
-"""Characters, and bytes, shown of a token or a word of the log."""
+MAX_TOKENS = 3_000
+"""Maximum recorded tokens shown of a rollout."""
+MAX_SEQUENCES = 64
+"""Maximum sequences shown of a rollout."""
+MAX_SWAP = 512
+"""Maximum canonical tokens shown of one swap."""
+MAX_SWAPPED = 3_000
+"""Maximum canonical tokens shown of a rollout."""
+MAX_PIECE = 200
+"""Maximum characters (and bytes) shown of a token or a string of the log."""
 CONTEXT = 8
-"""Tokens of what was seen before that are shown in front of what a prompt adds."""
+"""Tokens already seen that are shown before what a prompt adds."""
 _ROLES_OF = 200_000
-"""Tokens of prompts whose roles are looked for; what is beyond stays without."""
+"""Maximum prompt tokens per rollout whose roles are determined."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """One recorded sequence, whole."""
+    """One complete recorded sequence."""
 
     key: Key
     ids: Ids
     new: int = 0
-    """Where it goes beyond what was seen before."""
+    """Position from which it goes beyond what was seen before."""
     note: str = ""
     logprobs: Logprobs | None = None
     trained: Mask | None = None
@@ -54,10 +52,10 @@ class _Sequence:
 
 
 def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
-    """The prompts, completions and training row of a rollout, bounded, with what stands in place of their tokens.
+    """The prompts, completions and training row of a rollout, bounded, with what replaces their tokens.
 
-    `evidence` is what `check.explain` made of it, for the codes of swaps. Shown first is what surrounds findings
-    and swaps, the most severe first, then the beginnings of completions, of what prompts add and of the row.
+    `evidence` comes from `check.explain`, for the codes of swaps. The surroundings of findings and swaps come
+    first, the most severe before others, then the starts of completions, of what prompts add and of the row.
     """
     swaps = replaced(evidence, findings)
     severity: dict[Key, int] = {}
@@ -73,21 +71,21 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
     shown = _most_severe(every, severity)
     at = {one.key: number for number, one in enumerate(shown)}
     spots = [Spot(at[key], start, end, worst) for key, start, end, worst in about if key in at]
-    windows = chosen([len(one.ids) for one in shown], spots, _fill(shown), TOKENS)
+    excerpts = choose_excerpts([len(one.ids) for one in shown], spots, _fill(shown), MAX_TOKENS)
     words = _Words(evidence.vocabulary)
-    drawn = _swaps([swaps.get(one.key, []) for one in shown], windows, words)
+    drawn = _swaps([swaps.get(one.key, []) for one in shown], excerpts, words)
     return View(
         tuple(_cut(message.role) for message in evidence.rollout.messages),
         tuple(
             ViewSequence(
                 *one.key,
                 len(one.ids),
-                tuple(map(partial(_stretch, one, words), window.starts, window.ends)),
+                tuple(map(partial(_stretch, one, words), excerpt.starts, excerpt.ends)),
                 swapped,
                 one.note,
                 "" if swapped else same_as(evidence, one.key),
             )
-            for one, window, swapped in zip(shown, windows, drawn, strict=True)
+            for one, excerpt, swapped in zip(shown, excerpts, drawn, strict=True)
         ),
         len(every) - len(shown),
     )
@@ -98,22 +96,22 @@ def _key(where: Where, turn: int | None) -> Key:
 
 
 def _most_severe(every: Sequence[_Sequence], severity: Mapping[Key, int]) -> list[_Sequence]:
-    """As many as may be shown, in their order; of those without findings the row and the completions first."""
+    """As many sequences as may be shown, in order; of those without findings the row and completions go first."""
     order = (Where.ROW, Where.COMPLETION, Where.PROMPT)
     ranked = sorted(every, key=lambda one: (-severity.get(one.key, -1), order.index(one.key[0])))
-    kept = {one.key for one in ranked[:SEQUENCES]}
+    kept = {one.key for one in ranked[:MAX_SEQUENCES]}
     return [one for one in every if one.key in kept]
 
 
 def _fill(shown: Sequence[_Sequence]) -> list[tuple[int, int]]:
-    """The sequences, by number and position, that are shown from there on while there is room."""
+    """(sequence, position) pairs to show from there on while there is room."""
     order = (Where.COMPLETION, Where.PROMPT, Where.ROW)
     ranked = sorted(range(len(shown)), key=lambda number: order.index(shown[number].key[0]))
     return [(number, max(shown[number].new - CONTEXT, 0) if shown[number].new else 0) for number in ranked]
 
 
 def _sequences(evidence: Evidence) -> Iterator[_Sequence]:
-    """Every recorded sequence in the order in which it came about, the training row last."""
+    """Every recorded sequence in the order of the calls, the training row last."""
     links = {link.turn: link for link in evidence.links}
     room = _ROLES_OF
     for number, turn in enumerate(evidence.rollout.turns):
@@ -146,7 +144,7 @@ def _sequences(evidence: Evidence) -> Iterator[_Sequence]:
 
 
 def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
-    """Where a prompt goes beyond what the call that it follows saw and said, and that in words."""
+    """Where a prompt goes beyond what the call it continues saw and said, and a note that says so."""
     if link is None or link.parent is None:
         return 0, ""
     new = min(link.at, link.seen_at, len(prompt))
@@ -159,7 +157,7 @@ def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
 
 
 def _ended(turn: Turn) -> str:
-    """How a completion came about, in words."""
+    """How a completion ended, in words."""
     notes = [f"ended by {_cut(turn.finish_reason)}"] if turn.finish_reason else []
     if turn.ids_from is IdsFrom.RECOVERED:
         notes.append("ids looked up from token strings")
@@ -173,7 +171,7 @@ def _trained(row: TrainingRow) -> str:
 
 
 def _scored(row: TrainingRow, evidence: Evidence) -> Logprobs | None:
-    """The row's logprobs without what only fills the places of tokens that nobody sampled."""
+    """The row's logprobs, with NaN for the filler of tokens that were not sampled."""
     if row.logprobs is None or row.sentinel is None:
         return row.logprobs
     filler = row.logprobs == row.sentinel
@@ -187,7 +185,7 @@ def _scored(row: TrainingRow, evidence: Evidence) -> Logprobs | None:
 
 
 class _Words:
-    """How ids read, each worked out once."""
+    """Pieces and bytes of ids, each looked up once."""
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         self._vocabulary = vocabulary
@@ -200,7 +198,7 @@ class _Words:
             return numbers, (), ()
         for number in set(numbers) - self._known.keys():
             data = self._vocabulary.token_bytes(number)
-            short = data[:PIECE].hex() + ("…" if len(data) > PIECE else "")
+            short = data[:MAX_PIECE].hex() + ("…" if len(data) > MAX_PIECE else "")
             self._known[number] = _cut(self._vocabulary.piece(number)), short
         both = [self._known[number] for number in numbers]
         return numbers, tuple(piece for piece, _ in both), tuple(data for _, data in both)
@@ -223,19 +221,19 @@ def _stretch(one: _Sequence, words: _Words, start: int, end: int) -> Stretch:
 
 
 def _swaps(
-    several: Sequence[Sequence[Replaced]], windows: Sequence[Windows], words: _Words
+    several: Sequence[Sequence[Replaced]], excerpts: Sequence[Excerpt], words: _Words
 ) -> list[tuple[Swap, ...]]:
-    """For each sequence the swaps that touch what is shown of it; the most severe may take the most room."""
+    """For each sequence the swaps that touch its excerpt; the most severe get room first."""
     ranked = sorted(
         (one.rank, number, one)
-        for number, (mine, window) in enumerate(zip(several, windows, strict=True))
+        for number, (mine, excerpt) in enumerate(zip(several, excerpts, strict=True))
         for one in mine
-        if window.touches(one.start, one.end)
+        if excerpt.touches(one.start, one.end)
     )
     out: list[list[Swap]] = [[] for _ in several]
-    room = SWAPPED
+    room = MAX_SWAPPED
     for _, number, one in ranked:
-        ids = one.canonical[: min(SWAP, room)]
+        ids = one.canonical[: min(MAX_SWAP, room)]
         room -= len(ids)
         out[number].append(
             Swap(
@@ -253,5 +251,5 @@ def _swaps(
 
 
 def _cut(text: str) -> str:
-    """A word of the log, or a piece of the vocabulary, of bounded length."""
-    return text if len(text) <= PIECE else text[: PIECE - 1] + "…"
+    """A string of the log or the vocabulary, cut to a bounded length."""
+    return text if len(text) <= MAX_PIECE else text[: MAX_PIECE - 1] + "…"

@@ -1,8 +1,8 @@
-"""How heavy the values of a template may get: bounds for what no budget watches.
+"""How large the values of a template can get, for an engine without a budget.
 
-A weight says how many of the longest texts at hand a value may hold: 0 is a number, 1 a text. A text that is put
-together message by message holds all of them; that counts as a fixed weight, so large that nothing can be put
-together out of two of those. This module imports jinja2 and is itself imported late.
+A weight says how many of the longest texts at hand a value may hold: 0 is a number, 1 a text. A text that is built
+up message by message holds all of them; it gets a fixed weight, so large that nothing can be built from two of
+them. This module imports jinja2 and is itself imported late.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from collections.abc import Set
 
 from jinja2 import nodes
 
-__all__ = ["GATHERED", "WRITTEN", "Weights", "Wild", "constant", "place"]
-
 GATHERED = 20
-"""The weight of a text that is put together message by message."""
+"""The weight of a text that is built up message by message."""
 WRITTEN = 4
 """The weight of what a macro or a `{% set %}` block writes."""
 _MOST = 256
@@ -22,12 +20,12 @@ _NUMBERS = {"abs", "count", "float", "int", "length"}
 _COUNTERS = [f"loop.{name}" for name in ("index", "index0", "revindex", "revindex0", "length", "first", "last")]
 
 
-class Wild(Exception):
+class Unproven(Exception):
     """The template does something that is not known to be harmless."""
 
 
 class Weights:
-    """The assignments of a template, read until no value gets any heavier."""
+    """The weights of a template's names, computed from its assignments."""
 
     def __init__(self, macros: Set[str]) -> None:
         self._macros = macros
@@ -36,18 +34,19 @@ class Weights:
 
     @property
     def names(self) -> set[str]:
-        """All names that are set."""
+        """All names that are assigned."""
         return {name for name, _, _ in self._set}
 
     def put(self, name: str, value: nodes.Node, times: int = 1) -> None:
-        """Remember that a name takes a value, or one `times` as heavy."""
+        """Record that a name is assigned a value, or one `times` as heavy."""
         self._set.append((name, value, times))
 
     def settle(self, given: Set[str]) -> None:
-        """Weigh all values; `given` are the names that macros are called with.
+        """Compute all weights; `given` are the parameters of macros.
 
-        Attributes of namespaces and what macros are given may be read by a later turn of a loop or by a call.
-        Other names do not outlive their scope, so that each of their assignments counts once and in order.
+        Attributes of namespaces and parameters of macros may be read by a later iteration or call, so their
+        weights are computed until none gets heavier. Other names do not outlive their scope, so each of their
+        assignments counts once and in order.
         """
         scoped = {name for name in self.names if "." not in name} - given
         for _ in range(_MOST):
@@ -60,13 +59,13 @@ class Weights:
                     changed |= name not in scoped
             if not changed:
                 return
-        raise Wild
+        raise Unproven
 
     def weigh(self, node: nodes.Node) -> int:
-        """The weight of an expression; Wild if it is more than any value may have."""
+        """The weight of an expression; Unproven if it is more than a value may have."""
         weight = self._weight(node)
         if weight > _MOST:
-            raise Wild
+            raise Unproven
         return weight
 
     def _weight(self, node: nodes.Node) -> int:
@@ -98,7 +97,7 @@ class Weights:
         if name is not None and name in self._weights:
             return self._weights[name]
         if not isinstance(node, nodes.Name) and any(name == known for known, _, _ in self._set):
-            return 0  # of a namespace, and not read yet
+            return 0  # an attribute of a namespace whose weight is not known yet
         return 1 if isinstance(node, nodes.Name) else self.weigh(node.node)  # type: ignore[attr-defined]
 
     def _filtered(self, node: nodes.Filter) -> int:
@@ -125,18 +124,18 @@ def _arguments(node: nodes.Call | nodes.Filter) -> list[nodes.Expr]:
 
 
 def _times(arguments: list[nodes.Expr]) -> int:
-    """How many times longer a text may get by such a replacement."""
+    """How many times longer such a replacement can make a text."""
     old, new = (constant(argument) or "" for argument in (*arguments[:2], *[nodes.Const("")] * 2)[:2])
     return 1 + len(str(new)) // max(len(str(old)), 1)
 
 
 def constant(node: nodes.Node) -> object:
-    """The value of a constant, None for any other expression."""
+    """The value of a constant; None for any other expression."""
     return node.value if isinstance(node, nodes.Const) else None
 
 
 def place(node: nodes.Node) -> str | None:
-    """The name that an assignment sets or an expression reads: `name`, or `name.attribute`."""
+    """The name that an assignment sets or an expression reads: `name`, or `name.attribute`; None for any other."""
     if isinstance(node, nodes.Name):
         return node.name
     if isinstance(node, nodes.NSRef):

@@ -1,9 +1,9 @@
-"""The same templates in minijinja, several times faster, for a guess at what the reference environment writes.
+"""Templates run by minijinja, several times faster, as a guess at what the reference environment writes.
 
-minijinja is another program: what it writes counts only where something else bears it out, such as recorded ids
-that it leads to. It runs only templates that `tame.py` has read; a rendering that takes more instructions or
-writes more than expected, or shows a value that the two engines write differently, is given up. This module
-imports minijinja and is itself imported late; jinja2 it imports only for a template that asks for a filter of it.
+minijinja is another program: its output counts only where something else confirms it, such as recorded ids that it
+leads to. It runs only templates that `static_check.py` has proven safe. A rendering is given up if it takes more
+instructions or writes more than expected, or contains a value that the two engines write differently. This module
+imports minijinja and is itself imported late; jinja2 it imports only for templates that use certain filters.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from tito_audit.errors import RenderError
 from tito_audit.render.facts import Facts
 from tito_audit.render.globals import Refused, raise_exception, strftime_now, to_json, without_generation
 
-__all__ = ["FastTemplate", "GivenUp", "open_fast"]
-
 _FUEL = 100_000
 _FUEL_FOR_EACH = 2_000
-"""Instructions a rendering may take, and for each message or tool on top: many times what templates need."""
+"""Instructions that a rendering may take, and how many more for each message or tool: many times what templates
+need."""
 _MOST_WRITTEN = 1 << 30
 _SIZE_LIMIT = 16 * 1024 * 1024
 _SLOW = 2.0
-"""Seconds after which a template is not run here again."""
+"""A template that takes longer than this many seconds is not run here again."""
 _REPLACED = "\ufffd"
-"""What minijinja writes for half a surrogate pair."""
+"""What minijinja writes for half of a surrogate pair."""
 _BLANKS = "\x1c\x1d\x1e\x1f"
-"""White space to Python alone: what is trimmed there is not trimmed here."""
+"""Characters that are white space for Python only: it trims them, minijinja does not."""
 _REFUSALS = {"InvalidOperation", "UndefinedError", "UnknownMethod"}
 """Errors at which the reference environment raises too."""
 
@@ -40,15 +39,15 @@ class GivenUp(Exception):
 
 
 def open_fast(source: str, facts: Facts) -> FastTemplate | None:
-    """A tame template in minijinja; None if it has to be left to the reference environment."""
+    """A template that is proven safe, in minijinja; None if only the reference environment can run it."""
     try:
         return FastTemplate(without_generation(source), facts)
-    except Exception:  # a template that the reference environment compiles alone
+    except Exception:  # only the reference environment compiles it
         return None
 
 
 class FastTemplate:
-    """A chat template as minijinja runs it. Not to be run by two threads at once."""
+    """A chat template run by minijinja. Not for use by two threads at once."""
 
     def __init__(self, source: str, facts: Facts) -> None:
         self._environment = minijinja.Environment(
@@ -106,18 +105,19 @@ class FastTemplate:
         return text
 
     def _judge(self, error: BaseException) -> None:
-        """Tell an error that the reference environment has as well from one of this engine."""
+        """Raise RenderError for an error that the reference environment has too, GivenUp for one of this engine
+        only."""
         kind = getattr(error, "kind", None)
         if isinstance(error, Refused | AttributeError) or kind in _REFUSALS:
             raise RenderError("chat template: refused") from None
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            # One without fuel may loop; one that does not compile or panics will do so again.
+            # Out of fuel, it may loop; if it does not compile or panics, it will do so again.
             self._off |= not isinstance(error, GivenUp | UnicodeError)
             raise GivenUp from None
         raise error
 
     def _keep(self, tools: object) -> None:
-        """Hold on to the tools, whose JSON is written in every rendering; their ids stay theirs as long."""
+        """Keep the tools alive: their JSON is written in every rendering and is cached by their ids."""
         if tools is not self._tools:
             self._tools = tools
             self._tool_texts = {}
@@ -127,7 +127,7 @@ class FastTemplate:
     # What the template calls
 
     def _written(self, value: Any) -> Any:
-        """Count what is written; minijinja then writes it itself."""
+        """Count what is written; minijinja then writes it."""
         if type(value) is str:
             self._left -= len(value)
             if self._left < 0:
@@ -138,14 +138,14 @@ class FastTemplate:
         return NotImplemented
 
     def _show(self, value: Any) -> None:
-        """Take note of a number: the engines write some differently, and 2.0 comes here as 2."""
+        """Record a number: the engines write some of them differently, and 2.0 arrives here as 2."""
         if type(value) is int:
             self._shown.add(value)
         elif type(value) is float and not 1e-4 <= abs(value) < 1e16:
             raise GivenUp
 
     def _is_odd(self, value: Any) -> bool:
-        """True if a value holds a number that the template may have written in another way."""
+        """Whether a value holds a number that the engines may have written differently."""
         if type(value) is float:
             if self._joins_values and not 1e-4 <= abs(value) < 1e16:
                 return True
@@ -156,7 +156,7 @@ class FastTemplate:
 
     def _tojson(self, value: Any, **options: Any) -> str:
         if type(value) is not dict:
-            if value is None:  # null, or nothing at all, which is no JSON
+            if value is None:  # null, or undefined, which is not JSON
                 raise GivenUp
             self._show(value)
         if options:
@@ -179,7 +179,7 @@ class FastTemplate:
     def _join(self, values: Any, between: str = "") -> str:
         return between.join([self._string(value) for value in _known(values)])
 
-    # What is not defined comes here as None. To the reference it is an empty list, and null is none.
+    # Undefined arrives here as None. For the reference it is an empty list, but null is not.
 
     def _list(self, value: Any) -> list[Any]:
         self._absent |= value is None
@@ -195,14 +195,14 @@ class FastTemplate:
 
 
 def _known(value: Any) -> Any:
-    """The value, unless it is None: that stands for null and for what is not defined."""
+    """The value, unless it is None, which may be null or undefined."""
     if value is None:
         raise GivenUp
     return value
 
 
 def _of_jinja(name: str, value: Any) -> Any:
-    """What a filter of the reference environment makes of a value."""
+    """The result of a filter of the reference environment."""
     from jinja2 import filters
 
     return getattr(filters, name)(_known(value))
@@ -213,7 +213,7 @@ _FILTERS = {
     "dictsort": lambda value: _of_jinja("do_dictsort", value),
     "title": lambda value: _of_jinja("do_title", value),
 }
-"""Those that the engines do not do alike."""
+"""Filters that the engines implement differently."""
 
 
 def _refuse(message: object = None) -> None:

@@ -1,10 +1,10 @@
-"""Which templates may be run by an engine that asks no budget: those whose values cannot grow out of hand.
+"""Which templates an engine without a budget may run: those whose values provably stay small.
 
-minijinja counts instructions, but not how large a value is, and it calls any method of what it is given. So a
-template is read before it is run there: every name must be one known to be harmless and to mean in both engines
-the same, and every value must stay within a small multiple of what the messages hold. What is written is
-counted while it is written and needs no proof here. Anything else is left to the reference environment.
-This module imports jinja2 and is itself imported late.
+minijinja counts instructions, but not how large a value gets, and it calls any method of the values it is given.
+So a template is checked before it runs there: every name must be known to be harmless and to mean the same in both
+engines, and every value must stay within a small multiple of what the messages hold. Output is counted while it is
+written and needs no proof here. All other templates are left to the reference environment. This module imports
+jinja2 and is itself imported late.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from collections.abc import Iterator
 
 from jinja2 import nodes
 
-from tito_audit.render.fast.growth_bounds import GATHERED, WRITTEN, Weights, Wild, constant, place
-
-__all__ = ["is_tame", "joins_values", "longest_constant"]
+from tito_audit.render.fast.growth_bounds import GATHERED, WRITTEN, Unproven, Weights, constant, place
 
 _LONG = 100
 _NAMES = """
@@ -41,29 +39,29 @@ def _names(kind: str) -> frozenset[str]:
 _FILTERS, _MAPPED, _TESTS = _names("filters"), _names("mapped"), _names("tests")
 _METHODS, _FUNCTIONS, _FORBIDDEN = _names("methods"), _names("functions"), _names("forbidden")
 _OF_DICTS, _CHANGING = _names("of_dicts"), _names("changing")
-_WILD = (nodes.Mul, nodes.Pow, nodes.ExtensionAttribute, nodes.EnvironmentAttribute, nodes.NSRef)
+_UNPROVEN = (nodes.Mul, nodes.Pow, nodes.ExtensionAttribute, nodes.EnvironmentAttribute, nodes.NSRef)
 _STATEMENTS = (nodes.Output, nodes.For, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.With)
 _JUMPS = (nodes.Break, nodes.Continue, nodes.TemplateData)
 
 
-def is_tame(tree: nodes.Template) -> bool:
-    """True if minijinja may run this template."""
+def is_proven_safe(tree: nodes.Template) -> bool:
+    """Whether minijinja may run this template."""
     try:
         _Reader(tree).read()
-    except Wild:
+    except Unproven:
         return False
     return True
 
 
 def longest_constant(tree: nodes.Template) -> int:
-    """The number of characters of the longest text that stands in the template itself."""
+    """The length of the longest text in the template itself."""
     data = (len(found.data) for found in tree.find_all(nodes.TemplateData))
     texts = (len(found.value) for found in tree.find_all(nodes.Const) if isinstance(found.value, str))
     return max([1, *data, *texts])
 
 
 def joins_values(tree: nodes.Template) -> bool:
-    """True if the template makes texts of values, unseen, before it writes them."""
+    """Whether the template joins values to texts before it writes them."""
     return any(tree.find_all(nodes.Concat))
 
 
@@ -80,10 +78,10 @@ class _Reader:
         self._depths: dict[str, int] = {}
 
     def read(self) -> None:
-        """Nothing; raises Wild where the template is not tame."""
+        """Raise Unproven if the template is not proven safe."""
         self._statements(self._tree.body, loops=0)
         if self._weights.names & {*self._macros, *_FUNCTIONS, "loop"} or _FUNCTIONS & {*self._macros}:
-            raise Wild
+            raise Unproven
         self._weights.settle({argument.name for macro in self._macros.values() for argument in macro.args})
         for output in self._tree.find_all(nodes.Output):
             for node in output.nodes:
@@ -96,13 +94,13 @@ class _Reader:
             self._statement(node, loops)
 
     def _statement(self, node: nodes.Node, loops: int) -> None:
-        if isinstance(node, nodes.CallBlock):  # {% generation %}: the parser makes no other without a call
+        if isinstance(node, nodes.CallBlock):  # {% generation %}; any other call block has a call
             if not isinstance(node.call.node, nodes.ExtensionAttribute):
-                raise Wild
+                raise Unproven
             self._statements(node.body, loops)
             return
         if not isinstance(node, _STATEMENTS + _JUMPS):
-            raise Wild
+            raise Unproven
         if isinstance(node, nodes.For):
             self._loop(node, loops)
         elif isinstance(node, nodes.If):
@@ -115,7 +113,7 @@ class _Reader:
                 self._expression(part)
         elif isinstance(node, nodes.AssignBlock):
             if node.filter is not None:
-                raise Wild
+                raise Unproven
             self._target(node.target, nodes.Const(""), WRITTEN)
             self._statements(node.body, loops)
         elif isinstance(node, nodes.Macro):
@@ -128,7 +126,7 @@ class _Reader:
 
     def _loop(self, node: nodes.For, loops: int) -> None:
         if node.recursive:
-            raise Wild
+            raise Unproven
         self._expression(node.iter)
         if node.test is not None:
             self._expression(node.test)
@@ -149,9 +147,9 @@ class _Reader:
         self._expression(node.node)
         name, added = place(node.target), _added_to(node)
         if added is not None and name is not None and any(map(_is_text, added)):
-            # As long as all messages together, if this is done once a message.
+            # As long as all messages together, if added to once for each message.
             if loops - self._depths.get(name.partition(".")[0], 0) > 1:
-                raise Wild
+                raise Unproven
             for part in added:
                 self._weights.put(name, part, GATHERED)
             return
@@ -162,14 +160,14 @@ class _Reader:
         self._target(node.target, node.node)
 
     def _target(self, target: nodes.Node, value: nodes.Node, times: int = 1) -> None:
-        """Remember that a name, or each of several, takes this value."""
+        """Record that a name, or each of several, is assigned this value."""
         if isinstance(target, nodes.Tuple):
             for item in target.items:
                 self._target(item, value, times)
             return
         name = place(target)
         if name is None:
-            raise Wild
+            raise Unproven
         self._weights.put(name, value, times)
 
     # Expressions
@@ -180,58 +178,58 @@ class _Reader:
         called = {id(part.node) for part in parts if isinstance(part, nodes.Call)}
         held = {id(part.node) for part in parts if isinstance(part, nodes.Getattr | nodes.Getitem) and place(part)}
         for part in parts:
-            if isinstance(part, _WILD) or (isinstance(part, nodes.Test) and part.name not in _TESTS):
-                raise Wild
+            if isinstance(part, _UNPROVEN) or (isinstance(part, nodes.Test) and part.name not in _TESTS):
+                raise Unproven
             if isinstance(part, nodes.Filter):
                 self._filter(part)
             elif isinstance(part, nodes.Call):
                 self._call(part)
             elif isinstance(part, nodes.Name):
-                # A namespace under a second name would grow unseen.
+                # A namespace with a second name could grow unnoticed.
                 if part.name in _FORBIDDEN or (part.name in self._spaces and id(part) not in held):
-                    raise Wild
+                    raise Unproven
             elif isinstance(part, nodes.Getattr) and id(part) not in called:
                 self._attribute(part.attr)
             elif isinstance(part, nodes.Getitem) and constant(part.arg) in _CHANGING:
-                raise Wild
+                raise Unproven
 
     def _attribute(self, name: str) -> None:
-        # In a dict jinja2 finds the method, minijinja what is stored under its name.
+        # On a dict, jinja2 finds the method and minijinja the value stored under its name.
         if name.startswith("_") or name in _OF_DICTS:
-            raise Wild
+            raise Unproven
 
     def _filter(self, node: nodes.Filter) -> None:
         if node.name not in _FILTERS or node.dyn_args is not None or node.dyn_kwargs is not None:
-            raise Wild
+            raise Unproven
         if node.name in ("map", "select", "reject") and node.args:
             allowed = _MAPPED if node.name == "map" else _TESTS
             if constant(node.args[0]) not in allowed:
-                raise Wild
+                raise Unproven
         if (
             node.name in ("selectattr", "rejectattr")
             and len(node.args) > 1
             and constant(node.args[1]) not in _TESTS
         ):
-            raise Wild
+            raise Unproven
         if node.name in ("join", "replace", "tojson"):
             self._short([*node.args, *(pair.value for pair in node.kwargs)])
 
     def _call(self, node: nodes.Call) -> None:
         if node.dyn_args is not None or node.dyn_kwargs is not None:
-            raise Wild
+            raise Unproven
         if isinstance(node.node, nodes.Getattr):
             if node.node.attr not in _METHODS:
-                raise Wild
+                raise Unproven
             if node.node.attr == "replace":
                 self._short(node.args)
             if node.node.attr == "join":
                 self._short([node.node.node])
         elif not isinstance(node.node, nodes.Name) or node.node.name not in {*_FUNCTIONS, *self._macros}:
-            raise Wild
+            raise Unproven
         elif node.node.name == "strftime_now":
             self._short(node.args)
         elif node.node.name == "namespace" and id(node) not in self._made:
-            raise Wild
+            raise Unproven
         elif node.node.name in self._macros:
             self._pass(node, self._macros[node.node.name])
 
@@ -246,7 +244,7 @@ class _Reader:
             if isinstance(value, nodes.Tuple | nodes.List):
                 self._short(list(value.items))
             elif not isinstance(value, nodes.Const) or _size(value.value) > _LONG:
-                raise Wild
+                raise Unproven
 
 
 def _size(value: object) -> int:
@@ -254,13 +252,13 @@ def _size(value: object) -> int:
 
 
 def _is_space(node: nodes.Assign) -> bool:
-    """True for `{% set name = namespace(…) %}`."""
+    """Whether the node is `{% set name = namespace(…) %}`."""
     made = node.node.node if isinstance(node.node, nodes.Call) else None
     return isinstance(made, nodes.Name) and made.name == "namespace" and isinstance(node.target, nodes.Name)
 
 
 def _added_to(node: nodes.Assign) -> list[nodes.Node] | None:
-    """What `x = x + …` adds to x; None if the assignment has another form."""
+    """What `x = x + …` adds to x; None for any other assignment."""
     parts = list(_summands(node.node))
     own = [part for part in parts if place(part) == place(node.target)]
     return [part for part in parts if part is not own[0]] if len(own) == 1 and len(parts) > 1 else None

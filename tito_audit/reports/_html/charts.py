@@ -1,4 +1,4 @@
-"""Charts of what was measured: each a drawing, the numbers behind it, and what it says in a sentence."""
+"""Charts of token counts: each a drawing, its numbers, and a sentence that says what it shows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ import numpy as np
 from tito_audit.terminal.escape import visible
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 
-__all__ = ["Chart", "charts"]
-
 WIDTH, HEIGHT = 560, 220
 _ROLES = 12
-"""Roles drawn; rarer ones are counted together."""
+"""Maximum roles drawn; rarer ones are counted together."""
 _NAME = 18
-"""Characters of a role's name in the drawing."""
+"""Maximum characters of a role's name in the drawing."""
 _DRAWN = {"svg", "g", "rect", "path", "text"}
 _KEPT = {"viewBox", "class", "transform", "x", "y", "width", "height", "d"}
 _LEFT_OUT = {"tooltip-overlay", "text-overlay", "overlay", "legends"}
@@ -36,36 +34,36 @@ class Chart:
     says: str
     """What it shows, in a sentence."""
     kind: str
-    """`severity` or `pair`: how its series are painted."""
+    """`severity` or `pair`: how its series are coloured."""
     legend: tuple[str, ...]
     """Names of the series."""
     svg: str
-    """Empty where all that it could draw is zero."""
+    """Empty if all values are zero."""
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     """The numbers, as a table under `head`."""
 
 
 def charts(measures: Measures) -> list[Chart]:
-    """What there is to draw: a chart that no token was counted for is left out."""
+    """The charts, without those for which no token was counted."""
     drawn = (_turns(measures), _positions(measures), _logprobs(measures), _roles(measures))
     return [chart for chart in drawn if chart is not None]
 
 
 def _turns(measures: Measures) -> Chart | None:
     names = [*(str(turn) for turn in range(TURNS - 1)), f"{TURNS - 1}+"]
-    says = "Share of the generated tokens of each turn that lie in drift."
+    says = "Share of the generated tokens of each turn that drifted."
     return _shares("turns", "Drift by turn", says, "turn", names, measures.by_turn)
 
 
 def _positions(measures: Measures) -> Chart | None:
     names = [f"{_short(edge)}+" for edge in POSITION_EDGES]
-    says = "Share of the generated tokens that lie in drift, by where they stand in the conversation."
+    says = "Share of the generated tokens that drifted, by position in the conversation."
     return _shares("positions", "Drift by token position", says, "from token", names, measures.by_position)
 
 
 def _shares(name: str, title: str, says: str, of: str, names: Sequence[str], counts: Counts) -> Chart | None:
-    """Stacked shares of what drifted; bins after the last with tokens are left out."""
+    """Stacked shares of drifted tokens; empty bins at the end are left out."""
     filled = np.flatnonzero(counts.sum(axis=1))
     if not len(filled):
         return None
@@ -73,7 +71,7 @@ def _shares(name: str, title: str, says: str, of: str, names: Sequence[str], cou
     totals = counts.sum(axis=1)
     drifted = counts[:, [STATES.index(state) for state in _DRIFT]].any()
     if not drifted:
-        says = f"None of the {int(totals.sum()):,} generated tokens lies in drift."
+        says = f"None of the {int(totals.sum()):,} generated tokens drifted."
     series = []
     for state in _DRIFT:
         column = counts[:, STATES.index(state)]
@@ -143,11 +141,11 @@ def _logprobs(measures: Measures) -> Chart | None:
 
 
 def _medians(drifted: Counts, same: Counts) -> str:
-    """`Half of the 612 drifted tokens lie below -0.5, half of the others below -0.01.`"""
+    """`The median of the 612 drifted tokens is between -1 and -0.5, of the others between -0.1 and -0.01.`"""
     if not drifted.sum() or not same.sum():
         return ""
     one, other = _median(drifted), _median(same)
-    return f"The median of the {int(drifted.sum()):,} drifted tokens lies {one}, of the others {other}."
+    return f"The median of the {int(drifted.sum()):,} drifted tokens is {one}, of the others {other}."
 
 
 def _median(counts: Counts) -> str:
@@ -162,7 +160,7 @@ def _median(counts: Counts) -> str:
 def _roles(measures: Measures) -> Chart | None:
     counts = {visible(role): pair for role, pair in measures.roles.items() if sum(pair)}
     if not counts or (len(counts) == 1 and not next(iter(counts.values()))[1]):
-        return None  # what calls alone say: everything generated, nothing else
+        return None  # a log of calls alone: everything is generated
     ranked = sorted(counts.items(), key=lambda item: (-sum(item[1]), item[0]))
     if len(ranked) > _ROLES:
         rest = [pair for _, pair in ranked[_ROLES:]]
@@ -182,7 +180,7 @@ def _roles(measures: Measures) -> Chart | None:
     svg = _bars(names, series, across=True)
     rows = [(role, f"{a:,}", f"{b:,}", _percent(a, a + b)) for role, (a, b) in ranked]
     head = ("role", "trained", "not trained", "share trained")
-    says = "Share of the tokens of each role that the loss mask trains. Only what was sampled should be."
+    says = "Share of the tokens of each role that the loss mask trains. Only sampled tokens should be trained."
     return Chart("roles", "Loss mask by role", says, "pair", ("trained", "not trained"), svg, head, tuple(rows))
 
 
@@ -193,7 +191,7 @@ def _point(value: float, label: str) -> dict[str, Any]:
 def _bars(
     names: Sequence[str], series: Iterable[tuple[str, list[Any]]], *, stacked: bool = True, across: bool = False
 ) -> str:
-    """Bars as an `<svg>` that holds shapes, text and what each bar says; the page's own style paints it."""
+    """A bar chart as an `<svg>` with shapes, labels and a title for each bar; the page's style colours it."""
     pygal = _pygal()
     kind = pygal.HorizontalStackedBar if across else pygal.StackedBar if stacked else pygal.Bar
     every = max(1, -(-len(names) // 18))
@@ -221,7 +219,7 @@ def _bars(
 
 
 def _pygal() -> Any:
-    """The library that draws, without the hook for maps that it puts into every import of the program."""
+    """The drawing library, without the import hook for maps that it installs globally."""
     import pygal
     import pygal.style
 
@@ -230,7 +228,7 @@ def _pygal() -> Any:
 
 
 def _clean(tree: Any) -> str:
-    """The drawing without what a page must not hold twice or at all: ids, styles, scripts, links, comments."""
+    """The drawing without ids, styles, scripts, links and comments, which do not belong in the page."""
     return "".join(_written(tree, root=True))
 
 
@@ -259,7 +257,7 @@ def _axis(value: float) -> str:
 
 
 def _percent(part: int, whole: int) -> str:
-    """`3.1 %`; `–` of nothing."""
+    """`3.1 %`; `–` if `whole` is 0."""
     if not whole:
         return "–"
     percent = 100 * part / whole

@@ -1,4 +1,4 @@
-"""Data inside a page: JSON that no browser takes for markup, compressed where it is long."""
+"""Data inside a page: JSON that no browser takes for markup, compressed if it is long."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 
 from tito_audit.report_objects import as_json
 
-__all__ = ["PLAIN", "block", "escaped"]
-
 PLAIN = 1 << 16
-"""Characters of JSON that still stand in the page as they are; longer blocks are compressed."""
+"""Maximum characters of a block of plain JSON; longer blocks are compressed."""
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _ACTING = re.compile("[<>&\u2028\u2029]")
 
 
 def block(kind: str, value: Any) -> str:
-    """A `<script>` that holds a value as data and runs nothing; `kind` is ours, the value may be a model's."""
+    """A `<script>` element that holds a value as data and runs nothing; the value may contain model output."""
     text = escaped(as_json(value))
     if len(text) <= PLAIN:
         return f'<script type="application/json" data-kind="{kind}">{text}</script>\n'
@@ -27,5 +25,5 @@ def block(kind: str, value: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    """JSON in which nothing can end a `<script>` or begin a comment; its value stays the same."""
+    """The same JSON value, escaped so that nothing can end a `<script>` or begin a comment."""
     return _ACTING.sub(lambda match: _ESCAPES[match[0]], text)

@@ -1,4 +1,4 @@
-"""The page around the data: its template, its style and its script, and the policy that admits only these."""
+"""The page around the data: template, style and script, and a content policy that admits only these."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from tito_audit.terminal.words import many, rate_number
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["CUT", "page", "short_name"]
-
 CUT = "<!-- data -->\n"
-"""Where the blocks of data go."""
+"""The marker that the data blocks replace."""
 _SCRIPTS = ("store.js", "tokens.js", "findings.js", "viewer.js", "page.js")
 _ICON = (
     "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"
@@ -28,7 +26,7 @@ _ICON = (
 
 
 def page(**values: Any) -> tuple[str, str]:
-    """The page before and after its data. Every text of `values` is made visible and escaped on its way in."""
+    """The page before and after its data. Every string in `values` is made visible and escaped."""
     style, script = _asset("style.css"), _script()
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
@@ -41,7 +39,7 @@ def page(**values: Any) -> tuple[str, str]:
 
 
 def short_name(files: list[str]) -> str:
-    """How the page calls its logs: the name of one; of several how many, and the folder that holds them all."""
+    """The page's name for its logs: the file name of a single log, or their number and common folder."""
     if len(files) == 1:
         return PurePath(files[0]).name or files[0]
     heads = [PurePath(file).parts[:-1] for file in files]

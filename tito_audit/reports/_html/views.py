@@ -1,4 +1,4 @@
-"""Rollouts a page shows token by token: each packed for itself, so that opening the page reads none of them."""
+"""Rollouts that a page shows token by token, each packed separately, so that opening the page unpacks none."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from tito_audit.record.finding import Result, Severity
-from tito_audit.reports._html.carried import finding_row, tables
 from tito_audit.reports._html.packed import block
+from tito_audit.reports._html.page_findings import finding_row, tables
 from tito_audit.terminal.escape import visible
 from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence, observed_of
 
-__all__ = ["ROOM", "ViewBlocks"]
-
 ROOM = 12_000_000
-"""Characters of the page that all rollouts together may take."""
+"""Maximum characters that all rollouts together take in the page."""
 _FINDINGS = 500
-"""Findings listed beside one rollout."""
+"""Maximum findings listed for one rollout."""
 _PIECE = 200
-"""Characters of one token that are shown."""
+"""Maximum characters shown of one token."""
 
 
 class ViewBlocks:
-    """The rollouts that came with a view, as blocks of the page, on disk until it is written."""
+    """The rollouts that have a view, as data blocks, on disk until the page is written."""
 
     def __init__(self) -> None:
         self._room = ROOM
         self._waiting = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self.index: list[list[Any]] = []
-        """Of each rollout in the page: file, row, item, its number of errors, warnings and notes, its codes."""
+        """For each rollout in the page: file, row, item, number of errors, warnings and notes, codes."""
 
     def __enter__(self) -> ViewBlocks:
         return self
@@ -42,7 +40,7 @@ class ViewBlocks:
         self._waiting.close()
 
     def add(self, result: Result) -> None:
-        """Take a rollout in, if it came with a view and there is room."""
+        """Add a rollout if it has a view and there is room."""
         observed = observed_of(result)
         view = observed.view if observed is not None else None
         if view is None:
@@ -58,14 +56,14 @@ class ViewBlocks:
         self.index.append([visible(place.file), place.row, place.item, *counts, codes])
 
     def copy(self, out: TextIO) -> None:
-        """Write the blocks in the order in which the rollouts came."""
+        """Write the blocks in the order of the rollouts."""
         self._waiting.seek(0)
         while part := self._waiting.read(1 << 20):
             out.write(part)
 
 
 def view_object(view: View, result: Result) -> dict[str, Any]:
-    """What the viewer draws of one rollout: its sequences, and the findings beside them."""
+    """What the viewer draws of one rollout: its sequences and findings."""
     return {
         "messages": [visible(role) for role in view.messages],
         "sequences": [_sequence(sequence) for sequence in view.sequences],
@@ -76,7 +74,7 @@ def view_object(view: View, result: Result) -> dict[str, Any]:
 
 
 def _sequence(sequence: ViewSequence) -> dict[str, Any]:
-    """One sequence; tokens are places in a table of `[id, piece, bytes]`."""
+    """One sequence; tokens are indices into a table of `[id, piece, bytes]`."""
     table: dict[tuple[Any, ...], int] = {}
     stretches = [_stretch(stretch, table) for stretch in sequence.stretches]
     swaps = [_swap(swap, table) for swap in sequence.swaps]
@@ -117,7 +115,7 @@ def _swap(swap: Swap, table: dict[tuple[Any, ...], int]) -> dict[str, Any]:
 
 
 def _tokens(of: Stretch | Swap, table: dict[tuple[Any, ...], int]) -> list[int]:
-    """The place of each token in the table, which grows by those that are new."""
+    """The index of each token in the table; new tokens are added to it."""
     pieces: Sequence[str | None] = of.pieces or [None] * len(of.ids)
     data: Sequence[str | None] = of.data or [None] * len(of.ids)
     out = []
@@ -127,12 +125,12 @@ def _tokens(of: Stretch | Swap, table: dict[tuple[Any, ...], int]) -> list[int]:
 
 
 def _runs(values: Sequence[Any]) -> list[list[Any]]:
-    """`[value, how many]` of values that follow one another."""
+    """Run-length encoding: `[value, count]` for each run of equal values."""
     return [[value, len(list(run))] for value, run in groupby(values)]
 
 
 def _shown(tokens: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
-    """The table of tokens, each with its piece as it is shown."""
+    """The table of tokens with escaped pieces."""
     return [[number, _piece(piece), None if raw is None else visible(raw)] for number, piece, raw in tokens]
 
 

@@ -1,4 +1,4 @@
-// The table of findings: filtered, sorted, a page at a time.
+// The findings table: filtered, sorted, one page at a time.
 const PER_PAGE = 50;
 const NOTHING_CHOSEN = "";
 
@@ -11,7 +11,7 @@ const SORTS = {
   cause: (a, b) => (a.cause < b.cause ? -1 : a.cause > b.cause ? 1 : 0),
 };
 
-/** Numbers of how often each value occurs, the most frequent first. */
+/** `[value, count]` pairs, the most frequent first. */
 function ranked(values) {
   const counts = new Map();
   for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
@@ -25,14 +25,14 @@ function fillSelect(select, values, words = (value) => value) {
   select.append(make("option", { value: NOTHING_CHOSEN }, `all ${count(found.length)}`));
   found.slice(0, OPTIONS).forEach(([value, number], at) => {
     const option = make("option", { value: String(at + 1) }, `${words(value) || "(none)"} · ${count(number)}`);
-    option.stands = value;
+    option.choice = value;
     select.append(option);
   });
 }
 
-const chosen = (select) => (select.value === NOTHING_CHOSEN ? null : select.selectedOptions[0].stands);
+const chosen = (select) => (select.value === NOTHING_CHOSEN ? null : select.selectedOptions[0].choice);
 
-/** Text to search in: as it reads, without the signs that make spaces and ends of lines visible. */
+/** Text as it is searched: without the signs that make spaces and line ends visible. */
 const searchable = (text) => text.toLowerCase().replaceAll("·", " ").replaceAll("⏎", " ");
 
 function prepare(findings) {
@@ -46,7 +46,7 @@ function prepare(findings) {
   return folder;
 }
 
-/** What a search looks through; made at the first search. */
+/** The text that a search looks through, made at the first search. */
 function haystack(finding) {
   if (finding.haystack === undefined) {
     const pieces = (side) => side.map((token) => token[1] ?? "").join("");
@@ -94,7 +94,7 @@ function findingsApp(findings, opener) {
     const by = head.dataset.sort;
     sort = { by, down: sort.by === by && !sort.down };
     for (const other of root.querySelectorAll("th[data-sort]")) other.removeAttribute("aria-sort");
-    // Severity counts from the worst, so its first order is a descending one.
+    // The first order of severity is descending: the worst first.
     head.setAttribute("aria-sort", sort.down !== (by === "severity") ? "descending" : "ascending");
     update();
   }
@@ -112,7 +112,7 @@ function findingsApp(findings, opener) {
   for (const link of document.querySelectorAll("a[data-code]")) {
     link.addEventListener("click", () => {
       form.reset();
-      const option = [...byId("by-code").options].find((one) => one.stands === link.dataset.code);
+      const option = [...byId("by-code").options].find((one) => one.choice === link.dataset.code);
       if (option) byId("by-code").value = option.value;
       setTimeout(update);
     });

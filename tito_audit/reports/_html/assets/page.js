@@ -1,6 +1,6 @@
 // What runs when the page opens.
 
-/** A button that goes from the system's colours to light, to dark and back. */
+/** A button that switches between the system's colours, light and dark. */
 function themeButton() {
   const button = byId("theme");
   const themes = ["system", "light", "dark"];
@@ -14,7 +14,7 @@ function themeButton() {
   button.hidden = false;
 }
 
-/** Tokens say what they are under a pointer, under a finger and with the focus, wherever they stand. */
+/** Shows a token's card under the pointer, on touch and on focus. */
 function tokenCards() {
   const boxOf = (event) => (event.target instanceof Element ? event.target.closest(".token") : null);
   const show = (event) => {

@@ -1,4 +1,4 @@
-// What the page holds: blocks of JSON, unpacked when they are asked for. Text of a log only ever becomes text nodes.
+// The page's data: blocks of JSON, unpacked on demand. Logged text only ever becomes text nodes.
 const SEVERITIES = ["note", "warning", "error"];
 
 /** The element with that id. */
@@ -29,7 +29,7 @@ async function unpacked(script) {
 
 const blocks = (kind) => [...document.querySelectorAll(`script[data-kind="${kind}"]`)];
 
-/** Findings of one block as objects; their texts are shared with the block's table of strings. */
+/** The findings of one block as objects that share the strings of the block. */
 function findingsOf(block) {
   const text = (column, at) => block.strings[block[column][at]];
   const side = (column, at) => block[column][at].map((token) => block.tokens[token]);
@@ -52,7 +52,7 @@ function findingsOf(block) {
   }));
 }
 
-/** Every finding of the page, numbered in the order of the log. */
+/** All findings of the page, numbered in the order of the log. */
 async function allFindings() {
   const parts = await Promise.all(blocks("findings").map(unpacked));
   const all = parts.flatMap(findingsOf);
@@ -68,7 +68,7 @@ function rangeWords(finding) {
   return finding.where === "row" && finding.code.startsWith("REC") ? "" : `${finding.where} at ${finding.start}`;
 }
 
-/** A file name as a shell takes it. */
+/** A file name quoted for a shell. */
 function quoted(name) {
   return /^[\w@%+=:,./][\w@%+=:,./-]*$/.test(name) ? name : `'${name.replaceAll("'", `'"'"'`)}'`;
 }
@@ -79,7 +79,7 @@ function showCommand(file, row, item) {
   return `tito-audit show ${quoted(file)} --row ${row}${more}`;
 }
 
-/** What all paths begin with, up to a folder. */
+/** The common folder of all paths, with a slash at its end. */
 function commonFolder(paths) {
   if (paths.length === 0) return "";
   let folder = paths[0].slice(0, paths[0].lastIndexOf("/") + 1);

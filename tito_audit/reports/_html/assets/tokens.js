@@ -1,6 +1,6 @@
-// Tokens as boxes, and the card that says what one of them is.
+// Tokens as boxes, and the card that describes one of them.
 
-/** A box of one token `[id, piece, bytes]`; `facts` is what its card says beyond that. */
+/** The box of a token `[id, piece, bytes]`; `facts` is what its card says besides. */
 function tokenBox([id, piece, data], classes, facts) {
   const box = make("span", { class: `token ${classes}`, tabindex: "-1" }, piece ?? String(id));
   if (piece !== null && piece !== undefined && /^<[|/a-z｜][^ ]*>$/i.test(piece)) box.classList.add("special");
@@ -8,7 +8,7 @@ function tokenBox([id, piece, data], classes, facts) {
   return box;
 }
 
-/** Recorded and canonical tokens of a finding, as two lines of boxes. */
+/** The recorded and canonical tokens of a finding, as two lines of boxes. */
 function sides(finding) {
   const list = make("dl");
   for (const [word, name, classes] of [["recorded", "recorded", "drift"], ["canonical", "canonical", "today"]]) {
@@ -29,13 +29,13 @@ function factRows(facts) {
   if ("logprob" in facts) rows.push(["logprob", facts.logprob === null ? "unknown" : `${facts.logprob}`]);
   if ("trained" in facts) rows.push(["mask", facts.trained ? "trained" : "not trained"]);
   if ("role" in facts) rows.push(["role", facts.role]);
-  if (facts.of) rows.push(["stands in", facts.of]);
+  if (facts.of) rows.push(["found in", facts.of]);
   if (facts.position !== undefined) rows.push(["position", count(facts.position)]);
   for (const words of facts.hits ?? []) rows.push(["finding", words]);
   return rows;
 }
 
-/** Shows what a token is, below it or above. */
+/** Shows the card of a token, below or above it. */
 function showTip(box) {
   hideTip();
   const tip = byId("tip");
@@ -44,7 +44,7 @@ function showTip(box) {
     list.append(make("dt", {}, name), make("dd", { class: name === "bytes" ? "bytes" : "" }, value));
   }
   tip.replaceChildren(list);
-  (byId("viewer").open ? byId("viewer") : document.body).append(tip); // a dialog lies above everything outside of it
+  (byId("viewer").open ? byId("viewer") : document.body).append(tip); // a modal dialog covers everything outside of it
   tip.hidden = false;
   tip.of = box;
   box.setAttribute("aria-describedby", "tip");
@@ -56,7 +56,7 @@ function placeTip() {
   const at = tip.of.getBoundingClientRect();
   const size = tip.getBoundingClientRect();
   const line = tip.of.closest(".pair.differs")?.getBoundingClientRect();
-  // What stands in the place of tokens is beside or below them: the card leaves it in sight where that is near.
+  // The tokens on the other side are next to or below this one: keep them visible if they are near.
   const near = line && line.bottom - at.bottom < 120 && line.bottom + 6 + size.height <= innerHeight;
   const bottom = near ? line.bottom : at.bottom;
   const below = bottom + 6 + size.height <= innerHeight;
@@ -71,7 +71,7 @@ function hideTip() {
   tip.hidden = true;
 }
 
-/** Keeps the card at its token while that is focused and in sight; a pointer's card goes. */
+/** On scrolling, keeps the card at its token while that is focused and visible, and else hides it. */
 function followTip() {
   const box = byId("tip").of;
   if (!box) return;

@@ -1,19 +1,19 @@
-// One rollout: every recorded token, and what stands in its place today.
-const LINE = 48; // tokens of one line where no token ends it
+// One rollout: every recorded token, and what would be written in its place today.
+const LINE = 48; // maximum tokens of a line
 
-/** Values of runs `[value, how many]`, one a token. */
+/** The values of runs `[value, count]`, one per token. */
 function spread(runs) {
   return runs === undefined ? null : runs.flatMap(([value, number]) => Array(number).fill(value));
 }
 
-/** The findings that lie in a sequence. */
+/** The findings in a sequence. */
 function hitsOf(sequence, findings) {
   return findings.filter((finding) => finding.where === sequence.where && (finding.where === "row" || finding.turn === sequence.turn));
 }
 
 const sequenceWords = (sequence) => (sequence.turn === null ? "" : `turn ${sequence.turn} · `) + (sequence.where === "row" ? "training row" : sequence.where);
 
-/** One sequence as pairs of lines, recorded beside canonical; its `boxes` are the recorded tokens by position. */
+/** One sequence as pairs of lines, recorded and canonical; its `boxes` are the recorded tokens by position. */
 function drawSequence(sequence, findings) {
   const hits = hitsOf(sequence, findings);
   const root = make("section", { class: "sequence" }, make("h3", {}, sequenceWords(sequence)));
@@ -25,7 +25,7 @@ function drawSequence(sequence, findings) {
   if (sequence.same_as) words.push(`the same in: ${sequence.same_as}`);
   if (sequence.note) words.push(sequence.note);
   root.append(make("p", {}, words.join(" · ")));
-  root.append(make("div", { class: "columns", "aria-hidden": "true" }, make("div"), make("div", {}, "recorded"), make("div", {}, against || sequence.same_as || "no other tokens are known")));
+  root.append(make("div", { class: "columns", "aria-hidden": "true" }, make("div"), make("div", {}, "recorded"), make("div", {}, against || sequence.same_as || "nothing to compare with")));
   root.boxes = new Map();
   const swaps = [...sequence.swaps];
   let at = 0;
@@ -68,7 +68,7 @@ function drawSequence(sequence, findings) {
     if (!swap.tokens.length) cell.append(make("span", { class: "nothing" }, "nothing"));
     if (swap.total > swap.tokens.length) cell.append(make("span", { class: "nothing" }, `… ${many(swap.total - swap.tokens.length, "more token")}`));
     for (const [number, side] of [[swap.before, "before"], [swap.after, "after"]]) {
-      if (number) cell.append(make("span", { class: "nothing" }, `and in place of ${many(number, "token")} ${side} this sequence`));
+      if (number) cell.append(make("span", { class: "nothing" }, `also replaces ${many(number, "token")} ${side} this sequence`));
     }
     pair.differs = true;
   }
@@ -109,8 +109,8 @@ function drawSequence(sequence, findings) {
 function drawLegend() {
   const sample = (classes, piece, words) => make("span", {}, make("span", { class: `token ${classes}`, "aria-hidden": "true" }, piece), ` ${words}`);
   byId("legend").append(
-    sample("drift", "tok", "recorded, and something else stands in its place"),
-    sample("today", "tok", "what stands in its place"),
+    sample("drift", "tok", "recorded, but replaced"),
+    sample("today", "tok", "what replaces it"),
     sample("trained", "tok", "trained"),
     sample("hit-error", "tok", "in a finding"),
     make("span", {}, make("code", {}, "⏎"), " end of line, ", make("code", {}, "·"), " space"));
@@ -142,7 +142,7 @@ function viewerApp(index) {
       view.left_out ? `${many(view.left_out, "sequence")} left out` : ""].filter(Boolean).join(" · ");
     sections = view.sequences.map((sequence) => drawSequence(sequence, findings));
     sections.forEach((section, at) => { section.sequence = view.sequences[at]; });
-    pane.replaceChildren(...(sections.length ? sections : [make("p", { class: "empty" }, "No sequence of tokens is here.")]));
+    pane.replaceChildren(...(sections.length ? sections : [make("p", { class: "empty" }, "This rollout has no token sequences.")]));
     const first = pane.querySelector(".drift, .today, .token");
     if (first) first.tabIndex = 0;
     drawFindings(findings, view.more_findings, file, row, item);
@@ -156,13 +156,13 @@ function viewerApp(index) {
     else toFirst();
   }
 
-  /** Scrolls to what is to be seen first: the first difference, else the first token of a finding. */
+  /** Scrolls to the first difference, else to the first token of a finding. */
   function toFirst() {
     const first = pane.querySelector(".pair.differs") ?? pane.querySelector("[class*='hit-']")?.closest(".pair");
     if (first) first.scrollIntoView({ block: "start", behavior: "instant" });
   }
 
-  /** Roles of messages with how many follow one another: `system, user, assistant × 2`. */
+  /** The roles of messages, runs counted: `system, user, assistant × 2`. */
   function summed(roles) {
     const most = 12;
     const runs = [];
@@ -282,7 +282,7 @@ function viewerApp(index) {
   addEventListener("hashchange", fromHash);
   fromHash();
   return {
-    /** A button that opens the rollout of a finding; null where it is not in the page. */
+    /** A button that opens the rollout of a finding; null if it is not in the page. */
     button(finding) {
       const number = numbers.get(placeWords(finding.file, finding.row, finding.item));
       if (number === undefined) return null;

@@ -1,20 +1,18 @@
-"""A bounded choice of what is worth keeping: the most severe first, codes sharing the room."""
+"""Shortlist: a bounded selection, the most severe first, with the room shared among codes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Kept"]
-
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class Shortlist(Generic[T]):
     """At most `limit` values, however many are offered.
 
-    A value of higher rank pushes out one of the lowest rank; within a rank the kinds share the room, and of each
-    kind the first are kept.
+    A value of higher rank replaces one of the lowest rank. Within a rank the kinds share the room, and the first
+    of each kind are kept.
     """
 
     def __init__(self, limit: int) -> None:
@@ -25,11 +23,11 @@ class Kept(Generic[T]):
 
     @property
     def left_out(self) -> int:
-        """How many of those offered are not kept."""
+        """How many of the offered values are not kept."""
         return self.offered - self._size
 
     def offer(self, rank: int, kind: str, value: T) -> None:
-        """Keep the value if there is room for it or it is worth more than one that is kept."""
+        """Keep the value if there is room, or if it ranks above one that is kept."""
         self.offered += 1
         if self._size == self._limit and not self._made_room(rank, kind):
             return
@@ -37,7 +35,7 @@ class Kept(Generic[T]):
         self._size += 1
 
     def __iter__(self) -> Iterator[T]:
-        """The highest rank first; in a rank as they were offered."""
+        """The highest rank first; within a rank in the order offered."""
         for rank in sorted(self._ranks, reverse=True):
             kinds = self._ranks[rank].values()
             yield from (value for _, value in sorted((one for kind in kinds for one in kind), key=_order))
@@ -46,7 +44,7 @@ class Kept(Generic[T]):
         return self._size
 
     def _made_room(self, rank: int, kind: str) -> bool:
-        """Whether one that is worth less was let go."""
+        """Whether a value worth less was dropped."""
         if not self._limit:
             return False
         lowest = min(self._ranks)

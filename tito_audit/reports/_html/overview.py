@@ -1,4 +1,4 @@
-"""What stands on top of the page: the verdict, what the log is, how often each rule found something."""
+"""The top of the page: the verdict, facts about the log, how often each rule found something."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
 from tito_audit.reports import _verdict
 from tito_audit.reports._skips import skips_by_reason
-from tito_audit.reports._verdict import Seen
+from tito_audit.reports._verdict import FindingTally
 from tito_audit.summary import RuleCount, Summary
 from tito_audit.terminal.words import many
 
-__all__ = ["Cause", "RuleFacts", "Verdict", "facts", "rules", "skips", "verdict"]
-
 _CAUSES = 12
-"""Causes named of one rule."""
+"""Maximum causes named of one rule."""
 _FORMATS = 4
 
 State = Literal["fail", "warn", "pass", "none"]
@@ -33,16 +31,16 @@ class Verdict:
     line: str
     """What was found, in one line."""
     because: tuple[str, ...] = ()
-    """Why the gate failed, or what its pass does not cover."""
+    """Why the gate failed, or what a pass does not mean."""
 
 
-def verdict(summary: Summary, seen: Seen) -> Verdict:
-    """The verdict of the gate, or of the findings where none was asked; no log that hides everything is clean."""
+def verdict(summary: Summary, seen: FindingTally) -> Verdict:
+    """The verdict of the gate, or of the findings without one; a log without anything to audit is never clean."""
     line, word = _found(summary, seen), _verdict.verdict(summary)
     if word == "failed" and summary.gate is not None:
         return Verdict("fail", "Failed", line, summary.gate.because)
     if word == "nothing audited":
-        words = ("Nothing failed, since there was nothing to look at.",) if summary.gate is not None else ()
+        words = ("Nothing failed, since there was nothing to audit.",) if summary.gate is not None else ()
         return Verdict("none", "Nothing to audit", line, words)
     if word == "nothing compared":
         return Verdict("none", "Nothing compared", line)
@@ -59,8 +57,8 @@ def verdict(summary: Summary, seen: Seen) -> Verdict:
     return Verdict(*words_of[worst], line)
 
 
-def _found(summary: Summary, seen: Seen) -> str:
-    """What was found in how many rollouts."""
+def _found(summary: Summary, seen: FindingTally) -> str:
+    """What was found, and in how many rollouts."""
     rows = summary.rollouts + summary.rows_unreadable
     found = seen.words(summary)
     if found:
@@ -82,7 +80,7 @@ def _found(summary: Summary, seen: Seen) -> str:
 
 
 def facts(summary: Summary) -> Iterator[tuple[str, str]]:
-    """What was looked at, as pairs of a name and a value."""
+    """What was audited, as (name, value) pairs."""
     yield "rollouts", f"{summary.rollouts:,}"
     if summary.rows_unreadable:
         yield "unreadable rows", f"{summary.rows_unreadable:,}"
@@ -103,17 +101,17 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """How many findings of a rule have one cause."""
+    """A cause, and how many findings of a rule have it."""
 
     name: str
     findings: int
     share: str
-    """Of the rule's findings, as a length of a bar: `37.5%`."""
+    """Its share of the rule's findings, as the length of a bar: `37.5%`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleFacts:
-    """One line of the table of rules."""
+    """One row of the rules table."""
 
     code: str
     title: str
@@ -121,15 +119,15 @@ class RuleFacts:
     counts: RuleCount
     findings: int
     bars: tuple[tuple[str, str, str], ...]
-    """Severity, where its part of the bar begins, how long it is: `("error", "0%", "37.5%")`."""
+    """Severity, start and length of its part of the bar: `("error", "0%", "37.5%")`."""
     per_token: str
-    """Findings by generated tokens, as `--max-rate` counts them."""
+    """Findings per generated token, as for `--max-rate`."""
     per_rollout: str
-    """Share of the rollouts with at least one."""
+    """Share of rollouts with at least one."""
     causes: tuple[Cause, ...]
     more_causes: int
     manual: tuple[tuple[str, list[list[str]]], ...]
-    """Its headings, each with paragraphs of one line and examples of several; () where none was given."""
+    """Its headings, each with paragraphs (one line) and examples (several lines); () if none was given."""
 
 
 def rules(summary: Summary, options: ReportOptions) -> list[RuleFacts]:

@@ -1,4 +1,4 @@
-"""Watch: what of a scan would fail, what is known, and what a new baseline takes."""
+"""Judge: which findings of a scan fail, which are known, and which a new baseline accepts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.gate.baseline import Names, read_baseline, write_baseline
-from tito_audit.gate.known import Entries, Known
-from tito_audit.gate.rates import Rates, excess
+from tito_audit.gate.baseline import LogNames, read_baseline, write_baseline
+from tito_audit.gate.known import EntryCounts, Known
+from tito_audit.gate.rates import Rates, limit_reason
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.run.scan import selected_codes
 from tito_audit.settings.model import GateSettings, Settings
@@ -21,78 +21,78 @@ from tito_audit.storage.atomic import refuse_target
 from tito_audit.summary import Fixed, Gate, Summary
 from tito_audit.terminal.words import listed, many
 
-__all__ = ["Bar", "Terms", "Watch"]
-
 _CODES = 6
-"""Codes that a reason names."""
+"""Maximum codes named in a reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """How severe a finding of a log has to be."""
+class Thresholds:
+    """The minimum severities for findings of a log."""
 
     fails: Severity | None
-    """To fail by itself; None: none does."""
+    """From which a finding fails by itself; None: none does."""
     counts: Severity | None
-    """To count for a rate; None: none does."""
+    """From which a finding counts for a rate; None: none does."""
 
     @classmethod
-    def of(cls, settings: Settings, file: str) -> Bar:
-        """The bar for the findings of a log."""
+    def of(cls, settings: Settings, file: str) -> Thresholds:
+        """The minimum severities for a log."""
         bar = Severity.bar(settings.at(file).fail_on)
         if bar is None and settings.fail_on == "never":
-            return cls(None, Severity.NOTE)  # where nothing fails anywhere, rates are all there is
-        return cls(bar, bar)  # one log of many that never fails is only let off
+            return cls(None, Severity.NOTE)  # nothing fails by itself anywhere, so only rates are left
+        return cls(bar, bar)  # a log that never fails does not count for rates either
 
 
-class Terms:
-    """What the findings of a run are held against, log by log."""
+class Criteria:
+    """What findings are judged by: limits for the run, severities and codes for each log."""
 
     def __init__(self, settings: Settings, gate: GateSettings) -> None:
         self.rates = Rates(gate.max_rates)
-        self.bar = cache(lambda file: Bar.of(settings, file))
+        self.bar = cache(lambda file: Thresholds.of(settings, file))
         self.codes = cache(lambda file: selected_codes(settings.at(file)))
-        """The codes that are asked for of a log."""
+        """The codes selected for a log."""
 
     def fails(self, finding: Finding) -> bool:
-        """Whether a finding that no baseline holds fails by itself: severe enough and under no limit."""
+        """Whether a finding that is not in a baseline fails by itself: severe enough and under no rate limit."""
         bar = self.bar(finding.place.file).fails
         return bar is not None and finding.severity >= bar and self.rates.of(finding.code) is None
 
 
-class _Book:
-    """A baseline while its logs are scanned."""
+class _OpenBaseline:
+    """The baseline during a scan."""
 
-    def __init__(self, path: Path, logs: list[Path], settings: Settings, terms: Terms, *, update: bool) -> None:
+    def __init__(
+        self, path: Path, logs: list[Path], settings: Settings, criteria: Criteria, *, update: bool
+    ) -> None:
         if update:
             try:
                 refuse_target(path, overwrite=True)
             except StorageError as error:
                 raise SetupError(f"--baseline {error}") from error
         self.path = path
-        self.name = cache(Names(path).of)
-        """What the baseline calls a log."""
+        self.name = cache(LogNames(path).of)
+        """The name of a log in the baseline."""
         self._files: Mapping[str, str] = {self.name(str(file)): str(file) for file in logs}
         self._entries = [] if update and not path.exists() else read_baseline(path)
         self.known = Known(self._entries, path.parent, self._files)
-        self.held = Entries()
-        """Findings that it holds, where they are now."""
-        self._codes = terms.codes
-        # With rows left out nothing is known to be gone.
+        self.held = EntryCounts()
+        """The baseline's findings as they were found in this run."""
+        self._codes = criteria.codes
+        # If rows are left out, no entry is known to be gone.
         self._whole = settings.limit is None and settings.row is None and (settings.sample or 1) >= 1
 
     def gone(self) -> tuple[Fixed, ...]:
-        """What it holds and the logs no longer do."""
+        """The entries that are no longer found in the logs."""
         entries = self.known.left(self._asked)[0] if self._whole else []
         return tuple(
             Fixed(one.fingerprint, one.code, self._files[one.file], one.row, one.message, one.times)
             for one in sorted(entries, key=lambda one: (one.file, one.row, one.code))
         )
 
-    def rewrite(self, *new: Entries) -> None:
-        """Write the file anew: what is gone left out, what is new added."""
+    def rewrite(self, *new: EntryCounts) -> None:
+        """Write the file again without what is gone and with what is new."""
         stays = chain(self.known.left(self._asked)[1], self.held) if self._whole else self._entries
-        entries = Entries()
+        entries = EntryCounts()
         for entry in chain(stays, *new):
             entries.put(entry)
         write_baseline(self.path, entries)
@@ -101,11 +101,11 @@ class _Book:
         return name in self._files and code in self._codes(self._files[name])
 
 
-class Watch:
-    """Judges findings one by one, and in the end all of them."""
+class Judge:
+    """Judges each finding, and in the end the scan."""
 
     def __init__(
-        self, logs: list[str], settings: Settings, gate: GateSettings, terms: Terms, summary: Summary
+        self, logs: list[str], settings: Settings, gate: GateSettings, criteria: Criteria, summary: Summary
     ) -> None:
         if gate.update_baseline and gate.baseline is None:
             raise SetupError(
@@ -114,19 +114,21 @@ class Watch:
         self._settings = settings
         self._gate = gate
         self._summary = summary
-        self._bar, self._rates = terms.bar, terms.rates
+        self._bar, self._rates = criteria.bar, criteria.rates
         self._book = None
         if gate.baseline is not None:
-            self._book = _Book(Path(gate.baseline), find_logs(logs), settings, terms, update=gate.update_baseline)
-        self._new = Entries()
+            self._book = _OpenBaseline(
+                Path(gate.baseline), find_logs(logs), settings, criteria, update=gate.update_baseline
+            )
+        self._new = EntryCounts()
         self._known = 0
         self._failing: Counter[Severity] = Counter()
         self._codes: Counter[str] = Counter()
         self._rollouts = 0
-        """Those with a finding that fails."""
+        """Rollouts with a finding that fails."""
 
     def judged(self, result: Result) -> Result:
-        """The result, its findings marked `known` where the baseline holds them."""
+        """The result, with findings that are in the baseline marked `known`."""
         file = result.place.file
         bar = self._bar(file)
         if bar.counts is not None and not result.of_log:
@@ -142,7 +144,7 @@ class Watch:
         return result if findings == result.findings else replace(result, findings=findings)
 
     def verdict(self) -> Gate:
-        """What the gate says of all results; a new baseline is written before."""
+        """The verdict on all results; writes the updated baseline first."""
         added, fixed = 0, self._book.gone() if self._book is not None else ()
         if self._book is not None and self._gate.update_baseline:
             new = [self._new, *self._rates.taken()]
@@ -151,21 +153,21 @@ class Watch:
         counts = self._rates.counts()
         limits = zip(self._gate.max_rates, counts, strict=True)
         because = [self._failing_words()] if self._failing else []
-        because += [excess(limit, count) for limit, count in limits if count.failed]
+        because += [limit_reason(limit, count) for limit, count in limits if count.failed]
         return Gate(
             failed=bool(because),
             because=tuple(because),
             fail_on=self._settings.fail_on,
             failing=self._failing.total(),
             rates=counts,
-            baseline=_near(self._gate.baseline),
+            baseline=_relative(self._gate.baseline),
             known=self._known,
             fixed=fixed,
             added=added,
             updated=self._gate.update_baseline,
         )
 
-    def _judged(self, finding: Finding, bar: Bar) -> Finding:
+    def _judged(self, finding: Finding, bar: Thresholds) -> Finding:
         book = self._book
         if book is not None and book.known.holds(finding, book.name(finding.place.file)):
             self._known += 1
@@ -178,7 +180,7 @@ class Watch:
         rated = self._rates.of(finding.code)
         if rated is not None:
             rated.findings += 1
-        # Where nothing fails one by one, a baseline takes everything above a note.
+        # If no finding fails by itself, a baseline accepts everything above a note.
         least = Severity.WARNING if bar.fails is None else bar.fails
         if book is not None and self._gate.update_baseline and finding.severity >= least:
             (self._new if rated is None else rated.new).add(finding, book.name(finding.place.file))
@@ -199,7 +201,7 @@ class Watch:
         return f"{listed(kinds)} {where}{which}: {', '.join(codes)}{rest}"
 
 
-def _near(file: str | None) -> str | None:
-    """The name of a file as seen from the working folder, where it lies below."""
+def _relative(file: str | None) -> str | None:
+    """The file name relative to the working folder, if it is below it."""
     here = Path.cwd()
     return str(Path(file).relative_to(here)) if file is not None and Path(file).is_relative_to(here) else file

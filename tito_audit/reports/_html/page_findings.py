@@ -1,4 +1,4 @@
-"""The findings a page carries: all while they are few enough, then the worst, evenly over the codes."""
+"""The findings in a page: all if they are few enough, else the worst, evenly over the codes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from tito_audit.record.finding import Finding, Severity, Side
 from tito_audit.report_objects import as_json
 from tito_audit.terminal.escape import visible
 
-__all__ = ["BOUND", "Carried", "finding_row", "tables"]
-
 BOUND = 100_000
-"""Findings in one page; more would take a browser too long to search at every key."""
+"""Maximum findings in one page; searching more at every keystroke would be too slow in a browser."""
 _CHUNK = 2_000
-"""Findings that share one block of the page and its tables of strings."""
+"""Findings that share one data block and its string tables."""
 _TEXT = 2_000
-"""Characters of a message or a cause that are shown."""
+"""Maximum characters shown of a message or a cause."""
 _TOKENS = 64
-"""Tokens of one side that are shown."""
+"""Maximum tokens shown of one side."""
 _PIECE = 200
-"""Characters of one token that are shown."""
+"""Maximum characters shown of one token."""
 
 Row = list[Any]
 _COLUMNS: tuple[str, ...] = ("severity", "code", "file", "row", "item", "turn", "where", "start", "end", "cause")
@@ -35,7 +33,7 @@ _TEXTS = frozenset({"code", "file", "where", "cause", "message", "repair"})
 
 
 def finding_row(finding: Finding) -> Row:
-    """One finding as a row of `_COLUMNS`, its texts cut and still as the log has them."""
+    """One finding as a row of `_COLUMNS`; texts are cut but not yet escaped."""
     hit, place = finding.hit, finding.place
     return [
         int(finding.severity),
@@ -61,15 +59,15 @@ def _cut(text: str) -> str:
 
 
 def _side(side: Side) -> list[list[Any]]:
-    """`[id, piece]` of each token; either is None where it is not known."""
+    """`[id, piece]` of each token; either is None if unknown."""
     pairs = zip_longest(side.ids[:_TOKENS], side.pieces[:_TOKENS])
     return [[number, None if piece is None else piece[:_PIECE]] for number, piece in pairs]
 
 
 def tables(rows: list[Row]) -> dict[str, Any]:
-    """Rows as columns: texts as places in one table of strings, tokens as places in one table of tokens.
+    """Rows as columns: texts as indices into a table of strings, tokens as indices into a table of tokens.
 
-    Of both, every character can be seen and none acts.
+    Both tables are escaped: every character is visible and none takes effect.
     """
     strings: dict[str, int] = {}
     tokens: dict[tuple[Any, ...], int] = {}
@@ -85,31 +83,30 @@ def tables(rows: list[Row]) -> dict[str, Any]:
     return {"strings": [visible(text) for text in strings], "tokens": shown, **out}
 
 
-class Carried:
-    """A bounded choice of findings, on disk until the page is written. Close it, or use it in a `with`.
+class PageFindings:
+    """A bounded selection of findings, on disk until the page is written. Use it in a `with`.
 
-    Findings are grouped by severity and code. What is chosen in the end: all groups of the worst severity,
-    then of the next, as long as there is room; where room ends, every code gets the same number, the first
-    ones found. How many a group may have only ever shrinks while more findings come, so one that is beyond
-    it is let go at once and what waits on disk stays bounded.
+    Findings are grouped by severity and code. Chosen are all groups of the worst severity, then of the next, as
+    long as there is room; where room ends, every code gets the same number, the first ones found. A group's cap
+    only shrinks as more findings come, so a finding beyond it is dropped at once and the file stays bounded.
     """
 
     def __init__(self, bound: int = BOUND) -> None:
         self.bound = bound
         self._waiting = tempfile.TemporaryFile("w+b")  # noqa: SIM115
         self._groups: dict[tuple[int, str], int] = {}
-        """Number of each group, in order of appearance."""
+        """Index of each group, in order of appearance."""
         self._seen: list[int] = []
         """By group: findings so far."""
         self._caps: list[int] = []
-        """By group: how many of them may be chosen, as far as is known."""
+        """By group: an upper bound on how many will be chosen."""
         self._group_of = array("I")
         """By line on disk: its group."""
         self._since = 0
         self.look_every = 1_024
-        """Findings after which what each group may have is worked out again."""
+        """Number of findings after which the caps are computed again."""
 
-    def __enter__(self) -> Carried:
+    def __enter__(self) -> PageFindings:
         return self
 
     def __exit__(
@@ -118,7 +115,7 @@ class Carried:
         self._waiting.close()
 
     def add(self, finding: Finding) -> None:
-        """Remember a finding, unless others will be shown before it whatever comes."""
+        """Keep a finding, unless it cannot be chosen any more."""
         key = (int(finding.severity), finding.code)
         group = self._groups.setdefault(key, len(self._groups))
         if group == len(self._seen):
@@ -133,7 +130,7 @@ class Carried:
             self._group_of.append(group)
 
     def caps(self) -> list[int]:
-        """By group, how many of its findings may be chosen in the end; none of these numbers ever grows."""
+        """By group: how many of its findings may be chosen; these numbers never grow."""
         caps, room = [0] * len(self._seen), self.bound
         for severity in sorted(Severity, reverse=True):
             groups = [number for (worst, _), number in self._groups.items() if worst == severity]
@@ -165,7 +162,7 @@ class Carried:
 
 
 def _level(counts: list[int], room: int) -> int:
-    """The largest number that every count can be cut to so that together they fit; the room where all do."""
+    """The largest cap on each count with which they fit the room together; the room itself if all fit uncut."""
     left, free = sorted(counts), room
     while left:
         level = free // len(left)
