@@ -235,7 +235,7 @@ def _with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) ->
     more: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if not any(name in facts for name in GROUPS):
         group = row if stated.group is None else stated.group
-        if isinstance(group, int | str):
+        if group is not None:
             more["group_id"] = group
     return {**more, **facts}
 

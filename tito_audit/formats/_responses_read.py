@@ -27,7 +27,7 @@ from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_message, as_messages, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.record.stated import Stated
+from tito_audit.record.stated import Stated, as_group
 
 __all__ = ["Answered", "answered", "request_facts", "request_fields", "request_messages", "rollouts_of"]
 
@@ -112,7 +112,7 @@ def _rollout(
     turn = replace(found.turn, message_index=len(before) if messages else None)
     stated = replace(request_facts(request, response), copies_disagree=found.disagreement or "")
     if siblings > 1:
-        stated = replace(stated, group=response.get("id"))
+        stated = replace(stated, group=as_group(response.get("id")))
     turns: tuple[Turn, ...] = (turn,)
     if not found.wants_ids:
         stated = stated.without_ids()

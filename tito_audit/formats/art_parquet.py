@@ -23,7 +23,7 @@ from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.stated import Stated
+from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature, way
 
 __all__ = ["FORMAT"]
@@ -119,7 +119,7 @@ def _message(value: object, where: str) -> Message:
 
 
 def _group(row: Row) -> Stated:
-    return Stated(group=row.get("group_index"))
+    return Stated(group=as_group(row.get("group_index")))
 
 
 FORMAT = Format(

@@ -34,7 +34,7 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.record.stated import Stated, Unread
+from tito_audit.record.stated import Stated, Unread, as_group
 from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
@@ -143,7 +143,7 @@ def _is_numbers(value: object) -> bool:
 
 
 def _stated(row: Row, response: Mapping[str, Any]) -> Stated:
-    stated = Stated(model=real_name(response.get("model")), group=row.get("_ng_task_index"))
+    stated = Stated(model=real_name(response.get("model")), group=as_group(row.get("_ng_task_index")))
     return stated.with_facts(mask_sample=row.get("mask_sample"))
 
 

@@ -34,7 +34,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
-from tito_audit.record.stated import Stated
+from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature, optional, way
 
 __all__ = ["FORMAT"]
@@ -330,8 +330,7 @@ def _finish_reason(step: _Step) -> str | None:
 
 def _stated(row: Row, steps: Sequence[_Step]) -> Stated:
     stated = model_facts({**row, "steps": [step.wire for step in steps]})
-    group = row["example_id"]
-    return replace(stated, group=group) if isinstance(group, int | str) else stated
+    return replace(stated, group=as_group(row["example_id"]))
 
 
 FORMAT = Format(

@@ -30,7 +30,7 @@ from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
-from tito_audit.record.stated import Stated
+from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature, keys, way
 
 __all__ = ["FORMAT"]
@@ -221,7 +221,7 @@ def _failed(error: object) -> bool:
 
 def _stated_by_episode(episode: Row) -> Stated:
     group = _inner(episode, "group", "id")
-    return Stated(group=group if isinstance(group, str | int) else None)
+    return Stated(group=as_group(group))
 
 
 def _stated_by_trace(shared: Stated, tree: Branches, calls: Mapping[int, Mapping[str, Any]]) -> Stated:

@@ -33,7 +33,7 @@ class Stated:
 
     model: str | None = None
     tokenizer: str | None = None
-    group: object = None
+    group: int | str | None = None
     """What rollouts of one group share."""
     ids_wanted: bool = True
     """False: this format or row never holds ids."""
@@ -82,3 +82,8 @@ class Stated:
 
 NOTHING_STATED = Stated()
 _FIELDS = tuple(name for name in Stated.__dataclass_fields__ if name not in ("reasons", "facts"))
+
+
+def as_group(value: object) -> int | str | None:
+    """The name or number of a group; None for anything else."""
+    return value if isinstance(value, int | str) else None
