@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.test_update import as_table, plain, spliced
+from tests.tiers import examples
 from tito_audit import Settings, convert_rollouts, scan_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.formats import pick_format
@@ -264,7 +265,7 @@ samples = st.lists(
 
 
 @given(samples, st.sampled_from(WAYS), st.integers(0, 3), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40, 150), deadline=None)
 def test_whatever_is_packed_is_read_and_written_sample_by_sample(
     drawn: list[tuple[list[int], list[int]]], how: str, padding: int, data: st.DataObject
 ) -> None:

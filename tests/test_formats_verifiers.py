@@ -28,6 +28,8 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "fixtures" / "formats"
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"

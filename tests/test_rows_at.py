@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.command import run, written
+from tests.tiers import examples
 from tito_audit import Settings, read_rollouts, scan_rollouts, write_rollouts
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
@@ -27,6 +28,8 @@ from tito_audit.storage import RawRow, open_log, open_output
 from tito_audit.storage.chunk import Reading
 from tito_audit.storage.chunks import chunks_of
 from tito_audit.storage.inside import parse_row_path
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
 
 Json = dict[str, Any]
 CLEAN: Json = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
@@ -353,7 +356,7 @@ WRAPPERS = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40, 150), deadline=None)
 @given(
     st.lists(st.builds(lambda one: {"top": one}, WRAPPERS), min_size=1, max_size=5),
     st.sampled_from(["top", "top.k", "top.*", "top.k.k"]),

@@ -25,6 +25,8 @@ from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.settings.model import RepairSettings
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 FORMATS = FIXTURES / "formats"
 TOY = str(FIXTURES / "tokenizers" / "toy_bpe")

@@ -1,14 +1,12 @@
-"""What a rule may have to see, and the words for its absence."""
+"""What a rule may need, and the words for what is missing."""
 
 from __future__ import annotations
 
 from enum import Flag, auto
 
-__all__ = ["Needs", "words_for"]
-
 
 class Needs(Flag):
-    """What a rule has to see; members joined by | are alternatives."""
+    """What a rule needs; members joined by | are alternatives."""
 
     NOTHING = 0
     MESSAGES = auto()
@@ -31,7 +29,7 @@ _WORDS = {
     Needs.PROMPTS: "no prompt ids",
     Needs.COMPLETIONS: "no completion ids",
     Needs.COMPLETION_LOGPROBS: "no logprobs",
-    Needs.SEVERAL_CALLS: "one call only",
+    Needs.SEVERAL_CALLS: "only one call",
     Needs.ROW: "no training row",
     Needs.MASK: "no loss mask",
     Needs.ROW_LOGPROBS: "no logprobs in a training row",
@@ -43,5 +41,5 @@ _WORDS = {
 
 
 def words_for(need: Needs) -> str:
-    """Why a rule that needs one of these could not look, for the summary."""
+    """Why a rule that needs one of these was skipped, for the summary."""
     return " and ".join(dict.fromkeys(_WORDS[one] for one in need if one in _WORDS))
