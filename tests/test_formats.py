@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.command import run
+from tests.tiers import some
 from tito_audit import scan_rollouts
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format
@@ -770,3 +772,10 @@ def test_tools_and_arguments_out_of_a_table_are_plain_values(tmp_path: Path):
     assert rollout.tools == (tool,)
     assert rollout.messages[1].tool_calls[0].arguments == {"n": [1, 2]}
     assert rollout.messages[1].wire["tool_calls"] == [called]
+
+
+@pytest.mark.parametrize("name", some([form.name for form in all_formats()], 9))
+def test_rows_of_another_format_than_the_named_one_are_findings(name: str) -> None:
+    code, out, err = run("scan", FIXTURES, "--format", name, "--fail-on", "never", "-f", "concise")
+    assert (code, err) == (0, ""), err
+    assert "Traceback" not in out

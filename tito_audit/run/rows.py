@@ -81,7 +81,15 @@ class LogGroup:
 
     def again(self, form: Format, row: Row, place: Place, logged: Row) -> Sequence[Rollout]:
         """The rollouts of a row with our names, joined by the ids of the row that was logged."""
-        rollouts = form.read(row, place)
+        try:
+            rollouts = form.read(row, place)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            if form.matches(row):
+                raise
+            what = (
+                f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else "its columns hold other values"
+            )
+            raise RecordError(f"it is not a row of {form.name}, which was asked for: {what}") from None
         return rollouts if self.join is None else self.join.apply(rollouts, logged)
 
     def as_logged(self, logged: Row, row: Row) -> Row:
