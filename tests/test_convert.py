@@ -607,7 +607,7 @@ def test_a_dry_run_writes_nothing_and_says_by_its_exit_code_whether_all_is_carri
     log = written(tmp_path / "log.jsonl", [CALLS])
     code, page, _ = run("convert", log, "--to", "rows", "--dry-run")
     assert code == 0
-    assert "Everything is carried." in page
+    assert "Everything is carried over." in page
     code, page, _ = run("convert", log, "--to", "atropos_group", "--dry-run", "-o", tmp_path / "out.jsonl")
     assert code == 1
     assert "a dry run" in page

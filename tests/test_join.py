@@ -31,6 +31,8 @@ from tito_audit.formats import chat_tools
 from tito_audit.record.rollout import Turn
 from tito_audit.storage import random_access
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
@@ -585,7 +587,7 @@ def test_the_command_line_joins_and_refuses_in_words(tmp_path: Path) -> None:
     assert "joined on uid = other" in run("--messages", str(told), "--on", "uid=other")[1]
     for options, words in (
         (("--on", "uid"), "nothing is joined"),
-        (("--on", "=uid", "--messages", str(told)), "no column was found"),
+        (("--on", "=uid", "--messages", str(told)), "a column is missing"),
         (("--messages", str(tmp_path / "no.jsonl")), "no such file"),
         (("--messages", str(told), "--on", "uid=nothing"), "has no such column"),
         (("--tools", str(path)), "neither a tool"),

@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS, is_messages
-from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, parsed
+from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, is_messages, parsed
 from tito_audit.record.finding import Result
 
 __all__ = ["Detection", "Near", "Way", "near_formats", "told_by", "ways_of"]
