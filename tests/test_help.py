@@ -59,5 +59,5 @@ def test_bounds_are_words_and_a_switch_that_is_on_says_so() -> None:
     assert "[default: one per core; at least 1]" in scan
     assert "[default: 10.0; at least 0.01]" in scan
     assert "which repair cured which findings. [default: on]" in repair
-    assert "-q, --quiet / --no-quiet No progress, and no report that --report did not ask for." in repair
-    assert "did not ask for. [" not in repair
+    assert "-q, --quiet / --no-quiet No progress, and no report that --report did not name." in repair
+    assert "did not name. [" not in repair
