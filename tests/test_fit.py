@@ -22,6 +22,7 @@ from tito_audit import RepairSettings, Result, Settings, read_rollouts, repair_r
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.stated import Stated
 from tito_audit.render.renderer import make_renderer
 from tito_audit.run.fit import CODE, TEMPLATE, TOKENIZER, misfit
 from tito_audit.run.workers import can_fork
@@ -165,7 +166,7 @@ def test_a_sample_and_a_limit_do_not_change_what_the_log_fits(tmp_path: Path) ->
 def test_ids_that_are_placeholders_say_nothing_of_a_tokenizer() -> None:
     for ids in ([0] * 60, list(range(60)), [1, 2, 3]):
         assert asked(BPE, *[rollout(ids, talk(number), number) for number in range(4)]) is None
-    dummy = replace(rollout(ids_of(METASPACE, 0), talk(0)), stated={"dummy_tokens": True})
+    dummy = replace(rollout(ids_of(METASPACE, 0), talk(0)), stated=Stated(dummy_tokens=True))
     assert asked(BPE, dummy) is None
 
 

@@ -238,7 +238,7 @@ def told_from(row: dict[str, Any]) -> Format | None:
 
 def telling_keys(form: Format) -> set[str]:
     """The keys that tell a format, as its signature names them."""
-    named = re.findall(r"[A-Za-z_]\w*", " ".join(re.findall(r"`([^`]+)`", form.signature)))
+    named = re.findall(r"[A-Za-z_]\w*", " ".join(re.findall(r"`([^`]+)`", form.signature.text)))
     return {*named, *ALSO_TELLING.get(form.name, ())}
 
 

@@ -25,6 +25,7 @@ from tito_audit.format import Format
 from tito_audit.formats import all_formats, format_named, map_columns, pick_format
 from tito_audit.record.column import Alignment, MaskEncoding, MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.stated import Stated
 from tito_audit.storage import find_logs, open_log
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
@@ -197,14 +198,14 @@ def test_a_row_of_no_known_format_is_refused_with_its_columns_named(row):
 )
 def test_text_logs_hold_nothing_to_audit_and_say_what_to_save(row, says, tmp_path: Path):
     rollout = read(row)
-    assert rollout.stated["ids_wanted"] is False
-    assert re.fullmatch(f"No token ids.*{says}.*", str(rollout.stated["notice"]))
+    assert rollout.stated.ids_wanted is False
+    assert re.fullmatch(f"No token ids.*{says}.*", rollout.stated.notice)
     log = tmp_path / "log.jsonl"
     log.write_text((json.dumps(row) + "\n") * 3)
     run = scan_rollouts([str(log)])
     assert [result.findings for result in run] == [()] * 3
     assert run.summary.without_ids == run.summary.rollouts == 3
-    assert run.summary.notices.count(rollout.stated["notice"]) == 1
+    assert run.summary.notices.count(rollout.stated.notice) == 1
 
 
 TEXTS = [
@@ -248,7 +249,7 @@ def test_a_row_of_unknown_shape_beside_text_is_refused(row):
 def test_a_row_of_text_alone_is_read_as_one_without_ids(name):
     row = {"prompt": "2+2?", name: "4", "reward": 1.0}
     (rollout,) = pick_format(row).read(row, PLACE)
-    assert rollout.stated["ids_wanted"] is False
+    assert rollout.stated.ids_wanted is False
     assert not rollout.turns
     assert rollout.training_row is None
 
@@ -366,7 +367,7 @@ NODE = {
 def test_a_sequence_node_is_read_alone_from_a_list_and_from_a_tree(state):
     rollout = read(state)
     assert rollout.format == "atropos_node"
-    assert rollout.stated["finish_reason"] == "stop"
+    assert rollout.stated.facts["finish_reason"] == "stop"
     assert rollout.training_row is not None
     assert rollout.training_row.loss_mask is not None
     assert rollout.training_row.loss_mask.tolist() == [False, False, True, True]
@@ -376,7 +377,7 @@ def test_every_node_of_a_state_is_an_item_and_placeholder_ids_are_told():
     dummy = {**NODE, "metadata": {"dummy_tokens": True}}
     rollouts = pick_format({"nodes": [NODE, dummy]}).read({"nodes": [NODE, dummy]}, PLACE)
     assert [rollout.place.item for rollout in rollouts] == [0, 1]
-    assert ["dummy_tokens" in rollout.stated for rollout in rollouts] == [False, True]
+    assert [rollout.stated.dummy_tokens for rollout in rollouts] == [False, True]
     with pytest.raises(RecordError, match=r"nodes\[1\]: column 'tokens'"):
         format_named("atropos_node").read({"nodes": [NODE, {**NODE, "tokens": "x"}]}, PLACE)
 
@@ -580,7 +581,7 @@ def test_the_ways_to_say_no_ids_keep_the_text(value):
 
 
 def test_messages_alone_say_that_no_ids_are_wanted_unless_other_lists_may_be_ids():
-    assert read({"messages": list(ROLES), "reward": 1.0}).stated["ids_wanted"] is False
+    assert read({"messages": list(ROLES), "reward": 1.0}).stated.ids_wanted is False
     with pytest.raises(RecordError, match="toks"):
         pick_format({"messages": list(ROLES), "toks": [1, 2, 3]})
     with pytest.raises(RecordError, match="rounds"):
@@ -608,7 +609,7 @@ def test_calls_belong_to_the_answers_in_order(name):
     assert second.completion_logprobs is None
     assert second.columns[0].alignment is None
     assert rollout.tools == ({"type": "function"},)
-    assert rollout.stated == {"id": "x"}
+    assert rollout.stated == Stated(facts={"id": "x"})
 
 
 def test_answers_that_nobody_sampled_come_first_and_missing_answers_are_not_guessed():

@@ -19,6 +19,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import agent_lightning_event, agent_lightning_span, art_group, art_parquet, pick_format
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.stated import Stated
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
@@ -100,7 +101,7 @@ def test_each_history_of_each_trajectory_is_a_rollout_and_each_choice_a_call() -
     assert [message.text for message in rollouts[1].messages] == ["2+2?", "5"]
     (turn,) = rollouts[0].turns
     assert (turn.message_index, turn.finish_reason, turn.completion_text) == (1, "stop", "It is 4")
-    assert {rollout.stated["group"] for rollout in rollouts} == {4}
+    assert {rollout.stated.group for rollout in rollouts} == {4}
 
 
 def test_a_trajectory_by_itself_is_read_too() -> None:
@@ -112,7 +113,7 @@ def test_histories_without_ids_say_that_they_never_hold_them() -> None:
     for entries in ([ASKED, choice()], [ASKED, SAID], []):
         (rollout,) = read(art_group.FORMAT, group({"messages_and_choices": entries}))
         assert rollout.turns == ()
-        assert rollout.stated["ids_wanted"] is False
+        assert rollout.stated.ids_wanted is False
         assert len(rollout.messages) == len(entries)
 
 
@@ -120,7 +121,7 @@ def test_one_choice_without_ids_among_others_is_a_call_whose_ids_are_missing() -
     entries = [ASKED, choice(prompt_token_ids=[1], token_ids=[2]), ASKED, choice()]
     (rollout,) = read(art_group.FORMAT, group({"messages_and_choices": entries}))
     assert said(rollout) == [([1], [2]), (None, None)]
-    assert "ids_wanted" not in rollout.stated
+    assert rollout.stated.ids_wanted
 
 
 def test_ids_may_be_spelled_in_the_token_strings_that_version_2_keeps() -> None:
@@ -145,7 +146,7 @@ def test_weights_that_did_not_change_on_the_way_are_those_of_every_call(
 def test_a_group_without_trajectories_is_a_row_in_which_nothing_is_missed() -> None:
     row = stored({}, trajectory_json=None, trajectory_index=None)
     (rollout,) = read(art_parquet.FORMAT, row)
-    assert rollout.stated == {"group": 1, "ids_wanted": False}
+    assert rollout.stated == Stated(group=1, ids_wanted=False)
 
 
 def test_version_1_is_text_with_its_tool_calls_read_out_of_their_text() -> None:
@@ -153,7 +154,7 @@ def test_version_1_is_text_with_its_tool_calls_read_out_of_their_text() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": json.dumps([call]), "trainable": True}
     row = {"group_index": 0, "reward": 1.0, "metrics": None, "metadata": None, "tools": "[]", "logs": None}
     (rollout,) = read(art_parquet.FORMAT, {**row, "messages": [{**ASKED, "trainable": False}, message]})
-    assert rollout.stated == {"group": 0, "ids_wanted": False}
+    assert rollout.stated == Stated(group=0, ids_wanted=False)
     assert [call.name for call in rollout.messages[1].tool_calls] == ["f"]
     assert all("trainable" not in message.wire for message in rollout.messages)
 
@@ -181,7 +182,7 @@ def test_exchanges_are_calls_of_one_conversation_in_the_order_of_their_times() -
     (rollout,) = exchanges(chat_completions=[second, first])
     assert said(rollout) == [([1], [2]), ([1, 2, 3], [4])]
     assert [turn.message_index for turn in rollout.turns] == [1, 3]
-    assert rollout.stated == {"model": "org/m", "group": 1}
+    assert rollout.stated == Stated(model="org/m", group=1)
 
 
 def test_half_a_second_later_is_later() -> None:
@@ -243,7 +244,7 @@ def test_the_generations_of_a_responses_exchange_are_its_calls() -> None:
     assert rollout.turns[0].completion_logprobs.tolist() == [-0.5]
     del answer["token_generations"]
     (rollout,) = exchanges(responses=[{"request": {"input": "2+2?"}, "response": answer}])
-    assert rollout.stated["ids_wanted"] is False
+    assert rollout.stated.ids_wanted is False
 
 
 def test_a_messages_exchange_takes_the_chat_form() -> None:
@@ -295,7 +296,7 @@ def test_a_model_request_is_a_call_of_the_servers_model_and_weights() -> None:
     assert said(rollout) == [([1], [2])]
     (turn,) = rollout.turns
     assert (turn.message_index, turn.weight_versions, turn.finish_reason) == (1, ("7",), "stop")
-    assert rollout.stated == {"model": "s", "attempt": "a", "id": "r"}
+    assert rollout.stated == Stated(model="s", attempt="a", facts={"id": "r"})
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,7 @@ def test_a_model_request_is_a_call_of_the_servers_model_and_weights() -> None:
 def test_events_that_are_no_answered_call_miss_no_ids(row: dict[str, Any]) -> None:
     (rollout,) = read(agent_lightning_event.FORMAT, row)
     assert rollout.turns == ()
-    assert rollout.stated["ids_wanted"] is False
+    assert rollout.stated.ids_wanted is False
 
 
 def test_a_triplet_may_have_null_in_place_of_logprobs() -> None:
@@ -371,7 +372,7 @@ def test_of_calls_with_one_prompt_in_an_attempt_the_last_one_counts() -> None:
     row = archive(event(asked[0]), event({"value": 1}, "reward"), event(asked[1]), event(asked[2], attempt_id="b"))
     first, second = read(agent_lightning_event.FORMAT, row)
     assert (said(first), said(second)) == ([([1], [1])], [([1], [2])])
-    assert (first.stated["attempt"], second.stated["attempt"]) == ("a", "b")
+    assert (first.stated.attempt, second.stated.attempt) == ("a", "b")
 
 
 def span(**attributes: Any) -> dict[str, Any]:
@@ -401,10 +402,10 @@ def test_a_span_has_its_ids_under_the_names_of_its_tracer(attributes: dict[str, 
 
 def test_a_span_of_no_call_misses_no_ids_and_one_of_a_call_without_them_does() -> None:
     (rollout,) = read(agent_lightning_span.FORMAT, span(**{"agentlightning.reward.0.value": 1.0}))
-    assert rollout.stated["ids_wanted"] is False
+    assert rollout.stated.ids_wanted is False
     (rollout,) = read(agent_lightning_span.FORMAT, span(prompt_token_ids=[], response_token_ids=[]))
     assert said(rollout) == [(None, None)]
-    assert "ids_wanted" not in rollout.stated
+    assert rollout.stated.ids_wanted
 
 
 def prompted(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -524,7 +525,7 @@ def test_the_parquet_fixture_is_what_its_script_writes(monkeypatch: pytest.Monke
     pq.write_table(script.first_version(script.Toy()), path)
     for raw in open_log(path):
         (rollout,) = read(art_parquet.FORMAT, dict(raw.value or {}))
-        assert rollout.stated["ids_wanted"] is False
+        assert rollout.stated.ids_wanted is False
         assert rollout.messages
 
 
@@ -557,7 +558,7 @@ def test_what_art_writes_is_read_and_what_is_written_again_art_reads(tmp_path: P
     assert [completion for _, completion in calls] == [completion for _, completion in expected[1][-1]]
     for raw in open_log(folder / "v1.parquet"):
         (rollout,) = read(art_parquet.FORMAT, dict(raw.value or {}))
-        assert (rollout.turns, rollout.stated["ids_wanted"]) == ((), False)
+        assert (rollout.turns, rollout.stated.ids_wanted) == ((), False)
 
 
 def test_what_agent_lightning_writes_is_read_and_its_spans_stay_spans(tmp_path: Path) -> None:

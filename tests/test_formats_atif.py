@@ -21,6 +21,7 @@ from tito_audit.record.edits import ABSENT, Edit, with_edits
 from tito_audit.record.edits import Path as Keys
 from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow, Turn
+from tito_audit.record.stated import Stated
 from tito_audit.storage import open_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +39,9 @@ FORMATS = (
     "verl_batch",
 )
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+NO_TOOLS = "messages not read: they call tools that the log does not list"
+IMAGES = "prompts not read: they hold parts that are no token, as of images"
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -126,7 +130,7 @@ def test_a_row_without_ids_is_never_called_clean(name: str) -> None:
         last = read(name, row)[-1]
         nothing = all(turn.completion_ids is None for turn in last.turns) and last.training_row is None
         assert nothing
-        assert last.stated.get("ids_wanted") is False or last.turns or name == "tinker"
+        assert last.stated.ids_wanted is False or last.turns or name == "tinker"
 
 
 # ATIF
@@ -162,7 +166,7 @@ def test_a_step_of_an_agent_becomes_its_answer_and_what_its_tools_said() -> None
     assert rollout.messages[2].wire == {"role": "tool", "tool_call_id": "c1", "content": "rain"}
     assert [turn.message_index for turn in rollout.turns] == [1, 3]
     assert [turn.completion_text for turn in rollout.turns] == [None, "Rain."]
-    assert rollout.stated == {"model": "m"}
+    assert rollout.stated == Stated(model="m")
 
 
 def test_what_came_back_from_no_tool_is_the_users() -> None:
@@ -172,7 +176,9 @@ def test_what_came_back_from_no_tool_is_the_users() -> None:
 
 def test_calls_of_tools_that_were_not_offered_hide_what_the_model_wrote() -> None:
     rollout = read_one("atif", atif(user(), agent([1], [2], **calling("bash_command")), agent([1, 2, 3], [4])))
-    assert rollout.stated["messages_retold"] is True
+    assert list(map(str, rollout.stated.reasons)) == [
+        "messages not read: they call tools that the log does not list"
+    ]
     assert rollout.messages == ()
     assert [(turn.message_index, turn.completion_text) for turn in rollout.turns] == [(None, None)] * 2
     assert said(rollout.turns) == [([1], [2]), ([1, 2, 3], [4])]
@@ -225,8 +231,8 @@ def test_a_column_in_extra_goes_with_its_tokens_and_routing_does_not() -> None:
 
 def test_steps_name_the_model_before_the_agent_does() -> None:
     two = atif(user(), agent([1], [2], model_name="big"), agent([1, 2], [3]))
-    assert read_one("atif", two).stated == {}
-    assert read_one("atif", atif(user(), agent([1], [2], model_name="big"))).stated == {"model": "big"}
+    assert read_one("atif", two).stated == Stated()
+    assert read_one("atif", atif(user(), agent([1], [2], model_name="big"))).stated == Stated(model="big")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +310,7 @@ def test_the_answer_of_a_step_is_the_last_of_its_conversation() -> None:
     assert [turn.message_index for turn in rollout.turns] == [1, 3]
     assert rollout.turns[0].weight_versions == ("3",)
     assert rollout.turns[0].completion_logprobs is not None
-    assert rollout.stated == {"id": "t:1", "group": "t"}
+    assert rollout.stated == Stated(group="t", facts={"id": "t:1"})
 
 
 def test_a_conversation_that_was_rewritten_is_what_its_call_was_sent() -> None:
@@ -363,13 +369,15 @@ def test_advantages_of_each_token_move_with_them() -> None:
 def test_a_prompt_with_an_image_in_it_is_not_read_and_its_completion_is() -> None:
     rollout = read_one("rllm_episode", episode(step([1, {"type": "image"}, 2], [3], "a", "b")))
     assert said(rollout.turns) == [(None, [3])]
-    assert "no token" in str(rollout.stated["prompts_not_read"])
+    assert list(map(str, rollout.stated.reasons)) == [
+        "prompts not read: they hold parts that are no token, as of images"
+    ]
 
 
 @pytest.mark.parametrize("none", [{"prompt_ids": [], "response_ids": []}, {}, {"prompt_ids": None}])
 def test_episodes_of_evaluations_and_loggers_want_no_ids(none: dict[str, Any]) -> None:
     rollout = read_one("rllm_episode", episode({"chat_completions": [], **none}))
-    assert (rollout.turns, rollout.stated["ids_wanted"]) == ((), False)
+    assert (rollout.turns, rollout.stated.ids_wanted) == ((), False)
 
 
 def test_prompts_with_tools_that_were_not_logged_are_not_rendered() -> None:
@@ -377,7 +385,7 @@ def test_prompts_with_tools_that_were_not_logged_are_not_rendered() -> None:
     row = episode(step([1], [2], "a", "b"))
     row["trajectories"][0]["steps"][0]["chat_completions"][1]["tool_calls"] = [call]
     rollout = read_one("rllm_episode", row)
-    assert (rollout.messages, rollout.stated["tools_missing"]) == ((), True)
+    assert (rollout.messages, list(map(str, rollout.stated.reasons))) == ((), [NO_TOOLS])
     assert said(rollout.turns) == [([1], [2])]
 
 
@@ -389,12 +397,12 @@ def test_a_trace_holds_its_messages_tools_and_call() -> None:
     assert [tool["function"]["name"] for tool in rollout.tools] == ["weather"]
     assert (turn.message_index, turn.finish_reason, turn.weight_versions) == (4, "stop", ("3",))
     assert ids(turn.prompt_ids) == row["prompt_token_ids"]
-    assert rollout.stated == {"model": "org/toy"}
+    assert rollout.stated == Stated(model="org/toy")
 
 
 def test_a_trace_whose_answer_has_other_ids_in_it_says_so() -> None:
     row = next(row for row in rows_of("rllm_gateway") if row["trace_id"] == "copies-disagree")
-    assert "completion_token_ids" in str(read_one("rllm_gateway", row).stated["copies_disagree"])
+    assert "completion_token_ids" in read_one("rllm_gateway", row).stated.copies_disagree
 
 
 def test_a_trace_that_holds_what_it_adds_has_no_whole_prompt() -> None:
@@ -517,7 +525,7 @@ def test_a_rollout_sample_of_trl_is_read_as_generic() -> None:
     assert rollout.training_row.logprobs is not None
     assert rollout.training_row.logprobs.tolist() == [0.0, 0.0, -0.1, -0.2]
     assert [message.role for message in rollout.messages] == ["user", "assistant"]
-    assert rollout.stated == {"group": 7}
+    assert rollout.stated == Stated(group=7)
 
 
 def test_a_batch_is_a_rollout_for_each_sample() -> None:
@@ -536,7 +544,7 @@ def test_a_batch_is_a_rollout_for_each_sample() -> None:
     assert first.training_row.token_ids.tolist() == [1, 3, 4, 5]
     assert {column.name for column in first.training_row.columns} == {"loss_masks", "rollout_logprobs", "rewards"}
     assert said(second.turns) == [([2], [6, 7])]
-    assert (second.turns[0].finish_reason, second.place.item, second.stated["group"]) == ("length", 1, "i")
+    assert (second.turns[0].finish_reason, second.place.item, second.stated.group) == ("length", 1, "i")
 
 
 def test_a_batch_with_a_list_too_few_is_refused_in_words() -> None:
@@ -612,7 +620,7 @@ def test_an_attention_mask_of_another_width_is_refused_in_words() -> None:
 def test_a_rollout_summary_of_tinker_is_told_that_it_holds_no_ids() -> None:
     row = {"schema_version": 1, "split": "train", "traj_idx": 0, "steps": [{"ob_len": 3, "ac_len": 2}]}
     (rollout,) = pick_format(row).read(row, Place("log.jsonl", 0))
-    assert re.search(r"No token ids.*tinker-cookbook.*loss_fn_inputs", str(rollout.stated["notice"]))
+    assert re.search(r"No token ids.*tinker-cookbook.*loss_fn_inputs", rollout.stated.notice)
 
 
 # What the frameworks write
@@ -625,7 +633,7 @@ def test_what_the_models_of_atif_write_is_read(tmp_path: Path) -> None:
         (raw,) = open_log(folder / f"{name}.json")
         rollouts = read("atif", dict(raw.value or {}))
         assert [[list(call) for call in said(rollout.turns)] for rollout in rollouts] == of
-        assert all(rollout.messages and rollout.stated["model"] == "org/toy" for rollout in rollouts)
+        assert all(rollout.messages and rollout.stated.model == "org/toy" for rollout in rollouts)
 
 
 def test_what_tinker_cookbook_makes_is_read(tmp_path: Path) -> None:

@@ -146,12 +146,12 @@ def test_placeholder_ids_are_kept_for_the_rule_that_names_them() -> None:
 def test_a_rollout_without_token_fields_says_that_it_never_holds_ids() -> None:
     rollout = read_one(nemo_gym.FORMAT, gym(said("Hi.")))
     assert rollout.turns == ()
-    assert rollout.stated["ids_wanted"] is False
+    assert rollout.stated.ids_wanted is False
 
 
 def test_decoded_tokens_are_kept_as_text() -> None:
     rollout = read_one(nemo_gym.FORMAT, gym(said("Hi.", prompt_str="<u>", generation_str="Hi.<e>")))
-    assert rollout.stated["ids_wanted"] is False
+    assert rollout.stated.ids_wanted is False
     assert (rollout.turns[0].prompt_text, rollout.turns[0].completion_text) == ("<u>", "Hi.<e>")
 
 
@@ -198,13 +198,13 @@ def test_items_that_no_message_can_show_leave_the_tokens_and_take_the_messages()
     row = gym({"type": "web_search_call", "id": "w"}, said("Hi.", **tokens([1], [2])))
     rollout = read_one(nemo_gym.FORMAT, row)
     assert rollout.messages == ()
-    assert rollout.stated["items_not_read"] == ("web_search_call",)
+    assert rollout.stated.facts["items_not_read"] == ("web_search_call",)
     assert rollout.turns[0].message_index is None
 
 
 def test_a_row_states_its_group_and_whether_it_is_masked() -> None:
     rollout = read_one(nemo_gym.FORMAT, gym(said("Hi."), _ng_task_index=4, mask_sample=True))
-    assert (rollout.stated["group"], rollout.stated["mask_sample"]) == (4, True)
+    assert (rollout.stated.group, rollout.stated.facts["mask_sample"]) == (4, True)
 
 
 def test_an_answer_cut_by_the_token_limit_says_so() -> None:
@@ -272,7 +272,8 @@ def test_a_dump_loses_its_wrapping_and_its_padding() -> None:
     policies = {column.name: column.policy for column in row.columns}
     assert policies["prev_logprobs"] is MovePolicy.STALE
     assert policies["advantages"] is MovePolicy.MOVE
-    assert rollout.stated == {"content": ("2+2?", "4"), "sample_loss_mask": 0.0}
+    assert rollout.stated.facts == {"content": ("2+2?", "4"), "sample_loss_mask": 0.0}
+    assert list(map(str, rollout.stated.reasons)) == ["messages not read: the texts of the log name no roles"]
 
 
 def test_the_names_of_the_data_plane_are_read_without_wrapping() -> None:
@@ -321,7 +322,7 @@ def test_a_length_that_the_row_cannot_have_is_a_record_error(length: object) -> 
 def test_dumps_of_text_say_that_they_never_hold_ids(row: dict[str, Any], roles: list[str]) -> None:
     rollout = read_one(nemo_rl.FORMAT, row)
     assert rollout.training_row is None
-    assert rollout.stated["ids_wanted"] is False
+    assert rollout.stated.ids_wanted is False
     assert [message.role for message in rollout.messages] == roles
 
 
@@ -374,7 +375,7 @@ def test_contents_that_are_no_bodies_are_not_offered_as_messages(content: str) -
     )
     rollout = read_one(nemo_rl_message_log.FORMAT, row)
     assert rollout.messages == ()
-    assert rollout.stated["content"] == (content, "4")
+    assert rollout.stated.facts["content"] == (content, "4")
 
 
 def test_a_misfit_inside_one_message_is_never_taken_for_a_shift() -> None:
@@ -397,7 +398,7 @@ def test_further_columns_of_messages_move_with_their_tokens() -> None:
 
 def test_a_message_log_without_tokens_says_that_it_never_holds_ids() -> None:
     rollout = read_one(nemo_rl_message_log.FORMAT, log({"role": "user", "content": "a"}))
-    assert rollout.stated["ids_wanted"] is False
+    assert rollout.stated.ids_wanted is False
 
 
 @pytest.mark.parametrize("name", ["nemo_gym", "nemo_rl", "nemo_rl_message_log"])

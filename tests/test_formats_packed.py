@@ -165,7 +165,7 @@ def test_what_a_row_has_once_a_sample_goes_to_its_sample() -> None:
         assert [message.text for message in rollout.messages] == [str(number), "!"]
         assert rollout.training_row is not None
         assert rollout.training_row.prompt_length == (3, 2, 2)[number]
-        assert (rollout.stated["model"], rollout.stated["group"]) == ("org/model", 7)
+        assert (rollout.stated.model, rollout.stated.group) == ("org/model", 7)
     assert all(not one.messages for one in read({**row, "messages": talks[0]}))
     assert [len(one.messages) for one in read({**row, "messages": json.dumps(talks)})] == [2, 2, 2]
     wanted = spliced(rows_of(row)[1], 1, 2, [31, 32])

@@ -14,6 +14,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import openai_chat, sglang, vllm
 from tito_audit.record.rollout import IdsFrom, Place, Rollout
+from tito_audit.record.stated import Stated
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "formats"
 PLACE = Place("log.jsonl", 0)
@@ -90,7 +91,7 @@ def test_a_chat_answer_follows_the_messages_of_its_request(shape: Any) -> None:
     assert len(rollout.tools) == 1
     assert (prompt_of(rollout), ids_of(rollout)) == ([1, 20], [30, 31, 2])
     assert rollout.turns[0].finish_reason == "stop"
-    assert rollout.stated == {"model": "org/model"}
+    assert rollout.stated == Stated(model="org/model")
 
 
 def test_an_answer_alone_has_no_messages_but_its_text() -> None:
@@ -115,7 +116,7 @@ def test_several_choices_are_several_rollouts_of_one_group() -> None:
     rollouts = read(vllm.FORMAT, row)
     assert [rollout.place.item for rollout in rollouts] == [0, 1]
     assert [ids_of(rollout) for rollout in rollouts] == [[30], [31]]
-    assert {rollout.stated["group"] for rollout in rollouts} == {"chatcmpl-1"}
+    assert {rollout.stated.group for rollout in rollouts} == {"chatcmpl-1"}
 
 
 def test_logprobs_keep_the_floor_as_a_sentinel() -> None:
@@ -152,7 +153,7 @@ def test_two_copies_of_the_ids_that_differ_are_stated() -> None:
     logprobs = {"content": [entry("token_id:30"), entry("token_id:9")]}
     (rollout,) = read(vllm.FORMAT, chat(choice(token_ids=[30, 2], logprobs=logprobs)))
     assert ids_of(rollout) == [30, 2]
-    assert rollout.stated["copies_disagree"] == ("token_ids has id 2 at position 1, logprobs.content has 9")
+    assert rollout.stated.copies_disagree == ("token_ids has id 2 at position 1, logprobs.content has 9")
 
 
 def test_a_completion_has_its_prompt_in_the_choice() -> None:
@@ -182,7 +183,7 @@ def test_the_generate_endpoint_has_its_prompt_in_the_request() -> None:
 def test_token_ids_that_are_null_leave_a_turn_whose_ids_are_missing() -> None:
     (rollout,) = read(vllm.FORMAT, chat(choice(token_ids=None), prompt_token_ids=[1]))
     assert ids_of(rollout) is None
-    assert "ids_wanted" not in rollout.stated
+    assert rollout.stated.ids_wanted
 
 
 def test_sglang_has_the_logprob_first_and_its_finish_reason_in_an_object() -> None:
@@ -198,7 +199,7 @@ def test_sglang_has_the_logprob_first_and_its_finish_reason_in_an_object() -> No
 def test_sglang_copies_that_differ_keep_the_output_ids() -> None:
     (rollout,) = read(sglang.FORMAT, generate(output_ids=[30, 9, 2]))
     assert ids_of(rollout) == [30, 9, 2]
-    assert rollout.stated["copies_disagree"] == ("output_ids has 3 ids, meta_info.output_token_logprobs has 2")
+    assert rollout.stated.copies_disagree == ("output_ids has 3 ids, meta_info.output_token_logprobs has 2")
 
 
 def test_sglang_triples_alone_give_the_ids() -> None:
@@ -244,13 +245,13 @@ def test_openai_tokens_are_kept_as_text_and_bytes() -> None:
         ("<|im_end|>", b"", -0.1),
         ("x", None, -0.5),
     ]
-    assert "ids_wanted" not in rollout.stated
+    assert rollout.stated.ids_wanted
 
 
 def test_an_answer_with_neither_ids_nor_tokens_says_that_it_never_holds_ids() -> None:
     (rollout,) = read(openai_chat.FORMAT, chat(choice(), messages=ASKED))
     assert rollout.turns == ()
-    assert rollout.stated["ids_wanted"] is False
+    assert rollout.stated.ids_wanted is False
     assert len(rollout.messages) == 2
 
 
@@ -279,7 +280,7 @@ def test_a_responses_object_without_its_request_or_history_has_no_messages() -> 
     ):
         (rollout,) = read(openai_chat.FORMAT, row)
         assert rollout.messages == ()
-        assert rollout.stated["ids_wanted"] is False
+        assert rollout.stated.ids_wanted is False
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,8 @@ def test_the_response_is_the_end_of_a_sample_and_its_columns_lie_over_it():
     assert np.isnan(row.logprobs[:3]).all()
     assert row.sentinel == 0.0
     assert [column.alignment for column in row.columns] == [Alignment.RESPONSE] * 2
-    assert rollout.stated["weight_versions"] == ("3", "4")
-    assert rollout.stated["group"] == 4
+    assert rollout.stated.facts["weight_versions"] == ("3", "4")
+    assert rollout.stated.group == 4
 
 
 def test_null_for_a_mask_trains_the_whole_response():
@@ -161,7 +161,7 @@ def test_null_for_a_mask_trains_the_whole_response():
     [("completed", "stop"), ("truncated", "length"), ("aborted", "abort"), ("failed", None), ("pending", None)],
 )
 def test_the_status_says_why_the_last_call_ended(status: str, reason: str | None):
-    stated = read(sample(status=status)).stated
+    stated = read(sample(status=status)).stated.facts
     assert stated["status"] == status
     assert stated.get("finish_reason") == reason
 
@@ -239,7 +239,7 @@ def test_the_six_columns_of_miles_are_told_and_no_others():
     rows = [dict(raw.value or {}) for raw in open_log(FORMATS / "miles_columns.parquet")]
     for row in rows:
         assert pick_format(row).name == "miles_columns"
-        assert read(row).stated["sample_index"] == row["sample_index"]
+        assert read(row).stated.facts["sample_index"] == row["sample_index"]
         assert pick_format({**row, "reward": 1.0}).name == "slime"
         assert pick_format({**row, "tito_audit": None}).name == "miles_columns"
     assert rows[2]["loss_mask"] is None
@@ -261,8 +261,8 @@ def test_a_line_of_a_trajectory_says_where_its_tokens_are():
     for line in map(json.loads, lines):
         rollout = read(line)
         assert rollout.format == "miles_trajectory"
-        assert rollout.stated["ids_wanted"] is False
-        assert "dashboard_columns" in str(rollout.stated["ids_elsewhere"])
+        assert rollout.stated.ids_wanted is False
+        assert "ids not read: they are in dashboard_columns/" in str(*rollout.stated.reasons)
         assert rollout.messages
         assert pick_format({**line, "tokens": [1]}).name != "miles_trajectory"
     summary = (scan := scan_rollouts(FORMATS / "miles_trajectory.jsonl")).summary
@@ -284,10 +284,10 @@ def test_a_session_is_one_rollout_with_every_call_in_place():
         triples = record["response"]["choices"][0]["meta_info"]["output_token_logprobs"]
         assert turn.prompt_ids.tolist() == record["request"]["input_ids"]
         assert turn.completion_ids.tolist() == [token for _, token, _ in triples]
-    assert rollout.stated["max_trim_tokens"] == 1
-    assert rollout.stated["tito_session_mismatch"] == []
-    assert rollout.stated["session_id"] == "session-clean"
-    assert "copies_disagree" not in rollout.stated
+    assert rollout.stated.facts["max_trim_tokens"] == 1
+    assert rollout.stated.facts["tito_session_mismatch"] == []
+    assert rollout.stated.facts["session_id"] == "session-clean"
+    assert not rollout.stated.copies_disagree
 
 
 def test_the_running_sequence_may_lack_what_the_server_may_trim_and_no_more():
@@ -295,7 +295,7 @@ def test_the_running_sequence_may_lack_what_the_server_may_trim_and_no_more():
     running = row["metadata"]["accumulated_token_ids"]
     for trim, cut, odd in ((1, 1, False), (1, 2, True), (None, 1, True), (2, 2, False)):
         row["metadata"] = {"accumulated_token_ids": running[:-cut], "max_trim_tokens": trim}
-        assert ("copies_disagree" in read(row).stated) is odd
+        assert bool(read(row).stated.copies_disagree) is odd
 
 
 def test_a_retry_of_a_session_keeps_what_it_was_sent():
@@ -324,7 +324,7 @@ def test_a_session_without_calls_wants_no_ids():
     for records in (None, []):
         rollout = read({"session_id": "a", "records": records})
         assert rollout.format == "miles_session"
-        assert rollout.stated["ids_wanted"] is False
+        assert rollout.stated.ids_wanted is False
 
 
 # Token capture
@@ -339,8 +339,8 @@ def test_a_captured_line_is_one_call():
     assert turn.prompt_ids.tolist() == row["prompt_token_ids"]
     assert turn.completion_ids.tolist() == row["generation_token_ids"]
     assert turn.completion_text == "The answer is 4."
-    assert (rollout.stated["group"], rollout.stated["id"]) == ("r-0", "call-3")
-    assert "model" not in rollout.stated
+    assert (rollout.stated.group, rollout.stated.facts["id"]) == ("r-0", "call-3")
+    assert rollout.stated.model is None
     assert rollout.messages == ()
 
 

@@ -25,6 +25,7 @@ from tito_audit.formats import (
 )
 from tito_audit.record.column import Alignment, MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.stated import Stated
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
@@ -195,7 +196,7 @@ def test_calls_and_the_run_say_model_end_and_version() -> None:
         group={"id": "g"},
     )
     rollout = read_one(verifiers_v1.FORMAT, row)
-    assert rollout.stated == {"group": "g", "id": "t", "model": "org/model", "trainable": False}
+    assert rollout.stated == Stated(model="org/model", group="g", facts={"id": "t", "trainable": False})
     assert rollout.turns[0].finish_reason == "length"
     assert rollout.turns[0].weight_versions == ("3", "4")
 
@@ -278,10 +279,10 @@ def test_a_run_without_ids_is_nothing_to_audit(empty: Any) -> None:
     nothing: dict[str, Any] = {"token_ids": empty, "mask": empty, "logprobs": empty}
     quiet = {**node([], 0), "sampled": True, "message": {"role": "assistant", "content": "4"}, **nothing}
     rollout = read_one(verifiers_v1.FORMAT, episode(trace({**node([]), **nothing}, quiet)))
-    assert (rollout.turns, rollout.stated["ids_wanted"]) == ((), False)
+    assert (rollout.turns, rollout.stated.ids_wanted) == ((), False)
     assert [message.role for message in rollout.messages] == ["user", "assistant"]
     for row in (episode(), episode(trace())):
-        assert read_one(verifiers_v1.FORMAT, row).stated["ids_wanted"] is False
+        assert read_one(verifiers_v1.FORMAT, row).stated.ids_wanted is False
 
 
 @pytest.mark.parametrize(
@@ -334,7 +335,7 @@ def test_bare_traces_and_uploaded_samples_say_what_the_episode_says() -> None:
     opened = {**whole, "info": json.loads(whole["info"])}
     assert said(read_one(verifiers_v1.FORMAT, opened)) == wanted
     left = read_one(verifiers_v1.FORMAT, without)
-    assert (left.turns, left.stated["ids_wanted"], len(left.messages)) == ((), False, 2)
+    assert (left.turns, left.stated.ids_wanted, len(left.messages)) == ((), False, 2)
 
 
 # verifiers before v1
@@ -348,7 +349,7 @@ def test_a_step_is_a_turn_and_the_conversation_is_that_of_the_last_step() -> Non
     assert [turn.message_index for turn in rollout.turns] == [2, 4, 6]
     assert rollout.messages[2].wire["tool_calls"][0]["function"]["name"] == "weather"
     assert rollout.messages[2].content is None
-    assert rollout.stated == {"model": "org/model", "group": "clean"}
+    assert rollout.stated == Stated(model="org/model", group="clean")
     assert rollout.training_row is None
     assert {column.name for turn in rollout.turns for column in turn.columns} == {
         "completion_logprobs",
@@ -360,7 +361,7 @@ def test_saved_tool_calls_are_strings_and_are_read() -> None:
     row = row_named(verifiers_results.FORMAT, "clean")
     del row["trajectory"]
     rollout = read_one(verifiers_results.FORMAT, row)
-    assert rollout.stated["ids_wanted"] is False
+    assert rollout.stated.ids_wanted is False
     assert rollout.messages[2].tool_calls[0].arguments == '{"city": "Oslo"}'
 
 
@@ -376,7 +377,7 @@ def test_steps_without_ids_are_nothing_to_audit(tokens: Any) -> None:
     row = row_named(verifiers_results.FORMAT, "logprobs-one-too-few")
     row["trajectory"][0]["tokens"] = tokens
     rollout = read_one(verifiers_results.FORMAT, row)
-    assert (rollout.turns, rollout.stated["ids_wanted"]) == ((), False)
+    assert (rollout.turns, rollout.stated.ids_wanted) == ((), False)
 
 
 def test_masks_that_train_something_else_are_shown_as_a_row() -> None:
@@ -446,7 +447,7 @@ def test_a_newer_token_export_is_refused_and_an_empty_one_holds_nothing() -> Non
     with pytest.raises(RecordError, match="schema_version is 2"):
         read(prime_rl_tokens.FORMAT, {**row, "schema_version": 2})
     for empty in ([], None):
-        assert read_one(prime_rl_tokens.FORMAT, {**row, "token_ids": empty}).stated["ids_wanted"] is False
+        assert read_one(prime_rl_tokens.FORMAT, {**row, "token_ids": empty}).stated.ids_wanted is False
     with pytest.raises(RecordError, match="'loss_mask' is not a list"):
         read(prime_rl_tokens.FORMAT, {**row, "loss_mask": "x"})
 
@@ -523,10 +524,10 @@ def test_what_verifiers_writes_is_read_as_it_trains_it(python: str, tmp_path: Pa
         found = [dict(raw.value or {}) for raw in open_log(folder / "v1" / name)]
         for row, (identifier, branches) in zip(found, expected.items(), strict=True):
             rollout = read_one(verifiers_v1.FORMAT, copy.deepcopy(row))
-            assert rollout.stated["id"] == identifier
-            assert rollout.stated["model"] == "org/model"
+            assert rollout.stated.facts["id"] == identifier
+            assert rollout.stated.model == "org/model"
             if identifier == "text-only":
-                assert rollout.stated["ids_wanted"] is False
+                assert rollout.stated.ids_wanted is False
                 assert [message.role for message in rollout.messages] == branches[0]["roles"]
                 continue
             assert_as_trained(rollout, branches)

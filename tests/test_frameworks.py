@@ -90,7 +90,7 @@ def test_what_the_openai_client_logs_of_a_server_that_tells_ids_is_read(tmp_path
     folder = written("openai", tmp_path)
     for rollout, call in zip(read_rollouts(folder / "vllm.jsonl"), expected_in(folder), strict=True):
         (turn,) = rollout.turns
-        assert (rollout.format, rollout.stated["model"]) == ("vllm", "org/toy")
+        assert (rollout.format, rollout.stated.model) == ("vllm", "org/toy")
         assert rollout.messages[-1].role == "assistant"
         assert turn.prompt_ids is not None
         assert turn.completion_ids is not None

@@ -40,7 +40,7 @@ LAYERS = (
     ("tokens",),
     ("chains",),
     ("align",),
-    ("record", "settings", "summary"),
+    ("record", "settings", "summary", "signature"),
     ("errors", "version"),
 )
 """From the top down: a module imports only from lines below its own, and from its own room."""

@@ -6,6 +6,7 @@ import json
 import random
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import pytest
 from pyarrow import parquet
 from test_cli import run, written
 
-from tito_audit.formats import all_formats, near_formats, pick_format, told_by
-from tito_audit.formats._signature import Way, ways_of
+from tito_audit.formats import all_formats, format_named, near_formats, pick_format, told_by
 from tito_audit.inspect import Inspection, RelationKind, Role, as_flags, as_toml, inspect_log
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
+from tito_audit.signature import Signature, Way, absent, keys, optional, way
 from tito_audit.storage import open_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,7 +100,7 @@ def test_the_page_of_every_example_log_fits_and_names_its_format_and_what_to_pas
 def test_the_keys_that_a_signature_names_are_in_the_example_log(log: Path) -> None:
     (form,) = (one for one in all_formats() if one.name == log.stem)
     rows = [raw.value for raw in open_log(log) if raw.value is not None]
-    assert ways_of(form.signature), "a signature names keys in backticks"
+    assert form.signature.by_keys, "a signature names keys"
     told = {told_by(form, row) for row in rows}
     if form.name == "generic":
         assert all(told)
@@ -122,18 +123,56 @@ def test_the_two_formats_of_one_shape_name_each_other_with_the_key_that_is_missi
 
 
 @pytest.mark.parametrize(
-    ("signature", "ways"),
+    ("signature", "text"),
     [
-        ("`a`, `b` or `c`; or `d` with `e.f`", (Way((("a", "b", "c"),)), Way((("d",), ("e.f",))))),
-        ("`a` of `b`, or `b` + `c`", (Way((("a",), ("b",))), Way((("b",), ("c",))))),
-        ("`a`, `b`, no `c`", (Way((("a",), ("b",)), absent=("c",)),)),
-        ("`a`; ids in `b[].c`", (Way((("a",),), more=("b[].c",)),)),
-        ("`a` that starts with `V-1`, at the top or on `b[]`; or words only", (Way((("a",),)),)),
-        ("`object: response` or `a`, without ids", (Way((("object", "a"),)),)),
+        (
+            Signature.of(way(keys("a", "b", "c")), way("d", keys("e.f", before=" with "))),
+            "`a`, `b` or `c`; or `d` with `e.f`",
+        ),
+        (
+            Signature.of(way("a", keys("b", before=" of ")), way("b", "c", before=", or ")),
+            "`a` of `b`, or `b`, `c`",
+        ),
+        (Signature.of(way("a", "b", absent("c"))), "`a`, `b`, no `c`"),
+        (Signature.of(way("a", optional("b[].c", before="; ids in "))), "`a`; ids in `b[].c`"),
+        (
+            Signature.of(way(keys("a", after=" (a list)"), "b"), Way(words="words only")),
+            "`a` (a list), `b`; or words only",
+        ),
+        (
+            Signature.of(way(keys("a", "object", value="response", after=", without ids"))),
+            "`a` or `object: response`, without ids",
+        ),
     ],
 )
-def test_a_signature_is_read_as_a_person_reads_it(signature: str, ways: tuple[Way, ...]) -> None:
-    assert ways_of(signature) == ways
+def test_a_signature_is_text_for_people(signature: Signature, text: str) -> None:
+    assert signature.text == text
+
+
+@pytest.mark.parametrize(
+    ("row", "told", "has", "lacks", "excess"),
+    [
+        ({"a": 1, "c": 1, "d": 1}, ("a", "c"), ("a", "c"), (), ()),
+        ({"b": 1, "c": 1, "x": {"m": 1}}, ("b", "c", "x.m"), ("b", "c"), (), ()),
+        ({"a": 1, "c": 1, "no": 1}, ("a", "c"), ("a", "c"), (), ("no",)),
+        ({"b": 1}, ("b",), ("b",), ("c",), ()),
+        ({"c": 1}, ("c",), ("c",), ("a or b",), ()),
+        ({"e": [{"f": 1}], "c": 1}, ("e[].f",), ("e[].f",), (), ()),
+    ],
+)
+def test_a_row_is_told_by_the_first_way_whose_required_keys_it_has(
+    row: dict[str, Any],
+    told: tuple[str, ...],
+    has: tuple[str, ...],
+    lacks: tuple[str, ...],
+    excess: tuple[str, ...],
+) -> None:
+    ways = (way(keys("a", "b"), "c", optional("x.m", before="; ")), Way(words="in words"), way("e[].f"))
+    form = replace(format_named("slime"), signature=Signature.of(*ways), matches=lambda _: True)
+    closed = replace(form, signature=Signature.of(replace(ways[0], keys=(*ways[0].keys, absent("no"))), *ways[1:]))
+    assert told_by(form, row) == told
+    (near,) = near_formats(row, (closed,), None)
+    assert (near.has, near.lacks, near.excess) == (has, lacks, excess)
 
 
 def test_roles_and_relations_of_own_columns_come_from_values_and_lengths(own: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tito_audit.formats import pick_format
 from tito_audit.formats._models import real_name
 from tito_audit.record.rollout import Place
+from tito_audit.record.stated import Stated
 
 NAME = "org/model-7b"
 FLAT = {"token_ids": [11, 12, 13], "loss_mask": [0, 1, 1]}
@@ -18,7 +19,7 @@ SLIME = {"tokens": [11, 12, 13], "response_length": 2, "loss_mask": [1, 1]}
 NODE = {"full_text": "", "tokens": [1, 2], "masked_tokens": [-100, 2], "logprobs": [1.0, -0.1]}
 
 
-def stated(row: Mapping[str, Any]) -> Mapping[str, object]:
+def stated(row: Mapping[str, Any]) -> Stated:
     return pick_format(row).read(row, Place("log.jsonl", 0))[0].stated
 
 
@@ -43,20 +44,20 @@ def stated(row: Mapping[str, Any]) -> Mapping[str, object]:
     ],
 )
 def test_the_model_is_found_where_a_row_names_it(row: dict[str, Any]) -> None:
-    assert stated(row)["model"] == NAME
+    assert stated(row).model == NAME
 
 
 def test_a_tokenizer_is_found_as_well() -> None:
     for key in ("tokenizer", "tokenizer_name", "tokenizer_path"):
-        assert stated({**FLAT, key: NAME})["tokenizer"] == NAME
+        assert stated({**FLAT, key: NAME}).tokenizer == NAME
 
 
 @pytest.mark.parametrize("name", ["", "model", "policy_model", "Default", " actor ", None, 7])
 def test_a_stand_in_is_no_name(name: object) -> None:
     assert real_name(name) is None
-    assert "model" not in stated({**FLAT, "model": name})
-    assert "model" not in stated({"calls": [{**CALL, "model": name}]})
+    assert stated({**FLAT, "model": name}).model is None
+    assert stated({"calls": [{**CALL, "model": name}]}).model is None
 
 
 def test_calls_of_several_models_name_none() -> None:
-    assert "model" not in stated({"calls": [{**CALL, "model": NAME}, {**CALL, "model": "org/other"}]})
+    assert stated({"calls": [{**CALL, "model": NAME}, {**CALL, "model": "org/other"}]}).model is None

@@ -204,7 +204,7 @@ def test_a_log_of_text_is_told_that_it_holds_no_ids(section: str, whose: str, te
     row = json.loads(texts[section, 0])
     assert [form.name for form in all_formats() if form.matches(row)] == ["text_only"]
     (rollout,) = pick_format(row).read(row, PLACE)
-    assert re.match(f"No token ids: this is an? {whose}", str(rollout.stated["notice"]))
+    assert re.match(f"No token ids: this is an? {whose}", rollout.stated.notice)
 
 
 def test_examples_without_ids_say_so(texts):
@@ -213,7 +213,7 @@ def test_examples_without_ids_say_so(texts):
         for one in EXAMPLES
         if one.format in ("miles_trajectory", "openai_chat")
     }
-    assert rollouts["miles_trajectory"].stated["ids_wanted"] is False
+    assert rollouts["miles_trajectory"].stated.ids_wanted is False
     (turn,) = rollouts["openai_chat"].turns  # tokens as text, from which ids are guessed
     assert (turn.prompt_ids, turn.completion_ids) == (None, None)
     assert turn.token_texts

@@ -21,6 +21,7 @@ from rich.text import Text
 from tests.report_results import ODD, TITLES, finding, golden, hostile, merge, result, results, tool_call, written
 from tito_audit.record.finding import Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.stated import Stated
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports import all_reports, report_named
 from tito_audit.reports._verdict import verdict
@@ -297,7 +298,7 @@ def test_results_hold_no_rollout_after_a_report_has_seen_them(report: Report) ->
             array = np.zeros(1, np.int32).view(Marked)
             watched.append(weakref.ref(array))
             one = result(row, merge(Place("logs/run.jsonl", row), Severity.ERROR))
-            yield Result(one.place, Rollout(one.place, "slime", stated={"x": array}), one.findings)
+            yield Result(one.place, Rollout(one.place, "slime", stated=Stated(facts={"x": array})), one.findings)
             del array, one
             gc.collect(0)
             assert sum(ref() is not None for ref in watched) <= 3

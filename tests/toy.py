@@ -60,6 +60,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TokenText, TrainingRow, Turn
+from tito_audit.record.stated import Stated
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -108,7 +109,7 @@ def rollout_of(case: Case) -> Rollout:
         messages=messages,
         tools=as_tools(case.get("tools"), "tools"),
         template_kwargs=case.get("template_args", {}),
-        stated=case.get("stated", {}),
+        stated=Stated(**case.get("stated", {})),
     )
     turns: list[Turn] = []
     for number, call in enumerate(case.get("turns", ())):

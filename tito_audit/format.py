@@ -9,6 +9,7 @@ from typing import Any
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
+from tito_audit.signature import Signature
 
 Row = Mapping[str, Any]
 """One row as storage gives it: a JSON object, or a Parquet row in which lists of numbers are one-dimensional
@@ -25,8 +26,8 @@ class Format:
     name: str
     title: str
     """What writes it, in a few words, for `tito-audit list formats`."""
-    signature: str
-    """The keys by which people recognize it."""
+    signature: Signature
+    """The keys by which it is recognized."""
     precedence: int
     """Order of detection: formats are tried from the lowest, and the first that matches wins."""
     matches: Callable[[Row], bool]

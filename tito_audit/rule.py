@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs, words_for
 from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.stated import NotRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,11 @@ def cause(
     return decorate
 
 
-def missing(rule: Rule, present: Needs) -> str | None:
-    """The evidence that the rule lacks, in words; None when it can run."""
+def missing(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = ()) -> str | None:
+    """The evidence that the rule lacks, in words and with the format's reasons; None when it can run."""
     for need in rule.needs:
         if need and not (need & present):
-            return words_for(need)
+            return words_for(need, present, reasons)
     return None
 
 

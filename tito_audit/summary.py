@@ -182,8 +182,8 @@ class Summary:
 
     def _note(self, rollout: Rollout) -> None:
         """Keep the notice of a rollout's format, once."""
-        notice = rollout.stated.get("notice")
-        if isinstance(notice, str) and notice not in self.notices:
+        notice = rollout.stated.notice
+        if notice and notice not in self.notices:
             self.notices.append(notice)
 
     def _take(self, result: Result, format: str) -> None:

@@ -17,7 +17,17 @@ FLOW = {
     "and reports": ("reports", "viewer", "terminal"),
     "Beside it": ("convert", "inspect"),
     "Nouns": ("record",),
-    "Contracts": ("format", "rule", "repair", "report", "report_objects", "registry", "summary", "errors"),
+    "Contracts": (
+        "signature",
+        "format",
+        "rule",
+        "repair",
+        "report",
+        "report_objects",
+        "registry",
+        "summary",
+        "errors",
+    ),
 }
 """Rooms and contracts of the package by what they do in a run, in the order in which a row meets them."""
 

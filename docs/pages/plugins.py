@@ -59,7 +59,7 @@ def _rule(rule: Rule) -> str:
 
 def formats(intro: str) -> Pages:
     """The formats in the order in which they are tried, and a page for each."""
-    rows = [(f"[{one.name}]({one.name}.md)", one.title, one.signature) for one in all_formats()]
+    rows = [(f"[{one.name}]({one.name}.md)", one.title, one.signature.text) for one in all_formats()]
     first, *more = re.split(r"^(?=## )", intro, flags=re.MULTILINE)
     index = "\n".join([first, table(("format", "written by", "told by"), rows), "".join(more)])
     index += "\n" + toctree(sorted(one.name for one in all_formats()))
@@ -67,7 +67,7 @@ def formats(intro: str) -> Pages:
 
 
 def _format(one: Format) -> str:
-    facts = [("Written by", one.title), ("Detection by", one.signature)]
+    facts = [("Written by", one.title), ("Detection by", one.signature.text)]
     if makers := makers_of(one):
         facts.append(("Made by", ", ".join(f"`tito-audit convert --to {maker.name}`" for maker in makers)))
     origin = inspect.cleandoc(importlib.import_module(f"tito_audit.formats.{one.name}").__doc__ or "")

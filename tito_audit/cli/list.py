@@ -48,7 +48,7 @@ def _formats() -> tuple[tuple[str, ...], _Rows]:
     from tito_audit.formats import all_formats
 
     head = ("format", "written by", "told by", "can be audited")
-    return head, [(one.name, one.title, one.signature, one.shows) for one in all_formats()]
+    return head, [(one.name, one.title, one.signature.text, one.shows) for one in all_formats()]
 
 
 def _rules() -> tuple[tuple[str, ...], _Rows]:

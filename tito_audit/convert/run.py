@@ -80,7 +80,7 @@ class Conversion:
         if self.out is not None:
             if same_place(self.out, self.log):
                 raise SetupError(
-                    f"-o {self.out}: this is the log, and a log is never written.\nName another file."
+                    f"-o {self.out}: this is the log, and a log is never overwritten.\nName another file."
                 )
             refuse_target(self.out, overwrite=self.overwrite, source=self.log)
         self.carried = ConversionOutcome()
@@ -231,10 +231,11 @@ def convert_rollouts(
 def _with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) -> dict[str, Any]:
     """The facts with the log's model and tokenizer and, for several rollouts of a row, the row as their group."""
     stated = rollout.stated
-    more: dict[str, Any] = {name: stated[name] for name in _STATED if stated.get(name) is not None}
+    named = {"model": stated.model, "tokenizer": stated.tokenizer}
+    more: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if not any(name in facts for name in GROUPS):
-        group = stated.get("group", row)
-        if isinstance(group, int | str):
+        group = row if stated.group is None else stated.group
+        if group is not None:
             more["group_id"] = group
     return {**more, **facts}
 

@@ -231,7 +231,7 @@ class _HeldValues:
         self._say([message.wire for message in rollout.messages], "messages")
         self._say(rollout.tools, "tools")
         self._say(rollout.template_kwargs, "template_kwargs")
-        self._say(rollout.stated.get("model"), "model")
+        self._say(rollout.stated.model, "model")
 
     def _count(self, *sequences: Ids) -> None:
         self._counts.update(len(ids) for ids in sequences)

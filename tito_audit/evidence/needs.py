@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Flag, auto
 
+from tito_audit.record.stated import NotRead, Unread
+
 
 class Needs(Flag):
     """What a rule needs; members joined by | are alternatives."""
@@ -40,6 +42,21 @@ _WORDS = {
 }
 
 
-def words_for(need: Needs) -> str:
-    """Why a rule that needs one of these was skipped, for the summary."""
-    return " and ".join(dict.fromkeys(_WORDS[one] for one in need if one in _WORDS))
+_UNREAD = {
+    Unread.MESSAGES: (Needs.MESSAGES, Needs.MESSAGES | Needs.RENDERING | Needs.SAMPLED),
+    Unread.PROMPTS: (Needs.PROMPTS, Needs.PROMPTS | Needs.RENDERING),
+    Unread.IDS: (Needs.COMPLETIONS | Needs.ROW, Needs.PROMPTS | Needs.COMPLETIONS | Needs.ROW),
+}
+"""What was not read: what a rollout then lacks, and which needs it leaves unmet."""
+
+
+def words_for(need: Needs, present: Needs = Needs.NOTHING, reasons: tuple[NotRead, ...] = ()) -> str:
+    """Why a rule that needs one of these could not look, for the summary, with the format's reasons."""
+    words = " and ".join(dict.fromkeys(_WORDS[one] for one in need if one in _WORDS))
+    return "; ".join((words, *(str(one) for one in reasons if _explains(one, need, present))))
+
+
+def _explains(reason: NotRead, need: Needs, present: Needs) -> bool:
+    """Whether a need is unmet because something was not read."""
+    lacked, unmet = _UNREAD[reason.what]
+    return bool(need & unmet) and not lacked & present

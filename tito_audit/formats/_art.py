@@ -23,6 +23,7 @@ from tito_audit.formats._responses_read import choice_call
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.stated import Stated
 
 
 def is_trajectory(value: object) -> bool:
@@ -36,19 +37,19 @@ def is_trajectory(value: object) -> bool:
 
 
 def trajectory_parts(
-    root: Row, trajectory: Mapping[str, Any], path: Path, place: Place, name: str, stated: Mapping[str, object]
+    root: Row, trajectory: Mapping[str, Any], path: Path, place: Place, name: str, stated: Stated
 ) -> list[Part]:
     """The rollouts of a trajectory at `path` of the row: its histories, then its exchanges.
 
     A trajectory with neither gives a rollout without messages, which needs no ids.
     """
-    facts = {**_policies(trajectory), **stated}
+    facts = replace(stated, policy_versions=_policies(trajectory))
     parts = [_history(root, one, at, place, name, facts) for one, at in _histories(trajectory, path)]
     exchanges = trajectory.get("exchanges")
     if exchanges is not None:
         for calls in exchange_threads(root, exchanges, (*path, "exchanges")):
             parts.append(part_of(calls, place, name, facts))
-    return parts or [Part(Rollout(place, name, stated={**facts, "ids_wanted": False}), ())]
+    return parts or [Part(Rollout(place, name, stated=facts.without_ids()), ())]
 
 
 def _histories(trajectory: Mapping[str, Any], path: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
@@ -67,9 +68,7 @@ def _histories(trajectory: Mapping[str, Any], path: Path) -> Iterator[tuple[Mapp
         yield history, (*path, "additional_histories", number)
 
 
-def _history(
-    root: Row, history: Mapping[str, Any], path: Path, place: Place, name: str, stated: Mapping[str, object]
-) -> Part:
+def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, name: str, stated: Stated) -> Part:
     """The rollout of one conversation; each of its choices is a call."""
     path = (*path, "messages_and_choices")
     entries = history.get("messages_and_choices", ())
@@ -78,7 +77,7 @@ def _history(
     messages: list[Message] = []
     turns: list[Turn] = []
     sources: list[FindSource] = []
-    facts = dict(stated)
+    copies = ""
     wanted = False
     for index, entry in enumerate(entries):
         if not _is_choice(entry):
@@ -89,15 +88,13 @@ def _history(
         if found.message is None:
             raise RecordError(f"{_path_text(path)}[{index}].message is not an assistant message")
         messages.append(found.message)
-        turns.append(_turn(found.turn, index, facts))
+        turns.append(_turn(found.turn, index, stated))
         at = (*path, index)
         alone = Exchange({}, (entry,), (), (at,))
         sources.append(partial(choice_source, root, alone, at, at, found.turn))
         wanted |= found.wants_ids
-        if found.disagreement is not None:
-            facts.setdefault("copies_disagree", found.disagreement)
-    if not wanted:
-        facts["ids_wanted"] = False
+        copies = copies or found.disagreement or ""
+    facts = replace(stated, copies_disagree=copies, ids_wanted=wanted)
     tools = as_tools(history.get("tools"), _path_text((*path[:-1], "tools")))
     return Part(
         Rollout(place, name, tuple(messages), tools, turns=tuple(turns if wanted else ()), stated=facts),
@@ -105,11 +102,10 @@ def _history(
     )
 
 
-def _turn(turn: Turn, index: int, stated: Mapping[str, object]) -> Turn:
-    """The turn of a choice, with the trajectory's weight version if that did not change along the way."""
-    versions = stated.get("policy_versions")
-    same = isinstance(versions, tuple) and len(set(versions)) == 1
-    known = turn.weight_versions or ((str(versions[0]),) if same and isinstance(versions, tuple) else ())
+def _turn(turn: Turn, index: int, stated: Stated) -> Turn:
+    """The turn of a choice, with the weights of the trajectory where they did not change on the way."""
+    versions = stated.policy_versions
+    known = turn.weight_versions or ((str(versions[0]),) if len(set(versions)) == 1 else ())
     return replace(turn, message_index=index, weight_versions=known)
 
 
@@ -118,10 +114,11 @@ def _is_choice(entry: object) -> bool:
     return isinstance(entry, Mapping) and isinstance(entry.get("message"), Mapping) and "role" not in entry
 
 
-def _policies(trajectory: Mapping[str, Any]) -> dict[str, object]:
-    """The weight versions at the first and the last call, if the trajectory names both."""
+def _policies(trajectory: Mapping[str, Any]) -> tuple[int, ...]:
+    """The versions of the weights at the first and the last call, where the trajectory names both."""
     versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
-    return {"policy_versions": tuple(versions)} if all(type(version) is int for version in versions) else {}
+    known = tuple(version for version in versions if type(version) is int)
+    return known if len(known) == len(versions) else ()
 
 
 def _path_text(path: Sequence[str | int]) -> str:

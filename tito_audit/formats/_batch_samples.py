@@ -90,7 +90,7 @@ def sample_rollout(
     turns: tuple[Turn, ...] = ()
     stated = stated_facts(row)
     if not any(is_list(row.get(name)) and len(row[name]) for name in names):
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
     elif trained is None:
         plain = {name: value for name, value in row.items() if name not in ("messages", *FLAT_IDS)}
         turns = (call_turn(plain, prompt_messages=asked or None),)

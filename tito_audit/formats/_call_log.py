@@ -19,6 +19,7 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
+from tito_audit.record.stated import NOTHING_STATED, Stated
 
 FindSource = Callable[[], CallSource]
 """Finds where a call is in its row; called only when something has to be written."""
@@ -36,7 +37,7 @@ class LoggedCall:
     answer: Message | None = None
     tools: tuple[ToolSpec, ...] = ()
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
-    stated: Mapping[str, object] = field(default_factory=dict)
+    stated: Stated = NOTHING_STATED
     wants_ids: bool = True
     """False if the log has neither ids nor a column for them."""
 
@@ -66,9 +67,7 @@ def chat_calls(
         at = path if choice is response else (*path, "choices", number)
         one = choice_call(request, response, choice, number)
         source = partial(choice_source, root, found, path, at, one.turn)
-        stated = request_facts(request, response)
-        if one.disagreement is not None:
-            stated["copies_disagree"] = one.disagreement
+        stated = replace(request_facts(request, response), copies_disagree=one.disagreement or "")
         calls.append(
             LoggedCall(one.turn, source, before, one.message, stated=stated, wants_ids=one.wants_ids, **fields)
         )
@@ -99,20 +98,16 @@ def threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[LoggedCall]]
     return [*found, *alternatives]
 
 
-def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Mapping[str, object]) -> Part:
-    """The rollout of one thread: its messages are the last call's, and calls that fit into them have an index."""
+def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated) -> Part:
+    """The rollout of one thread: its messages are the last call's, and a call that fits into them says so."""
     last = calls[-1]
     messages = last.prompt if last.answer is None or not last.prompt else (*last.prompt, last.answer)
-    rollout = Rollout(
-        place,
-        name,
-        messages,
-        last.tools,
-        last.template_kwargs,
-        stated={**last.stated, **_first_of(calls), **stated},
-    )
+    # What only one of the calls states and all should be known by.
+    copies = next((call.stated.copies_disagree for call in calls if call.stated.copies_disagree), "")
+    said = replace(last.stated, copies_disagree=copies).overlaid(stated)
+    rollout = Rollout(place, name, messages, last.tools, last.template_kwargs, stated=said)
     if not any(call.wants_ids for call in calls):
-        return Part(replace(rollout, stated={**rollout.stated, "ids_wanted": False}), ())
+        return Part(replace(rollout, stated=said.without_ids()), ())
     turns: list[Turn] = []
     limit = len(messages)
     for call in reversed(calls):
@@ -166,7 +161,7 @@ def parts_sources(parts_of: PartsOf) -> SourcesOf:
 
 
 def _context(call: LoggedCall) -> tuple[Any, ...]:
-    return call.stated.get("model"), call.stated.get("attempt"), call.tools, call.template_kwargs
+    return call.stated.model, call.stated.attempt, call.tools, call.template_kwargs
 
 
 def _continued(exchange: Sequence[LoggedCall], after: Sequence[Sequence[LoggedCall]]) -> int:
@@ -179,12 +174,6 @@ def _continued(exchange: Sequence[LoggedCall], after: Sequence[Sequence[LoggedCa
         if any(_same(later[0].prompt[: len(said)], said) for later in after):
             return number
     return 0
-
-
-def _first_of(calls: Sequence[LoggedCall]) -> dict[str, object]:
-    """Facts that one of the calls has and that hold for the whole thread."""
-    found = next((call.stated["copies_disagree"] for call in calls if "copies_disagree" in call.stated), None)
-    return {} if found is None else {"copies_disagree": found}
 
 
 def _same(left: Sequence[Message], right: Sequence[Message]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from tito_audit.errors import RecordError
 from tito_audit.formats._models import model_facts
 from tito_audit.record.arrays import Ids, as_ids, json_kind
 from tito_audit.record.column import MovePolicy
+from tito_audit.record.stated import Stated
 
 Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 
@@ -208,15 +210,13 @@ def policy_of(name: str) -> MovePolicy:
     return MovePolicy.STALE if name in STALE else MovePolicy.MOVE
 
 
-def stated_facts(row: Mapping[str, Any]) -> dict[str, object]:
-    """What the row says about itself: the names of `model` and `tokenizer`, `id` if a string, and `group`."""
+def stated_facts(row: Mapping[str, Any]) -> Stated:
+    """What the row says about itself: `model` and `tokenizer` by name, `id` if it is a text, and `group`."""
     stated = model_facts(row)
     if isinstance(row.get("id"), str):
-        stated["id"] = row["id"]
+        stated = stated.with_facts(id=row["id"])
     group = next((row[name] for name in _GROUPS if isinstance(row.get(name), int | str)), None)
-    if group is not None:
-        stated["group"] = group
-    return stated
+    return stated if group is None else replace(stated, group=group)
 
 
 def parsed(row: Mapping[str, Any], name: str) -> Any:

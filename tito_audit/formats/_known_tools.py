@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tito_audit.record.message import Message, ToolSpec
 
+TOOLS_MISSING = "they call tools that the log does not list"
+"""Why messages of such a conversation are not read."""
+
 
 def calls_unknown_tools(messages: Iterable[Message], tools: Sequence[ToolSpec]) -> bool:
     """True if a message calls a tool that was not logged.

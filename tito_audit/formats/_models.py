@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_NAMES = {
-    "model": ("model", "model_name", "model_name_or_path", "model_path", "model_id"),
-    "tokenizer": ("tokenizer", "tokenizer_name", "tokenizer_name_or_path", "tokenizer_path"),
-}
+from tito_audit.record.stated import Stated
+
+_NAMES = (
+    ("model", "model_name", "model_name_or_path", "model_path", "model_id"),
+    ("tokenizer", "tokenizer_name", "tokenizer_name_or_path", "tokenizer_path"),
+)
 _CONTAINERS = ("metadata", "meta_info", "extra_info", "config", "sampling_args", "agent", "response", "request")
 _CALLS = ("calls", "turns", "steps", "trajectory")
 _MOST_CALLS = 256
@@ -47,14 +49,10 @@ def one_model(names: Sequence[object]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def model_facts(row: Mapping[str, Any]) -> dict[str, object]:
-    """`model` and `tokenizer` as named by the row, an object in it, or all of its calls."""
-    stated: dict[str, object] = {}
-    for what, names in _NAMES.items():
-        found = _in_row(row, names) or one_model(list(_of_calls(row, names)))
-        if found is not None:
-            stated[what] = found
-    return stated
+def model_facts(row: Mapping[str, Any]) -> Stated:
+    """`model` and `tokenizer` as the row names them, an object in it, or all of its calls."""
+    model, tokenizer = (_in_row(row, names) or one_model(list(_of_calls(row, names))) for names in _NAMES)
+    return Stated(model=model, tokenizer=tokenizer)
 
 
 def _in_row(row: Mapping[str, Any], names: Sequence[str]) -> str | None:

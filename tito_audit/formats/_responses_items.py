@@ -17,6 +17,9 @@ from tito_audit.record.message import Message, ToolSpec, as_message
 
 Item = Mapping[str, Any]
 
+ITEMS_UNREAD = "the answer has items that chat messages have no place for, such as a hosted web search"
+"""Why messages of such an answer are not read."""
+
 TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 """What NeMo-Gym puts on one item of a call: all three or none."""
 

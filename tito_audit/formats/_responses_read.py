@@ -27,6 +27,7 @@ from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_message, as_messages, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.stated import Stated, as_group
 
 _ID_KEYS = ("token_ids", "output_ids", "prompt_token_ids")
 
@@ -71,15 +72,11 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
     )
 
 
-def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, object]:
-    """What a request and its answer say about the model and its template."""
-    stated: dict[str, object] = {}
-    model = real_name(response.get("model")) or real_name(request.get("model"))
-    if model is not None:
-        stated["model"] = model
-    if isinstance(request.get("chat_template"), str):
-        stated["chat_template"] = request["chat_template"]
-    return stated
+def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> Stated:
+    """What a request and its answer state about the model and its template."""
+    template = request.get("chat_template")
+    stated = Stated(model=real_name(response.get("model")) or real_name(request.get("model")))
+    return stated.with_facts(chat_template=template) if isinstance(template, str) else stated
 
 
 def request_fields(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,14 +108,12 @@ def _rollout(
     found = choice_call(request, response, choice, number)
     messages = (*before, found.message) if before and found.message is not None else ()
     turn = replace(found.turn, message_index=len(before) if messages else None)
-    stated = request_facts(request, response)
-    if siblings > 1 and response.get("id") is not None:
-        stated["group"] = response["id"]
-    if found.disagreement is not None:
-        stated["copies_disagree"] = found.disagreement
+    stated = replace(request_facts(request, response), copies_disagree=found.disagreement or "")
+    if siblings > 1:
+        stated = replace(stated, group=as_group(response.get("id")))
     turns: tuple[Turn, ...] = (turn,)
     if not found.wants_ids:
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
         turns = ()
     return replace(base, messages=messages, turns=turns, stated=stated)
 

@@ -35,6 +35,8 @@ from tito_audit.formats._stream import is_chunks, joined
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter
+from tito_audit.record.stated import Stated
+from tito_audit.signature import Signature, keys, way
 
 _TRIPLET = ("prompt_token_ids", "response_token_ids")
 
@@ -60,7 +62,7 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
     found = _last_of_retries([_calls(row, event, path) for event, path in events])
     parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(found)]
     if not parts:
-        parts = [Part(Rollout(place, FORMAT.name, stated={**stated, "ids_wanted": False}), ())]
+        parts = [Part(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
     return numbered(parts, place)
 
 
@@ -116,12 +118,12 @@ def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any
     """The call with what its event says about the server."""
     server = data.get("server")
     server = server if isinstance(server, Mapping) else {}
-    stated = dict(call.stated)
-    model = real_name(server.get("model"))
-    if model is not None:
-        stated["model"] = model
-    if isinstance(event.get("attempt_id"), int | str):
-        stated["attempt"] = event["attempt_id"]
+    attempt = event.get("attempt_id")
+    stated = replace(
+        call.stated,
+        model=real_name(server.get("model")) or call.stated.model,
+        attempt=attempt if isinstance(attempt, int | str) else None,
+    )
     turn = _versioned(call.turn, server.get("version", data.get("model_version")))
     return replace(call, turn=turn, source=partial(_with_proxy_fields, call.source, data, path), stated=stated)
 
@@ -168,19 +170,22 @@ def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource
 
 def _prompt_key(calls: Sequence[LoggedCall]) -> tuple[object, bytes] | None:
     prompt = calls[0].turn.prompt_ids if calls else None
-    return None if prompt is None or not len(prompt) else (str(calls[0].stated.get("attempt")), prompt.tobytes())
+    return None if prompt is None or not len(prompt) else (str(calls[0].stated.attempt), prompt.tobytes())
 
 
-def _stated(holder: Mapping[str, Any]) -> dict[str, object]:
-    """The id of the rollout, if the event or the archived rollout has one."""
+def _stated(holder: Mapping[str, Any]) -> Stated:
+    """The name of the rollout, where the event or the archived rollout has one."""
     name = next((holder[key] for key in ("rollout_id", "id") if isinstance(holder.get(key), str)), None)
-    return {} if name is None else {"id": name}
+    return Stated().with_facts(id=name)
 
 
 FORMAT = Format(
     name="agent_lightning_event",
     title="Agent Lightning events",
-    signature="`event_type`, `rollout_id`, `data`; or `rollout` with `events` of them",
+    signature=Signature.of(
+        way("event_type", "rollout_id", "data"),
+        way("rollout", keys("events", before=" with ", after=" of them")),
+    ),
     precedence=150,
     matches=_matches,
     read=_read,

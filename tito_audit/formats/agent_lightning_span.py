@@ -24,6 +24,8 @@ from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
+from tito_audit.record.stated import Stated
+from tito_audit.signature import Signature, keys, way
 
 _WEAVE = "agentlightning.operation.output"
 _RAW = "llm.hosted_vllm"
@@ -61,7 +63,8 @@ def _matches(row: Row) -> bool:
 
 
 def _parts(row: Row, place: Place) -> Sequence[Part]:
-    stated: dict[str, object] = {"id": row["rollout_id"]} if isinstance(row.get("rollout_id"), str) else {}
+    name = row.get("rollout_id")
+    stated = Stated().with_facts(id=name if isinstance(name, str) else None)
     if isinstance(row.get("attributes"), Mapping):
         calls = [_span(row["attributes"], stated)]
     elif _is_triplet(row):
@@ -86,8 +89,8 @@ def _is_triplet(value: object) -> bool:
     return all(isinstance(side, Mapping) and "token_ids" in side for side in sides)
 
 
-def _span(attributes: Mapping[str, Any], stated: Mapping[str, object]) -> LoggedCall:
-    """The call of one span; a span that is not a model call needs no ids."""
+def _span(attributes: Mapping[str, Any], stated: Stated) -> LoggedCall:
+    """The call of one span; a span that is none wants no ids."""
     found = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
     completion = None if found is None else _own_completion(literal(attributes[found]), found)
     held = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
@@ -196,9 +199,8 @@ def _source(held: _TokenFields, prompt_ids: Ids | None) -> CallSource:
     )
 
 
-def _model(*names: object) -> dict[str, object]:
-    known = next((found for name in names if (found := real_name(name)) is not None), None)
-    return {} if known is None else {"model": known}
+def _model(*names: object) -> Stated:
+    return Stated(model=next((found for name in names if (found := real_name(name)) is not None), None))
 
 
 def _text(value: object) -> str | None:
@@ -208,7 +210,11 @@ def _text(value: object) -> str | None:
 FORMAT = Format(
     name="agent_lightning_span",
     title="Agent Lightning spans and triplets",
-    signature="`span_id`, `trace_id`, `attributes`; or `prompt.token_ids` + `response.token_ids`; or `triplets`",
+    signature=Signature.of(
+        way("span_id", "trace_id", "attributes"),
+        way("prompt.token_ids", keys("response.token_ids", before=" + ")),
+        way("triplets"),
+    ),
     precedence=151,
     matches=_matches,
     read=_read,

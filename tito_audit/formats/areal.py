@@ -31,6 +31,7 @@ from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
+from tito_audit.signature import Signature, keys, way
 
 _NOT_SAMPLED = -1
 """The version of a token that was not generated."""
@@ -97,7 +98,10 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="areal",
     title="AReaL trajectories and model responses",
-    signature="`input_ids` with `versions`; or `output_tokens` with `output_versions`",
+    signature=Signature.of(
+        way("input_ids", keys("versions", before=" with ")),
+        way("output_tokens", keys("output_versions", before=" with ")),
+    ),
     precedence=228,
     matches=_matches,
     read=_read,

@@ -13,6 +13,8 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._art import is_trajectory, trajectory_parts
 from tito_audit.formats._call_log import Part, numbered, parts_sources, parts_written
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.stated import NOTHING_STATED, Stated
+from tito_audit.signature import Signature, keys, way
 
 
 def _matches(row: Row) -> bool:
@@ -24,7 +26,7 @@ def _matches(row: Row) -> bool:
 
 def _parts(row: Row, place: Place) -> Sequence[Part]:
     if "trajectories" not in row:
-        return numbered(trajectory_parts(row, row, (), place, FORMAT.name, {}), place)
+        return numbered(trajectory_parts(row, row, (), place, FORMAT.name, NOTHING_STATED), place)
     listed = row["trajectories"]
     if not isinstance(listed, list | tuple):
         raise RecordError("trajectories is not a list")
@@ -32,7 +34,7 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
     for number, one in enumerate(listed):
         if not is_trajectory(one):
             raise RecordError(f"trajectories[{number}] is not a trajectory: it has no list `messages_and_choices`")
-        parts += trajectory_parts(row, one, ("trajectories", number), place, FORMAT.name, {"group": place.row})
+        parts += trajectory_parts(row, one, ("trajectories", number), place, FORMAT.name, Stated(group=place.row))
     return numbered(parts, place)
 
 
@@ -43,7 +45,10 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 FORMAT = Format(
     name="art_group",
     title="ART trajectory groups (JSONL)",
-    signature="`trajectories[].messages_and_choices`; or `messages_and_choices` of one trajectory",
+    signature=Signature.of(
+        way("trajectories[].messages_and_choices"),
+        way(keys("messages_and_choices", after=" of one trajectory")),
+    ),
     precedence=120,
     matches=_matches,
     read=_read,

@@ -23,6 +23,8 @@ from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.stated import Stated, as_group
+from tito_audit.signature import Signature, way
 
 _VERSION = 2
 _V1 = frozenset({"group_index", "reward", "metrics", "metadata", "tools", "logs", "messages"})
@@ -49,7 +51,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
             "read, and version 1, which has no such column"
         )
     if row["trajectory_json"] is None:
-        return (Rollout(place, FORMAT.name, stated={**_group(row), "ids_wanted": False}),)
+        return (Rollout(place, FORMAT.name, stated=_group(row).without_ids()),)
     return tuple(part.rollout for part in _parts_in(_group(row))(_trajectory(row), place))
 
 
@@ -69,7 +71,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     return ({**row, "trajectory_json": rewritten_string(row["trajectory_json"], trajectory, new)},)
 
 
-def _parts_in(stated: Mapping[str, object]) -> Any:
+def _parts_in(stated: Stated) -> Any:
     def parts(trajectory: Row, place: Place) -> Sequence[Part]:
         return numbered(trajectory_parts(trajectory, trajectory, (), place, FORMAT.name, stated), place)
 
@@ -103,7 +105,7 @@ def _text_only(row: Row, place: Place) -> Rollout:
         FORMAT.name,
         tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages or ())),
         as_tools(parsed(row, "tools"), "tools"),
-        stated={**_group(row), "ids_wanted": False},
+        stated=_group(row).without_ids(),
     )
 
 
@@ -116,15 +118,17 @@ def _message(value: object, where: str) -> Message:
     return as_message(wire, where)
 
 
-def _group(row: Row) -> dict[str, object]:
-    group = row.get("group_index")
-    return {} if group is None else {"group": group}
+def _group(row: Row) -> Stated:
+    return Stated(group=as_group(row.get("group_index")))
 
 
 FORMAT = Format(
     name="art_parquet",
     title="ART trajectories (Parquet)",
-    signature="`format_version`, `group_json`, `trajectory_json`; or `group_index`, `messages[].trainable`",
+    signature=Signature.of(
+        way("format_version", "group_json", "trajectory_json"),
+        way("group_index", "messages[].trainable"),
+    ),
     precedence=10,
     matches=_matches,
     read=_read,

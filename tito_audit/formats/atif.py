@@ -23,7 +23,7 @@ from tito_audit.formats._atif import (
     step_turn,
 )
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
 from tito_audit.formats._models import one_model
 from tito_audit.formats._sources import object_at, of_calls, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
@@ -31,6 +31,8 @@ from tito_audit.record.edits import ABSENT, Edit, Path
 from tito_audit.record.message import as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
+from tito_audit.record.stated import Stated, Unread
+from tito_audit.signature import Signature, keys, way
 
 _INNER = "subagent_trajectories"
 
@@ -69,17 +71,18 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
     tools = as_tools(agent.get("tool_definitions"), f"{where}agent.tool_definitions")
     stated = _stated(trajectory["steps"], agent, found)
     if found.unread:
-        stated["items_not_read"] = found.unread
+        because = "an observation of a step without an agent has no known form"
+        stated = stated.with_facts(items_not_read=found.unread).not_read(Unread.MESSAGES, because)
     elif calls_unknown_tools(found.messages, tools):
-        # The agent parsed these calls from the model's text, or their tools were not logged; either way no
-        # prompt can be rendered again.
-        stated["messages_retold"] = True
-    told = not {"items_not_read", "messages_retold"} & stated.keys()
+        # Calls that no tool definition knows are what the agent made of the model's text, and with tools
+        # that were not logged no prompt can be rendered again.
+        stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
+    told = not stated.reasons
     turns: tuple[Turn, ...] = ()
     if any(call.metrics.get(name) is not None for call in found.calls for name in ID_NAMES):
         turns = tuple(_turn(call, found, f"{where}steps[{call.step}]", told) for call in found.calls)
     else:
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
     return Rollout(place, FORMAT.name, found.messages if told else (), tools, turns=turns, stated=stated)
 
 
@@ -91,12 +94,12 @@ def _turn(call: StepCall, found: Conversation, where: str, told: bool) -> Turn:
     return step_turn(call, where, message_index=index, text=message.text if whole else None)
 
 
-def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation) -> dict[str, object]:
-    """The model, unless the steps of the trajectory name several."""
+def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation) -> Stated:
+    """The model, unless the steps of one trajectory name several."""
     usual = agent.get("model_name")
     named = [steps[call.step].get("model_name") for call in found.calls] or [usual]
     model = one_model([name if isinstance(name, str) else usual for name in named])
-    return {"model": model} if model is not None else {}
+    return Stated(model=model)
 
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
@@ -150,7 +153,7 @@ def _path_text(path: Path) -> str:
 FORMAT = Format(
     name="atif",
     title="ATIF trajectories (Harbor)",
-    signature="`schema_version` that starts with `ATIF-v`, `agent`, `steps`",
+    signature=Signature.of(way(keys("schema_version", after=" that starts with `ATIF-v`"), "agent", "steps")),
     precedence=30,
     matches=_matches,
     read=_read,

@@ -16,6 +16,7 @@ from tito_audit.formats._samples import row_written
 from tito_audit.formats._sources import own_sources
 from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, keys, way
 
 
 def _matches(row: Row) -> bool:
@@ -48,7 +49,9 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 FORMAT = Format(
     name="atropos_item",
     title="Atropos items (ScoredDataItem)",
-    signature="`tokens`, `masks` as flat lists, `scores` as a number",
+    signature=Signature.of(
+        way("tokens", keys("masks", after=" as flat lists"), keys("scores", after=" as a number"))
+    ),
     precedence=110,
     matches=_matches,
     read=_read,

@@ -24,6 +24,8 @@ from tito_audit.formats._values import equal_values
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.stated import Stated
+from tito_audit.signature import Signature, keys, way
 
 _COLUMNS = ("tokens", "masked_tokens", "logprobs")
 _KEYS = {"full_text", *_COLUMNS}
@@ -132,20 +134,17 @@ def _node(node: Any, key: object, is_source: bool, changes: Sequence[_Change]) -
     return made[0] if made else node
 
 
-def _stated(row: Row, node: Mapping[str, Any]) -> dict[str, object]:
-    stated = {**stated_facts(row), **stated_facts(node)}
+def _stated(row: Row, node: Mapping[str, Any]) -> Stated:
+    stated = stated_facts(row).overlaid(stated_facts(node))
     metadata = node.get("metadata")
     if isinstance(metadata, Mapping):
         # The server had no ids to give: 0, 1, 2, … stand in their place.
         dummy = metadata.get("dummy_tokens")
         if isinstance(dummy, int) and dummy:
-            stated["dummy_tokens"] = True
-        reason = finish_reason(metadata)
-        if reason is not None:
-            stated["finish_reason"] = reason
-    if isinstance(node.get("full_text"), str):
-        stated["full_text"] = node["full_text"]
-    return stated
+            stated = replace(stated, dummy_tokens=True)
+        stated = stated.with_facts(finish_reason=finish_reason(metadata))
+    text = node.get("full_text")
+    return stated.with_facts(full_text=text if isinstance(text, str) else None)
 
 
 def _nodes(row: Row) -> Sequence[Any]:
@@ -170,7 +169,10 @@ def _is_node(value: object) -> bool:
 FORMAT = Format(
     name="atropos_node",
     title="Atropos sequence nodes (managed server state)",
-    signature="`full_text`, `tokens`, `masked_tokens`, `logprobs`; or `nodes` or `sequences` of them",
+    signature=Signature.of(
+        way("full_text", "tokens", "masked_tokens", "logprobs"),
+        way(keys("nodes", "sequences", after=" of them")),
+    ),
     precedence=80,
     matches=_matches,
     read=_read,

@@ -41,6 +41,7 @@ from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
+from tito_audit.signature import Signature, Way, keys, way
 
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
@@ -88,7 +89,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
         messages = messages_of_row(messages)
     stated = stated_facts(row)
     if not turns and trained is None and not any(name in row for name in FLAT_IDS):
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
     arguments = row.get("chat_template_kwargs")
     return Rollout(
         place,
@@ -272,7 +273,11 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="generic",
     title="Generic columns",
-    signature="`token_ids`, `tokens` or `input_ids`; or prompt and completion ids; or `calls` of them",
+    signature=Signature.of(
+        way(keys("token_ids", "tokens", "input_ids")),
+        Way(words="prompt and completion ids"),
+        way(keys("calls", after=" of them")),
+    ),
     precedence=270,
     matches=_matches,
     read=_read,

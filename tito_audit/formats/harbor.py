@@ -23,6 +23,8 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
+from tito_audit.record.stated import Stated
+from tito_audit.signature import Signature, Way, keys, way
 
 _COUNTS = ("n_input_tokens", "n_output_tokens", "rollout_details")
 _PROMPTS, _COMPLETIONS, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "logprobs"
@@ -68,7 +70,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     ]
     if any(turn for rollout in found for turn in rollout.turns):
         return tuple(found)
-    return (Rollout(replace(place, item=0), FORMAT.name, stated={**stated, "ids_wanted": False}),)
+    return (Rollout(replace(place, item=0), FORMAT.name, stated=stated.without_ids()),)
 
 
 def _details(row: Row) -> Iterator[_Detail]:
@@ -208,12 +210,10 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
             yield Edit((*holder, "n_input_tokens"), new)
 
 
-def _stated(row: Row) -> dict[str, object]:
+def _stated(row: Row) -> Stated:
     model = real_name(object_at(row, "agent_info", "model_info"))
-    stated: dict[str, object] = {} if model is None else {"model": model}
-    if isinstance(row.get("task_name"), str):
-        stated["group"] = row["task_name"]
-    return stated
+    group = row.get("task_name")
+    return Stated(model=model, group=group if isinstance(group, str) else None)
 
 
 def _is_lists(value: object) -> bool:
@@ -227,7 +227,10 @@ def _path_text(path: Path) -> str:
 FORMAT = Format(
     name="harbor",
     title="Harbor trial results (rollout details)",
-    signature="`agent_result` or `step_results` with `rollout_details`; or lists of lists of ids",
+    signature=Signature.of(
+        way(keys("agent_result", "step_results"), keys("rollout_details", before=" with ")),
+        Way(words="lists of lists of ids"),
+    ),
     precedence=220,
     matches=_matches,
     read=_read,

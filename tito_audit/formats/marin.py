@@ -16,6 +16,7 @@ from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, keys, way
 
 
 def _matches(row: Row) -> bool:
@@ -43,7 +44,9 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 FORMAT = Format(
     name="marin",
     title="Marin rollouts, written as JSON",
-    signature="`prompt_tokens` (a list), `response_tokens`, `response_logprobs`, `token_rewards`",
+    signature=Signature.of(
+        way(keys("prompt_tokens", after=" (a list)"), "response_tokens", "response_logprobs", "token_rewards")
+    ),
     precedence=210,
     matches=_matches,
     read=_read,

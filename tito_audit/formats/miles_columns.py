@@ -15,6 +15,8 @@ from tito_audit.formats._samples import row_written
 from tito_audit.formats._slime_samples import sample_row, updated_sample
 from tito_audit.formats._sources import own_sources
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.stated import NOTHING_STATED
+from tito_audit.signature import Signature, keys, way
 
 _COLUMNS = {"sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs"}
 _OURS = {"tito_audit"}
@@ -32,14 +34,21 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         said = total if type(total) is int else "not a number"
         raise RecordError(f"total_length is {said}, but the column 'tokens' holds {held} ids")
     index = row["sample_index"]
-    stated: dict[str, object] = {"sample_index": index} if type(index) is int else {}
+    stated = NOTHING_STATED.with_facts(sample_index=index if type(index) is int else None)
     return (Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated),)
 
 
 FORMAT = Format(
     name="miles_columns",
     title="miles dashboard columns",
-    signature="exactly `sample_index`, the two lengths, `tokens`, `loss_mask`, `rollout_log_probs`",
+    signature=Signature.of(
+        way(
+            keys("sample_index", before="exactly ", after=", the two lengths"),
+            "tokens",
+            "loss_mask",
+            "rollout_log_probs",
+        )
+    ),
     precedence=20,
     matches=_matches,
     read=_read,

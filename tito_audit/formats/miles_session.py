@@ -28,6 +28,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.signature import Signature, keys, way
 
 _RUNNING = "accumulated_token_ids"
 _VERDICT = "tito_session_mismatch"
@@ -58,18 +59,10 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     calls = _calls(row, place)
     last = calls[-1].rollouts[0] if calls else Rollout(place, FORMAT.name)
     turns = written_once([_in_place(call.rollouts[0], last.messages) for call in calls], last.messages)
-    stated = {**last.stated, "session_id": row["session_id"]}
-    stated.pop("copies_disagree", None)
-    stated.pop("ids_wanted", None)
-    odd = [one.rollouts[0].stated.get("copies_disagree") for one in calls]
-    odd.append(_out_of_step(row, turns))
-    if any(odd):
-        stated["copies_disagree"] = "; ".join(str(words) for words in odd if words)
-    if not turns:
-        stated["ids_wanted"] = False
-    for name in (_TRIM, _VERDICT):
-        if _metadata(row).get(name) is not None:
-            stated[name] = _metadata(row)[name]
+    odd = [*(one.rollouts[0].stated.copies_disagree for one in calls), _out_of_step(row, turns)]
+    verdicts = {name: _metadata(row).get(name) for name in (_TRIM, _VERDICT)}
+    stated = replace(last.stated, copies_disagree="; ".join(filter(None, odd)), ids_wanted=bool(turns))
+    stated = stated.with_facts(session_id=row["session_id"], **verdicts)
     return (replace(last, place=place, turns=turns, stated=stated),)
 
 
@@ -216,7 +209,9 @@ def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
 FORMAT = Format(
     name="miles_session",
     title="miles sessions",
-    signature="`session_id` + `records` of requests and answers, `metadata`",
+    signature=Signature.of(
+        way("session_id", keys("records", before=" + ", after=" of requests and answers"), "metadata")
+    ),
     precedence=160,
     matches=_matches,
     read=_read,

@@ -15,6 +15,8 @@ from tito_audit.formats._update import at_most_one_each
 from tito_audit.record.message import as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.stated import Unread
+from tito_audit.signature import Signature, absent, way
 
 _TOKENS = "dashboard_columns/rollout_ID.parquet"
 
@@ -26,10 +28,9 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    stated = {**stated_facts(row), "ids_wanted": False, "ids_elsewhere": f"{_TOKENS}, on sample_index"}
-    for name in ("sample_index", "status"):
-        if isinstance(row[name], int | str):
-            stated[name] = row[name]
+    facts = {name: row[name] for name in ("sample_index", "status") if isinstance(row[name], int | str)}
+    stated = stated_facts(row).with_facts(**facts).without_ids()
+    stated = stated.not_read(Unread.IDS, f"they are in {_TOKENS}, by sample_index")
     return (Rollout(place, FORMAT.name, as_messages(row["messages"], "messages"), stated=stated),)
 
 
@@ -45,7 +46,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 FORMAT = Format(
     name="miles_trajectory",
     title="miles conversations",
-    signature="`sample_index`, `group_index`, `status`, `messages`, no `tokens`",
+    signature=Signature.of(way("sample_index", "group_index", "status", "messages", absent("tokens"))),
     precedence=180,
     matches=_matches,
     read=_read,

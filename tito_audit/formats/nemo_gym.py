@@ -26,6 +26,7 @@ from tito_audit.formats._gym_calls import (
 from tito_audit.formats._gym_write import updated_rows
 from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import (
+    ITEMS_UNREAD,
     TOKEN_KEYS,
     Item,
     chat_tools,
@@ -40,6 +41,8 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.stated import Stated, Unread, as_group
+from tito_audit.signature import Signature, keys, way
 
 
 def _matches(row: Row) -> bool:
@@ -55,18 +58,18 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     layout = layout_of(row)
     messages = layout.messages
     if is_chat(row):
-        stated = _stated(row, row)
-        turns = _turns(layout.calls, messages, stated)
+        turns = _turns(layout.calls, messages)
+        stated = replace(_stated(row, row), ids_wanted=_wants_ids(layout.calls))
         tools = as_tools(row.get("tools"), "tools")
         return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
     params, response = request_of(row)
-    stated = _stated(row, response)
-    turns = _turns(layout.calls, messages, stated)
+    turns = _turns(layout.calls, messages)
+    stated = replace(_stated(row, response), ids_wanted=_wants_ids(layout.calls))
     if turns and cut_by_length(response):
         turns = (*turns[:-1], replace(turns[-1], finish_reason="length"))
     unread = _unread(response["output"])
     if unread:
-        stated["items_not_read"] = unread
+        stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, ITEMS_UNREAD)
     if unread or not (layout.has_request or starts_conversation(messages)):
         # Messages with gaps, or without their request, would render as if nothing were missing.
         messages = ()
@@ -79,14 +82,17 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     return updated_rows(row, repaired, _read)
 
 
-def _turns(calls: Sequence[GymCall], messages: Sequence[Message], stated: dict[str, object]) -> tuple[Turn, ...]:
-    """One turn per call; none, and `ids_wanted` False, if the log holds neither ids nor decoded tokens."""
-    token_items = [call.token_item for call in calls if call.token_item is not None]
-    if not any(token_item.get(key) is not None for token_item in token_items for key in TOKEN_KEYS):
-        stated["ids_wanted"] = False
-        if not token_items:
-            return ()
+def _turns(calls: Sequence[GymCall], messages: Sequence[Message]) -> tuple[Turn, ...]:
+    """One turn per call; none if the log holds neither ids nor decoded tokens."""
+    if all(call.token_item is None for call in calls):
+        return ()
     return written_once([_turn(call, messages) for call in calls], messages)
+
+
+def _wants_ids(calls: Sequence[GymCall]) -> bool:
+    """Whether the log has a place for ids."""
+    token_items = [call.token_item for call in calls if call.token_item is not None]
+    return any(token_item.get(key) is not None for token_item in token_items for key in TOKEN_KEYS)
 
 
 def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
@@ -141,15 +147,9 @@ def _is_numbers(value: object) -> bool:
     return isinstance(value, list) and len(value) > 1 and all(isinstance(x, int | float) for x in value)
 
 
-def _stated(row: Row, response: Mapping[str, Any]) -> dict[str, object]:
-    stated: dict[str, object] = {}
-    model = real_name(response.get("model"))
-    if model is not None:
-        stated["model"] = model
-    for name, key in (("group", "_ng_task_index"), ("mask_sample", "mask_sample")):
-        if row.get(key) is not None:
-            stated[name] = row[key]
-    return stated
+def _stated(row: Row, response: Mapping[str, Any]) -> Stated:
+    stated = Stated(model=real_name(response.get("model")), group=as_group(row.get("_ng_task_index")))
+    return stated.with_facts(mask_sample=row.get("mask_sample"))
 
 
 def _same(left: Sequence[Message], right: Sequence[Message]) -> bool:
@@ -179,7 +179,10 @@ def _filled(values: object) -> bool:
 FORMAT = Format(
     name="nemo_gym",
     title="NeMo-Gym rollouts",
-    signature="`responses_create_params` + `response.output`; or messages with `generation_token_ids`",
+    signature=Signature.of(
+        way("responses_create_params", keys("response.output", before=" + ")),
+        way(keys("generation_token_ids", before="messages with ")),
+    ),
     precedence=50,
     matches=_matches,
     read=_read,

@@ -26,6 +26,8 @@ from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.stated import Stated
+from tito_audit.signature import Signature, way
 
 _VERSION = 3
 _DIGEST_OF = b"nemo-gym-tokens"
@@ -50,8 +52,8 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
             f"schema_version is {version}, but only versions up to {_VERSION} are known: a newer one may use "
             "these columns differently"
         )
-    facts = {"model": real_name(row.get("model")), "id": row["model_call_id"], "group": row.get("rollout_id")}
-    stated = {name: value for name, value in facts.items() if isinstance(value, str) and value}
+    stated = Stated(model=real_name(row.get("model")), group=text_of(row.get("rollout_id")))
+    stated = stated.with_facts(id=text_of(row["model_call_id"]))
     return (Rollout(place, FORMAT.name, turns=(_turn(row),), stated=stated),)
 
 
@@ -116,7 +118,7 @@ def _digest(ids: Ids) -> str:
 FORMAT = Format(
     name="nemo_gym_tokens",
     title="NeMo-Gym token capture",
-    signature="`model_call_id`, `generation_token_ids`, `output_items`",
+    signature=Signature.of(way("model_call_id", "generation_token_ids", "output_items")),
     precedence=60,
     matches=_matches,
     read=_read,

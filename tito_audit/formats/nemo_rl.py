@@ -26,6 +26,8 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
+from tito_audit.record.stated import Unread
+from tito_audit.signature import Signature, keys, way
 
 _IDS = ("token_ids", "input_ids")
 _MASK = ("token_loss_mask", "token_mask")
@@ -53,14 +55,13 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     values = _unwrapped(row)
-    messages, stated = _content(values.get("content"))
-    stated |= model_facts(values)
-    sample_mask = _first(values, _SAMPLE_MASK)
-    if sample_mask is not None:
-        stated["sample_loss_mask"] = sample_mask
+    messages, texts = _content(values.get("content"))
+    stated = model_facts(values).with_facts(content=texts, sample_loss_mask=_first(values, _SAMPLE_MASK))
+    if texts is not None:
+        stated = stated.not_read(Unread.MESSAGES, "the texts of the log name no roles")
     name = next((name for name in _IDS if values.get(name) is not None), None)
     if name is None:
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
         return (Rollout(place, FORMAT.name, messages, stated=stated),)
     return (
         Rollout(
@@ -137,13 +138,13 @@ def _length(stated: object, width: int) -> int:
     return int(value)
 
 
-def _content(value: object) -> tuple[tuple[Message, ...], dict[str, object]]:
+def _content(value: object) -> tuple[tuple[Message, ...], object]:
     """Messages where the dump keeps roles (validation); else its texts as a stated fact."""
     if not isinstance(value, list | tuple) or not value:
-        return (), {} if value is None else {"content": value}
+        return (), value
     if all(isinstance(entry, Mapping) and "role" in entry for entry in value):
-        return as_messages(value, "content"), {}
-    return (), {"content": tuple(value)}
+        return as_messages(value, "content"), None
+    return (), tuple(value)
 
 
 def _first(values: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -165,7 +166,13 @@ def _is_wrapped(value: object) -> bool:
 FORMAT = Format(
     name="nemo_rl",
     title="NeMo-RL training dumps",
-    signature="`token_ids` + `token_loss_mask` + `sample_loss_mask`, each value a list of one",
+    signature=Signature.of(
+        way(
+            "token_ids",
+            keys("token_loss_mask", before=" + "),
+            keys("sample_loss_mask", before=" + ", after=", each value a list of one"),
+        )
+    ),
     precedence=90,
     matches=_matches,
     read=_read,

@@ -30,6 +30,8 @@ from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
+from tito_audit.record.stated import Stated, Unread
+from tito_audit.signature import Signature, keys, way
 
 _MASK = "token_loss_mask"
 _LOGPROBS = "generation_logprobs"
@@ -60,10 +62,10 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     log = _unwrapped(row["message_log"])
     tools = as_tools(row.get("tools"), "tools")
-    messages, stated = _messages(log)
-    stated |= model_facts(row)
+    messages, said = _messages(log)
+    stated = model_facts(row).overlaid(said)
     if not any(_held(entry, "token_ids") for entry in log):
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
         return (Rollout(place, FORMAT.name, messages, tools, stated=stated),)
     ids = [
         as_ids(entry["token_ids"] if _held(entry, "token_ids") else [], f"message_log[{i}].token_ids")
@@ -181,8 +183,8 @@ def _is_numbers(value: object) -> bool:
     )
 
 
-def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], dict[str, object]]:
-    """The messages if a template can render them; else none, and their texts as a stated fact."""
+def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], Stated]:
+    """The messages if they are what a template was given; else none, and their texts as a stated fact."""
     drop = {*_TOKEN_KEYS, *_other_names(log)}
     wires = [message_wire(entry, drop) for entry in log]
     messages = as_messages(wires, "message_log")
@@ -192,9 +194,11 @@ def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], di
     )
     rendered = any(_MARKER.search(message.text) for message in messages if not message.sampled)
     if not emptied and not rendered:
-        return messages, {}
+        return messages, Stated()
     texts = tuple(message.text for message in messages)
-    return (), {"content": texts} if any(texts) else {}
+    said = Stated().with_facts(content=texts if any(texts) else None)
+    because = "a template has rendered some already" if rendered else "some have token ids and no text"
+    return (), said.not_read(Unread.MESSAGES, because)
 
 
 def _is_generated(entry: Mapping[str, Any]) -> bool:
@@ -224,7 +228,9 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="nemo_rl_message_log",
     title="NeMo-RL message logs",
-    signature="`message_log`: messages with `token_ids`, `token_loss_mask`, `generation_logprobs`",
+    signature=Signature.of(
+        way("message_log", keys("token_ids", before=": messages with "), "token_loss_mask", "generation_logprobs")
+    ),
     precedence=92,
     matches=_matches,
     read=_read,

@@ -13,6 +13,7 @@ from typing import Any
 from tito_audit.format import Format, Row
 from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._responses_items import (
+    ITEMS_UNREAD,
     Item,
     Step,
     chat_tools,
@@ -31,6 +32,8 @@ from tito_audit.record.edits import Path
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
 from tito_audit.record.sources import CallSource, Layout, Source, Sources
+from tito_audit.record.stated import Unread
+from tito_audit.signature import Signature, keys, way
 
 
 def _matches(row: Row) -> bool:
@@ -62,8 +65,8 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
     messages = tuple(step.message for step in found)
     unread = unread_types(response["output"])
     if unread:
-        stated["items_not_read"] = unread
-    # Instructions alone are not a request: the user's input is still missing.
+        stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, ITEMS_UNREAD)
+    # An instruction alone is no request: what the model was asked is still missing.
     asked = any(step.items or step.message.role == "user" for step in before)
     if unread or not asked or text_of(request.get("previous_response_id")):
         messages = ()
@@ -71,7 +74,7 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
         _turn(step, i if messages else None) for i, step in enumerate(found) if i >= len(before) and step.is_call
     )
     if not any(turn.token_texts for turn in turns):
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
         turns = ()
     tools = chat_tools(filled_list(request.get("tools"), response.get("tools")), "request.tools")
     return Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated)
@@ -139,7 +142,9 @@ def _source(output: Sequence[Item], path: Path, call: Step) -> CallSource:
 FORMAT = Format(
     name="openai_chat",
     title="OpenAI responses",
-    signature="`choices[].message` or `object: response`, without token ids",
+    signature=Signature.of(
+        way(keys("choices[].message", "object", value="response", after=", without token ids"))
+    ),
     precedence=250,
     matches=_matches,
     read=_read,

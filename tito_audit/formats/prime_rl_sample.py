@@ -27,6 +27,7 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
+from tito_audit.signature import Signature, way
 
 _SENTINEL = 0.0
 """The logprob of a token that was not sampled."""
@@ -60,10 +61,10 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     stated = model_facts(row)
     if isinstance(row.get("env_name"), str):
-        stated["env_name"] = row["env_name"]
+        stated = stated.with_facts(env_name=row["env_name"])
     trained = _flat(row) if _is_flat(row) else _split(row)
     if trained is None:
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
     return (Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated),)
 
 
@@ -165,8 +166,10 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",
-    signature="`token_ids`, `mask`, `logprobs`, `temperatures`; or `prompt_ids`, `prompt_mask`, `completion_ids`, "
-    "`completion_mask`, `completion_logprobs`",
+    signature=Signature.of(
+        way("token_ids", "mask", "logprobs", "temperatures"),
+        way("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs"),
+    ),
     precedence=75,
     matches=_matches,
     read=_read,

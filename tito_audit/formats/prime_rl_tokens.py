@@ -22,6 +22,7 @@ from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, way
 
 _SENTINEL = 0.0
 """What the sampler's column holds for tokens that were not sampled."""
@@ -39,10 +40,10 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         raise RecordError(f"schema_version is {version}; only version 1 of token exports is known")
     stated = model_facts(row)
     if isinstance(row.get("env_name"), str):
-        stated["env_name"] = row["env_name"]
+        stated = stated.with_facts(env_name=row["env_name"])
     ids = ids_or_none(row["token_ids"], "token_ids")
     if ids is None:
-        return (Rollout(place, FORMAT.name, stated={**stated, "ids_wanted": False}),)
+        return (Rollout(place, FORMAT.name, stated=stated.without_ids()),)
     for name in (_MASK, _LOGPROBS):
         if row.get(name) is not None and not is_list(row[name]):
             raise RecordError(f"column {name!r} is not a list of one entry per token")
@@ -69,7 +70,7 @@ def _other_columns(row: Row, size: int) -> dict[str, tuple[Any, MovePolicy]]:
 FORMAT = Format(
     name="prime_rl_tokens",
     title="prime-rl token exports",
-    signature="`export_sequence_idx`, `token_ids`, `loss_mask`, `inference_logprobs`",
+    signature=Signature.of(way("export_sequence_idx", "token_ids", "loss_mask", "inference_logprobs")),
     precedence=70,
     matches=_matches,
     read=_read,

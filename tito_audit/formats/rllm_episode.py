@@ -15,7 +15,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import finish_reason, weight_versions
 from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
-from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._turns import turn_of_tokens
@@ -24,11 +24,15 @@ from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
+from tito_audit.record.stated import Stated, Unread
+from tito_audit.signature import Signature, keys, way
 
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
 _COPIES = ("prompt_ids", "prompt_token_ids")
 _ROUTING = "routing_matrices"
 _TAKEN = (_PROMPT, _RESPONSE, "logprobs", "chat_completions", "chat_completions_ref")
+_PICTURED = "they hold parts that are no token, as of images"
+"""Why such prompts are not read."""
 
 
 def _matches(row: Row) -> bool:
@@ -43,24 +47,22 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     stated = model_facts(row)
     if isinstance(row.get("id"), str):
-        stated["id"] = row["id"]
-        stated["group"] = row["id"].rpartition(":")[0] or row["id"]
+        stated = replace(stated, group=row["id"].rpartition(":")[0] or row["id"]).with_facts(id=row["id"])
     if not row["trajectories"]:
-        return (Rollout(place, FORMAT.name, stated={**stated, "ids_wanted": False}),)
+        return (Rollout(place, FORMAT.name, stated=stated.without_ids()),)
     return tuple(
         _rollout(trajectory, f"trajectories[{item}]", replace(place, item=item), stated)
         for item, trajectory in enumerate(row["trajectories"])
     )
 
 
-def _rollout(trajectory: object, where: str, place: Place, said: Mapping[str, object]) -> Rollout:
+def _rollout(trajectory: object, where: str, place: Place, stated: Stated) -> Rollout:
     steps = _steps(trajectory, where)
     conversations = [_conversation(trajectory, step, f"{where}.steps[{i}]") for i, step in enumerate(steps)]
-    stated = dict(said)
-    if any(calls_unknown_tools(conversation, ()) for conversation in conversations):
+    told = not any(calls_unknown_tools(conversation, ()) for conversation in conversations)
+    if not told:
         # The tools are only in the gateway's traces, so these prompts cannot be rendered again.
-        stated["tools_missing"] = True
-    told = "tools_missing" not in stated
+        stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
     messages = conversations[-1] if conversations and told else ()
     turns: tuple[Turn, ...] = ()
     if any(_filled(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
@@ -70,9 +72,13 @@ def _rollout(trajectory: object, where: str, place: Place, said: Mapping[str, ob
         )
     else:
         # An evaluation that requested no ids has empty lists, the training logger none at all.
-        stated["ids_wanted"] = False
-    if any(_is_multimodal(step.get(_PROMPT)) for step in steps):
-        stated["prompts_not_read"] = "they hold parts that are no token, as of images"
+        stated = stated.without_ids()
+    pictured = [_is_multimodal(step.get(_PROMPT)) for step in steps]
+    if any(pictured):
+        stated = stated.not_read(Unread.PROMPTS, _PICTURED)
+    if any(turn.prompt_ids is not None for turn in turns) and any(pictured):
+        # No rule that needs prompts is skipped, so none would say it.
+        stated = replace(stated, notice=f"Some prompts were not read: {_PICTURED}.")
     return Rollout(place, FORMAT.name, messages, turns=_in_order(turns), stated=stated)
 
 
@@ -211,7 +217,14 @@ def _is_multimodal(value: object) -> bool:
 FORMAT = Format(
     name="rllm_episode",
     title="rLLM episodes",
-    signature="`trajectories` whose entries have `steps`, with `prompt_ids` and `response_ids`",
+    signature=Signature.of(
+        way(
+            "trajectories",
+            keys("steps", before=" whose entries have "),
+            keys("prompt_ids", before=", with "),
+            keys("response_ids", before=" and "),
+        )
+    ),
     precedence=130,
     matches=_matches,
     read=_read,

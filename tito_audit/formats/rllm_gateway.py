@@ -17,7 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import finish_reason, weight_versions
 from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
-from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._turns import turn_of_tokens
@@ -27,6 +27,8 @@ from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
+from tito_audit.record.stated import Unread
+from tito_audit.signature import Signature, way
 
 _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
 _PROMPT_NAMES = ("prompt_token_ids", "prompt_ids", "prompt", "input_ids")
@@ -50,16 +52,12 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     said = as_message(answer, "response_message") if sent and answer else None
     messages = (*sent, said) if said is not None and said.role == "assistant" else ()
     tools = as_tools(request.get("tools"), "raw_request.tools")
-    stated: dict[str, object] = {}
+    stated = replace(model_facts(row), copies_disagree=_disagreement(row) or "")
     if calls_unknown_tools(messages, tools):
-        stated["tools_missing"], messages = True, ()
-    stated |= model_facts(row)
-    disagreement = _disagreement(row)
-    if disagreement is not None:
-        stated["copies_disagree"] = disagreement
+        stated, messages = stated.not_read(Unread.MESSAGES, TOOLS_MISSING), ()
     turn = _turn(row, answer, len(messages) - 1 if messages else None)
     if row.get(_PROMPT) is None and row.get(_COMPLETION) is None and row.get("prompt_delta_token_ids") is None:
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
     arguments = request.get("chat_template_kwargs")
     return (
         Rollout(
@@ -191,7 +189,7 @@ def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 FORMAT = Format(
     name="rllm_gateway",
     title="rLLM gateway traces",
-    signature="`trace_id`, `prompt_token_ids`, `completion_token_ids`, `response_message`",
+    signature=Signature.of(way("trace_id", "prompt_token_ids", "completion_token_ids", "response_message")),
     precedence=140,
     matches=_matches,
     read=_read,

@@ -14,6 +14,7 @@ from tito_audit.formats._responses_log import exchange, has_meta_info
 from tito_audit.formats._responses_read import rollouts_of
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, keys, way
 
 
 def _matches(row: Row) -> bool:
@@ -28,7 +29,9 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 FORMAT = Format(
     name="sglang",
     title="SGLang responses",
-    signature="`meta_info` with `output_token_logprobs`, at the top or on `choices[]`",
+    signature=Signature.of(
+        way("meta_info", keys("output_token_logprobs", before=" with ", after=", at the top or on `choices[]`"))
+    ),
     precedence=230,
     matches=_matches,
     read=_read,

@@ -21,6 +21,7 @@ from tito_audit.formats._batch_samples import (
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
+from tito_audit.signature import Signature, keys, way
 
 _IDS = "response_ids"
 
@@ -44,7 +45,7 @@ def _sample(row: Row, place: Place) -> Rollout:
     if isinstance(reason, str):
         turns = tuple(replace(turn, finish_reason=reason) for turn in turns)
     group = owner.get("instance_id") if isinstance(owner, Mapping) else None
-    stated = dict(found.stated) if group is None else {**found.stated, "group": str(group)}
+    stated = found.stated if group is None else replace(found.stated, group=str(group))
     return replace(found, turns=turns, stated=stated)
 
 
@@ -55,7 +56,13 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",
-    signature="`prompt_token_ids` and `response_ids`, each one list a sample, with `loss_masks`",
+    signature=Signature.of(
+        way(
+            "prompt_token_ids",
+            keys("response_ids", before=" and ", after=", each one list a sample"),
+            keys("loss_masks", before=", with "),
+        )
+    ),
     precedence=222,
     matches=_matches,
     read=_read,

@@ -20,6 +20,8 @@ from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
+from tito_audit.record.stated import Stated
+from tito_audit.signature import Signature, keys, way
 
 _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 """`status` as servers' finish reasons (`Sample.update_from_meta_info`); others do not say why a call ended."""
@@ -63,26 +65,24 @@ def _answered(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(speaker_of(str(message["role"])) not in GIVEN_SPEAKERS for message in messages if message["role"])
 
 
-def _stated(row: Row) -> dict[str, object]:
+def _stated(row: Row) -> Stated:
     """What the sample says about itself."""
-    stated = stated_facts(row)
-    for name, key in (("text", "response"), ("prompt_text", "prompt"), ("status", "status")):
-        if isinstance(row.get(key), str):
-            stated[name] = row[key]
-    if stated.get("status") in _FINISH:
-        stated["finish_reason"] = _FINISH[str(stated["status"])]
-    versions = weight_versions(row)
-    if versions:
-        stated["weight_versions"] = versions
-    if row.get("remove_sample") is True:
-        stated["remove_sample"] = True
-    return stated
+    told = (("text", "response"), ("prompt_text", "prompt"), ("status", "status"))
+    texts = {name: row[key] for name, key in told if isinstance(row.get(key), str)}
+    return stated_facts(row).with_facts(
+        **texts,
+        finish_reason=_FINISH.get(texts.get("status", "")),
+        weight_versions=weight_versions(row) or None,
+        remove_sample=True if row.get("remove_sample") is True else None,
+    )
 
 
 FORMAT = Format(
     name="slime",
     title="slime and miles samples",
-    signature="`tokens` + `response_length`, `loss_mask` over the response or null",
+    signature=Signature.of(
+        way("tokens", keys("response_length", before=" + "), keys("loss_mask", after=" over the response or null"))
+    ),
     precedence=190,
     matches=_matches,
     read=_read,

@@ -7,6 +7,7 @@ Rows with only `messages` are read as `generic`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
@@ -16,6 +17,7 @@ from tito_audit.formats._update import at_most_one_each
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, keys, way
 
 _KNOWN: tuple[tuple[frozenset[str], str], ...] = (
     (
@@ -69,10 +71,10 @@ def _may_hide_ids(name: str, value: Any) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    stated: dict[str, object] = {**stated_facts(row), "ids_wanted": False}
+    stated = stated_facts(row).without_ids()
     known = next((what for keys, what in _KNOWN if keys <= row.keys()), None)
     if known is not None:
-        stated["notice"] = f"No token ids: this is {known}."
+        stated = replace(stated, notice=f"No token ids: this is {known}.")
     return (Rollout(place, FORMAT.name, _messages(row), stated=stated),)
 
 
@@ -115,9 +117,16 @@ def _is_conversation(value: Any) -> bool:
 FORMAT = Format(
     name="text_only",
     title="Text without token ids",
-    signature="`prompt` or `question`, and `completion` or `response`, as text or messages, without ids; "
-    "or `gts`, `output`; or `input_prompt`, `output_response`; or `head_version`, `completion`; "
-    "or `schema_version`, `traj_idx`",
+    signature=Signature.of(
+        way(
+            keys("prompt", "question"),
+            keys("completion", "response", before=", and ", after=", as text or messages, without ids"),
+        ),
+        way("gts", "output"),
+        way("input_prompt", "output_response"),
+        way("head_version", "completion"),
+        way("schema_version", "traj_idx"),
+    ),
     precedence=280,
     matches=_matches,
     read=_read,

@@ -31,6 +31,7 @@ from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
+from tito_audit.signature import Signature, keys, way
 
 _TARGETS = "target_tokens"
 _MASKS = ("mask", "weights")
@@ -53,7 +54,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     messages = as_messages(parsed(row, "messages"), "messages")
     tools = as_tools(parsed(row, "tools"), "tools")
     if inputs[_TARGETS] is None:
-        return (Rollout(place, FORMAT.name, messages, tools, stated={**stated, "ids_wanted": False}),)
+        return (Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids()),)
     targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
     ids = _all_tokens(row, targets)
     trained = _training_row(ids, inputs) if len(ids) else None
@@ -258,7 +259,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="tinker",
     title="tinker datums",
-    signature="`model_input` and `loss_fn_inputs.target_tokens`",
+    signature=Signature.of(way("model_input", keys("loss_fn_inputs.target_tokens", before=" and "))),
     precedence=200,
     matches=_matches,
     read=_read,

@@ -14,6 +14,7 @@ from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, way
 
 
 def _matches(row: Row) -> bool:
@@ -42,7 +43,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 FORMAT = Format(
     name="tito_call",
     title="Token-in, token-out provider, one call",
-    signature="`input_ids`, `output_ids`, `logprobs`, `finish_reason`",
+    signature=Signature.of(way("input_ids", "output_ids", "logprobs", "finish_reason")),
     precedence=260,
     matches=_matches,
     read=_read,

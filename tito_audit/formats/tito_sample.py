@@ -29,6 +29,7 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
+from tito_audit.signature import Signature, absent, keys, way
 
 _OTHERS = ("rollout_log_probs", "response", "group_index", "status")
 """Two of these identify the format; `tokens` and `loss_mask` alone are too common."""
@@ -63,7 +64,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
         )
     stated = stated_facts(row)
     if isinstance(row.get("response"), str):
-        stated["text"] = row["response"]
+        stated = stated.with_facts(text=row["response"])
     value = parsed(row, "messages")
     messages = as_messages(value if is_messages(value) else None, "messages")
     return Rollout(
@@ -99,7 +100,9 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",
-    signature="`tokens`, `loss_mask` over all of them, `rollout_log_probs`, no `response_length`",
+    signature=Signature.of(
+        way("tokens", keys("loss_mask", after=" over all of them"), "rollout_log_probs", absent("response_length"))
+    ),
     precedence=265,
     matches=_matches,
     read=_read,

@@ -33,6 +33,7 @@ from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
+from tito_audit.signature import Signature, keys, way
 
 _PROMPT, _IDS = "prompt_ids", "completion_ids"
 _MARKERS = ("sampling_per_token_logps", "old_per_token_logps")
@@ -126,8 +127,20 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="trl_rollout",
     title="TRL rollout_func output and trainer buffers",
-    signature="`prompt_ids` and `completion_ids`, each one list a completion, with `logprobs`; or `prompt_ids`, "
-    "`prompt_mask`, `completion_ids`, `completion_mask` and `sampling_per_token_logps` or `old_per_token_logps`",
+    signature=Signature.of(
+        way(
+            "prompt_ids",
+            keys("completion_ids", before=" and ", after=", each one list a completion"),
+            keys("logprobs", before=", with "),
+        ),
+        way(
+            "prompt_ids",
+            "prompt_mask",
+            "completion_ids",
+            "completion_mask",
+            keys("sampling_per_token_logps", "old_per_token_logps", before=" and "),
+        ),
+    ),
     precedence=224,
     matches=_matches,
     read=_read,

@@ -34,6 +34,8 @@ from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
+from tito_audit.record.stated import Stated, as_group
+from tito_audit.signature import Signature, optional, way
 
 _IDS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
 _UNREBUILT = ("routed_experts", "prompt_attribution")
@@ -74,7 +76,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     tools = chat_tools(row.get("tool_defs", row.get("oai_tools")), "tool_defs")
     stated = _stated(row, steps)
     if not any(_has_ids(step) for step in steps):
-        stated["ids_wanted"] = False
+        stated = stated.without_ids()
         return (Rollout(place, FORMAT.name, messages, tools, stated=stated),)
     turns = written_once([_turn(step, messages) for step in steps], messages)
     trained = with_finishes(_row_if_masks_differ(steps, turns), {}, turns)
@@ -329,17 +331,23 @@ def _finish_reason(step: _Step) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def _stated(row: Row, steps: Sequence[_Step]) -> dict[str, object]:
+def _stated(row: Row, steps: Sequence[_Step]) -> Stated:
     stated = model_facts({**row, "steps": [step.wire for step in steps]})
-    if isinstance(row["example_id"], int | str):
-        stated["group"] = row["example_id"]
-    return stated
+    return replace(stated, group=as_group(row["example_id"]))
 
 
 FORMAT = Format(
     name="verifiers_results",
     title="verifiers results (before v1)",
-    signature="`example_id`, `prompt`, `completion`, `is_completed`; ids in `trajectory[].tokens`",
+    signature=Signature.of(
+        way(
+            "example_id",
+            "prompt",
+            "completion",
+            "is_completed",
+            optional("trajectory[].tokens", before="; ids in "),
+        )
+    ),
     precedence=170,
     matches=_matches,
     read=_read,

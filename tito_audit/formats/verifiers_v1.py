@@ -30,6 +30,8 @@ from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.stated import Stated, as_group
+from tito_audit.signature import Signature, keys, way
 
 _KNOWN = ("token_ids", "mask", "logprobs", "semantic_parents", "tools")
 _UPLOADED = {"trajectory", "problem_id", "sample_id", "info"}
@@ -55,7 +57,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     versions = _versions(_inner(episode, "run", "work", "policy"))
     trees = trees_of(episode)
     if not trees:
-        return (Rollout(place, FORMAT.name, stated={**shared, "ids_wanted": False}),)
+        return (Rollout(place, FORMAT.name, stated=shared.without_ids()),)
     return tuple(_rollout(tree, replace(place, item=item), shared, versions) for item, tree in enumerate(trees))
 
 
@@ -63,18 +65,17 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     return updated_rows(row, repaired, _read)
 
 
-def _rollout(tree: Tree, place: Place, shared: Mapping[str, object], versions: tuple[str, ...]) -> Rollout:
+def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]) -> Rollout:
     messages = tuple(
         chat_message(tree.nodes[number].wire.get("message"), f"{tree.nodes[number].where}.message")
         for number in tree.members
     )
     tools = chat_tools(tree.tools, "tools")
     calls = _calls_by_node(tree)
-    stated = {**shared, **_stated_by_trace(tree, calls)}
+    stated = _stated_by_trace(shared, tree, calls)
     if not any(len(tree.nodes[number].ids) for number in tree.members):
-        # The run used a server that returns only text.
-        stated["ids_wanted"] = False
-        return Rollout(place, FORMAT.name, messages, tools, stated=stated)
+        # The run went through a server that returns text only.
+        return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     turns = _turns(tree, messages, calls, versions)
     trained = with_finishes(_row_if_masks_differ(tree), {}, turns)
     return Rollout(
@@ -216,23 +217,18 @@ def _failed(error: object) -> bool:
     return bool(error) if isinstance(error, str | Mapping) else error is not None
 
 
-def _stated_by_episode(episode: Row) -> dict[str, object]:
+def _stated_by_episode(episode: Row) -> Stated:
     group = _inner(episode, "group", "id")
-    return {} if not isinstance(group, str | int) else {"group": group}
+    return Stated(group=as_group(group))
 
 
-def _stated_by_trace(tree: Tree, calls: Mapping[int, Mapping[str, Any]]) -> dict[str, object]:
+def _stated_by_trace(shared: Stated, tree: Tree, calls: Mapping[int, Mapping[str, Any]]) -> Stated:
     """The trace's id, the model that all its calls name, and whether its agent is trained at all."""
-    stated: dict[str, object] = {}
-    if isinstance(tree.trace.get("id"), str):
-        stated["id"] = tree.trace["id"]
     named = [calls[number].get("model") for number in tree.sampled if number in calls]
     model = one_model(named if any(named) else [_inner(tree.trace, "agent", "config", "model")])
-    if model is not None:
-        stated["model"] = model
-    if _inner(tree.trace, "agent", "trainable") is False:
-        stated["trainable"] = False
-    return stated
+    name = tree.trace.get("id")
+    trained = False if _inner(tree.trace, "agent", "trainable") is False else None
+    return replace(shared, model=model).with_facts(id=name if isinstance(name, str) else None, trainable=trained)
 
 
 def _versions(policy: object) -> tuple[str, ...]:
@@ -252,7 +248,7 @@ def _inner(value: Any, *names: str) -> Any:
 def _uploaded(row: Row, place: Place) -> Rollout:
     """The rollout of an uploaded sample whose episode was too large to be included: only messages."""
     messages = chat_messages(parsed(row, "completion"), "completion")
-    return Rollout(place, FORMAT.name, messages, stated={"ids_wanted": False})
+    return Rollout(place, FORMAT.name, messages, stated=Stated().without_ids())
 
 
 def _is_graph(nodes: object) -> bool:
@@ -265,11 +261,15 @@ def _is_graph(nodes: object) -> bool:
 FORMAT = Format(
     name="verifiers_v1",
     title="verifiers v1 and prime-rl traces",
-    signature="`traces` of `nodes`, or `nodes` + `calls`; or `info` with a `native_wrapper`",
+    signature=Signature.of(
+        way("traces", keys("nodes", before=" of ")),
+        way("nodes", keys("calls", before=" + "), before=", or "),
+        way("info", keys("native_wrapper", before=" with a ")),
+    ),
     precedence=40,
     matches=_matches,
     read=_read,
     update=_update,
     shows="Messages, tools and every call, with what it was given on its branch, its logprobs, its end and the "
-    "policy's version. Branches are sequences of their own; the mask says what was sampled, so it proves itself.",
+    "policy's version. Tree are sequences of their own; the mask says what was sampled, so it proves itself.",
 )

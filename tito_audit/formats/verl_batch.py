@@ -32,6 +32,7 @@ from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
+from tito_audit.signature import Signature, keys, way
 
 _PROMPTS, _RESPONSES, _SEEN = "prompts", "responses", "attention_mask"
 _NAMES = {"prompt_ids": _PROMPTS, "response_ids": _RESPONSES}
@@ -181,7 +182,14 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="verl_batch",
     title="verl batches (DataProto as lists)",
-    signature="`prompts` and `responses` of ids, with `attention_mask` and `response_mask`",
+    signature=Signature.of(
+        way(
+            "prompts",
+            keys("responses", before=" and ", after=" of ids"),
+            keys("attention_mask", before=", with "),
+            keys("response_mask", before=" and "),
+        )
+    ),
     precedence=226,
     matches=_matches,
     read=_read,

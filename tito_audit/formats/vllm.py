@@ -14,6 +14,7 @@ from tito_audit.formats._responses_log import exchange, has_server_ids
 from tito_audit.formats._responses_read import rollouts_of
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature, Way, keys, way
 
 
 def _matches(row: Row) -> bool:
@@ -28,7 +29,11 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 FORMAT = Format(
     name="vllm",
     title="vLLM responses",
-    signature="`choices[].token_ids`; or `prompt_token_ids` beside `choices`; or token strings `token_id:N`",
+    signature=Signature.of(
+        way("choices[].token_ids"),
+        way("prompt_token_ids", keys("choices", before=" beside ")),
+        Way(words="token strings `token_id:N`"),
+    ),
     precedence=240,
     matches=_matches,
     read=_read,

@@ -44,9 +44,8 @@ def contains_row(raw: RawRow, index: int) -> bool:
 
 
 def joined_counts(rollout: Rollout) -> dict[str, int]:
-    """What `Join.apply` says of a rollout; {} where nothing was joined."""
-    joined = rollout.stated.get("joined")
-    return dict(joined) if isinstance(joined, dict) else {}
+    """What `Join.given` says of a rollout; {} where nothing was joined."""
+    return dict(rollout.stated.joined)
 
 
 class Join:
@@ -214,7 +213,7 @@ class Join:
             joined["messages_from"] = NO_ANSWER
         elif said is not None:
             rollout = with_conversation(rollout, said)
-        return replace(rollout, stated={**rollout.stated, "joined": joined})
+        return replace(rollout, stated=replace(rollout.stated, joined=joined))
 
     def _found(
         self, partners: Partners, place: Place, number: int, of: int, row: Row

@@ -10,9 +10,9 @@ from tito_audit.chains.capture import order_calls
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, pick_format
-from tito_audit.join._conversations import CHAIN
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.signature import Signature
 from tito_audit.storage import Log, Output, RawRow
 from tito_audit.storage.chunk import Chunk, Reading
 from tito_audit.storage.lines import ParseRow
@@ -67,8 +67,9 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     times = [_number(raw.value.get("created_at"), raw.index) for raw in row.raws if raw.value is not None]
     order, chain = order_calls([line.turns[0] for line in lines], times)
     first = lines[order[0]]
-    stated = {name: value for name, value in first.stated.items() if name != "id"}
-    stated |= {CHAIN: chain, _ORDER: order}
+    # The id is that of one call.
+    facts = {name: value for name, value in first.stated.facts.items() if name != "id"}
+    stated = replace(first.stated, chain=chain, lines=order, facts=facts)
     return (Rollout(place, _NAME, turns=tuple(lines[k].turns[0] for k in order), stated=stated),)
 
 
@@ -90,18 +91,16 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     if one.turns_from != tuple(range(len(before.turns))):
         raise RecordError("each line is one call, and the call cannot be removed from it")
     calls = list(row[_CALLS])
-    order = before.stated[_ORDER]
-    assert isinstance(order, tuple)
-    for line, turn in zip(order, one.rollout.turns, strict=True):
-        # The conversation is in another file, not in the line.
+    for line, turn in zip(before.stated.lines, one.rollout.turns, strict=True):
+        # The line says nothing of the conversation, which is another file's.
         own = replace(turn, message_index=None, prompt_messages=None)
         alone = Rollout(before.place, _NAME, turns=(own,))
         (calls[line],) = form.update(calls[line], (RepairedRollout(alone, (0,)),))
     return (row.with_calls(calls),)
 
 
-GATHERED = Format(_NAME, "", "", 0, lambda row: isinstance(row, CallsOfRollout), _read, _update)
-"""The format of calls gathered by rollout; that of a single line is `nemo_gym_tokens`."""
+GATHERED = Format(_NAME, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, _update)
+"""The format of calls gathered by rollout; of a line that stands alone it is `nemo_gym_tokens`."""
 
 
 # Files

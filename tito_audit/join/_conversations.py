@@ -54,10 +54,10 @@ def has_messages(rollout: Rollout) -> bool:
 
 def with_conversation(rollout: Rollout, said: Conversation) -> Rollout:
     """The rollout with these messages, and with each call's own where calls and answers can be paired."""
-    members = rollout.stated.get(CHAIN)
-    chain = list(members) if isinstance(members, tuple) else list(range(len(rollout.turns)))
+    members = rollout.stated.chain
+    chain = list(range(len(rollout.turns)) if members is None else members)
     paired = _paired([rollout.turns[number] for number in chain], said)
-    if CHAIN in rollout.stated and paired is not None and _is_another_agent(rollout, chain, paired, said):
+    if members is not None and paired is not None and _is_another_agent(rollout, chain, paired, said):
         paired = None
     turns = list(rollout.turns)
     if paired is not None:

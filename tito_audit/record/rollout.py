@@ -12,6 +12,7 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import Column
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.speakers import Speakers
+from tito_audit.record.stated import NOTHING_STATED, Stated
 
 
 class IdsFrom(StrEnum):
@@ -133,10 +134,8 @@ class Rollout:
     turns: tuple[Turn, ...] = ()
     """() when the log holds a training row or text only."""
     training_row: TrainingRow | None = None
-    stated: Mapping[str, object] = field(default_factory=dict)
-    """Other facts that the log states, under these names: `model`, `tokenizer`, `dummy_tokens` (ids are
-    placeholders), `ids_wanted` (False: this format or row never holds ids), `group`, `joined` (what another
-    file had for it)."""
+    stated: Stated = NOTHING_STATED
+    """What else the log says, and why parts of it were not read."""
 
 
 def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:

@@ -47,7 +47,7 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     """
     yield from built_hits(evidence, "REC004")
     rollout = evidence.rollout
-    stated = bool(rollout.stated.get("dummy_tokens"))
+    stated = rollout.stated.dummy_tokens
     for number, turn in enumerate(rollout.turns):
         for where, ids, cause in _of_turn(evidence, number, turn, stated):
             yield _hit(evidence, where, number, ids, cause)

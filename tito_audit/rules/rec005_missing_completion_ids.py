@@ -43,7 +43,7 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     None: the ids were not recorded. `mask` takes the turn out of the loss, `drop` the rollout.
     """
-    if evidence.rollout.stated.get("ids_wanted") is False:
+    if not evidence.rollout.stated.ids_wanted:
         return
     for number, problem in evidence.recovery_problems:
         message = f"the ids of this completion could not be recovered: {problem}"

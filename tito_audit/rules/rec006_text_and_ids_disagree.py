@@ -52,7 +52,7 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     None is certain: the log does not say which is true. `drop` moves the rollout aside.
     """
-    copies = evidence.rollout.stated.get("copies_disagree")
+    copies = evidence.rollout.stated.copies_disagree
     for number, turn in enumerate(evidence.rollout.turns):
         ids = turn.completion_ids
         if ids is None or not len(ids):

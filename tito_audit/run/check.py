@@ -10,6 +10,7 @@ from tito_audit.evidence.model import Difference, Evidence, Explained
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Hit, Severity, Side, Skip
+from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
 from tito_audit.rule import Reason, Rule, missing
 
@@ -67,7 +68,9 @@ def check_explained(
     owned = _owned(evidence)
     findings: list[Finding] = []
     skips: list[Skip] = []
-    for rule, skip in _asked(tuple(rules), selected, evidence.present, bool(owned)):
+    for rule, skip in _asked(
+        tuple(rules), selected, evidence.present, evidence.rollout.stated.reasons, bool(owned)
+    ):
         mine = owned.get(rule.code)
         if skip is not None and mine is None:
             skips.append(skip)
@@ -103,13 +106,17 @@ def _checking(rules: tuple[Rule, ...]) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _asked(
-    rules: tuple[Rule, ...], selected: frozenset[str], present: Needs, differs: bool
+    rules: tuple[Rule, ...],
+    selected: frozenset[str],
+    present: Needs,
+    reasons: tuple[NotRead, ...],
+    differs: bool,
 ) -> tuple[tuple[Rule, Skip | None], ...]:
     """The selected rules to run, each with its skip if it lacks something.
 
     Without differences, a rule that only explains them matters only for its skip.
     """
-    asked = ((rule, missing(rule, present)) for rule in rules if rule.code in selected)
+    asked = ((rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected)
     return tuple(
         (rule, None if because is None else Skip(rule.code, because))
         for rule, because in asked

@@ -104,9 +104,8 @@ def names_of_log(rollouts: Iterable[Rollout]) -> dict[str, str]:
     """The names of `tokenizer` and `model` that the log states; the first of several."""
     named: dict[str, str] = {}
     for rollout in rollouts:
-        for key in ("tokenizer", "model"):
-            value = rollout.stated.get(key)
-            if isinstance(value, str) and value.strip():
+        for key, value in (("tokenizer", rollout.stated.tokenizer), ("model", rollout.stated.model)):
+            if value is not None and value.strip():
                 named.setdefault(key, value.strip()[:_NAME])
     return named
 
@@ -171,8 +170,9 @@ def _look(tested: _Tested, tokenizer: Tokenizer) -> _Seen:
 
 
 def _ids(rollout: Rollout) -> list[Ids]:
-    """The id sequences of a rollout to test: the training row, else the last call, else the completions."""
-    if rollout.stated.get("dummy_tokens"):
+    """The sequences of a rollout that were written by a tokenizer, as far as can be told: the row, else the last
+    call, else what was sampled."""
+    if rollout.stated.dummy_tokens:
         return []
     if rollout.training_row is not None:
         found = [rollout.training_row.token_ids]

@@ -21,9 +21,9 @@ def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> t
     allow exactly one reading in common; if not, a finding says that it is undecided.
     """
     open_ = _Rows.of(
-        (standing, tally)
-        for standing, tally in testimony.tallies.items()
-        if len(standing) > 1 and any(reading.right for reading in standing)
+        (possible, tally)
+        for possible, tally in testimony.tallies.items()
+        if len(possible) > 1 and any(reading.right for reading in possible)
     )
     if not open_.rows:
         return ()
@@ -57,7 +57,7 @@ class _Rows:
         places = sorted(
             {place for _, tally in found for place in tally.places}, key=lambda one: (one.row, one.item)
         )
-        readings = sorted({reading for standing, _ in found for reading in standing})
+        readings = sorted({reading for possible, _ in found for reading in possible})
         rows, spans = sum(tally.rows for _, tally in found), sum(tally.spans for _, tally in found)
         return cls(rows, spans, tuple(places[:PLACES]), tuple(readings))
 
@@ -80,7 +80,7 @@ _Said = tuple[str, Hit, str | None, _Rows]
 def _settled(reading: Reading, testimony: Testimony, open_: _Rows) -> Sequence[_Said]:
     """The findings if all rows allow this one reading, which is wrong: then the open rows are wrong too."""
     every = _Rows.of(testimony.tallies.items())
-    alone = sum(tally.rows for standing, tally in testimony.tallies.items() if len(standing) == 1)
+    alone = sum(tally.rows for possible, tally in testimony.tallies.items() if len(possible) == 1)
     all_rows = f"all {many(every.rows, 'row')} ({many(every.spans, 'sampled span')})"
     shows = (
         f"{many(alone, 'row')} {'shows' if alone == 1 else 'show'} it alone, and the other {every.rows - alone:,}"
@@ -102,10 +102,10 @@ def _settled(reading: Reading, testimony: Testimony, open_: _Rows) -> Sequence[_
 def _chance(testimony: Testimony) -> str:
     """The odds that the logprobs lie in place all the same, if chance alone rules it out; else no text."""
     tokens = len(testimony.chances.get(Reading(), ()))
-    shared = [standing for standing in testimony.tallies if Reading() not in standing]
+    shared = [possible for possible in testimony.tallies if Reading() not in possible]
     if shared or not tokens:
         return ""
-    odds = testimony.odds(Reading(), (reading for standing in testimony.tallies for reading in standing))
+    odds = testimony.odds(Reading(), (reading for possible in testimony.tallies for reading in possible))
     chance = f"a chance of 1 in 10^{-odds:.0f}"
     return f"; in place, {many(tokens, 'different token')} would all have a logprob of exactly 0.0, {chance}"
 
@@ -114,9 +114,9 @@ def _undecided(testimony: Testimony, codes: frozenset[str], *, agreed: bool) -> 
     """The findings if rows share several readings or none; `agreed`: every shared reading is wrong."""
     by_code: dict[str, list[tuple[tuple[Reading, ...], Tally]]] = {}
     total = sum(tally.rows for tally in testimony.tallies.values())
-    for standing, tally in testimony.tallies.items():
-        if len(standing) > 1 and any(reading.right for reading in standing):
-            by_code.setdefault(_code(standing, codes), []).append((standing, tally))
+    for possible, tally in testimony.tallies.items():
+        if len(possible) > 1 and any(reading.right for reading in possible):
+            by_code.setdefault(_code(possible, codes), []).append((possible, tally))
     said: list[_Said] = []
     for code, tallies in sorted(by_code.items()):
         rows = _Rows.of(tallies)
@@ -130,13 +130,13 @@ def _undecided(testimony: Testimony, codes: frozenset[str], *, agreed: bool) -> 
     return said
 
 
-def _code(standing: Sequence[Reading], codes: frozenset[str]) -> str:
+def _code(possible: Sequence[Reading], codes: frozenset[str]) -> str:
     """The code of what the readings differ in; logprobs first, as a row most often leaves those open."""
     differ = [
         code
         for code, values in (
-            (_LOGPROBS, {reading.logprobs for reading in standing}),
-            (_MASK, {reading.mask for reading in standing}),
+            (_LOGPROBS, {reading.logprobs for reading in possible}),
+            (_MASK, {reading.mask for reading in possible}),
         )
         if len(values) > 1
     ]

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Result, Skip
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.stated import Stated
 from tito_audit.run.auditor import Viewed
 from tito_audit.run.encoders import Encoded
 from tito_audit.run.executor import Executor, mapped
@@ -41,8 +42,8 @@ def bare(result: Result) -> Result:
     """The result with only place, format and notice of its rollout, which is cheap to pickle."""
     if result.rollout is None:
         return result
-    notice = {name: value for name, value in result.rollout.stated.items() if name == "notice"}
-    return replace(result, rollout=Rollout(result.rollout.place, result.rollout.format, stated=notice))
+    told = Stated(notice=result.rollout.stated.notice)
+    return replace(result, rollout=Rollout(result.rollout.place, result.rollout.format, stated=told))
 
 
 def audit_in_chunks(

@@ -1,15 +1,9 @@
-"""What a format's signature says, held against a row: the keys it was told by, and the formats it nearly has.
-
-A signature is prose for people with keys in backticks. Parts behind `; or` and `, or` are other ways to tell the
-format, `a or b` means one of the two, `no a` that it must not be there; words without keys ask for nothing.
-"""
+"""Which keys of a row show its format, and which other formats the row nearly has."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from tito_audit.format import Format, Row
@@ -17,9 +11,8 @@ from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS,
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, is_messages, parsed
 from tito_audit.record.finding import Result
 
-__all__ = ["Detection", "Near", "Way", "near_formats", "told_by", "ways_of"]
+__all__ = ["Detection", "Near", "near_formats", "told_by"]
 
-_KEY = re.compile(r"`([^`]+)`")
 _NODES = 2_000
 """Objects and lists of a row that are looked into."""
 _ENTRIES = 4
@@ -27,18 +20,6 @@ _DEEP = 8
 _LONG = 60
 """Characters of a key that are shown."""
 _PLAIN = dict.fromkeys((*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS))
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to tell a format by its keys."""
-
-    groups: tuple[tuple[str, ...], ...] = ()
-    """Of each group one key has to be there."""
-    more: tuple[str, ...] = ()
-    """Keys that may be there."""
-    absent: tuple[str, ...] = ()
-    """Keys that must not be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,60 +68,18 @@ class Detection:
             self.seen.add(key)
 
 
-@cache
-def ways_of(signature: str) -> tuple[Way, ...]:
-    """The ways to tell a format, as its signature says."""
-    ways: list[Way] = []
-    for part in signature.split(";"):
-        part = part.strip()
-        for way in re.split(r"(?<=`), or (?=`)", part):
-            read = _way(way)
-            if ways and not part.startswith(("or ", "before")) and part != signature.split(";")[0].strip():
-                extra = tuple(key for group in read.groups for key in group)
-                ways[-1] = Way(ways[-1].groups, (*ways[-1].more, *extra), ways[-1].absent)
-            elif read.groups:
-                ways.append(read)
-    return tuple(ways)
-
-
-def _way(text: str) -> Way:
-    groups: list[list[str]] = []
-    absent: list[str] = []
-    parts = _KEY.split(text)
-    run = 0  # how many groups before this one were only joined by commas
-    for before, key in zip(parts[::2], parts[1::2], strict=False):
-        name = key.partition(": ")[0]
-        if (
-            not re.fullmatch(r"[A-Za-z_][\w.\[\]]*", name)
-            or name.endswith("[]")
-            or before.endswith("starts with ")
-        ):
-            run = 0
-        elif re.search(r"\bno $", before):
-            absent.append(name)
-            run = 0
-        elif before == " or " and groups:
-            joined = groups[len(groups) - max(run, 1) :]
-            groups[len(groups) - max(run, 1) :] = [[one for group in joined for one in group] + [name]]
-            run = 1
-        else:
-            run = run + 1 if before == ", " else 1
-            groups.append([name])
-    return Way(tuple(map(tuple, groups)), absent=tuple(absent))
-
-
 def told_by(format: Format, row: Row) -> tuple[str, ...]:
     """The keys of the row that show its format, as paths; of generic columns, those that are read."""
     if format.name == "generic":
         return _plain_columns(row)
     paths = _paths(row)
-    ways = ways_of(format.signature)
+    ways = format.signature.by_keys
     for way in ways:
-        found = [_first(paths, group) for group in way.groups]
+        found = [_first(paths, group.names) for group in way.required]
         if all(path is not None for path in found):
-            more = [_first(paths, (key,)) for key in way.more]
+            more = [_first(paths, group.names) for group in way.optional]
             return tuple(dict.fromkeys(path for path in (*found, *more) if path is not None))
-    every = (_first(paths, (key,)) for way in ways for group in way.groups for key in group)
+    every = (_first(paths, (key,)) for way in ways for group in way.required for key in group.names)
     return tuple(dict.fromkeys(path for path in every if path is not None))
 
 
@@ -162,10 +101,10 @@ def near_formats(row: Row, formats: Sequence[Format], taken: str | None, most: i
 def _nearest(paths: Sequence[str], format: Format, fits: bool) -> Near | None:
     """The format held against the row, in that of its ways which lacks the least."""
     nears = []
-    for way in ways_of(format.signature):
-        has = [path for group in way.groups if (path := _first(paths, group)) is not None]
-        lacks = [" or ".join(group) for group in way.groups if _first(paths, group) is None]
-        excess = [path for key in way.absent if (path := _first(paths, (key,))) is not None]
+    for way in format.signature.by_keys:
+        has = [path for group in way.required if (path := _first(paths, group.names)) is not None]
+        lacks = [" or ".join(group.names) for group in way.required if _first(paths, group.names) is None]
+        excess = [path for group in way.absent if (path := _first(paths, group.names)) is not None]
         nears.append(Near(format.name, tuple(has), tuple(lacks), tuple(excess), fits))
     if not nears:
         return Near(format.name, (), (), (), fits) if fits else None

@@ -1,0 +1,89 @@
+"""What a log says about a rollout besides its tokens and messages, and why parts of it were not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+
+class Unread(StrEnum):
+    """What of a rollout a format did not read."""
+
+    MESSAGES = "messages"
+    PROMPTS = "prompts"
+    IDS = "ids"
+
+
+@dataclass(frozen=True, slots=True)
+class NotRead:
+    """Why a format did not read something that a rule may need."""
+
+    what: Unread
+    because: str
+    """In fixed words: reports count rollouts by them."""
+
+    def __str__(self) -> str:
+        return f"{self.what} not read: {self.because}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a log says about a rollout; a default where it says nothing."""
+
+    model: str | None = None
+    tokenizer: str | None = None
+    group: int | str | None = None
+    """What rollouts of one group share."""
+    ids_wanted: bool = True
+    """False: this format or row never holds ids."""
+    dummy_tokens: bool = False
+    """The ids are placeholders."""
+    copies_disagree: str = ""
+    """How two copies of the completion ids differ."""
+    notice: str = ""
+    """What a report should say once of rows like this."""
+    attempt: int | str | None = None
+    """Which of several attempts at the task."""
+    policy_versions: tuple[int, ...] = ()
+    """The weights at the first and the last call."""
+    chain: tuple[int, ...] | None = None
+    """The calls that are one conversation, where others are beside them (retries, other agents)."""
+    lines: tuple[int, ...] = ()
+    """The line of each call, where lines were gathered into a rollout."""
+    joined: Mapping[str, int] = field(default_factory=dict)
+    """What another file had for the rollout."""
+    reasons: tuple[NotRead, ...] = ()
+    """Why parts of the rollout were not read."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """Everything else that the log says, by name."""
+
+    def with_facts(self, **facts: object) -> Stated:
+        """The same with more facts; None is no fact."""
+        said = {name: value for name, value in facts.items() if value is not None}
+        return replace(self, facts={**self.facts, **said}) if said else self
+
+    def not_read(self, what: Unread, because: str) -> Stated:
+        """The same with the reason why something was not read."""
+        return replace(self, reasons=(*self.reasons, NotRead(what, because)))
+
+    def without_ids(self) -> Stated:
+        """The same of a format or row that never holds ids."""
+        return replace(self, ids_wanted=False)
+
+    def overlaid(self, other: Stated) -> Stated:
+        """The same with what another says, which wins."""
+        said = {
+            name: getattr(other, name) for name in _FIELDS if getattr(other, name) != getattr(NOTHING_STATED, name)
+        }
+        facts = {**self.facts, **other.facts}
+        return replace(self, **said, reasons=(*self.reasons, *other.reasons), facts=facts)
+
+
+NOTHING_STATED = Stated()
+_FIELDS = tuple(name for name in Stated.__dataclass_fields__ if name not in ("reasons", "facts"))
+
+
+def as_group(value: object) -> int | str | None:
+    """The name or number of a group; None for anything else."""
+    return value if isinstance(value, int | str) else None

@@ -1,0 +1,110 @@
+"""The keys that show a log format, as data: rows are checked against it, and its text is made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Presence(StrEnum):
+    """Whether a row of the format has the keys."""
+
+    REQUIRED = "required"
+    OPTIONAL = "optional"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys of which a row has one, as paths (`choices[].token_ids`), and the words around them."""
+
+    names: tuple[str, ...]
+    presence: Presence = Presence.REQUIRED
+    before: str | None = None
+    """What joins them to the keys before; None: a comma, or nothing where they come first."""
+    after: str = ""
+    """A remark for people, such as what the keys hold."""
+    value: str = ""
+    """What the last of them holds, shown after it; "": not shown."""
+
+    def text(self, first: bool) -> str:
+        """The keys in backticks, the last two joined by `or`."""
+        shown = [f"`{name}`" for name in self.names]
+        if self.value:
+            shown[-1] = f"`{self.names[-1]}: {self.value}`"
+        listed = " or ".join(part for part in (", ".join(shown[:-1]), shown[-1]) if part)
+        before = self.before if self.before is not None else "" if first else ", "
+        return f"{before}{listed}{self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to recognize a format: by all its keys together."""
+
+    keys: tuple[Keys, ...] = ()
+    words: str = ""
+    """The whole way in words where it is not told by keys."""
+    before: str = "; or "
+    """What joins it to the way before."""
+
+    @property
+    def required(self) -> tuple[Keys, ...]:
+        """The groups of which each has to be there."""
+        return tuple(one for one in self.keys if one.presence is Presence.REQUIRED)
+
+    @property
+    def optional(self) -> tuple[Keys, ...]:
+        """The groups that may be there."""
+        return tuple(one for one in self.keys if one.presence is Presence.OPTIONAL)
+
+    @property
+    def absent(self) -> tuple[Keys, ...]:
+        """The groups of which none may be there."""
+        return tuple(one for one in self.keys if one.presence is Presence.ABSENT)
+
+    @property
+    def text(self) -> str:
+        """The way for people."""
+        return self.words or "".join(one.text(first=not index) for index, one in enumerate(self.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Every way to recognize a format."""
+
+    ways: tuple[Way, ...] = ()
+
+    @classmethod
+    def of(cls, *ways: Way) -> Signature:
+        """The signature of these ways."""
+        return cls(ways)
+
+    @property
+    def by_keys(self) -> tuple[Way, ...]:
+        """The ways that are told by keys."""
+        return tuple(one for one in self.ways if one.required)
+
+    @property
+    def text(self) -> str:
+        """The signature for people, with keys in backticks."""
+        return "".join(f"{one.before if index else ''}{one.text}" for index, one in enumerate(self.ways))
+
+
+def way(*parts: str | Keys, before: str = "; or ") -> Way:
+    """One way to recognize a format; a plain name is a key that has to be there."""
+    return Way(tuple(Keys((part,)) if isinstance(part, str) else part for part in parts), before=before)
+
+
+def keys(*names: str, before: str | None = None, after: str = "", value: str = "") -> Keys:
+    """Keys of which one has to be there."""
+    return Keys(names, before=before, after=after, value=value)
+
+
+def optional(*names: str, before: str) -> Keys:
+    """Keys of which one may be there."""
+    return Keys(names, Presence.OPTIONAL, before)
+
+
+def absent(name: str) -> Keys:
+    """A key that must not be there."""
+    return Keys((name,), Presence.ABSENT, ", no ")
