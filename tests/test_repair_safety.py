@@ -640,7 +640,7 @@ def test_a_log_of_a_real_model_is_repaired_in_parquet_as_in_jsonl(tmp_path: Path
     source = SHARED / "rollouts" / "qwen2.5-coder" / "retok.jsonl.gz"
     if not source.is_file():
         pytest.skip("no shared/rollouts beside the checkout")
-    rows = lines_of(source)[: examples(4, 20)]
+    rows = lines_of(source)[: examples(8, 20)]
     assert assert_repaired_alike(tmp_path, rows, SHARED / "tokenizers" / "qwen2.5-coder") > 0
 
 
