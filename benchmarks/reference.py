@@ -20,8 +20,8 @@ from unittest.mock import patch
 import numpy as np
 
 from tito_audit.evidence import prompts, rendered
-from tito_audit.evidence.prefix_reuse import Comparison, GrownPieces, Spelled
-from tito_audit.evidence.prefix_reuse import compared as compared_behind
+from tito_audit.evidence.prefix_reuse import Comparison, PiecesCache, SpelledTexts
+from tito_audit.evidence.prefix_reuse import compare_text as compare_incrementally
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
@@ -49,17 +49,17 @@ def nothing_fast() -> Iterator[None]:
         return np.array(self.tokenizer.backend.encode(formed, add_special_tokens=False).ids, np.int32)
 
     def all_of_it(
-        text: str, recorded: Ids, _before: Comparison | None, reference: Reference, pieces: GrownPieces
+        text: str, recorded: Ids, _before: Comparison | None, reference: Reference, pieces: PiecesCache
     ) -> Any:
-        return compared_behind(text, recorded, None, reference, pieces)[0], None
+        return compare_incrementally(text, recorded, None, reference, pieces)[0], None
 
     with ExitStack() as stack:
         for target, name, instead in (
             (sys.modules["tito_audit.run.rows"], "number_columns", lambda _: {}),
             (rendered, "spans_fast", nothing),
-            (prompts, "compared", all_of_it),
-            (Spelled, "bears_out", never),
-            (GrownPieces, "of", lambda self, ids: self._reference.pieces(ids)),
+            (prompts, "compare_text", all_of_it),
+            (SpelledTexts, "confirms", never),
+            (PiecesCache, "of", lambda self, ids: self._reference.pieces(ids)),
             (Reference, "render_fast", nothing),
             (Reference, "encode_as", whole),
             (Reference, "leads_to", never),

@@ -32,8 +32,9 @@ SCAN = "tito-audit scan"
 LOADING = "loading the tokenizer alone"
 _STARTS = {
     "the interpreter with numpy": "import numpy",
-    "importing all that a scan asks": "import tito_audit.run.scan as p; p.all_rules(); p.all_repairs(); "
-    "from tito_audit.formats import all_formats; all_formats()",
+    "importing all that a scan asks": "import tito_audit.run.scan; from tito_audit.rules import all_rules; "
+    "from tito_audit.repairs import all_repairs; from tito_audit.formats import all_formats; "
+    "all_rules(); all_repairs(); all_formats()",
     LOADING: "import sys, tokenizers; tokenizers.Tokenizer.from_file(sys.argv[1])",
 }
 """What is in the start of a scan, as code."""

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests import toy
+from tests.tiers import examples
 from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
 from tito_audit.align.boundaries import align_cuts
 from tito_audit.align.drift import _cut, align
@@ -22,7 +23,7 @@ SAME, MERGE, SPLIT, RESPLIT = BlockKind.SAME, BlockKind.MERGE, BlockKind.SPLIT, 
 DRIFT, EXTRA, MISSING = BlockKind.DRIFT, BlockKind.EXTRA, BlockKind.MISSING
 CONTROL = b"<c>"
 SWAPPED = {MERGE: SPLIT, SPLIT: MERGE, EXTRA: MISSING, MISSING: EXTRA}
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = settings(max_examples=examples(25, 60), deadline=None, derandomize=True)
 
 Row = tuple[BlockKind, int, int, int, int]
 

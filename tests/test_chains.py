@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tito_audit.chains.capture import chained
+from tito_audit.chains.capture import order_calls
 from tito_audit.chains.histories import Histories, History, closest
 from tito_audit.chains.links import (
     Link,
@@ -81,12 +81,12 @@ def test_histories_are_found_as_a_loop_finds_them(calls: list[tuple[list[int], l
     for k, (prompt, said) in enumerate(calls):
         before = [asked + answer for asked, answer in calls[:k]]
         whole = [(held(seen, prompt), j) for j, seen in enumerate(before) if held(seen, prompt) >= 0]
-        found = every.longest_held(ids(*prompt))
+        found = every.longest_prefix(ids(*prompt))
         assert (found and found.turn) == (max(whole)[1] if whole else None)
         if before:
             near = max((shared(seen, prompt), j) for j, seen in enumerate(before))
             assert every.closest(ids(*prompt)).turn == near[1]
-            assert every.longest_held_or_closest(ids(*prompt)).turn == (max(whole) if whole else near)[1]
+            assert every.longest_prefix_or_closest(ids(*prompt)).turn == (max(whole) if whole else near)[1]
             assert every.last.turn == k - 1
         every.add(history(k, prompt, said))
         assert [one.turn for one in reversed(every)] == list(range(k, -1, -1))
@@ -114,16 +114,16 @@ def test_with_the_longest_first_the_closest_is_found_without_the_short_ones(
 
 def test_nothing_is_close_where_nothing_came_before() -> None:
     assert closest(ids(1), []) == (None, 0)
-    assert Histories().longest_held(ids(1)) is None
+    assert Histories().longest_prefix(ids(1)) is None
     assert len(Histories()) == 0
 
 
 def test_a_history_with_the_hash_of_another_is_compared() -> None:
     every = histories(history(0, [1], [2]), history(1, [3], [4]))
-    every.longest_held(ids(9))
+    every.longest_prefix(ids(9))
     every._hashes[0] = every._hashes[1]
-    assert every.longest_held(ids(3, 4, 5)) is not None
-    assert every.longest_held(ids(1, 2, 5)) is None, "a hash only chooses what is compared"
+    assert every.longest_prefix(ids(3, 4, 5)) is not None
+    assert every.longest_prefix(ids(1, 2, 5)) is None, "a hash only chooses what is compared"
 
 
 def test_ids_alone_tell_what_continues_and_what_is_asked_again() -> None:
@@ -137,7 +137,7 @@ def test_ids_alone_tell_what_continues_and_what_is_asked_again() -> None:
 def test_without_text_a_prompt_continues_an_earlier_call_or_parts_from_the_closest() -> None:
     every = histories(history(0, [1], [2]), history(1, [1, 2, 3], [4]))
     beside = link_without_text(2, ids(1, 2, 9), every)
-    assert beside == Link(2, 0, LinkKind.SIBLING, 3, 2, "continues turn 0 beside turn 1")
+    assert beside == Link(2, 0, LinkKind.SIBLING, 3, 2, "continues turn 0, not turn 1")
     assert beside == sibling_link(2, ids(1, 2, 9), history(0, [1], [2]), every.last)
     parted = link_without_text(2, ids(1, 8), every)
     assert (parted.parent, parted.kind, parted.at, parted.seen_at) == (1, LinkKind.TEMPLATE, 1, 1)
@@ -150,7 +150,7 @@ def test_an_orphan_has_no_parent() -> None:
 
 def test_each_kind_says_whether_it_continues_or_breaks() -> None:
     assert {kind for kind in LinkKind if kind.continues} == {LinkKind.CONTINUES, LinkKind.SIBLING}
-    assert {kind for kind in LinkKind if kind.retold} == {LinkKind.RETOKENIZED, LinkKind.TEMPLATE}
+    assert {kind for kind in LinkKind if kind.only_tokens_differ} == {LinkKind.RETOKENIZED, LinkKind.TEMPLATE}
     kept = {kind for kind in LinkKind if not kind.breaks}
     assert kept == {LinkKind.CONTINUES, LinkKind.SIBLING, LinkKind.RETRY}
 
@@ -190,11 +190,11 @@ def test_captured_calls_are_one_conversation_in_whatever_order_they_come(
     turns = [Turn(ids(*prompt), ids(*said)) for prompt, said in calls]
     turns[-1] = Turn(None, turns[-1].completion_ids) if len(turns) > 4 else turns[-1]
     times = [float(k) for k in range(len(turns))]
-    order, main = chained(turns, times)
+    order, main = order_calls(turns, times)
     assert sorted(order) == list(range(len(turns)))
     assert list(main) == sorted(set(main))
     mixed = dice.sample(range(len(turns)), len(turns))
-    again, main_again = chained([turns[k] for k in mixed], [times[k] for k in mixed])
+    again, main_again = order_calls([turns[k] for k in mixed], [times[k] for k in mixed])
     assert [mixed[k] for k in again] == list(order)
     assert main_again == main
     if turns[-1].prompt_ids is None:
@@ -207,7 +207,7 @@ def test_many_calls_are_looked_up_in_no_minute(branches: bool) -> None:
     every, began = Histories(), time.process_time()
     for k in range(400):
         prompt = ids(*start, *([k] if branches else range(5_000, 5_000 + 2 * k)))
-        found = every.longest_held(prompt)
+        found = every.longest_prefix(prompt)
         assert (found is None) is (branches or not k)
         every.add(History(k, prompt, np.append(prompt, np.int32(7 if branches else 5_000 + 2 * k))))
     assert time.process_time() - began < 20

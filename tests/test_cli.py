@@ -69,9 +69,7 @@ def test_a_log_of_single_calls_without_a_tokenizer_says_what_to_pass_by_the_word
     assert "clean:" not in out
     assert "nothing was compared in 3 rollouts" in out
     said = " ".join(out.split())
-    assert (
-        "names its model 'Org/Model-1B', which is its own word: pass -t Org/Model-1B to have it compared." in said
-    )
+    assert "names its model 'Org/Model-1B' (not verified): pass -t Org/Model-1B to audit against it." in said
 
 
 def test_an_empty_log_exits_0_and_says_that_there_was_nothing(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ def told(*arguments: object) -> dict[str, Any]:
 def test_the_page_says_every_setting_and_where_it_comes_from(project: Path) -> None:
     lines = page()
     assert lines[:2] == [
-        "# Settings of ../pyproject.toml",
-        "# and of ../base.toml, which ../pyproject.toml extends",
+        "# Settings from ../pyproject.toml",
+        "# and from ../base.toml, which ../pyproject.toml extends",
     ]
     assert 'tokenizer = "../toy" # ../pyproject.toml' in lines
     assert "jobs = 2 # ../base.toml, extended by ../pyproject.toml" in lines
@@ -107,7 +107,7 @@ def test_a_flag_is_named_where_it_stands_in_place_of_the_file_and_of_overrides(p
     assert "jobs = 3 # --jobs" in lines
     assert 'with = ["mask", "splice"] # --with' in lines
     assert "context = 4 # --context" in lines
-    assert 'ignore = ["LPR"] # not in effect: --ignore was given' in lines
+    assert 'ignore = ["LPR"] # not in effect: --ignore was passed' in lines
     assert lines[-2:] == [
         "# old/b.jsonl: as above, with overrides[0]",
         'fail-on = "note" # ../pyproject.toml',
@@ -119,7 +119,7 @@ def test_logs_are_named_with_the_overrides_that_fit_them(project: Path) -> None:
     written(project / "old" / "e.jsonl", [CLEAN])
     (project / "old" / "f.jsonl.gz").write_bytes(b"")
     lines = page(".")
-    assert "# a.jsonl: as above, no override fits" in lines
+    assert "# a.jsonl: as above, no override matches" in lines
     at = lines.index("# old/b.jsonl, old/c.jsonl, old/d.jsonl and 1 more: as above, with overrides[0]")
     assert lines[at + 1 : at + 4] == [
         'ignore = ["LPR"] # ../pyproject.toml',
@@ -163,19 +163,18 @@ def test_without_a_file_the_page_says_what_was_looked_for(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     said = " ".join(page())
     assert (
-        "Settings of no file: there is no tito-audit.toml and no pyproject.toml with a table [tool.tito-audit]"
-        in said
+        "No configuration file: no tito-audit.toml, and no pyproject.toml with a table [tool.tito-audit]" in said
     )
     assert f"in {tmp_path} or a folder above it" in said
-    assert "pyproject.toml was passed over: it has no table [tool.tito-audit]" in said
+    assert "pyproject.toml was skipped: it has no table [tool.tito-audit]" in said
     assert told()["passed_over"] == ["pyproject.toml"]
 
 
 def test_config_and_no_config_choose_the_file(project: Path) -> None:
-    assert page("--no-config")[0] == "# Settings of no file, as --no-config says"
+    assert page("--no-config")[0] == "# No configuration file, as --no-config says"
     assert told("--no-config")["file"] is None
     lines = page("--config", "../base.toml")
-    assert lines[0] == "# Settings of ../base.toml, as --config says"
+    assert lines[0] == "# Settings from ../base.toml, as --config says"
     assert 'tokenizer = "org/model" # ../base.toml' in lines
     assert {one["from"] for one in told("--no-config")["settings"].values()} == {"default"}
 
@@ -183,13 +182,13 @@ def test_config_and_no_config_choose_the_file(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("ignore = 'NOPE'", "--ignore NOPE: no rule has a code that starts so."),
+        ("ignore = 'NOPE'", "--ignore NOPE: no rule matches 'NOPE'."),
         ("format = 'slimy'", "--format slimy: no such format."),
         ("[[overrides]]\npaths = 'x'\nformat = 'slimy'", "--format slimy: no such format."),
         ("with = 'splise'", "--with splise: no such repair."),
         ("report = 'txt'", "--report txt: "),
-        ("max-rate = {TOKK = 1}", "--max-rate TOKK: no rule has a code that starts so."),
-        ("max-rate = ['TOK=1', 'TOK=2']", "--max-rate TOK=2: TOK was given a rate before, TOK=1."),
+        ("max-rate = {TOKK = 1}", "--max-rate TOKK: no rule matches 'TOKK'."),
+        ("max-rate = ['TOK=1', 'TOK=2']", "--max-rate TOK=2: TOK already has a rate, TOK=1."),
         ("template-args = {'' = 1}", "--template-arg"),
     ],
 )

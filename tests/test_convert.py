@@ -39,7 +39,7 @@ from tito_audit import (
 from tito_audit.convert.maker import Holds
 from tito_audit.convert.rows import GROUPS, all_makers, digest_of
 from tito_audit.convert.run import Conversion
-from tito_audit.convert.unread import account_of
+from tito_audit.convert.unread import row_facts
 from tito_audit.formats import pick_format
 from tito_audit.record.rollout import Place
 from tito_audit.settings.model import Settings
@@ -170,7 +170,7 @@ def test_a_converted_log_says_what_was_read_and_the_rest_is_listed(log: Path, fo
     out = tmp_path / "out.jsonl"
     survey = convert_rollouts(log, form).carried
     if not survey.rows_made:
-        with pytest.raises(RecordError, match="no row of it can be converted"):
+        with pytest.raises(RecordError, match="none of its rows can be converted"):
             convert_rollouts(log, form, out, lossy=True)
         assert not out.exists()
         return
@@ -330,7 +330,7 @@ def holds(made: Json, name: str, value: object) -> bool:
 
 def is_read(row: Json, rollouts: Sequence[Rollout], name: str) -> bool:
     """Whether the value is nothing but what the rollout holds (messages, tools, a length)."""
-    account = account_of(row, rollouts)
+    account = row_facts(row, rollouts)
     return all(name not in one for one in account.facts)
 
 
@@ -404,8 +404,8 @@ def test_calls_become_one_row_with_the_mask_and_logprobs_of_each(tmp_path: Path)
         ({"messages": [{"role": "user", "content": "q"}]}, "nemo_rl_message_log", {"messages"}),
         ({"loss_mask": 3}, "rows", {"loss_mask"}),
         ({"calls": "no list", **ROW}, "rows", set()),
-        (ROW, "rows", {"calls that say other than their training row"}),
-        (ROW, "calls", {"a training row that says other than its calls"}),
+        (ROW, "rows", {"calls that differ from their training row"}),
+        (ROW, "calls", {"a training row that differs from its calls"}),
         ({**ROW, "calls": [{"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-0.5, -1.0]}]}, "rows",
          set()),
     ],
@@ -418,18 +418,18 @@ def test_what_cannot_be_carried_is_named(tmp_path: Path, change: Json, form: str
 @pytest.mark.parametrize(
     ("change", "form", "says"),
     [
-        ({"loss_mask": [0, 1, 1, 0]}, "calls", "1 tokens stand behind the last trained one"),
+        ({"loss_mask": [0, 1, 1, 0]}, "calls", "1 tokens follow the last trained one"),
         ({"loss_mask": [1, 1, 1, 1]}, "calls", "its first token is trained"),
         ({"loss_mask": [0, 0, 0, 0]}, "calls", "nothing in it is trained"),
         ({"loss_mask": [0.0, 0.0, 0.5, 1.0]}, "calls", "holds weights"),
-        ({"logprobs": [0.0, -3.0, -0.5, -1.0]}, "calls", "logprobs that are not trained"),
+        ({"logprobs": [0.0, -3.0, -0.5, -1.0]}, "calls", "untrained tokens have logprobs"),
         ({"loss_mask": None}, "calls", "no loss mask"),
         ({"loss_mask": None}, "atropos_group", "no loss mask"),
         ({"loss_mask": [0.0, 0.0, 0.5, 1.0]}, "nemo_rl", "its loss mask holds weights"),
-        ({"reward": "good"}, "atropos_group", "no number that is its reward"),
+        ({"reward": "good"}, "atropos_group", "no number as its reward"),
         ({"logprobs": [-1.0, -3.0, -0.5, -1.0]}, "slime", "tokens of its prompt have logprobs"),
         ({"token_ids": []}, "rows", "it holds no token ids"),
-        ({}, "nemo_gym", "which messages its calls wrote is not known"),
+        ({}, "nemo_gym", "which messages its calls wrote is unknown"),
     ],
     ids=str,
 )
@@ -607,7 +607,7 @@ def test_a_dry_run_writes_nothing_and_says_by_its_exit_code_whether_all_is_carri
     log = written(tmp_path / "log.jsonl", [CALLS])
     code, page, _ = run("convert", log, "--to", "rows", "--dry-run")
     assert code == 0
-    assert "Everything is carried." in page
+    assert "Everything is carried over." in page
     code, page, _ = run("convert", log, "--to", "atropos_group", "--dry-run", "-o", tmp_path / "out.jsonl")
     assert code == 1
     assert "a dry run" in page

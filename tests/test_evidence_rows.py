@@ -18,18 +18,18 @@ from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
 from tito_audit.evidence import row as rows
-from tito_audit.evidence.answers import answered, answers_begun, logprobs_prove, marked
+from tito_audit.evidence.answers import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.judgement import refined
+from tito_audit.evidence.judgement import with_turn_ends
 from tito_audit.evidence.model import Against, Difference, RowView
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.rendered import _owners, _role_name
-from tito_audit.evidence.roles import ASSISTANT, TURN_END, UNKNOWN, Roles, token_roles
+from tito_audit.evidence.rendered import _byte_roles, _role_name
+from tito_audit.evidence.roles import TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Place, Rollout, trained_runs
-from tito_audit.record.speakers import unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.spans import Rendering, spans
 from tito_audit.tokens.load import load_tokenizer
@@ -100,19 +100,19 @@ def slow_row(
         view = slow_view([owned[0][byte] for byte in at], [owned[1][byte] for byte in at])
         starts = [0, *canonical.end.tolist()][: len(canonical)]
         written = np.array([owned[1][min(byte, len(owned[1]) - 1)] for byte in starts], np.bool_)
-    if not marked(held, canonical, reference):
+    if not has_template_markers(held, canonical, reference):
         view = None  # type: ignore[assignment]
     if view is not None:
-        view = answers_begun(view, rollout, held, blocks)
+        view = with_answer_starts(view, rollout, held, blocks)
         for _, start, end, _, _ in blocks.differing():
             view.drifted[start:end] = True
     out = []
     for stretch in stretches(held, canonical, blocks):
         if stretch.start >= len(held) or rows._names_role(stretch, rollout):
             continue
-        own = answered(view, written, stretch)
+        own = answer_at(view, written, stretch)
         mine = own is not None
-        proven = own is not None and view is not None and logprobs_prove(row, view, own)
+        proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         harmless = mine and (stretch.recorded.data == stretch.canonical.data or not trained or proven)
         effect = rows._effect(mine, proven)
@@ -124,7 +124,7 @@ def slow_row(
 
 def slow_headed(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
     """What the row's own role markers tell."""
-    roles = token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
+    roles = token_roles(held, reference.end_ids(), reference.headers(rollout.template_kwargs))
     view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
     nameless = any(unknown_role_name(message.speaker) for message in rollout.messages)
     return view if view.sampled.any() or nameless or roles.unclear().any() else None
@@ -163,14 +163,14 @@ def test_a_token_has_the_role_of_the_byte_at_which_it_begins(name: str) -> None:
         except RenderError:
             continue
         size = len(rendering.text.encode("utf-8", "surrogatepass"))
-        owned, owners = byte_by_byte(rollout, rendering), _owners(rollout, rendering, size)
-        assert (owners is None) == (owned is None)
-        if owners is None or owned is None:
+        owned, byte_roles = byte_by_byte(rollout, rendering), _byte_roles(rollout, rendering, size)
+        assert (byte_roles is None) == (owned is None)
+        if byte_roles is None or owned is None:
             continue
         told += 1
         for many in (0, 1, 7, size, 3 * size):  # tokens of no bytes too, at the very end as well
             at = sorted(dice.choices(range(size + 1), k=many))
-            roles, sampled = owners.of_tokens(np.array(at, np.int64))
+            roles, sampled = byte_roles.of_tokens(np.array(at, np.int64))
             assert list(roles) == [owned[0][min(byte, size - 1)] for byte in at]
             assert sampled.tolist() == [owned[1][min(byte, size - 1)] for byte in at]
     assert told > 3 or name in ("jumps", "values", "macros")
@@ -253,7 +253,9 @@ def settled(view: RowView | None, rollout: Rollout, tokenizer: Tokenizer, render
     """The view with its turn ends as mask and logprobs show them, which is judged elsewhere."""
     row = rollout.training_row
     reference = Reference(tokenizer, renderer)
-    return None if view is None or row is None else refined(view, row, reference.end_ids(), reference.text)[0]
+    return (
+        None if view is None or row is None else with_turn_ends(view, row, reference.end_ids(), reference.text)[0]
+    )
 
 
 def unique(differences: list[Difference]) -> list[Difference]:
@@ -266,7 +268,7 @@ def unique(differences: list[Difference]) -> list[Difference]:
 
 def shown(one: Difference) -> str:
     sides = [(side.ids.tolist(), side.data, side.before, side.after) for side in (one.recorded, one.canonical)]
-    names = [f.name for f in fields(one) if f.name not in ("recorded", "canonical", "built")]
+    names = [f.name for f in fields(one) if f.name not in ("recorded", "canonical", "construction")]
     return repr([sides, *(getattr(one, name) for name in names)])
 
 

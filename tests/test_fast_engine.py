@@ -5,6 +5,7 @@ The reference is `benchmarks/reference.py`: it renders with jinja2 alone and enc
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reference import by_reference, main, said
+from tests.tiers import examples, some
 from tito_audit.record.arrays import Ids
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
@@ -21,7 +23,9 @@ from tito_audit.tokens.encoders import FastEncoder
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-MODELS = ("qwen2.5-coder", "gemma-3", "smollm2")
+LOGS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
+MODELS = some(("smollm2", "gemma-3", "qwen2.5-coder"), 1)
+pytestmark = pytest.mark.usefixtures("loaded_once")
 needs_rollouts = [
     pytest.mark.shared,
     pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout"),
@@ -38,28 +42,33 @@ def check(log: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Non
             assert encoder in str(scan.summary.encoder)
 
 
-@pytest.mark.parametrize("log", sorted((ROOT / "fixtures" / "formats").glob("*.jsonl")), ids=lambda log: log.stem)
+@pytest.mark.parametrize("log", some(LOGS, 10), ids=lambda log: log.stem)
 def test_on_example_logs(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(log, Settings(tokenizer=str(TOY)), monkeypatch)
 
 
+def sampled(model: str, mode: str) -> list[bytes]:
+    """Lines of the log of a real model."""
+    data = gzip.decompress((SHARED / "rollouts" / model / f"{mode}.jsonl.gz").read_bytes())
+    return data.splitlines(keepends=True)[: examples(15, 10**6)]
+
+
 @pytest.mark.parametrize("mode", ["tito", "retok"])
 @pytest.mark.parametrize("model", [pytest.param(model, marks=needs_rollouts) for model in MODELS])
-def test_on_tokens_that_models_sampled(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = SHARED / "rollouts" / model / f"{mode}.jsonl.gz"
+def test_on_tokens_that_models_sampled(
+    model: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(b"".join(sampled(model, mode)))
     check(log, Settings(tokenizer=str(SHARED / "tokenizers" / model)), monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(model, marks=needs_rollouts) for model in ("qwen2.5-coder", "gemma-3", "smollm2")]
-)
+@pytest.mark.parametrize("model", [pytest.param(model, marks=needs_rollouts) for model in MODELS])
 def test_on_training_rows_with_and_without_messages(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import gzip
-
     rows = []
-    for line in gzip.decompress((SHARED / "rollouts" / model / "retok.jsonl.gz").read_bytes()).splitlines():
+    for line in sampled(model, "retok"):
         row = json.loads(line)
         last = row["calls"][-1]
         ids = last["prompt_token_ids"] + last["generation_token_ids"]

@@ -268,7 +268,7 @@ def test_calls_are_paired_with_logprobs_by_length_where_some_have_none() -> None
 
 def test_logprobs_that_may_be_of_either_call_are_refused_in_words() -> None:
     row = harbor(prompt_token_ids=[[1], [1, 2, 3]], completion_token_ids=[[2], [4]], logprobs=[[-0.1]])
-    with pytest.raises(RecordError, match=r"logprobs holds 1 lists for 2 calls.*do not tell which call has none"):
+    with pytest.raises(RecordError, match=r"logprobs holds 1 lists for 2 calls.*do not show which call has none"):
         read("harbor", row)
 
 
@@ -346,7 +346,7 @@ def test_messages_kept_once_are_put_together_again() -> None:
     ("nodes", "says"),
     [
         ({}, "which is not in message_nodes"),
-        ({"a": {"p": "a", "m": {"role": "user", "content": "x"}}}, "counts 1 messages, and 2 lead there"),
+        ({"a": {"p": "a", "m": {"role": "user", "content": "x"}}}, "counts 1 messages, but there are 2"),
         ({"a": {"p": None, "m": 7}}, "is not a message"),
     ],
 )
@@ -455,8 +455,8 @@ def test_tensors_and_lists_say_the_same() -> None:
     ("row", "says"),
     [
         (datum([1, 2, 9], [2, 3, 4]), r"model_input holds token 9 where target_tokens holds 3 \(target 1\)"),
-        (datum([1, 2], [2, 3, 4]), "model_input holds 2 tokens and target_tokens 3"),
-        (datum([1, 2], {"data": [2, 3, 2, 3], "dtype": "int64", "shape": [2, 2]}), "several values a token"),  # type: ignore[arg-type]
+        (datum([1, 2], [2, 3, 4]), "model_input holds 2 tokens, but target_tokens 3"),
+        (datum([1, 2], {"data": [2, 3, 2, 3], "dtype": "int64", "shape": [2, 2]}), "several values per token"),  # type: ignore[arg-type]
         (datum([1, 2], ["2", 3]), "target_tokens' holds a string"),  # type: ignore[list-item]
         ({**datum([1], [2]), "model_input": {"chunks": [{"type": "encoded_text"}]}}, "holds no `tokens`"),
     ],

@@ -199,8 +199,8 @@ def test_a_sample_without_ids_has_no_training_row(tokens: Any):
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({"response_length": 9}, "response_length is 9, and the column 'tokens' holds 8 ids only"),
-        ({"response_length": -1}, "response_length is -1, so nothing tells where the response begins"),
+        ({"response_length": 9}, "response_length is 9, but the column 'tokens' holds only 8 ids"),
+        ({"response_length": -1}, "response_length is -1, so it is unclear where the response begins"),
         ({"response_length": "5"}, "response_length is a string"),
         ({"response_length": None}, "response_length is missing or null"),
         ({"loss_mask": "11011"}, "'loss_mask' is a string"),

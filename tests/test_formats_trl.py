@@ -89,7 +89,7 @@ def test_a_prompt_that_changes_keeps_to_its_width_or_is_refused() -> None:
     new = written([77])
     assert new["prompt_ids"] == [[PAD, 11, 12], [13, 77, 15]]
     assert plain(new["prompt_mask"]) == BUFFER["prompt_mask"]
-    with pytest.raises(RecordError, match="do not fit into the 3 places"):
+    with pytest.raises(RecordError, match="only 3 tokens wide"):
         written([77, 78])
 
 

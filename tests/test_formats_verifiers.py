@@ -29,6 +29,8 @@ from tito_audit.record.stated import Stated
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "fixtures" / "formats"
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -389,7 +391,7 @@ def test_masks_that_train_something_else_are_shown_as_a_row() -> None:
     assert mask[start + 1]
     assert mask[len(tokens[2]["prompt_ids"]) :].all()
     tokens[2]["prompt_ids"][3] += 1
-    with pytest.raises(RecordError, match="no step holds all"):
+    with pytest.raises(RecordError, match="no step holds the tokens of all"):
         read(verifiers_results.FORMAT, row)
 
 

@@ -335,13 +335,13 @@ def test_a_flag_for_stdout_stands_in_place_of_what_the_file_has_for_it(
     settings.write_text('report = "json"\noutput-format = "text"', encoding="utf-8")
     code, out, err = run("scan", "run.jsonl")
     assert (code, out) == (2, "")
-    assert "--report json is for stdout too" in err
+    assert "--report json goes to stdout too" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--output-format", "json", "--report", "text"), "--report text is for stdout too"),
+        (("--output-format", "json", "--report", "text"), "--report text goes to stdout too"),
         (("--output-format", "json=x"), "--report NAME=FILE"),
         (("--output-format", "nothing"), "there is no report of that name"),
         (("--update-baseline",), "--baseline FILE"),

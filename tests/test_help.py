@@ -56,8 +56,8 @@ def test_what_has_to_be_given_stands_bare_in_the_usage() -> None:
 
 def test_bounds_are_words_and_a_switch_that_is_on_says_so() -> None:
     scan, repair = (" ".join(help_of(name, columns=200).split()) for name in ("scan", "repair"))
-    assert "[default: one a core; at least 1]" in scan
+    assert "[default: one per core; at least 1]" in scan
     assert "[default: 10.0; at least 0.01]" in scan
-    assert "what was cured by what. [default: on]" in repair
+    assert "which repair cured which findings. [default: on]" in repair
     assert "-q, --quiet / --no-quiet No progress, and no report that --report did not ask for." in repair
     assert "did not ask for. [" not in repair

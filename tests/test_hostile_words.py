@@ -37,6 +37,8 @@ TRAPS = {
     "marks": "e" + "\u0301" * examples(40, 400),
 }
 """What a model may say to make somebody's terminal, page or runner do something."""
+POISONED = ("nemo_gym", "slime", "openai_chat", "nemo_rl", "tito_sample")
+"""Formats whose rows are poisoned: in `make test` two of them with each trap."""
 TOGETHER = [(name,) for name in TRAPS] if DEEP else [tuple(TRAPS)]
 """The traps of each log: all in one, or in `make deep` one alone."""
 
@@ -66,9 +68,10 @@ def encodable(text: str) -> str:
 
 def hostile_rows(trap: str) -> Iterator[str]:
     """Rows of many formats with the trap in them, of no format, unreadable ones, very long and very deep ones."""
-    for name in ("nemo_gym", "slime", "openai_chat", "nemo_rl", "tito_sample", "calls"):
+    first = [*TRAPS.values()].index(trap)
+    for name in POISONED if DEEP else (POISONED * 2)[first % len(POISONED) :][:2]:
         path = FORMATS / f"{name}.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines()[: examples(1, 2)] if path.exists() else ():
+        for line in path.read_text(encoding="utf-8").splitlines()[: examples(1, 2)]:
             for keys in (False, True):
                 yield json.dumps(poisoned(json.loads(line), trap, keys=keys))
     called = {"id": trap, "type": "function", "function": {"name": trap, "arguments": json.dumps({trap: trap})}}

@@ -248,7 +248,7 @@ def test_columns_inside_calls_and_samples_are_related_call_by_call_and_sample_by
     found = inspect_log(written(tmp_path / "group.jsonl", [group, group]))
     assert relations(found, "[*]") == {("equal", ("seqs[]", "weights[]"))}
     assert roles(found)["weights[]"] == ("mask", "full")
-    assert "one list a sample" in " ".join(run("inspect", tmp_path / "group.jsonl")[1].split())
+    assert "one list per sample" in " ".join(run("inspect", tmp_path / "group.jsonl")[1].split())
 
 
 def test_one_number_a_row_is_a_logprob_by_its_name_only(tmp_path: Path) -> None:
@@ -279,12 +279,12 @@ def test_a_given_mapping_is_tried_and_one_that_fails_says_why(own: Path) -> None
     assert "generic (all 12 rows): has token_ids, loss_mask" not in out
     assert "The mapping that was given" in out
     out = " ".join(out.split())
-    assert "logprobs is no list in 12 of them and is not read there." in out
+    assert "logprobs is not a list in 12 of them and is not read there." in out
     out = " ".join(run("inspect", own, "--map", "token_ids=extra")[1].split())
     assert "12 of them hold no ids." in out
     code, _, err = run("inspect", own, "--map", "tokens=extra.everything")
     assert code == 2
-    assert "no such column here" in err
+    assert "no such column" in err
 
 
 def test_a_parquet_file_shows_the_types_of_its_schema(tmp_path: Path) -> None:

@@ -43,7 +43,10 @@ CLEAN = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0,
 BROKEN = {**CLEAN, "logprobs": [0.0, 0.0, 0.5, -0.25]}
 LIMIT = 200
 
-pytestmark = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
+pytestmark = [
+    pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
+    pytest.mark.usefixtures("loaded_once"),
+]
 
 
 # Chunks
@@ -286,8 +289,8 @@ def gone(task: int) -> int:
         (lambda task: {}[task], KeyError, "7"),
         (unpicklable, RuntimeError, "Local: task 7"),
         (out_of_memory, SetupError, "--jobs 1"),
-        (killed, SetupError, "number 7: the process that worked on this was ended by SIGKILL"),
-        (gone, SetupError, "number 7: the process that worked on this ended"),
+        (killed, SetupError, "number 7: the process working on this was killed by SIGKILL"),
+        (gone, SetupError, "number 7: the process working on this ended"),
     ],
 )
 def test_what_ends_a_process_ends_the_run(failing: Callable[[int], int], error: Any, says: str) -> None:
@@ -555,7 +558,7 @@ def test_a_signal_ends_all_processes_with_one_message(long: Path, who: str) -> N
     assert "Traceback" not in err
     if who == "worker":
         assert run.returncode == 2
-        assert "was ended by SIGKILL" in err
+        assert "was killed by SIGKILL" in err
         assert str(long) in err
     else:
         assert run.returncode == 130

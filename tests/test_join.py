@@ -25,11 +25,13 @@ from tito_audit import (
     scan_rollouts,
     write_rollouts,
 )
-from tito_audit.chains.capture import chained
+from tito_audit.chains.capture import order_calls
 from tito_audit.cli import app
 from tito_audit.formats import chat_tools
 from tito_audit.record.rollout import Turn
 from tito_audit.storage import random_access
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"
@@ -162,7 +164,7 @@ def test_samples_of_miles_are_told_apart_by_rollout_and_by_occurrence(tmp_path: 
     assert [told["rollout_eval_7.parquet", row] for row in range(5)] == [2] * 5
     one_sided = tmp_path / "trajectory" / "7.jsonl"
     _, notices = found(columns / "rollout_eval_7.parquet", messages=str(one_sided), tools=tools)
-    assert any("0 of 5 rollouts" in notice and "5 found no row of their id" in notice for notice in notices)
+    assert any("0 of 5 rollouts" in notice and "5 found no row with their id" in notice for notice in notices)
 
 
 # A token capture and its rollout rows
@@ -264,7 +266,7 @@ def test_calls_are_chained_by_the_longest_beginning() -> None:
         call(second, [7]),
         call([50, 51, 52, 53, 54, 55], [56]),  # the other agent's second
     ]
-    order, main = chained(calls, [5.0, 1.5, 1.0, 0.5, 3.0, 4.0])
+    order, main = order_calls(calls, [5.0, 1.5, 1.0, 0.5, 3.0, 4.0])
     assert order == (3, 2, 4, 0, 1, 5)
     assert main == (1, 2, 3)
 
@@ -275,13 +277,13 @@ def test_a_call_whose_history_came_back_in_other_tokens_stays_in_its_chain() -> 
         call([1, 2, 3, 4, 5, 6], [7]),
         call([1, 2, 3], [4, 5]),
     ]
-    assert chained(calls, [3.0, 2.0, 1.0]) == ((2, 1, 0), (0, 1, 2))
-    assert chained([], []) == ((), ())
+    assert order_calls(calls, [3.0, 2.0, 1.0]) == ((2, 1, 0), (0, 1, 2))
+    assert order_calls([], []) == ((), ())
 
 
 def test_many_calls_are_chained_without_recursion() -> None:
     calls = [call(list(range(2 * k + 1)), [2 * k + 1]) for k in range(2_000)]
-    order, main = chained(calls[::-1], [0.0] * 2_000)
+    order, main = order_calls(calls[::-1], [0.0] * 2_000)
     assert order == tuple(range(1_999, -1, -1))
     assert main == tuple(range(2_000))
 
@@ -339,10 +341,11 @@ def test_what_finds_no_partner_is_said_with_its_first_place(tmp_path: Path) -> N
     stray, nameless = one_call("c")[1], one_call(None)[1]
     text = notices_of(tmp_path, [one, other, none], [said, stray, nameless, {"uid": "d", "messages": None}])
     assert "joined on uid: 1 of 3 rollouts found their messages" in text
-    assert f"1 found no row of their id (first {tmp_path / 'log.jsonl'}:1)" in text
+    assert f"1 found no row with their id (first {tmp_path / 'log.jsonl'}:1)" in text
     assert f"1 without an id (first {tmp_path / 'log.jsonl'}:2)" in text
     assert (
-        f"2 for no rollout of the log; 1 without an id, of its 4 rows (first {tmp_path / 'said.jsonl'}:2)" in text
+        f"2 that match no rollout of the log; 1 without an id, of its 4 rows (first {tmp_path / 'said.jsonl'}:2)"
+        in text
     )
 
 
@@ -354,14 +357,14 @@ def test_ids_that_never_meet_are_shown(tmp_path: Path) -> None:
 
 def test_one_id_twice_in_the_file_ends_the_run_with_both_places(tmp_path: Path) -> None:
     log, said = one_call(7)
-    with pytest.raises(SetupError, match=r"said\.jsonl:0 and .*said\.jsonl:2 have one id \(uid: 7\)"):
+    with pytest.raises(SetupError, match=r"said\.jsonl:0 and .*said\.jsonl:2 have the same id \(uid: 7\)"):
         notices_of(tmp_path, [log], [said, one_call(8)[1], {**said, "uid": "7"}])
 
 
 def test_one_id_twice_in_the_log_is_said(tmp_path: Path) -> None:
     log, said = one_call(7)
     text = notices_of(tmp_path, [log, one_call(8)[0], log], [said])
-    assert "that more than one row of the log found: 1 times" in text
+    assert "found for more than one row of the log: 1 times" in text
     assert f"(first {tmp_path / 'log.jsonl'}:2)" in text
 
 
@@ -584,7 +587,7 @@ def test_the_command_line_joins_and_refuses_in_words(tmp_path: Path) -> None:
     assert "joined on uid = other" in run("--messages", str(told), "--on", "uid=other")[1]
     for options, words in (
         (("--on", "uid"), "nothing is joined"),
-        (("--on", "=uid", "--messages", str(told)), "no column was found"),
+        (("--on", "=uid", "--messages", str(told)), "a column is missing"),
         (("--messages", str(tmp_path / "no.jsonl")), "no such file"),
         (("--messages", str(told), "--on", "uid=nothing"), "has no such column"),
         (("--tools", str(path)), "neither a tool"),
@@ -598,5 +601,5 @@ def test_the_command_line_joins_and_refuses_in_words(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_row_is_refused(tmp_path: Path) -> None:
     log, _ = one_call(1)
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(SetupError, match="no row in it that can be read"):
+    with pytest.raises(SetupError, match="none of its rows can be read"):
         found(jsonl(tmp_path / "log.jsonl", [log]), messages=str(tmp_path / "empty.jsonl"))

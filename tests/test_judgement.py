@@ -11,15 +11,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tito_audit.evidence.harm import harm
-from tito_audit.evidence.judgement import Judgement, judge, judgement, mask_back, refined
+from tito_audit.evidence.judgement import Judgement, judge, judgement, restored_mask, with_turn_ends
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.roles import ASSISTANT, TEMPLATE, Roles
+from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.slides import FARTHEST
 from tito_audit.record import testimony as logs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.build import training_row
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.speakers import ASSISTANT
 from tito_audit.record.testimony import Reading, Witness
 
 END = 2
@@ -61,7 +62,7 @@ class Truth:
     def evidence(self, mask: int, logprobs: int) -> Evidence:
         row = self.row(mask, logprobs)
         rollout = Rollout(Place("made up", 0), "toy", training_row=row)
-        view, _ = refined(self.view(), row, frozenset((END,)))
+        view, _ = with_turn_ends(self.view(), row, frozenset((END,)))
         return Evidence(rollout, None, Needs.ROW | Needs.MASK, end_ids=frozenset((END,)), row=view)
 
 
@@ -129,7 +130,7 @@ def test_what_stands_alone_is_the_truth(truth: Truth, mask: int, logprobs: int) 
 def test_a_mask_that_slid_is_always_found_and_goes_back_on_sampled_tokens(truth: Truth, mask: int) -> None:
     assume(truth.spans[-1][0] + mask < len(truth.ids))
     evidence = truth.evidence(mask, 0)
-    found, back = judgement(evidence), mask_back(evidence)
+    found, back = judgement(evidence), restored_mask(evidence)
     assert found is not None
     trained = truth.row(mask, 0).loss_mask
     assert trained is not None
@@ -225,7 +226,7 @@ def test_a_null_in_front_of_the_only_turn_is_undecided_where_the_row_ends_with_i
     row = truth.row(0, 1)
     sampled = np.arange(14) >= 10
     view = replace(truth.view(), sampled=sampled)
-    found = judge(row, refined(view, row, frozenset((END,)))[0].spans)
+    found = judge(row, with_turn_ends(view, row, frozenset((END,)))[0].spans)
     assert found is not None
     assert {reading.logprobs for reading in found.standing} == {0, 1}
 
@@ -235,7 +236,7 @@ def test_finish_reasons_say_which_turn_ends_were_sampled() -> None:
     truth = Truth(ids, ((10, 13, False),), np.full(len(ids), -0.5), 0.0)
     for reasons, ends in (((), (13, 14)), (("length",), (13,)), (("stop",), (14,))):
         row = replace(truth.row(0, 0), loss_mask=None, logprobs=None, columns=(), finish_reasons=reasons)
-        assert refined(truth.view(), row, frozenset((END,)))[0].spans[0].ends == ends
+        assert with_turn_ends(truth.view(), row, frozenset((END,)))[0].spans[0].ends == ends
 
 
 @pytest.mark.parametrize("order", [1, -1])

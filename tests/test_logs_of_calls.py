@@ -28,7 +28,7 @@ from tito_audit.evidence.chains import chain_turns  # noqa: E402
 from tito_audit.evidence.differences import Stretch, stretches  # noqa: E402
 from tito_audit.evidence.gather import gather  # noqa: E402
 from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
-from tito_audit.evidence.prefix_reuse import GrownPieces, Spelled, compared  # noqa: E402
+from tito_audit.evidence.prefix_reuse import PiecesCache, SpelledTexts, compare_text  # noqa: E402
 from tito_audit.evidence.reference import Reference  # noqa: E402
 from tito_audit.record.arrays import Ids  # noqa: E402
 from tito_audit.record.message import as_messages  # noqa: E402
@@ -164,16 +164,16 @@ def test_ids_that_are_changed_later_do_not_change_what_is_known() -> None:
 def test_a_text_is_borne_out_by_the_ids_that_spell_it(seed: int) -> None:
     dice = random.Random(seed)
     reference = Reference(toy.toy_tokenizer(), None)
-    spelled = Spelled(reference)
+    spelled = SpelledTexts(reference)
     for text in chains(dice, 15):
         ids = respelled(toy.toy_tokenizer().encode(text), dice)
         other = ids.copy()
         if len(other):
             other[dice.randrange(len(other))] = 300
         for recorded in (other, ids, ids[:-1], np.append(ids, np.int32(300))):
-            assert spelled.bears_out(text, recorded) == (reference.text(recorded) == text)
+            assert spelled.confirms(text, recorded) == (reference.text(recorded) == text)
     broken = toy.toy_tokenizer().vocabulary.ids_of_bytes(b"\xe2")[0]
-    assert not spelled.bears_out("\ufffd", np.array([broken], np.int32)), "the bytes were lost on the way"
+    assert not spelled.confirms("\ufffd", np.array([broken], np.int32)), "the bytes were lost on the way"
 
 
 def respelled(ids: Ids, dice: random.Random) -> Ids:
@@ -196,7 +196,7 @@ def respelled(ids: Ids, dice: random.Random) -> Ids:
 def test_pieces_are_the_same_however_they_are_put_together(seed: int) -> None:
     dice = random.Random(seed)
     reference = Reference(toy.toy_tokenizer(), None)
-    grown = GrownPieces(reference)
+    grown = PiecesCache(reference)
     known = [np.array(encode(written(dice, 200)), np.int32)]
     for _ in range(20):
         ids = dice.choice(known[-4:])
@@ -217,7 +217,7 @@ def test_pieces_are_the_same_however_they_are_put_together(seed: int) -> None:
 def grown_and_whole(dice: random.Random) -> int:
     """A chain of texts compared both ways; how often one left out what was found before."""
     reference = Reference(toy.toy_tokenizer(), None)
-    pieces = GrownPieces(reference)
+    pieces = PiecesCache(reference)
     text, recorded = "", np.empty(0, np.int32)
     before, known = None, set()
     shorter = 0
@@ -227,7 +227,7 @@ def grown_and_whole(dice: random.Random) -> int:
         text, recorded = text + new, np.concatenate([recorded, respelled(np.array(ids, np.int32), dice)])
         if dice.random() < 0.15:  # a record that does not go on from the one before
             recorded = respelled(np.array(encode(text), np.int32), dice)
-        found, before = compared(text, recorded, before, reference, pieces)
+        found, before = compare_text(text, recorded, before, reference, pieces)
         every, _ = plain(text, recorded, None, reference, None)
         left_out = len(every) - len(found)
         assert [stated(one) for one in found] == [stated(one) for one in every[left_out:]]
@@ -284,11 +284,11 @@ def check(rollout: Rollout) -> None:
     tokenizer, renderer = toy.toy_tokenizer(), toy.toy_renderer()
     found = said(gather(rollout, tokenizer, renderer))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tito_audit.evidence.prompts.compared", plain)
-        patch.setattr(Spelled, "bears_out", lambda *_: False)
+        patch.setattr("tito_audit.evidence.prompts.compare_text", plain)
+        patch.setattr(SpelledTexts, "confirms", lambda *_: False)
         patch.setattr(Reference, "leads_to", lambda *_, **__: False)
         patch.setattr(Reference, "render_fast", lambda *_, **__: None)
-        patch.setattr(GrownPieces, "of", lambda self, ids: self._reference.pieces(ids))
+        patch.setattr(PiecesCache, "of", lambda self, ids: self._reference.pieces(ids))
         assert found == said(gather(rollout, tokenizer, renderer))
 
 

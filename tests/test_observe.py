@@ -49,6 +49,8 @@ from tito_audit.viewer.model import (
 from tito_audit.viewer.replacements import SAMPLED, SEEN
 from tito_audit.viewer.sequences import MAX_PIECE, MAX_SEQUENCES, MAX_SWAP, MAX_SWAPPED, MAX_TOKENS, view
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 RULES = all_rules()
 CODES = frozenset(rule.code for rule in RULES)
 FORMATS = sorted(

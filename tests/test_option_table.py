@@ -140,7 +140,11 @@ def test_what_an_override_may_set_is_of_settings() -> None:
 
 def test_functions_that_options_name_are_there() -> None:
     completing = {option.completes for option in OPTIONS if option.completes}
-    assert completing == set(_complete.__all__) - {"manuals"}, "the shell completes manuals for an argument"
+    own = (
+        one for _, one in inspect.getmembers(_complete, inspect.isfunction) if one.__module__ == _complete.__name__
+    )
+    public = {one.__name__ for one in own if not one.__name__.startswith("_")}
+    assert completing == public - {"manuals"}, "the shell completes manuals for an argument"
     for name in completing:
         assert list(inspect.signature(getattr(_complete, name)).parameters) == ["incomplete"]
     called_first = [option.calls for option in OPTIONS if option.calls]

@@ -85,7 +85,7 @@ def test_a_token_of_no_id_is_named(toy: Tokenizer) -> None:
     recovered = recover_ids(texts, toy.vocabulary, ())
     assert recovered.ids is None
     assert recovered.problem is not None
-    assert recovered.problem.startswith("token 1 ('☃☃') is no token of this vocabulary")
+    assert recovered.problem.startswith("token 1 ('☃☃') is not a token of this vocabulary")
 
 
 @pytest.mark.parametrize("data", [None, "\ufffd".encode()])

@@ -24,11 +24,12 @@ import pytest
 from tests.test_jobs import BROKEN, CLEAN, FORMATS, ROOT, TOKENIZER, alive, children, workers_of, written
 from tests.test_join import captured
 from tests.test_log_findings import LATE, RIGHT
+from tests.tiers import some
 from tito_audit import Outcome, RepairSettings, Result, Settings, repair_rollouts, scan_rollouts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.testimony import Witness
-from tito_audit.run.executor import Executor, InProcess
+from tito_audit.run.executor import Executor, InProcess, is_small
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.parallel import bare
 from tito_audit.run.repair import Repairs
@@ -36,7 +37,10 @@ from tito_audit.run.repair_tasks import Batch, RepairBatch, planned
 from tito_audit.run.workers import can_fork
 from tito_audit.tokens.encoders import FastEncoder
 
-pytestmark = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
+pytestmark = [
+    pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
+    pytest.mark.usefixtures("loaded_once"),
+]
 
 Said = tuple[list[Outcome], list[Any], dict[str, bytes]]
 
@@ -77,12 +81,12 @@ def repaired(
 def the_same(logs: Any, tmp_path: Path, **options: Any) -> Said:
     """What one process says and writes, which several do as well."""
     expected = repaired(logs, tmp_path / "1", **options)
-    for jobs, batch in ((2, 1), (3, 900), (2, 1 << 20)):
+    for jobs, batch in some(((2, 1), (2, 1 << 20), (3, 900)), 2):
         assert repaired(logs, tmp_path / f"{jobs}-{batch}", jobs, batch, **options) == expected
     return expected
 
 
-@pytest.mark.parametrize("log", FORMATS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(FORMATS, 8), ids=lambda path: path.stem)
 def test_files_and_words_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
     expected = repaired(log, tmp_path / "1", out="out.jsonl", tokenizer=TOKENIZER)
     assert expected[0]
@@ -178,7 +182,7 @@ def test_a_log_is_asked_once_what_its_rows_prove(tmp_path: Path, monkeypatch: py
 # Encoders
 
 
-@pytest.mark.parametrize("log", FORMATS[::4], ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(FORMATS[::4], 3), ids=lambda path: path.stem)
 def test_the_fast_encoder_changes_nothing(log: Path, tmp_path: Path) -> None:
     expected = repaired(log, tmp_path / "1", out="o.jsonl", tokenizer=TOKENIZER, encoder="tokenizers")
     for jobs in (1, 2):
@@ -243,7 +247,7 @@ def worked(packed: bytes, task: bytes) -> bytes:
     return pickle.dumps(MADE[packed](pickle.loads(task)))
 
 
-@pytest.mark.parametrize("name", ["verifiers_v1", "atropos_group", "generic"])
+@pytest.mark.parametrize("name", some(["verifiers_v1", "atropos_group", "generic"], 1))
 def test_work_needs_nothing_but_what_is_pickled(name: str, tmp_path: Path) -> None:
     log = ROOT / "fixtures" / "formats" / f"{name}.jsonl"
     options: dict[str, Any] = {"tokenizer": TOKENIZER, "encoder": "fastokens"}
@@ -312,7 +316,7 @@ def test_a_repair_that_is_ended_leaves_no_file(long: Path, tmp_path: Path, who: 
     assert not aside.exists()
     if who == "worker":
         assert run.returncode == 2
-        assert "was ended by SIGKILL" in err
+        assert "was killed by SIGKILL" in err
         assert str(long) in err
     else:
         assert run.returncode == 130
@@ -348,11 +352,10 @@ def test_what_cannot_be_read_ends_a_repair_behind_the_rows_before_it(tmp_path: P
     assert len(said[0][0]) == 20
 
 
-def test_the_command_prints_and_writes_the_same(long: Path, tmp_path: Path) -> None:
-    log = tmp_path / "in" / "short.jsonl"
-    log.write_bytes(b"".join(long.read_bytes().splitlines(keepends=True)[:60]))
-    with log.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows(200))
+def test_the_command_prints_and_writes_the_same(tmp_path: Path) -> None:
+    # Large enough for several batches, by what no rule reads.
+    log = written(tmp_path / "log.jsonl", [{**row, "note": "x" * 10_000} for row in rows(200)])
+    assert not is_small([log])
     printed = []
     for jobs in (1, 2):
         out = tmp_path / f"{jobs}.jsonl"

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from tests.tiers import some
 from tito_audit.record.finding import Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.run.repair import Repairs, repair_rollouts
@@ -24,9 +25,10 @@ from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.tokens.load import load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-MODELS = ("qwen2.5-coder", "gemma-3", "smollm2")
+MODELS = some(("smollm2", "gemma-3", "qwen2.5-coder"), 1)
 pytestmark = [
     pytest.mark.shared,
+    pytest.mark.usefixtures("loaded_once"),
     pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout"),
 ]
 Row = dict[str, Any]

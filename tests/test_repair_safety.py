@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import pytest
 
 from tests.command import run as run_command
 from tests.test_parquet_output import form_of, same_values
-from tests.tiers import examples, some
+from tests.tiers import DEEP, examples, some
 from tito_audit.record.outcome import Outcome
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
@@ -50,6 +51,7 @@ PAD = 80_000
 """Bytes that no compression makes smaller in each row, so that a run writes while it goes on."""
 
 Row = dict[str, Any]
+pytestmark = pytest.mark.usefixtures("loaded_once")
 
 
 # Logs
@@ -273,7 +275,13 @@ def held_while_writing(whole: Undisturbed, folder: Path, rows: int) -> Iterator[
 ENDS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 130}
 
 
-@pytest.mark.parametrize("number", ENDS, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("whole", "number"),
+    # In `make test` each kind of log, and each signal, once.
+    [*product(KINDS, ENDS)] if DEEP else [*zip(KINDS, ENDS, strict=True)],
+    indirect=["whole"],
+    ids=lambda one: getattr(one, "name", one),
+)
 def test_a_run_that_is_ended_while_it_writes_leaves_nothing(
     whole: Undisturbed, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -359,12 +367,17 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("room", [64, 1700], ids=lambda room: f"{room} KiB")
+@pytest.mark.parametrize(
+    ("whole", "room"),
+    some([*product(KINDS, [64, 1700])], 3),
+    indirect=["whole"],
+    ids=lambda one: one if isinstance(one, str) else f"{one} KiB",
+)
 def test_a_full_disk_is_one_line_and_leaves_nothing(whole: Undisturbed, tmp_path: Path, room: int) -> None:
     disk = tmp_path / "disk"
     target = disk / f"out{''.join(whole.log.suffixes)}"
     with mounted(disk, f"size={room}k"):
-        done = run(whole.log, "-o", target)
+        done = run_here(whole.log, "-o", target)
         assert contents(tmp_path) == {}
     refused(done, target, "No space left on device", "free some space")
     assert done.stderr.count("\n") == 1
@@ -384,7 +397,7 @@ def test_a_quarantine_on_a_full_disk_leaves_nothing_of_the_output_either(tmp_pat
     log.write_bytes(log.read_bytes() + (b'{"torn": "' + b"x" * 600_000 + b"\n") * lines)
     place = tmp_path / "disk" / "bad.jsonl"
     with mounted(tmp_path / "disk", "size=64k"):
-        done = run(log, "-o", tmp_path / "out.jsonl", "--quarantine", place)
+        done = run_here(log, "-o", tmp_path / "out.jsonl", "--quarantine", place)
         assert contents(tmp_path).keys() == {"log.jsonl"}
     refused(done, place, "No space left on device")
 
@@ -393,7 +406,7 @@ def test_an_output_on_a_full_disk_leaves_no_quarantine(tmp_path: Path) -> None:
     log = store(tmp_path / "log.jsonl", example_rows("generic"))
     with mounted(tmp_path / "disk", "size=16k"):
         target = tmp_path / "disk" / "out.jsonl"
-        done = run(log, "-o", target, "--quarantine", tmp_path / "bad.jsonl")
+        done = run_here(log, "-o", target, "--quarantine", tmp_path / "bad.jsonl")
         assert contents(tmp_path).keys() == {"log.jsonl"}
     refused(done, target, "No space left on device")
 
@@ -403,8 +416,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, names: list
     log = store(tmp_path / "log.jsonl", example_rows("generic"))
     out, bad = (tmp_path / name for name in names)
     with mounted(tmp_path / "disk", "ro"):
-        done = run(log, "-o", out, "--quarantine", bad)
-        several = run(log, log.parent, "-o", tmp_path / "disk" / "cured")
+        done = run_here(log, "-o", out, "--quarantine", bad)
+        several = run_here(log, log.parent, "-o", tmp_path / "disk" / "cured")
         assert contents(tmp_path).keys() == {"log.jsonl"}
     refused(done, tmp_path / "disk", "Read-only file system")
     refused(several, tmp_path / "disk" / "cured", "Read-only file system")

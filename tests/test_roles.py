@@ -1,4 +1,4 @@
-"""Who speaks where: aliases of roles, what heads an answer in each family, and what one run states."""
+"""Who speaks where: aliases of roles, what headers an answer in each family, and what one run states."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.heads import Heads, heads_of
+from tito_audit.evidence.headers import Headers, headers_of
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TURN_END, token_roles
+from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, token_roles
 from tito_audit.record.build import call_columns
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn, with_speakers
-from tito_audit.record.speakers import SAMPLED_ROLES, Speakers, speaker_of, unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, SAMPLED_ROLES, Speakers, speaker_of, unknown_role_name
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
 
@@ -53,15 +53,15 @@ def pieces(tokens: Sequence[str]) -> tuple[Pieces, frozenset[int]]:
     return Pieces(ids, np.cumsum([len(one) for one in data]), b"".join(data), controls), ends
 
 
-def sampled(tokens: Sequence[str], heads: Heads | None = None) -> str:
+def sampled(tokens: Sequence[str], headers: Headers | None = None) -> str:
     """The tokens that count as sampled, one after the other between bars."""
     laid, ends = pieces(tokens)
-    mine = token_roles(laid, ends, heads).among((ASSISTANT, TURN_END))
+    mine = token_roles(laid, ends, headers).among((ASSISTANT, TURN_END))
     return "|".join(token for token, yes in zip(tokens, mine.tolist(), strict=True) if yes)
 
 
-def learned(opener: str, *controls: str, stated: tuple[str, ...] = ()) -> Heads:
-    return heads_of(opener, controls, Speakers(stated))
+def learned(opener: str, *controls: str, stated: tuple[str, ...] = ()) -> Headers:
+    return headers_of(opener, controls, Speakers(stated))
 
 
 # Names
@@ -237,11 +237,11 @@ def test_the_generation_prompt_of_a_template_says_what_a_header_is() -> None:
 
 def test_stated_roles_are_read_in_headers_and_the_templates_own_word_means_an_assistant() -> None:
     two = split("<|im_start|>·planner·\n·a·<|im_end|>·\n·<|im_start|>·assistant·\n·b·<|im_end|>")
-    assert sampled(two, Heads(Speakers(("planner",)))) == "a|<|im_end|>"
-    assert sampled(two, Heads(Speakers(("assistant", "planner")))) == "a|<|im_end|>|b|<|im_end|>"
+    assert sampled(two, Headers(Speakers(("planner",)))) == "a|<|im_end|>"
+    assert sampled(two, Headers(Speakers(("assistant", "planner")))) == "a|<|im_end|>|b|<|im_end|>"
     gemma = ["<start_of_turn>", "model", "\n", "a", "<end_of_turn>"]
-    assert sampled(gemma, Heads(Speakers(("assistant",)))) == "a|<end_of_turn>"
-    assert sampled(gemma, Heads(Speakers(("agent",)))) == ""
+    assert sampled(gemma, Headers(Speakers(("assistant",)))) == "a|<end_of_turn>"
+    assert sampled(gemma, Headers(Speakers(("agent",)))) == ""
 
 
 def test_every_name_of_a_model_is_one_role_in_headers() -> None:
@@ -266,7 +266,7 @@ def test_every_turn_of_every_conversation_begins_where_its_call_began(model: str
             row = json.loads(line)
             seen = row["calls"][-1]["prompt_token_ids"] + row["calls"][-1]["generation_token_ids"]
             roles = token_roles(
-                reference.pieces(np.array(seen, np.int32)), reference.end_ids(), reference.heads({})
+                reference.pieces(np.array(seen, np.int32)), reference.end_ids(), reference.headers({})
             )
             mine = roles.among((ASSISTANT, TURN_END))
             for call in row["calls"]:
@@ -297,7 +297,7 @@ def test_a_template_says_where_answers_begin_that_begin_with_white_space(name: s
     reference = Reference(engine.tokenizer, engine.renderer)
     for ref in (reference, Reference(engine.tokenizer, None)):
         ids, truth = spoken(reference, lead)
-        roles = token_roles(reference.pieces(np.array(ids, np.int32)), ref.end_ids(), ref.heads({}))
+        roles = token_roles(reference.pieces(np.array(ids, np.int32)), ref.end_ids(), ref.headers({}))
         assert roles.among((ASSISTANT, TURN_END)).tolist() == truth
 
 

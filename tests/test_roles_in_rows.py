@@ -165,7 +165,7 @@ def test_no_role_at_all_is_a_mistake_of_the_command(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", [row_of({})])
     code, _, err = run("scan", log, "--sampled-role", "", "--no-config")
     assert code == 2
-    assert "--sampled-role '': no role was found." in err
+    assert "--sampled-role '': a role is missing." in err
 
 
 def test_calls_prove_what_was_sampled_whatever_the_roles_are_called(tmp_path: Path) -> None:

@@ -94,12 +94,14 @@ def simple_check(
     """Every rule asked in turn, every difference to every rule, every repair to every finding."""
     explained = []
     for difference in evidence.differences:
-        built = difference.built
-        if built is not None and any(rule.code == built.code and rule.explain is None for rule in rules):
-            explained.append(Explained(difference, built.code, built.cause, built.what))
+        construction = difference.construction
+        if construction is not None and any(
+            rule.code == construction.code and rule.explain is None for rule in rules
+        ):
+            explained.append(Explained(difference, construction.code, construction.cause, construction.what))
             continue
         for rule in sorted((rule for rule in rules if rule.explain), key=lambda rule: rule.precedence):
-            if built is not None and rule.code != built.code:
+            if construction is not None and rule.code != construction.code:
                 continue
             reason = rule.explain(difference, evidence) if rule.explain else None
             if reason is not None:

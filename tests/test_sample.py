@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples, some
 from tito_audit import Result, Settings, SetupError, StorageError, read_rollouts, scan_rollouts
 from tito_audit.run.parallel import bare
 from tito_audit.run.workers import can_fork
@@ -26,7 +27,7 @@ from tito_audit.summary import Summary
 ROOT = Path(__file__).resolve().parents[1]
 SHARES = (0.05, 0.3, 0.5, 0.9)
 ANY_FOLDER = with_settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(15, 40)
 )
 forks = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
 
@@ -120,7 +121,7 @@ def test_about_the_share_of_the_rows_is_taken_and_a_larger_share_takes_those_too
 ) -> None:
     path = stored(tmp_path, kind, [rollout(n) for n in range(2000)])
     before: set[int] = set()
-    for share in SHARES:
+    for share in some(SHARES, 3):
         rows, left_out = taken(path, share)
         assert len(rows) + left_out == 2000
         assert abs(len(rows) / 2000 - share) < 4 * (share * (1 - share) / 2000) ** 0.5
@@ -133,10 +134,10 @@ def test_about_the_share_of_the_rows_is_taken_and_a_larger_share_takes_those_too
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_of_any_size_hold_the_same_rows(tmp_path: Path, kind: str) -> None:
     path = stored(tmp_path, kind, [rollout(n) for n in range(120)])
-    for share in SHARES:
+    for share in some(SHARES, 2):
         expected = one_by_one(path, share)
         assert 0 < len(expected[0]) < 120
-        for size in (1, 700, 5_000, 1 << 20):
+        for size in some((1, 700, 5_000, 1 << 20), 3):
             assert in_chunks(path, size, share) == expected
 
 
@@ -145,7 +146,7 @@ def test_rows_that_are_too_long_are_taken_or_left_like_others(tmp_path: Path, ki
     path = stored(tmp_path, kind, [rollout(n) for n in range(300)])
     expected = one_by_one(path, 0.5, limit=350)
     assert 20 < sum(row.error is not None for row in expected[0]) < len(expected[0])
-    for size in (1, 700, 1 << 20):
+    for size in some((1, 700, 1 << 20), 2):
         assert in_chunks(path, size, 0.5, limit=350) == expected
 
 
@@ -217,7 +218,9 @@ def test_a_row_that_is_left_out_is_not_parsed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.001, 0.4])
 def test_a_file_that_breaks_says_so_whatever_the_sample(tmp_path: Path, packed: Any, share: float) -> None:
     path = tmp_path / "log"
-    data = packed(b"".join(json.dumps({"n": n, "x": n * n}).encode() + b"\n" for n in range(40_000)))
+    data = packed(
+        b"".join(json.dumps({"n": n, "x": n * n}).encode() + b"\n" for n in range(examples(20_000, 40_000)))
+    )
     path.write_bytes(data[: len(data) // 2])
     whole = list(open_log(path))
     expected = one_by_one(path, share)
@@ -253,7 +256,7 @@ def test_a_sample_is_the_same_whatever_the_number_of_processes(tmp_path: Path, k
         assert summary.sampled is not None
         assert (summary.sampled.share, summary.sampled.rows, summary.sampled.of) == (share, len(results), 300)
         assert {result.place.row for result in results} == set(taken(path, share)[0])
-        for jobs, chunk in ((2, 3_000), (3, 40_000)):
+        for jobs, chunk in some(((2, 3_000), (3, 40_000)), 1):
             assert scanned(path, jobs, chunk, sample=share) == expected
 
 
@@ -277,7 +280,7 @@ def test_a_share_of_one_is_no_sample(tmp_path: Path, jobs: int | None) -> None:
 
 
 @forks
-@pytest.mark.parametrize("limit", [1, 10, 57, 120, 1000])
+@pytest.mark.parametrize("limit", some([1, 10, 57, 120, 1000], 3))
 def test_a_limit_counts_the_rows_that_are_audited(tmp_path: Path, limit: int) -> None:
     rows = [rollout(n) for n in range(150)]
     logs = []
@@ -319,7 +322,7 @@ def test_a_share_that_cannot_be_is_refused(tmp_path: Path, share: float) -> None
 
 def test_one_row_that_is_asked_for_is_audited_whatever_the_sample(tmp_path: Path) -> None:
     path = stored(tmp_path, "jsonl", [rollout(n) for n in range(30)])
-    for row in range(30):
+    for row in some(range(30), 6):
         results, summary = scanned(path, sample=0.01, row=row)
         assert [result.place.row for result in results] == [row]
         assert summary.sampled is None

@@ -298,7 +298,7 @@ def test_a_stream_changes_in_the_chunks_that_hold_it() -> None:
     new = update(EVENT, row, {0: {0: with_logprobs(rollout.turns[0], [-0.5, -1.0])}})
     assert paths(row, new) == ["data.response.1.choices.0.logprobs.content.0.logprob"]
     bare = replace(rollout.turns[0], completion_logprobs=None, columns=())
-    with pytest.raises(RecordError, match="none of them can go"):
+    with pytest.raises(RecordError, match="none of them can be dropped"):
         EVENT.update(row, [with_turns(rollout, {0: bare})])
 
 

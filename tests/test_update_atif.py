@@ -27,6 +27,8 @@ from tito_audit.run.repair import repair_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "fixtures" / "formats"
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -250,7 +252,7 @@ def test_an_unknown_logprob_has_no_place_in_atif() -> None:
     assert turn.completion_logprobs is not None
     values = np.full(len(turn.completion_logprobs), np.nan)
     columns = tuple(replace(column, values=values) for column in turn.columns)
-    with pytest.raises(RecordError, match="numbers only"):
+    with pytest.raises(RecordError, match="can only be numbers"):
         changed(row, completion_logprobs=values, columns=columns)
 
 
@@ -421,7 +423,7 @@ def test_a_response_that_does_not_fit_into_its_batch_is_refused_in_words() -> No
         "response_mask": [1, 0, 1],
         "attention_mask": [1] * 5,
     }
-    with pytest.raises(RecordError, match="do not fit into the 3 places"):
+    with pytest.raises(RecordError, match="only 3 tokens wide"):
         rowed(row, lambda before: split(before, 3))
 
 

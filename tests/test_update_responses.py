@@ -482,7 +482,7 @@ def test_parallel_lists_lose_the_same_entry_and_an_undecided_one_is_refused() ->
         "text_offset": [1, 2],
     }
     for wanted in ([-1.0, -3.0], [-1.0, -2.0, -3.0, -4.0]):
-        with pytest.raises(RecordError, match="does not tell which"):
+        with pytest.raises(RecordError, match="unclear which"):
             vllm.FORMAT.update(row, [with_turns(rollout, {0: with_logprobs(rollout.turns[0], wanted)})])
 
 
@@ -531,7 +531,7 @@ def test_a_prompt_of_several_choices_changes_for_all_of_them_or_not_at_all() -> 
     both = [with_turns(one, {0: with_prompt(one.turns[0], [1, 2])}) for one in rollouts]
     (new,) = update(vllm.FORMAT, row, *both)
     assert paths(row, new) == ["response.prompt_token_ids"]
-    with pytest.raises(RecordError, match="no place of its own"):
+    with pytest.raises(RecordError, match="no separate place"):
         vllm.FORMAT.update(row, [both[0], unmended(rollouts[1])])
     other = with_turns(rollouts[1], {0: with_prompt(rollouts[1].turns[0], [5])})
     with pytest.raises(RecordError, match="belongs to several choices"):
@@ -550,7 +550,7 @@ def test_one_prompt_of_a_batch_changes_with_the_choices_that_answer_it() -> None
 def test_a_prompt_that_the_server_scored_cannot_change() -> None:
     row = fixture(sglang.FORMAT, "prompt-from-scores")
     rollout = read_one(sglang.FORMAT, row)
-    with pytest.raises(RecordError, match="nobody scored"):
+    with pytest.raises(RecordError, match="no scores for the new one"):
         sglang.FORMAT.update(row, [with_turns(rollout, {0: with_prompt(rollout.turns[0], [1])})])
 
 

@@ -25,6 +25,8 @@ from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.settings.model import RepairSettings
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 FORMATS = FIXTURES / "formats"
 TOY = str(FIXTURES / "tokenizers" / "toy_bpe")
@@ -346,7 +348,7 @@ def test_a_changed_prompt_of_a_capture_has_its_length_and_its_digest():
 
 def test_a_digest_of_something_else_refuses_the_line():
     row = {**fixture("nemo_gym_tokens", "clean"), "digest": "0" * 64}
-    with pytest.raises(RecordError, match="digest is not that of these tokens"):
+    with pytest.raises(RecordError, match="digest does not match these tokens"):
         pick_format(row).update(row, [with_prompt(read(row), 0, [7])])
     (same,) = pick_format(row).update(row, [unmended(read(row))])
     assert same is row
@@ -355,7 +357,7 @@ def test_a_digest_of_something_else_refuses_the_line():
 def test_a_line_is_one_call_and_stays_one():
     row = fixture("nemo_gym_tokens", "clean")
     rollout = read(row)
-    with pytest.raises(RecordError, match="cannot be left without it"):
+    with pytest.raises(RecordError, match="cannot be removed"):
         pick_format(row).update(row, [RepairedRollout(replace(rollout, turns=()), ())])
     with pytest.raises(RecordError, match="fork"):
         pick_format(row).update(row, [unmended(rollout)] * 2)

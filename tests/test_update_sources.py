@@ -99,9 +99,9 @@ def test_logprobs_go_to_the_places_that_hold_their_part() -> None:
     ("changes", "source", "says"),
     [
         ({"columns": (), "completion_logprobs": None}, SOURCE, "logprobs cannot go"),
-        ({"prompt_ids": as_ids([1], "")}, replace(SOURCE, scored=True), "nobody scored the one it should be"),
-        ({"prompt_ids": as_ids([1], "")}, CallSource(), "no place of its own for the prompt"),
-        ({"logprobs": [-0.5, -0.25, -1.0]}, CallSource(), "in no form that can be written"),
+        ({"prompt_ids": as_ids([1], "")}, replace(SOURCE, scored=True), "no scores for the new one"),
+        ({"prompt_ids": as_ids([1], "")}, CallSource(), "no separate place for the new prompt"),
+        ({"logprobs": [-0.5, -0.25, -1.0]}, CallSource(), "in a form that cannot be written"),
     ],
 )
 def test_what_a_row_has_no_place_for_is_refused(changes: dict[str, Any], source: CallSource, says: str) -> None:
@@ -161,5 +161,5 @@ def test_columns_of_samples_go_back_to_their_ranges_and_their_entries() -> None:
     assert made["scores"] == [5, 7]
     assert made["note"] is row["note"]
     assert put_back(row, samples, old, "tokens") is row
-    with pytest.raises(RecordError, match="one for all samples"):
+    with pytest.raises(RecordError, match="shared by all samples"):
         put_back(row, samples, [old[0], {**old[1], "note": "y"}], "tokens")

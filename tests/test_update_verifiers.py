@@ -218,7 +218,7 @@ def test_what_several_branches_share_changes_for_all_of_them_or_not_at_all() -> 
     rollout = read_one(row)
     both = {n: replace(rollout.turns[n], prompt_ids=np.array([1, 4, 5], np.int32)) for n in (0, 1)}
     assert paths(row, written(row, with_turns(rollout, both))) == ["traces.0.nodes.0.token_ids"]
-    with pytest.raises(RecordError, match="no place of its own for the prompt that call 1"):
+    with pytest.raises(RecordError, match="no separate place for the new prompt of call 1"):
         written(row, with_prompt(rollout, 0, [1, 4, 5]))
     both[1] = replace(rollout.turns[1], prompt_ids=np.array([1, 3, 5], np.int32))
     with pytest.raises(RecordError, match=r"nodes\[0\] belongs to several branches"):
@@ -230,7 +230,7 @@ def test_what_a_trace_cannot_hold_is_refused() -> None:
     rollout = read_one(row)
     with pytest.raises(RecordError, match=r"nodes\[1\] was sampled"):
         written(row, with_prompt(rollout, 1, [1, 2, 5, 7, 8, 5]))
-    with pytest.raises(RecordError, match="cannot hold a fork, and needs none"):
+    with pytest.raises(RecordError, match="cannot hold a fork and does not need one"):
         written(row, unmended(rollout), unmended(rollout))
     with pytest.raises(RecordError, match="cannot be left out"):
         written(row, RepairedRollout(replace(rollout, turns=rollout.turns[1:]), (1,)))
@@ -317,7 +317,7 @@ def test_a_copy_that_says_something_else_stays() -> None:
 def test_what_a_trajectory_cannot_hold_is_refused() -> None:
     row = fixture(verifiers_results.FORMAT, "clean")
     rollout = read_one(row)
-    with pytest.raises(RecordError, match="cannot hold a fork, and needs none"):
+    with pytest.raises(RecordError, match="cannot hold a fork and does not need one"):
         written(row, unmended(rollout), unmended(rollout))
     with pytest.raises(RecordError, match="cannot be left out"):
         written(row, RepairedRollout(replace(rollout, turns=rollout.turns[1:]), (1, 2)))

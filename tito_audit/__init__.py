@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from tito_audit.record.rollout import Rollout as Rollout
     from tito_audit.record.rollout import TrainingRow as TrainingRow
     from tito_audit.record.rollout import Turn as Turn
+    from tito_audit.run.auditor import load_renderer as load_renderer
     from tito_audit.run.repair import Repairs as Repairs
     from tito_audit.run.repair import repair_rollouts as repair_rollouts
     from tito_audit.run.scan import Scan as Scan
-    from tito_audit.run.scan import load_renderer as load_renderer
     from tito_audit.run.scan import read_rollouts as read_rollouts
     from tito_audit.run.scan import scan_rollouts as scan_rollouts
     from tito_audit.run.write import write_rollouts as write_rollouts
@@ -78,7 +78,8 @@ _HOMES = {
     "align.mask_drift": ("mask_drift",),
     "chains.fork": ("ForkedRow", "fork_cost", "fork_rows"),
     "chains.splice": ("splice_prefix",),
-    "run.scan": ("Scan", "load_renderer", "read_rollouts", "scan_rollouts"),
+    "run.auditor": ("load_renderer",),
+    "run.scan": ("Scan", "read_rollouts", "scan_rollouts"),
     "record.finding": ("Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"),
     "record.message": ("Message", "ToolCall"),
     "record.outcome": ("Outcome",),

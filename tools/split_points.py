@@ -83,9 +83,12 @@ def derive(
     matchers = [matcher for matcher in found if not (_is_letter(matcher) and letters <= _CONTRACTIONS)]
     characters = [chr(point) for point in range(CODE_POINTS) if not 0xD800 <= point < 0xE000]
     members = np.stack([in_matcher(matcher, characters) for matcher in matchers], axis=1)
-    vectors, inverse = np.unique(members, axis=0, return_inverse=True)
+    # One number for each row of `members`, in their order.
+    numbers = members @ (1 << np.arange(len(matchers), dtype=np.int64)[::-1])
+    _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+    vectors: Bools = members[first]
     classes: Classes = np.full(CODE_POINTS, len(vectors), np.uint8)
-    classes[[ord(character) for character in characters]] = inverse.ravel()
+    classes[[ord(character) for character in characters]] = inverse
     uncertain = _uncertain(backend, classes, composed)
     # A class of which no character may border a cut still stands beside others in the strings.
     kept = classes.copy()

@@ -1,4 +1,4 @@
-"""The audit as a user runs it: the command line, in a process of its own."""
+"""The audit as a user runs it: the command line, in a process of its own where all examples are tried."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.command import run as run_here
+from tests.tiers import DEEP
 
 from .source import ROOT, SHARED
 
@@ -79,9 +82,13 @@ def repair(logs: list[Path], tokenizer: str, out: Path, *flags: str) -> None:
 
 def _run(folder: Path, *arguments: str) -> int:
     """The exit code, 0 or 1. What the audit keeps between runs stays in the folder."""
-    command = [sys.executable, "-m", "tito_audit", *arguments]
-    kept = {**os.environ, "TITO_AUDIT_CACHE": str(folder / "cache")}
-    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1) or "Traceback" in done.stderr:
-        raise ToolError(f"{' '.join(command)[:300]}\nexit {done.returncode}\n{done.stderr[-3000:]}")
-    return done.returncode
+    if not DEEP:
+        code, _, said = run_here(*arguments)
+    else:
+        command = [sys.executable, "-m", "tito_audit", *arguments]
+        kept = {**os.environ, "TITO_AUDIT_CACHE": str(folder / "cache")}
+        done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
+        code, said = done.returncode, done.stderr
+    if code not in (0, 1) or "Traceback" in said:
+        raise ToolError(f"{' '.join(arguments)[:300]}\nexit {code}\n{said[-3000:]}")
+    return code

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Offsets
 
-__all__ = ["BlockKind", "Blocks", "blocks_of_ends", "join_blocks", "one_block"]
-
 
 class BlockKind(IntEnum):
     """What happened to recorded tokens; the direction is fixed, recorded first."""
@@ -34,8 +32,8 @@ _ON_CANONICAL = np.array([kind is not BlockKind.EXTRA for kind in BlockKind])
 class Blocks:
     """A partition of both sequences into blocks; block b ends at the given positions (exclusive).
 
-    A SAME block covers a run of equal tokens. The constructor checks that ends never fall and that a
-    block is empty on no side but those its kind allows; nothing downstream checks again.
+    A SAME block covers a run of equal tokens. The constructor checks that ends never decrease and that a block is
+    empty only on a side that its kind allows; nothing downstream checks again.
     """
 
     recorded_end: Offsets
@@ -72,7 +70,7 @@ class Blocks:
         return [(BlockKind(kind), r, r_end, c, c_end) for kind, r, r_end, c, c_end in rows]
 
     def matched(self) -> tuple[Offsets, Offsets]:
-        """Positions of the tokens that stayed themselves, recorded and canonical, `[N]` each."""
+        """Positions of the tokens in SAME blocks, recorded and canonical, `[N]` each."""
         recorded, canonical = self.lengths()
         same = np.flatnonzero(self.kind == BlockKind.SAME)
         if not len(same):
@@ -95,7 +93,7 @@ def one_block(kind: BlockKind, recorded: int, canonical: int) -> Blocks:
 
 
 def blocks_of_ends(recorded: Ids, canonical: Ids, recorded_end: Offsets, canonical_end: Offsets) -> Blocks:
-    """Blocks between common byte ends, each of its kind, with runs of equal tokens joined to one SAME.
+    """The blocks between common byte ends, with runs of equal tokens joined into one SAME block.
 
     `recorded_end[b]` and `canonical_end[b]` are the token positions of the b-th common end.
     """
@@ -107,7 +105,7 @@ def blocks_of_ends(recorded: Ids, canonical: Ids, recorded_end: Offsets, canonic
     on_recorded, on_canonical = recorded_count[others], canonical_count[others]
     kind[others[(on_recorded > 1) & (on_canonical == 1)]] = BlockKind.MERGE
     kind[others[(on_recorded == 1) & (on_canonical > 1)]] = BlockKind.SPLIT
-    # Tokens of no bytes sit in the block before them, so a block of several may still be all the same.
+    # Tokens without bytes belong to the block before them, so a block of several may still be all the same.
     for b in others[(on_recorded == on_canonical) & (on_recorded > 1)].tolist():
         r, c, n = int(recorded_end[b]), int(canonical_end[b]), int(recorded_count[b])
         if np.array_equal(recorded[r - n : r], canonical[c - n : c]):
@@ -116,7 +114,7 @@ def blocks_of_ends(recorded: Ids, canonical: Ids, recorded_end: Offsets, canonic
 
 
 def join_blocks(parts: list[Blocks]) -> Blocks:
-    """One alignment out of alignments of consecutive stretches; neighbouring SAME blocks become one."""
+    """One alignment from alignments of consecutive stretches; adjacent SAME blocks become one."""
     parts = [part for part in parts if len(part.kind)]
     if not parts:
         return one_block(BlockKind.SAME, 0, 0)
@@ -130,7 +128,7 @@ def join_blocks(parts: list[Blocks]) -> Blocks:
 
 
 def _joined(recorded_end: Offsets, canonical_end: Offsets, kind: NDArray[np.int8]) -> Blocks:
-    """Blocks of these columns, neighbouring SAME blocks as one."""
+    """Blocks of these columns, adjacent SAME blocks joined."""
     same = kind == BlockKind.SAME
     last_of_run = np.ones(len(kind), np.bool_)
     last_of_run[:-1] = ~(same[:-1] & same[1:])

@@ -1,4 +1,4 @@
-"""Equal bytes: two ways of cutting one string, paired where their ends agree."""
+"""Two tokenizations of equal bytes, paired where tokens end at the same byte."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import numpy as np
 from tito_audit.align.blocks import BlockKind, Blocks, blocks_of_ends, one_block
 from tito_audit.align.pieces import Pieces
 from tito_audit.record.arrays import Offsets
-
-__all__ = ["align_cuts"]
 
 
 def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
@@ -30,13 +28,13 @@ def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
 
 
 def _shared(mine: Offsets, theirs: Offsets, size: int) -> Offsets:
-    """How many of my tokens end at or before each byte end that both have, but 0; `[B]` int64, rising.
+    """How many of my tokens end at or before each byte end above 0 that both have; `[B]` int64, ascending.
 
-    `mine` and `theirs` never fall and end at `size`.
+    `mine` and `theirs` never decrease and end at `size`.
     """
     ends = np.zeros(size + 1, np.bool_)
     ends[theirs] = True
     ends[0] = False
     shared = ends[mine]
-    shared[:-1] &= mine[1:] != mine[:-1]  # of several tokens that end at one byte the last
+    shared[:-1] &= mine[1:] != mine[:-1]  # the last of several tokens that end at one byte
     return np.flatnonzero(shared) + 1

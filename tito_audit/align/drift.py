@@ -1,4 +1,4 @@
-"""Other bytes: pair what agrees, name the rest."""
+"""Alignment of two token sequences, whether their bytes agree or not."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from tito_audit.align.prefix import common_byte_prefix
 from tito_audit.align.runs import Run, equal_runs
 from tito_audit.record.arrays import Offsets
 
-__all__ = ["align"]
-
 _REFINE_LIMIT = 1500
-"""Tokens a side; `difflib` is quadratic, so a larger rest stays one block."""
+"""The most tokens on a side; `difflib` is quadratic, so a longer stretch stays one block."""
 _REFINE_RUN = 12
-"""Equal tokens in a row that are worth splitting a drifted stretch for; fewer would pair by chance."""
+"""Equal tokens in a row that split a drifted stretch; fewer would pair by chance."""
 
 
 def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blocks:
     """The blocks of two token sequences, a partition of both.
 
-    `open_end` says that the canonical side goes on after what the recorded side holds (a later prompt
-    against what was seen before it), so that a drifted end is not stretched to the end of it.
+    `open_end` says that the canonical side continues after what the recorded side holds (a later prompt against
+    what was seen before it), so that drift at the end is not stretched over the continuation.
 
-    Identical sequences are one SAME block. Equal bytes are paired by their ends. Otherwise both are cut
-    at control tokens, the pieces are paired in order, and in pieces that differ the common start and end
-    are taken off; what remains is DRIFT, EXTRA or MISSING.
+    Identical sequences are one SAME block. Equal bytes are paired where tokens end. Otherwise both are cut at
+    control tokens, the pieces are paired in order, and the common start and end are removed from pieces that
+    differ; what remains is DRIFT, EXTRA or MISSING.
     """
     if np.array_equal(recorded.ids, canonical.ids):
         return one_block(BlockKind.SAME, len(recorded), len(canonical))
@@ -57,7 +55,7 @@ def align(recorded: Pieces, canonical: Pieces, *, open_end: bool = False) -> Blo
 
 
 def _head(pieces: Pieces, controls: int) -> int:
-    """Tokens through the given number of control tokens, or up to the first when it is none."""
+    """How many tokens there are through this many control tokens, or before the first if `controls` is 0."""
     where = np.flatnonzero(pieces.control)
     if controls == 0:
         return int(where[0]) if len(where) else len(pieces)
@@ -65,7 +63,7 @@ def _head(pieces: Pieces, controls: int) -> int:
 
 
 def _align_trimmed(a: Pieces, b: Pieces) -> Blocks:
-    """Common start and end by their cuts, the rest refined."""
+    """The blocks of two pieces: common start and end paired, the rest refined."""
     if a.data == b.data:
         return align_cuts(a, b)
     i, j = _common_start(a, b)
@@ -82,24 +80,24 @@ def _align_trimmed(a: Pieces, b: Pieces) -> Blocks:
 
 
 def _common_start(a: Pieces, b: Pieces) -> tuple[int, int]:
-    """Tokens of both sides up to the last cut that both have inside their common first bytes."""
+    """How many tokens of each side lie before the last cut that both have in their common first bytes."""
     return _cut(a.end, b.end, common_byte_prefix(a.data, b.data))
 
 
 def _common_end(a: Pieces, b: Pieces) -> tuple[int, int]:
-    """The same from the back: tokens of both sides from the first common cut on."""
+    """The same from the end: how many tokens of each side lie after the first common cut."""
     length = common_byte_prefix(a.data[::-1], b.data[::-1])
     return _cut(_from_back(a), _from_back(b), length)
 
 
 def _from_back(pieces: Pieces) -> Offsets:
-    """Byte positions of token starts, counted from the end, nearest first."""
+    """Byte positions of token starts, counted from the end, last token first."""
     starts = np.concatenate((np.zeros(1, np.int64), pieces.end[:-1]))
     return (len(pieces.data) - starts)[::-1] if len(pieces) else starts[:0]
 
 
 def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
-    """Tokens of both sides up to the last byte that both have a cut at, no further than `length`."""
+    """How many tokens of each side end at or before the last cut that both have, within `length` bytes."""
     a, b = a[: np.searchsorted(a, length, side="right")], b[: np.searchsorted(b, length, side="right")]
     cuts = np.zeros(length + 1, np.bool_)
     cuts[a] = True
@@ -111,12 +109,12 @@ def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
 
 
 def _gap(a: Pieces, b: Pieces) -> Blocks:
-    """A stretch between two equal runs: by its cuts where the bytes agree, one block elsewhere."""
+    """The blocks of a stretch between two equal runs: paired where the bytes agree, else one DRIFT block."""
     return align_cuts(a, b) if a.data == b.data else one_block(BlockKind.DRIFT, len(a), len(b))
 
 
 def _refine(a: Pieces, b: Pieces) -> Blocks:
-    """A drifted stretch, split at long runs of equal tokens when it is small enough to look."""
+    """The blocks of a drifted stretch, split at long runs of equal tokens unless it is too long."""
     if not len(a) or not len(b) or max(len(a), len(b)) > _REFINE_LIMIT:
         return one_block(BlockKind.DRIFT, len(a), len(b))
     runs = [run for run in equal_runs(a.ids, b.ids) if run.size >= _REFINE_RUN]

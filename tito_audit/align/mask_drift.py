@@ -1,4 +1,4 @@
-"""Drift taken out of the loss: which trained tokens are not the ones that stood there."""
+"""Drift masked out of the loss: trained tokens that differ from those that were sampled."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from tito_audit.align.prefix import common_ends, common_prefix
 from tito_audit.align.runs import Run, equal_runs, gaps, nearest_run
 from tito_audit.record.arrays import Ids, Mask, as_ids
 
-__all__ = ["MaskBy", "mask_drift"]
-
 MaskBy: TypeAlias = Literal["span", "turn", "first-divergence"]
 """How much leaves the loss: the drifted tokens, their turns, or all from the first on."""
 _WINDOWS = (64, 256)
-"""Tokens a side that are compared closely, the wider window when they do not meet in the narrow one."""
+"""Tokens of each side that are compared closely; the wider window if they do not meet in the narrow one."""
 _ANCHOR = 12
-"""Equal tokens in a row after which two sequences count as met again; fewer would meet by chance."""
+"""Equal tokens in a row after which two sequences count as meeting again; fewer would meet by chance."""
 
 
 def mask_drift(
@@ -30,23 +28,23 @@ def mask_drift(
     by: MaskBy = "span",
     stop_ids: int | Collection[int] = (),
 ) -> list[bool]:
-    """The loss mask without the tokens that drifted, `[T]`; it never trains a token that was not.
+    """The loss mask without the tokens that drifted, `[T]`; it never adds a token to the loss.
 
     recorded_ids   `[T]` the row that is trained
-    reference_ids  `[N]` what was sampled, or what should stand there
+    reference_ids  `[N]` what was sampled, or what the row should hold
     loss_mask      `[T]` booleans, or numbers that are 0 or 1
-    by             `span`: the tokens that are not in place in the reference, and they alone;
-                   `turn`: every trained run that such tokens sit in or touch;
+    by             `span`: only the tokens that are not in place in the reference;
+                   `turn`: every trained run that such tokens are in or touch;
                    `first-divergence`: all tokens from the first of them on
     stop_ids       for `turn`: ids that end a turn, where the mask trains several turns in one run
 
-    A token is in place when the longest common alignment of both sequences pairs it. Where the reference
-    has tokens that the row lacks, no token of the row is out of place: `span` leaves it alone, `turn` takes
-    the turn that lost them, `first-divergence` goes by where they are missing. A reference that goes on
-    after the row's end says that the row was cut, which is no drift.
+    A token is in place when the longest common alignment of both sequences pairs it. Where the reference has
+    tokens that the row lacks, no token of the row is out of place: `span` masks nothing, `turn` the turn that lost
+    them, `first-divergence` everything from where they are missing. A reference that continues after the row's end
+    means that the row was cut, which is no drift.
 
-    ValueError when `loss_mask` has another length than `recorded_ids` or holds other values, or when `by` is
-    none of the three; RecordError for what is no ids.
+    ValueError when `loss_mask` and `recorded_ids` differ in length, when it holds other values, or when `by` is
+    none of the three; RecordError if an argument is not token ids.
 
     The model sampled 5, 6 where the row holds 7:
 
@@ -56,7 +54,7 @@ def mask_drift(
         [False, True, False, False]
     """
     if by not in get_args(MaskBy):
-        raise ValueError(f"by={by!r} is no way to mask: it is one of {', '.join(get_args(MaskBy))}")
+        raise ValueError(f"by={by!r} is unknown: it is one of {', '.join(get_args(MaskBy))}")
     recorded, reference = as_ids(recorded_ids, "recorded_ids"), as_ids(reference_ids, "reference_ids")
     mask = _as_mask(loss_mask, len(recorded))
     spans = list(_out_of_place(recorded, reference))
@@ -78,12 +76,12 @@ def _as_mask(values: Sequence[int] | NDArray[Any], length: int) -> Mask:
             f"loss_mask has shape {mask.shape} and recorded_ids has {length} tokens: each token has one entry"
         )
     if length and (mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all()):
-        raise ValueError("loss_mask holds other values than 0 and 1: make it 1 where a token is trained")
+        raise ValueError("loss_mask holds values other than 0 and 1: make it 1 where a token is trained")
     return mask.astype(np.bool_)
 
 
 def _runs(mask: Mask, is_stop: Mask) -> list[tuple[int, int]]:
-    """The trained turns: runs of the mask, each also cut behind the ids that end a turn."""
+    """The trained turns: runs of the mask, also cut after the ids that end a turn."""
     before = np.concatenate(([False], mask[:-1])) & ~np.concatenate(([False], is_stop[:-1]))
     after = np.concatenate((mask[1:], [False])) & ~is_stop
     starts, ends = np.flatnonzero(mask & ~before), np.flatnonzero(mask & ~after) + 1
@@ -95,8 +93,8 @@ def _touched(run: tuple[int, int], spans: list[tuple[int, int]]) -> bool:
 
 
 def _out_of_place(recorded: Ids, reference: Ids) -> Iterator[tuple[int, int]]:
-    """Ranges of `recorded` that the alignment does not pair, in order; an empty one where the reference
-    alone has tokens."""
+    """Ranges of `recorded` that the alignment does not pair, in order; an empty one where only the reference has
+    tokens."""
     for start, end, _, _ in gaps(_paired(recorded, reference), len(recorded), len(reference)):
         if start < end or end < len(recorded):
             yield start, end
@@ -105,7 +103,7 @@ def _out_of_place(recorded: Ids, reference: Ids) -> Iterator[tuple[int, int]]:
 def _paired(a: Ids, b: Ids) -> Iterator[Run]:
     """Equal runs of both, in order.
 
-    Equal stretches are skipped at once; at a difference both are compared in windows until they meet again.
+    Equal stretches are skipped whole; after a difference both are compared in windows until they meet again.
     """
     _, tail = common_ends(a, b)
     m, n = len(a) - tail, len(b) - tail
@@ -127,7 +125,7 @@ def _paired(a: Ids, b: Ids) -> Iterator[Run]:
 
 
 def _next_meeting(a: Ids, b: Ids) -> list[Run]:
-    """Equal runs up to the last one long enough to go on from; every one when both end in the window."""
+    """Equal runs up to the last that is long enough to continue from; all of them when both end in the window."""
     for width in _WINDOWS:
         runs = equal_runs(a[:width], b[:width])
         if width >= len(a) and width >= len(b):

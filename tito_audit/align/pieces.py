@@ -1,4 +1,4 @@
-"""Pieces: a token sequence with what alignment has to know of it."""
+"""Pieces: a token sequence with its bytes and control tokens, for alignment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from itertools import pairwise
 import numpy as np
 
 from tito_audit.record.arrays import Ids, Mask, Offsets
-
-__all__ = ["Pieces"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class Pieces:
     data: bytes
     """All bytes, control tokens as their literal text."""
     control: Mask
-    """`[N]` True for control tokens such as `<|im_end|>`; text between two of them never mixes."""
+    """`[N]` True for control tokens such as `<|im_end|>`; no text token spans one."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,7 +49,7 @@ class Pieces:
         return list(pairwise(cuts))
 
     def around(self, start: int, end: int, limit: int = 4000) -> tuple[bytes, bytes]:
-        """Bytes before and after a token range, to the nearest control token (included), bounded."""
+        """Up to `limit` bytes before and after a token range, to the nearest control token (included)."""
         before = self.control[:start].tobytes().rfind(b"\1")
         after = self.control[end:].tobytes().find(b"\1")
         first = max(before, 0)

@@ -7,11 +7,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["common_byte_prefix", "common_ends", "common_prefix", "starts_with"]
-
 Array: TypeAlias = NDArray[Any]
 _FIRST_BLOCK, _LARGEST_BLOCK = 64, 1 << 16
-"""Entries compared at once: few at first, for sequences that part early, never more than a cache holds."""
+"""Entries compared at once: few at first, for sequences that differ early, never more than a cache holds."""
 
 
 def common_prefix(a: Array, b: Array) -> int:
@@ -32,7 +30,7 @@ def common_prefix(a: Array, b: Array) -> int:
 
 
 def common_ends(a: Array, b: Array) -> tuple[int, int]:
-    """How many entries two arrays start with in common, and how many of the others they end with in common.
+    """How many entries two arrays start with in common, and how many of the rest they end with in common.
 
     >>> common_ends(np.array([1, 2, 2, 3]), np.array([1, 2, 3]))
     (2, 1)

@@ -12,25 +12,23 @@ from numpy.typing import NDArray
 
 from tito_audit.align.prefix import common_ends
 
-__all__ = ["HASH_BASE", "Gap", "Run", "equal_runs", "gaps", "nearest_run", "paired_runs"]
-
 Array: TypeAlias = NDArray[Any]
 HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number whose powers spread over 64 bits; hashes only choose what is then compared."""
+"""An odd number whose powers spread over 64 bits; hashes only select what is then compared."""
 
 
 class Run(NamedTuple):
     """Tokens that are the same in two sequences."""
 
     start: int
-    """The first of them in one."""
+    """Where they start in the first sequence."""
     other: int
-    """The first of them in the other."""
+    """Where they start in the second."""
     size: int
 
 
 class Gap(NamedTuple):
-    """Tokens `start:end` of one sequence that no run holds, and those of the other in their place."""
+    """Tokens `start:end` of the first sequence outside every run, and the second's between the same runs."""
 
     start: int
     end: int
@@ -41,8 +39,8 @@ class Gap(NamedTuple):
 def equal_runs(a: Array, b: Array, *, frequent_from: int | None = None) -> list[Run]:
     """The runs that `difflib` pairs, in order.
 
-    It takes quadratic time. Where `b` has at least `frequent_from` tokens (200 or more), those that make up over
-    a hundredth of it begin no run, which keeps the time in bounds; None: every token may begin one.
+    Takes quadratic time. Where `b` has at least `frequent_from` tokens (200 or more), tokens that make up over a
+    hundredth of it start no run, which bounds the time; None: every token may start one.
     """
     frequent_apart = frequent_from is not None and len(b) >= frequent_from
     matcher = SequenceMatcher(None, a.tolist(), b.tolist(), autojunk=frequent_apart)
@@ -52,9 +50,9 @@ def equal_runs(a: Array, b: Array, *, frequent_from: int | None = None) -> list[
 def paired_runs(
     a: Array, b: Array, *, longest: int | None = None, frequent_from: int | None = None
 ) -> Iterator[Run]:
-    """What both begin with, the runs between that and what both end with, and this, in order.
+    """The common start, the equal runs after it, and the common end, in order.
 
-    Where more than `longest` tokens of a side lie between, none of them are paired.
+    Where more than `longest` tokens of a side lie between start and end, none of them are paired.
     """
     head, tail = common_ends(a, b)
     inside, other_inside = a[head : len(a) - tail], b[head : len(b) - tail]
@@ -68,7 +66,7 @@ def paired_runs(
 
 
 def gaps(runs: Iterable[Run], length: int, other_length: int) -> Iterator[Gap]:
-    """What lies before, between and after the runs of two sequences, in order; none is empty on both sides."""
+    """The gaps before, between and after the runs of two sequences, in order; none is empty on both sides."""
     at = other_at = 0
     for start, other, size in [*runs, Run(length, other_length, 0)]:
         if at < start or other_at < other:
@@ -77,9 +75,9 @@ def gaps(runs: Iterable[Run], length: int, other_length: int) -> Iterator[Gap]:
 
 
 def nearest_run(a: Array, b: Array, size: int) -> Run | None:
-    """The nearest run of `size` equal tokens, however far away: `difflib` would take quadratic time.
+    """The nearest run of `size` equal tokens, however far away; `difflib` would take quadratic time.
 
-    None where there is none, and in the rare case that other tokens than the nearest have the same hash.
+    None where there is none, and in the rare case that the nearest equal hashes are of different tokens.
     """
     if min(len(a), len(b)) < size:
         return None

@@ -1,8 +1,8 @@
-"""Calls that were captured in any order, as one conversation with its retries and branches.
+"""Calls captured in any order, as one conversation with its retries and branches.
 
 NVIDIA-NeMo/Gym `nemo_gym/token_id_capture/builder.py` (`prefix_merging`): calls come in the order in which they
-ended, retries and other agents among them; a call continues the call whose prompt and completion are the longest
-beginning of its prompt.
+ended, with retries and other agents among them; a call continues the one whose prompt and completion are the
+longest prefix of its prompt.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from tito_audit.chains.histories import History, closest
 from tito_audit.chains.links import Chain
 from tito_audit.record.rollout import Turn
 
-__all__ = ["chained"]
-
 _HISTORY = 4
-"""A prompt that has less than this part of an earlier one in common with it is another agent's."""
+"""A prompt that shares less than one in this many tokens of an earlier prompt is another agent's."""
 
 
 @dataclass(eq=False, slots=True)
@@ -29,9 +27,9 @@ class _Call:
     time: float
     children: list[_Call] = field(default_factory=list)
     common: int = 0
-    """Tokens that its prompt begins with in common with what its parent saw and said."""
+    """How many tokens its prompt shares with the start of its parent's prompt + completion."""
     size: int = 1
-    """Calls that continue it, and itself."""
+    """How many calls continue it, itself included."""
 
     @property
     def number(self) -> int:
@@ -42,12 +40,12 @@ class _Call:
         return np.array_equal(self.history.prompt, other.history.prompt)
 
 
-def chained(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], Chain]:
-    """Calls in the order of their conversation, and which of these places are its main chain.
+def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], Chain]:
+    """Calls in the order of their conversation, and the places in that order of its main chain.
 
-    Main is the chain that began first, at each fork the branch that the prompts speak for most, then the longer
-    one. A retry comes before the call that was kept, other branches and other agents after the main chain, and
-    calls without a prompt at the end.
+    The main chain is the one that began first; at each fork, the branch that shares most with its parent, then the
+    longer one. Retries come before the call that was kept, other branches and other agents after the main chain,
+    calls without a prompt last.
     """
     calls = [
         _Call(History(number, turn.prompt_ids, seen), time)
@@ -65,7 +63,7 @@ def chained(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, .
 
 
 def _trees(calls: Sequence[_Call]) -> list[_Call]:
-    """The calls that continue none, with those that continue them; calls come with the shortest prompt first."""
+    """The calls that continue no other, with those that continue them; `calls` has the shortest prompt first."""
     roots: list[_Call] = []
     by_turn = {call.number: call for call in calls}
     longest_first: list[History] = []
@@ -79,9 +77,9 @@ def _trees(calls: Sequence[_Call]) -> list[_Call]:
 
 
 def _parent(call: _Call, longest_first: Sequence[History]) -> History | None:
-    """The call whose prompt and answer this prompt holds most of; None where that is no history.
+    """The call whose prompt and answer this prompt shares most of; None where it shares too little.
 
-    Where an answer comes back in other tokens, what comes before it still speaks for its call.
+    Where an answer comes back in other tokens, what precedes it still identifies its call.
     """
     prompt = call.history.prompt
     shorter = (one for one in longest_first if len(one.prompt) < len(prompt))

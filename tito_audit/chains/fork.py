@@ -1,4 +1,4 @@
-"""Fork: calls as training rows, one for each unbroken run of them."""
+"""Fork: calls as training rows, one for each unbroken chain."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from tito_audit.chains.histories import Histories, History
 from tito_audit.chains.links import chain_to, last_calls
 from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats, as_ids
 
-__all__ = ["ForkedRow", "Numbers", "SampledCall", "fork_cost", "fork_rows"]
-
 Numbers: TypeAlias = Sequence[Any] | NDArray[Any]
 SampledCall: TypeAlias = tuple[Numbers, Numbers] | tuple[Numbers, Numbers, Numbers | None]
 """(prompt_ids, completion_ids) or (prompt_ids, completion_ids, logprobs); the logprobs, one for each
@@ -23,18 +21,18 @@ completion token, may be None."""
 
 @dataclass(frozen=True, slots=True)
 class ForkedRow:
-    """One training row: what the sampler saw and said in a run of calls, token for token."""
+    """One training row: what the sampler saw and said in a chain of calls, token for token."""
 
     token_ids: list[int]
     """`[T]` prompt and completion of the last call."""
     loss_mask: list[bool]
     """`[T]` True where a call that is trained in this row sampled the token."""
     logprobs: list[float]
-    """`[T]` what the sampler gave, of all calls of the row; NaN where nothing was sampled or given."""
+    """`[T]` the sampler's logprobs, from all calls of the row; NaN where there are none."""
     calls: tuple[int, ...]
     """Numbers of the calls in the row, each continuing the one before."""
     trained: tuple[int, ...]
-    """Those of them that are trained here and in no other row."""
+    """Those calls that are trained in this row and in no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,42 +42,42 @@ class _Call:
     start: int
     """`P`, where the completion starts."""
     logprobs: Logprobs
-    """`[C]` NaN where nothing was sampled or given."""
+    """`[C]` NaN where there are none."""
     sampled: Mask
-    """`[C]` what of the completion the model sampled."""
+    """`[C]` True where the model sampled the token."""
 
 
 def fork_rows(calls: Sequence[SampledCall], *, sampled: Sequence[Numbers | None] | None = None) -> list[ForkedRow]:
     """The training rows of a rollout's calls, in the order of the first call that each trains.
 
-    A call continues the earlier call whose prompt and completion are the longest beginning of its own
-    prompt, the latest of equals; so retries, branches and sub-agents come apart by themselves. Each run of
-    calls from a first one to one that none continues is a row. A call that several rows hold is trained in
-    the one whose last call came first; elsewhere it is context. A call that sampled nothing is not trained and
-    ends no row, and a row with nothing to train is not made.
+    A call continues the earlier call whose prompt and completion are the longest prefix of its own prompt, the
+    latest if several are equal; so retries, branches and sub-agents separate by themselves. Each chain from a
+    first call to one that no call continues is a row. A call that is in several rows is trained in the row whose
+    last call came first; in the others it is context. A call that sampled nothing is not trained and ends no row,
+    and a row with nothing to train is left out.
 
-    `sampled` has for each call a mask over its completion, 1 where the model sampled the token, or None where it
-    sampled all of them. What an environment wrote inside a completion is then never trained and has no logprob.
+    `sampled` has a mask over each call's completion, 1 where the model sampled the token, or None if it sampled
+    all of them. Tokens that an environment wrote inside a completion are then never trained and have no logprob.
 
-    NeMo-RL and Gym demand one growing sequence per rollout and fail a rollout whose prompt breaks it; here
-    a break only begins the next row.
+    NeMo-RL and Gym require one growing sequence per rollout and fail a rollout whose prompt breaks it; here a
+    break only starts the next row.
 
-    ValueError for a call of other parts, for logprobs or a mask that are not one entry for each completion token,
-    and for a mask of anything but 0 and 1; RecordError for what is no ids or no numbers.
+    ValueError if a call is not such a tuple, if logprobs or a mask do not have one entry for each completion
+    token, or if a mask holds anything but 0 and 1; RecordError if ids are not token ids or logprobs not numbers.
 
-    The second prompt holds 9 where 2, 3 was sampled, so nothing joins the two calls:
+    The second prompt holds 9 where 2, 3 was sampled, so it does not continue the first call:
 
         >>> rows = fork_rows([([1], [2, 3]), ([1, 9, 4], [5]), ([1, 9, 4, 5, 6], [7])])
         >>> [(row.token_ids, row.trained) for row in rows]
         [([1, 2, 3], (0,)), ([1, 9, 4, 5, 6, 7], (1, 2))]
 
-    An answer with the result of a tool inside, of which the loss leaves out 8, 8:
+    An answer with a tool result inside, 8, 8, which the loss leaves out:
 
         >>> fork_rows([([1], [2, 8, 8, 3])], sampled=[[1, 0, 0, 1]])[0].loss_mask
         [False, True, False, False, True]
     """
     if sampled is not None and len(sampled) != len(calls):
-        raise ValueError(f"{len(sampled)} masks of what was sampled for {len(calls)} calls")
+        raise ValueError(f"sampled has {len(sampled)} masks for {len(calls)} calls")
     masks = [None] * len(calls) if sampled is None else sampled
     taken = [_as_call(call, mask, number) for number, (call, mask) in enumerate(zip(calls, masks, strict=True))]
     parents = _parents(taken)
@@ -94,9 +92,9 @@ def fork_rows(calls: Sequence[SampledCall], *, sampled: Sequence[Numbers | None]
 
 
 def fork_cost(calls: Sequence[SampledCall], rows: Sequence[ForkedRow]) -> tuple[int, int]:
-    """How many rows there are, and how many tokens more they hold than one row would.
+    """How many rows there are, and how many more tokens they hold than a single row would.
 
-    That one row is the longest call, prompt and completion: the least that holds the whole conversation.
+    That row is the longest call, prompt and completion: the shortest that holds the whole conversation.
 
         >>> calls = [([1], [2, 3]), ([1, 9, 4], [5])]
         >>> fork_cost(calls, fork_rows(calls))
@@ -119,7 +117,7 @@ def _as_call(call: SampledCall, mask: Numbers | None, number: int) -> _Call:
     if len(logprobs) != len(completion):
         raise ValueError(
             f"call {number} has {len(logprobs)} logprobs and {len(completion)} completion tokens: "
-            "which token each belongs to cannot be told"
+            "which logprob belongs to which token is unknown"
         )
     sampled = _as_sampled(mask, len(completion), number)
     logprobs = np.where(sampled, logprobs, np.nan)
@@ -127,14 +125,14 @@ def _as_call(call: SampledCall, mask: Numbers | None, number: int) -> _Call:
 
 
 def _as_sampled(mask: Numbers | None, size: int, number: int) -> Mask:
-    """`[C]` what of a completion was sampled; all of it without a mask."""
+    """`[C]` which completion tokens were sampled; all of them without a mask."""
     if mask is None:
         return np.ones(size, np.bool_)
     values = as_floats(mask, f"sampled[{number}]")
     if len(values) != size:
         raise ValueError(f"sampled[{number}] has {len(values)} entries for {size} completion tokens")
     if not ((values == 0) | (values == 1)).all():
-        raise ValueError(f"sampled[{number}] holds other values than 0 and 1")
+        raise ValueError(f"sampled[{number}] holds values other than 0 and 1")
     return np.asarray(values == 1)
 
 
@@ -144,7 +142,7 @@ def _parents(calls: Sequence[_Call]) -> dict[int, int]:
     parents = {}
     for k, call in enumerate(calls):
         prompt = call.seen[: call.start]
-        held = earlier.longest_held(prompt)
+        held = earlier.longest_prefix(prompt)
         if held is not None:
             parents[k] = held.turn
         if len(call.seen):
@@ -153,7 +151,7 @@ def _parents(calls: Sequence[_Call]) -> dict[int, int]:
 
 
 def _leaves(calls: Sequence[_Call], parents: Mapping[int, int]) -> list[int]:
-    """The calls that sampled something and that no such call continues, directly or through others."""
+    """The calls that sampled something and that no such call continues, directly or indirectly."""
     sampled = [k for k, call in enumerate(calls) if call.sampled.any()]
     kept = set(sampled)
     for k in reversed(range(len(calls))):

@@ -1,4 +1,4 @@
-"""Histories: what earlier calls saw and said, found by how a prompt begins."""
+"""Histories: what earlier calls saw and said, found by the start of a prompt."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from tito_audit.align.prefix import common_prefix, starts_with
 from tito_audit.align.runs import HASH_BASE
 from tito_audit.record.arrays import Ids
-
-__all__ = ["Histories", "History", "closest"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +32,7 @@ class Histories:
         self._all: list[History] = []
         self._lengths = array("q")
         self._hashes = array("Q")
-        """Of as many as were asked for: a log of calls that all continue the last one needs none."""
+        """Hashes of the first histories, computed when needed: calls that all continue the last one need none."""
         self._powers: NDArray[np.uint64] = np.empty(0, np.uint64)
 
     def __len__(self) -> int:
@@ -49,13 +47,13 @@ class Histories:
         return self._all[-1]
 
     def add(self, history: History) -> None:
-        """Take in the history of the next call."""
+        """Add the history of the next call."""
         self._all.append(history)
 
-    def longest_held(self, prompt: Ids) -> History | None:
+    def longest_prefix(self, prompt: Ids) -> History | None:
         """The longest history that a prompt starts with, the latest of equals; None if it starts with none.
 
-        The beginnings of the prompt are looked up by hash among all histories at once, then compared.
+        All prefixes of the prompt are looked up by hash among all histories at once, then compared.
         """
         if not self._all:
             return None
@@ -70,12 +68,12 @@ class Histories:
         candidates = (self._all[at] for at in longest_first.tolist())
         return next((one for one in candidates if starts_with(prompt, one.seen)), None)
 
-    def longest_held_or_closest(self, prompt: Ids) -> History:
+    def longest_prefix_or_closest(self, prompt: Ids) -> History:
         """The longest history that a prompt starts with; if none, the one that it shares most with.
 
-        What two branches share after their fork (the header of the next message) is not history.
+        Tokens that two branches share after their fork (the next message's header) are not history.
         """
-        return self.longest_held(prompt) or self.closest(prompt)
+        return self.longest_prefix(prompt) or self.closest(prompt)
 
     def closest(self, prompt: Ids) -> History:
         """The history that a prompt shares most with, the latest of equals."""
@@ -84,7 +82,7 @@ class Histories:
         return best
 
     def _hash_at(self, ids: Ids) -> NDArray[np.uint64]:
-        """`[N+1]` uint64: the hash of each beginning."""
+        """`[N+1]` uint64: the hash of each prefix."""
         if len(self._powers) < len(ids):
             self._powers = np.cumprod(np.full(2 * len(ids), HASH_BASE), dtype=np.uint64)
         hash_at = np.zeros(len(ids) + 1, np.uint64)
@@ -97,7 +95,7 @@ def closest(
 ) -> tuple[History | None, int]:
     """The first of the histories that a prompt shares most with, and how many tokens they share.
 
-    With `longest_first` the histories come in that order, so that most of them need not be looked at.
+    With `longest_first` the histories come in that order, so that most of them can be skipped.
     """
     best, most = None, -1
     for one in histories:

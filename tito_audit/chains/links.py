@@ -1,4 +1,4 @@
-"""Links: what each call's prompt makes of the calls before it, and the chains that they form."""
+"""Links: how each call's prompt relates to the calls before it, and the chains that they form."""
 
 from __future__ import annotations
 
@@ -13,21 +13,8 @@ from tito_audit.align.prefix import common_prefix, starts_with
 from tito_audit.chains.histories import Histories, History
 from tito_audit.record.arrays import Ids
 
-__all__ = [
-    "Chain",
-    "Link",
-    "LinkKind",
-    "broken_link",
-    "chain_to",
-    "last_calls",
-    "link_by_ids",
-    "link_without_text",
-    "parents_of",
-    "sibling_link",
-]
-
 Chain: TypeAlias = tuple[int, ...]
-"""Calls of which each continues the one before, by number."""
+"""Numbers of calls, each continuing the one before."""
 
 
 class LinkKind(StrEnum):
@@ -38,33 +25,33 @@ class LinkKind(StrEnum):
     TEMPLATE = "template"  # the same messages, other text
     REWRITTEN = "rewritten"  # the history itself was changed, cut or compacted
     RETRY = "retry"  # the same prompt again
-    SIBLING = "sibling"  # it continues its parent beside a call that came later
+    SIBLING = "sibling"  # it continues its parent, not the last call
     ORPHAN = "orphan"  # shares no history with any call before it
 
     @property
     def continues(self) -> bool:
-        """Whether the prompt starts with everything that the parent saw and said."""
+        """Whether the prompt starts with everything its parent saw and said."""
         return self in _WHOLE
 
     @property
-    def retold(self) -> bool:
-        """Whether the history is still the same and only its tokens are others."""
-        return self in _RETOLD
+    def only_tokens_differ(self) -> bool:
+        """Whether the history has the same messages in other tokens."""
+        return self in _SAME_HISTORY
 
     @property
     def breaks(self) -> bool:
-        """Whether the prompt starts with nothing that an earlier call saw: neither its history nor its prompt."""
+        """Whether the prompt neither starts with an earlier call's history nor repeats its prompt."""
         return self not in _KEPT
 
 
 _WHOLE = frozenset((LinkKind.CONTINUES, LinkKind.SIBLING))
 _KEPT = _WHOLE | {LinkKind.RETRY}
-_RETOLD = frozenset((LinkKind.RETOKENIZED, LinkKind.TEMPLATE))
+_SAME_HISTORY = frozenset((LinkKind.RETOKENIZED, LinkKind.TEMPLATE))
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a turn's prompt makes of the calls before it."""
+    """How a turn's prompt relates to the calls before it."""
 
     turn: int
     parent: int | None
@@ -73,15 +60,15 @@ class Link:
     at: int
     """First position of the turn's prompt that differs from what the parent saw; its length if none."""
     seen_at: int = 0
-    """The same place counted in the parent's prompt + completion."""
+    """The same position in the parent's prompt + completion."""
     detail: str = ""
-    """What was seen, in words for a reader, where neither the kind nor a cause says it."""
+    """What was found, in words, where neither the kind nor a cause says it."""
 
 
 def link_by_ids(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
-    """The link of a call that continues the last one, or was given an earlier prompt again.
+    """The link of a call that continues the last one or repeats an earlier prompt.
 
-    None where other ids were seen, so that their text has to tell what came of the history.
+    None where the ids differ, so that only their text shows what became of the history.
     """
     last = earlier.last
     if starts_with(prompt, last.seen):
@@ -94,22 +81,22 @@ def link_by_ids(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
 
 
 def link_without_text(turn: int, prompt: Ids, earlier: Histories) -> Link:
-    """The link of a call that `link_by_ids` leaves open, as far as ids alone tell it."""
-    parent = earlier.longest_held_or_closest(prompt)
+    """The link of a call for which `link_by_ids` is None, judged by ids alone."""
+    parent = earlier.longest_prefix_or_closest(prompt)
     if parent is not earlier.last and starts_with(prompt, parent.seen):
         return sibling_link(turn, prompt, parent, earlier.last)
-    detail = "no tokenizer given: whether the text is the same cannot be told"
+    detail = "no tokenizer given, so whether the text is the same is unknown"
     return broken_link(turn, prompt, parent, LinkKind.TEMPLATE, detail)
 
 
 def sibling_link(turn: int, prompt: Ids, parent: History, last: History) -> Link:
-    """The link of a call that continues another call than the last."""
-    detail = f"continues turn {parent.turn} beside turn {last.turn}"
+    """The link of a call that continues a call other than the last."""
+    detail = f"continues turn {parent.turn}, not turn {last.turn}"
     return Link(turn, parent.turn, LinkKind.SIBLING, len(prompt), len(parent.seen), detail)
 
 
 def broken_link(turn: int, prompt: Ids, parent: History, kind: LinkKind, detail: str = "") -> Link:
-    """The link of a call whose prompt parts from what its parent saw and said."""
+    """The link of a call whose prompt departs from what its parent saw and said."""
     at = common_prefix(prompt, parent.seen)
     return Link(turn, None if kind is LinkKind.ORPHAN else parent.turn, kind, at, at, detail)
 
@@ -120,7 +107,7 @@ def parents_of(links: Iterable[Link]) -> dict[int, int]:
 
 
 def chain_to(last: int, parents: Mapping[int, int]) -> Chain:
-    """The chain that ends with a call, from its first call on."""
+    """The chain that ends with a call, first call first."""
     chain = [last]
     while (parent := parents.get(chain[-1])) is not None:
         chain.append(parent)
@@ -128,6 +115,6 @@ def chain_to(last: int, parents: Mapping[int, int]) -> Chain:
 
 
 def last_calls(calls: Iterable[int], parents: Mapping[int, int]) -> list[int]:
-    """Those of the calls that no call continues: each ends a chain."""
+    """The calls that no call continues: each ends a chain."""
     continued = set(parents.values())
     return [call for call in calls if call not in continued]

@@ -1,11 +1,11 @@
-"""Splice: what the model saw and said, put back into a prompt that was written anew.
+"""Splice: what the model saw and said, put back into a prompt that was rendered again.
 
 A chat server renders and tokenizes the whole conversation again for every call. Where that gives other
-tokens than the model was given and sampled, the next call is made on a history that never was. NeMo-RL
-mends it while serving (`replace_prefix_tokens`): it counts the end-of-sequence ids of the re-tokenized
-history and cuts the new prompt behind as many. `splice_prefix` takes the same three sequences and differs
-in how it finds the place: by aligning turns, so that several stop ids, turns cut by length, turns that the
-template drops and stop tokens spelled in a text do not move it.
+tokens than the model was given and sampled, the next call is made on a history that never existed. NeMo-RL
+repairs it while serving (`replace_prefix_tokens`): it counts the end-of-sequence ids of the re-tokenized
+history and cuts the new prompt after that many. `splice_prefix` takes the same three sequences but finds the
+place by aligning turns, so that several stop ids, turns cut by length, turns that the template drops and stop
+tokens spelled in a text do not move it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,19 @@ from tito_audit.align.prefix import common_ends, common_prefix, starts_with
 from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids
 
-__all__ = ["splice_prefix"]
-
 _PAIRS = 250_000
-"""Pairs of turns that are compared without a second thought; past it only turns near the diagonal."""
+"""Up to this many pairs of turns all are compared; beyond it, only turns near the diagonal."""
 _MOST_PAIRS = 1_000_000
 _MATCH, _SKIP, _LAST = 10_000, 10, 15_000
-"""What an alignment is worth: as many turns as can be, then few turns skipped in the new prompt, then how
+"""The score of an alignment: as many turns as possible, then few turns skipped in the new prompt, then how
 alike they are. A pair for the last turn counts for more than one other: a template that keeps an equal
 turn keeps this one too, and what looks like a dropped end is then a dropped beginning."""
 _SAME, _INSIDE, _ALIKE, _UNLIKE = 3, 2, 1, 0
 _JOINED = 8
 """Pieces of one turn, cut at stop tokens spelled in it, that are joined to find it without its middle."""
 _SHORTEST, _TELLING, _LONG = 2, 3, 8
-"""Tokens: a shorter turn says nothing unless it is equal; an end of so many is no accident; one this long
-says enough without a start."""
+"""Tokens: a turn shorter than the first matches only if equal; an end of the second length is no accident; a
+turn of the third length matches without a common start."""
 
 
 def splice_prefix(
@@ -51,24 +49,24 @@ def splice_prefix(
                          prompt and the previous completion, end token included when it was sampled
     template_prefix_ids  `[P]` what template and tokenizer write today for the same messages, with or
                          without the last turn's end, scaffolding after it or a generation prompt; the seen
-                         ids decoded and encoded again will do
+                         ids decoded and encoded again also work
     template_ids         `[N]` what they write for those messages and the new ones
     stop_ids             every id that a sampled turn or a turn of the template may end with: the end
-                         tokens of the generation settings, and the template's own (for gpt-oss `<|end|>`
-                         beside `<|return|>` and `<|call|>`)
+                         tokens of the generation settings, and the template's own (for gpt-oss `<|end|>`,
+                         `<|return|>` and `<|call|>`)
 
-    The ids are lists, tuples or integer arrays. A plain list comes back, for a server to send on; it starts
-    with `seen_ids` and goes on with an end of `template_ids`. A sampled stop stays as sampled and the
-    template's is not added beside it; a turn that was cut by length gets the template's. With nothing seen,
-    or where `template_ids` starts with `seen_ids` already, it is `template_ids`.
+    The ids are lists, tuples or integer arrays. A plain list is returned, for a server to send on; it starts
+    with `seen_ids` and ends with the rest of `template_ids`. A sampled stop token stays as sampled, without the
+    template's after it; a turn that was cut by length gets the template's. With nothing seen, or where
+    `template_ids` already starts with `seen_ids`, it is `template_ids`.
 
-    The turn is looked for at its own position first. Where the template writes an earlier turn otherwise
-    (reasoning taken out, an emptied message dropped), both prompts are cut at the stop ids and the turns
-    aligned in order; the place is behind the last turn's counterpart, or, when the template dropped that
-    turn, behind that of the turn before. SpliceError when there is none, RecordError for what is no ids.
+    The turn is looked for at its own position first. Where the template writes an earlier turn differently
+    (reasoning removed, an empty message dropped), both prompts are cut at the stop ids and the turns aligned in
+    order; the place is after the last turn's counterpart or, when the template dropped that turn, after that of
+    the turn before. SpliceError when there is none, RecordError if an argument is not token ids.
 
-    What it cannot see: a dropped last turn in a template that ends only the assistant's turns (Mistral,
-    DeepSeek), where the question before it has no end of its own and would appear twice.
+    It cannot see a dropped last turn in a template that ends only the assistant's turns (Mistral, DeepSeek), where
+    the question before it has no end of its own and would appear twice.
 
     With 9 ending a turn, the model sampled 5, 6 where the tokenizer writes 7:
 
@@ -95,7 +93,7 @@ def _stops(stop_ids: int | Collection[int]) -> frozenset[int]:
     stops = frozenset(int(stop) for stop in ids)
     if not stops:
         raise SpliceError(
-            "stop_ids names no id.\nWithout the ids that end a turn there is no telling where one ends.\n"
+            "stop_ids is empty.\nWithout the ids that end a turn, it is unknown where one ends.\n"
             "Pass the end tokens of the model's generation settings."
         )
     return stops
@@ -132,7 +130,7 @@ class _Turns:
 
     ids: Ids
     ends: list[int]
-    """Positions of the stop ids; last of all the length of the sequence when its last turn has none."""
+    """Positions of the stop ids, then the length of the sequence when its last turn has none."""
 
     def body(self, turn: int) -> _Body:
         """The tokens of a turn without its end."""
@@ -149,29 +147,29 @@ def _cut(ids: Ids, stops: frozenset[int]) -> _Turns:
 
 
 def _is_open(seen: _Turns, prefix: _Turns) -> bool:
-    """Whether what stands behind the prefix's last end is the last turn, still without its end.
+    """Whether what follows the prefix's last end is the last turn, still without its end.
 
-    If not, it is scaffolding or a generation prompt. Told by which of the two looks like what was seen
-    last; where that says nothing, by the number of ends.
+    If not, it is scaffolding or a generation prompt. Decided by which of the two looks like what was seen last;
+    where that is no help, by the number of ends.
     """
-    behind = prefix.rest()
+    after = prefix.rest()
     ended = bool(seen.ends) and seen.ends[-1] == len(seen.ids) - 1
     ends = seen.ends[:-1] if ended else seen.ends
     said = _body(seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended])
     as_many_ends = len(prefix.ends) <= len(ends)
     turn = prefix.body(len(prefix.ends) - 1)
-    in_rest, in_turn = common_ends(behind.ids, said.ids), common_ends(turn.ids, said.ids)
-    if len(behind) < len(said) and said.starts_with(behind):
+    in_rest, in_turn = common_ends(after.ids, said.ids), common_ends(turn.ids, said.ids)
+    if len(after) < len(said) and said.starts_with(after):
         # As a generation prompt is.
         return as_many_ends and sum(in_rest) >= sum(in_turn)
     if in_rest[1] >= in_turn[1] + _TELLING:
-        # What was said last ends as this does, so the stop before it was spelled in the turn.
+        # What was said last ends like this, so the stop before it was spelled in the turn.
         return True
     return sum(in_rest) > sum(in_turn) or (as_many_ends and sum(in_rest) == sum(in_turn))
 
 
 def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ended: bool) -> int:
-    """Where in the new prompt the rest begins: behind the end of the old prompt's last turn, or with that
+    """Where in the new prompt the rest begins: after the end of the old prompt's last turn, or with that
     end when the model did not sample one itself."""
     end = old.ends[-1]
     if agreed >= end:
@@ -190,7 +188,7 @@ def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
 
 
 def _counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
-    """The new prompt's turn behind which the old one's last turn ends; None if there is none."""
+    """The new prompt's counterpart of the old one's last turn; None if there is none."""
     same = bisect_left(old.ends, agreed)
     turn, is_last = _align(*_bodies(old, new, same))
     turn += same
@@ -200,13 +198,13 @@ def _counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
         and len(last)
         and any(last.data == new.body(kept).data for kept in range(min(same, len(new.ends))))
     ):
-        # An equal turn was kept, so this one was too: it is the beginning that is gone.
+        # An equal turn was kept, so this one was too, and the beginning was dropped.
         turn, is_last = _align(*_bodies(old, new, 0))
     following = turn + 1
     opener = new.rest()
     if not is_last and len(opener) >= _SHORTEST and following < len(new.ends):
         starts = [body.starts_with(opener) for body in (last, new.body(following))]
-        # Both are opened as the model's next turn is: one turn, in words too different to see it.
+        # Both start like the model's next turn: one turn, in text too different to match.
         turn += all(starts)
     return turn if turn >= 0 else None
 
@@ -224,7 +222,7 @@ def _bodies(old: _Turns, new: _Turns, same: int) -> tuple[list[_Body], list[_Bod
 
 
 def _width(turns: int) -> int:
-    """How far from the diagonal so many turns are compared."""
+    """How far from the diagonal this many turns are compared."""
     return max(16, _PAIRS // max(1, turns))
 
 
@@ -249,7 +247,7 @@ def _align(old: list[_Body], new: list[_Body]) -> tuple[int, bool]:
             likeness = _likeness(turn, new[j])
             score = earlier[-1][j] + worth + likeness
             if not likeness and (back := _joined(old, i, new[j])):
-                # Less than any pair of whole turns: it is the last resort.
+                # Worth less than any pair of whole turns: a last resort.
                 likeness, score = _ALIKE, earlier[-1 - back][j] + _MATCH
             if likeness and score >= scores[j + 1]:
                 scores[j + 1], places[j + 1] = score, (j, is_last)
@@ -261,9 +259,9 @@ def _align(old: list[_Body], new: list[_Body]) -> tuple[int, bool]:
 def _likeness(a: _Body, b: _Body) -> int:
     """How much two turns look like one turn written twice.
 
-    A template takes a piece out of a turn or puts one in; its opening and its end stay. So one is the
-    other without a piece, or both share start and end and little else. An opening alone says no more than
-    that the same role speaks.
+    A template takes a piece out of a turn or puts one in; its start and its end stay. So one is the other without
+    a piece, or both share start and end and little else. A common start alone shows only that the same role
+    speaks.
     """
     if a.data == b.data:
         return _SAME
@@ -281,9 +279,9 @@ def _likeness(a: _Body, b: _Body) -> int:
 
 
 def _joined(old: list[_Body], i: int, turn: _Body) -> int:
-    """How many pieces before the i-th begin what that piece ends, so that both ends make up `turn`; or 0.
+    """How far before the i-th piece the one lies that, joined with its end, makes up `turn`; 0 if none does.
 
-    Reasoning with a stop token spelled in it is cut there, and the template takes out both sides of the cut.
+    Reasoning with a stop token spelled in it is cut there, and the template removes both sides of the cut.
     """
     if i == 0 or old[i].last != turn.last:
         return 0

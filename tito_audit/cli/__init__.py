@@ -1,8 +1,8 @@
-"""The command line: one file a command parses, calls and prints, and exits with a code of `_exits.py`.
+"""The command line: one file per command, and the exit codes in `_exits.py`.
 
-A user's mistake is one message on stderr, never a traceback; a traceback is a bug (and exit 2 as well, so
-that a crash never passes for findings). A run that is interrupted ends with 130 and one whose reader went
-away (`| head`) with 141, as the shell counts signals.
+A user's mistake is one message on stderr, never a traceback. A traceback is a bug, and also exits with 2, so that
+a crash is never mistaken for findings. An interrupted run exits with 130, and one whose reader closed the pipe (`|
+head`) with 141, as in a shell.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tito_audit.errors import TitoAuditError
 __all__ = ["app", "main"]
 
 _NEW_OBJECTS = 100_000
-"""So many more objects than were let go make Python look for cycles among them."""
+"""Objects that Python may allocate, net, before it looks for reference cycles."""
 
 
 class _Commands(TyperGroup):
-    """The commands, with every expected end of a run turned into its exit code."""
+    """The commands; every expected end of a run becomes its exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -45,7 +45,7 @@ class _Commands(TyperGroup):
             print("tito-audit: interrupted; no report was finished", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Python flushes stdout once more on its way out, which would complain again.
+            # Python flushes stdout once more as it exits, which would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(READER_GONE) from None
 
@@ -55,7 +55,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     epilog=epilog(),
-    rich_markup_mode=None,  # importing rich would double the time to --help
+    rich_markup_mode=None,  # importing rich would double the time of --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -86,19 +86,19 @@ def _root(
 
 def main() -> None:
     """Run the command line."""
-    # numpy starts threads for linear algebra as it is imported, which take a tenth of a second from a small scan.
+    # numpy would start threads for linear algebra on import, which costs a small scan a tenth of a second.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # A twentieth of a second would go into looking for cycles among what is imported, most of it at the very end.
+    # Looking for reference cycles among imported objects would cost a twentieth of a second, mostly at exit.
     gc.set_threshold(_NEW_OBJECTS)
     atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
-        # A terminal of another encoding shows escapes instead of ending the run.
+        # A terminal with another encoding shows escapes instead of ending the run.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         app()
     except Exception:
         traceback.print_exc()
-        print("tito-audit: this is a bug of tito-audit, not of the log.", file=sys.stderr)
+        print("tito-audit: this is a bug in tito-audit, not a fault of the log.", file=sys.stderr)
         sys.exit(UNMADE)
 
 

@@ -1,4 +1,4 @@
-"""What a conversion says of itself: what is carried, what is lost, what stands in several rows."""
+"""The report of a conversion: what is carried over, what is lost, what is repeated in several rows."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from typing import TextIO
 from tito_audit.convert.run import Conversion
 from tito_audit.terminal.escape import inert, visible
 
-__all__ = ["MOST", "print_survey", "why_refused"]
-
 _SHOWN = 4
-MOST = 20
-"""Rows that could not be converted and are shown; the others are counted."""
+_MOST = 20
+"""Rows that could not be converted to show; the others are counted."""
 
 
 def print_survey(conversion: Conversion, out: TextIO, *, dry_run: bool) -> None:
-    """Print what becomes of the log, before any of it is written."""
+    """Print what the conversion carries over and loses, before anything is written."""
     for line in _lines(conversion, dry_run=dry_run):
         print(inert(visible(line)) if line else "", file=out)
 
 
 def why_refused(conversion: Conversion) -> str:
-    """Why nothing is written, and what to do."""
+    """Why nothing was written, and what to do."""
     carried = conversion.carried
     parts = []
     if carried.lost:
@@ -30,12 +28,11 @@ def why_refused(conversion: Conversion) -> str:
         parts.append(f"{shown} would be lost")
     if carried.not_converted:
         parts.append(f"{_counted(carried.not_converted, 'row or rollout', 'rows or rollouts')} would be left out")
-    way_out = "Pass --lossy to write what can be carried, or choose another --to."
+    way_out = "Pass --lossy to write what can be carried over, or choose another --to."
     if not carried.rows_made:
-        way_out = "Choose another --to, or a log that holds token ids."
-    return (
-        f"{conversion.log}: nothing was written, since as {conversion.maker.name} {' and '.join(parts)}. {way_out}"
-    )
+        way_out = "Choose another --to, or a log with token ids."
+    why = f"as {conversion.maker.name} {' and '.join(parts)}"
+    return f"{conversion.log}: nothing was written, because {why}. {way_out}"
 
 
 def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
@@ -49,22 +46,22 @@ def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
             "their calls do not all continue one another"
         )
     if carried.lost:
-        yield from ("", "Not carried, with the rows that have it")
+        yield from ("", "Not carried over, with the number of rows that have it")
         yield from _table(carried.lost)
     if carried.repeated:
-        yield from ("", "Said once and repeated in several rows, with how often that is so")
+        yield from ("", "Recorded once and now repeated in several rows, with the number of cases")
         yield from _table(carried.repeated)
     if carried.missing:
-        yield from ("", "Not in the log, and not made up: left out or null, with the rollouts that lack it")
+        yield from ("", "Not in the log, so left out or null, with the number of rollouts that lack it")
         yield from _table(carried.missing)
     if carried.not_converted:
         yield from ("", "Not converted")
-        for place, reason in carried.refused[:MOST]:
+        for place, reason in carried.refused[:_MOST]:
             yield f"  {place}  {reason}"
-        if carried.not_converted > MOST:
-            yield f"  … and {carried.not_converted - MOST:,} more"
+        if carried.not_converted > _MOST:
+            yield f"  … and {carried.not_converted - _MOST:,} more"
     if carried.lossless:
-        yield "Everything is carried."
+        yield "Everything is carried over."
 
 
 def _table(counts: Mapping[str, int]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The changed places of one sequence as lines: old tokens over new, a few unchanged ones around them.
+"""The changes of one sequence as lines: old tokens above new ones, with a few unchanged ones around them.
 
     at  token   id  mask  logprob
    190  │·it│  310     1  -0.2500
@@ -16,24 +16,22 @@ import numpy as np
 from rich.cells import cell_len
 from rich.text import Text
 
-from tito_audit.cli._regions import Beside, Region, changed_regions
+from tito_audit.cli._regions import Columns, Region, changed_regions
 from tito_audit.terminal.boxes import shortened
 from tito_audit.terminal.words import many
 
-__all__ = ["Changes", "extent"]
-
 _CONTEXT = 3
-"""Unchanged tokens shown before and after a change."""
+"""Unchanged tokens to show before and after a change."""
 _HEAD, _TAIL = 5, 2
-"""Tokens shown at both ends of a long run."""
+"""Tokens to show at the ends of a long run."""
 _PLACES = 12
-"""Changes shown of one sequence."""
+"""Changes of a sequence to show."""
 _STYLES = {"-": "red", "+": "green", " ": "dim"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One token, or with no cells a stretch of `left_out` tokens."""
+    """One token, or, without cells, `left_out` tokens that are not shown."""
 
     sign: str
     cells: tuple[str, ...] = ()
@@ -42,14 +40,14 @@ class _Line:
 
 @dataclass(slots=True)
 class Changes:
-    """Draws the sequences of one row; a change that the prompts of later calls repeat is drawn once."""
+    """Draws the changes of one row; a change that prompts of later calls repeat is drawn once."""
 
     piece: Callable[[int], str] | None
-    """How an id reads; None: the ids stand alone."""
+    """The text of an id; None: only ids are shown."""
     _drawn: set[tuple[object, ...]] = field(default_factory=set)
 
-    def lines(self, title: str, old: Beside, new: Beside) -> Iterator[Text]:
-        """A title with both lengths, then what changed; nothing when nothing did."""
+    def lines(self, title: str, old: Columns, new: Columns) -> Iterator[Text]:
+        """A title with both lengths, then the changes; no lines if there are none."""
         regions = changed_regions(old, new)
         if not regions:
             return
@@ -62,8 +60,8 @@ class Changes:
         if len(fresh) > _PLACES:
             yield Text(f"    … {len(fresh) - _PLACES:,} more changes", style="dim")
 
-    def _tokens(self, regions: Sequence[Region], old: Beside, new: Beside) -> Iterator[_Line]:
-        """Every change with its surroundings; where those touch, tokens are shown once."""
+    def _tokens(self, regions: Sequence[Region], old: Columns, new: Columns) -> Iterator[_Line]:
+        """Every change with the tokens around it, each of them once."""
         at = 0
         for number, region in enumerate(regions):
             start = max(region.new_start - _CONTEXT, at)
@@ -76,8 +74,8 @@ class Changes:
             at = min(region.new_end + _CONTEXT, after)
             yield from self._run(" ", new, region.new_end, at)
 
-    def _run(self, sign: str, side: Beside, start: int, end: int) -> Iterator[_Line]:
-        """The tokens of one run, the middle of a long one left out."""
+    def _run(self, sign: str, side: Columns, start: int, end: int) -> Iterator[_Line]:
+        """The tokens of one run, without the middle of a long one."""
         hidden = end - start - _HEAD - _TAIL
         if hidden <= 1:
             yield from (_Line(sign, self._cells(side, position)) for position in range(start, end))
@@ -86,7 +84,7 @@ class Changes:
         yield _Line(sign, left_out=hidden)
         yield from self._run(sign, side, end - _TAIL, end)
 
-    def _cells(self, side: Beside, at: int) -> tuple[str, ...]:
+    def _cells(self, side: Columns, at: int) -> tuple[str, ...]:
         token = int(side.ids[at])
         mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
         logprob = "" if side.logprobs is None else _number(float(side.logprobs[at]))
@@ -94,14 +92,14 @@ class Changes:
         return str(at), text, str(token), mask, logprob
 
 
-def extent(side: Beside) -> str:
+def extent(side: Columns) -> str:
     """`197 tokens, 54 trained`."""
     trained = "" if side.loss_mask is None else f", {int(side.loss_mask.sum()):,} trained"
     return f"{many(len(side.ids), 'token')}{trained}"
 
 
-def _mark(region: Region, old: Beside, new: Beside) -> tuple[object, ...]:
-    """What makes two changes one that is repeated: the tokens, their place, and whether more stands beside."""
+def _mark(region: Region, old: Columns, new: Columns) -> tuple[object, ...]:
+    """A key that is equal for repeated changes: tokens, position, and which columns the sequence has."""
     was, now = old.ids[region.old_start : region.old_end], new.ids[region.new_start : region.new_end]
     return was.tobytes(), now.tobytes(), region.new_start, old.loss_mask is None, old.logprobs is None
 
@@ -111,7 +109,7 @@ def _number(value: float) -> str:
 
 
 def _table(lines: Sequence[_Line], with_text: bool) -> Iterator[Text]:
-    """The lines under one head; a column that the sequence has not is left out."""
+    """The lines under one head, without columns that the sequence lacks."""
     names = ("at", "token" if with_text else "", "id", "mask", "logprob")
     full = [line.cells for line in lines if line.cells]
     widths = [max((cell_len(cells[n]) for cells in full), default=0) for n in range(len(names))]
@@ -126,7 +124,7 @@ def _table(lines: Sequence[_Line], with_text: bool) -> Iterator[Text]:
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Cells in their columns: the token begins at the left, numbers end at the right."""
+    """Cells in their columns: the token aligned left, numbers aligned right."""
     out = []
     for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         pad = " " * (width - cell_len(cell))

@@ -1,4 +1,4 @@
-"""Commands out of functions and the table of options: a function names those options that it uses itself."""
+"""Makes commands from functions and the table of options; a function names the options that it uses itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from tito_audit.cli._given import Given
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import options_of
 
-__all__ = ["command"]
-
 
 def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a function all options of a command: those that it names, and all together as its parameter `given`."""
+    """A decorator that gives a function the options of a command: those it names, and all of them as `given`."""
 
     def made(run: Callable[..., None]) -> Callable[..., None]:
         declared = inspect.signature(run, eval_str=True).parameters
@@ -41,12 +39,12 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _value(option: Option, parsed: Any) -> Any:
-    """What was parsed, as a function wants it: a word for a choice, a list where the flag repeats."""
+    """The parsed value for the function: a word for a choice, a list for a flag that repeats."""
     return (parsed or []) if option.repeats and option.fills is None else getattr(parsed, "value", parsed)
 
 
 def _parameter(option: Option, command: str) -> inspect.Parameter:
-    """An option as a parameter that Typer reads."""
+    """An option as a parameter for Typer."""
     kind, parser = _type_of(option)
     default = inspect.Parameter.empty if option.required else option.default
     if option.repeats:
@@ -63,14 +61,14 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
         callback=getattr(_configured, option.calls) if option.calls else None,
         is_eager=bool(option.calls),
     )
-    annotation = Optional[kind] if default is None else kind  # noqa: UP045 - of a type that is a value
+    annotation = Optional[kind] if default is None else kind  # noqa: UP045 - `kind` is a value
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, flag]
     )
 
 
 def _type_of(option: Option) -> tuple[Any, Callable[[str], Any] | None]:
-    """What Typer has to be told of a value, and what it is to call for it."""
+    """The type and the parser of a value, for Typer."""
     if isinstance(option.takes, tuple):
         return StrEnum("Word", {word: word for word in option.takes}), None
     return (option.takes, None) if isinstance(option.takes, type) else (float, option.takes)

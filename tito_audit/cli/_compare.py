@@ -1,4 +1,4 @@
-"""The reports of `tito-audit repair`: what was done, and the log before and after it."""
+"""The reports of `tito-audit repair`: what was repaired, and the log before and after."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ from tito_audit.terminal.page import STYLES, console_for, print_commands, print_
 from tito_audit.terminal.place import show_command
 from tito_audit.terminal.words import listed, many
 
-__all__ = ["REPORTS", "Repaired"]
-
 _DIGITS = re.compile(r"[0-9]+")
 _SHOWN = 12
-"""Notes and reasons named."""
+"""Notes and reasons to list."""
 _FILES = 5
-"""Files named; the JSON report names all."""
+"""Files to list; the JSON report lists all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """A repair run that is over."""
+    """A finished repair."""
 
     tally: Tally
     before: Summary
@@ -49,7 +47,7 @@ class Repaired:
     """None: a dry run."""
 
 
-def write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
+def _write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
     """Write one object: both summaries, the rows, what each repair did, the files."""
     value = {
         "before": summary_object(run.before),
@@ -61,8 +59,8 @@ def write_json(run: Repaired, out: TextIO, options: ReportOptions) -> None:
     out.write(as_json(value) + "\n")
 
 
-def write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
-    """Write one page: what was done, the verdict, before beside after, what stands and what helps."""
+def _write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
+    """Write one page: what was repaired, the verdict, before and after, what is left and what would help."""
     page = StringIO()
     console = console_for(page, options)
     for line in _header(run):
@@ -86,7 +84,7 @@ def write_text(run: Repaired, out: TextIO, options: ReportOptions) -> None:
     out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
 
 
-REPORTS: dict[str, Callable[[Repaired, TextIO, ReportOptions], None]] = {"text": write_text, "json": write_json}
+REPORTS: dict[str, Callable[[Repaired, TextIO, ReportOptions], None]] = {"text": _write_text, "json": _write_json}
 
 
 def _header(run: Repaired) -> Iterator[Text]:
@@ -125,14 +123,14 @@ def _done_table(tally: Tally) -> Table:
 
 
 def _turn_of(name: str) -> int:
-    """When a repair is tried, of those there are."""
+    """The position of a repair in the order in which repairs are tried."""
     from tito_audit.repairs import all_repairs
 
     return next((at for at, repair in enumerate(all_repairs()) if repair.name == name), -1)
 
 
 def _verdict(run: Repaired) -> Text:
-    """The one line to remember; a log in which nothing could be looked at is never called clean."""
+    """The verdict in one line; a log in which nothing could be audited is never called clean."""
     before, after = _totals(run.before), _totals(run.after)
     rows = run.before.rollouts + run.before.rows_unreadable
     if not rows:
@@ -173,7 +171,7 @@ def _totals(summary: Summary) -> Counter[Severity]:
 
 
 def _table(run: Repaired, options: ReportOptions) -> Table:
-    """Codes with errors, warnings and notes, each before → after, and what is counted below them."""
+    """Errors, warnings and notes of each code, before → after, and their totals."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     table.add_column("code", no_wrap=True)
     table.add_column("what", ratio=1, min_width=12)
@@ -194,7 +192,7 @@ def _table(run: Repaired, options: ReportOptions) -> Table:
 
 
 def _sizes(run: Repaired) -> Iterator[Text]:
-    """What the log grew or shrank by; nothing when it did not."""
+    """The numbers of rollouts and tokens before and after, where they changed."""
     sizes = [(one.rollouts, one.tokens) for one in (run.before, run.after)]
     triples = zip(("rollouts", "tokens"), *sizes, strict=True)
     words = [f"{name} {one:,} → {other:,}" for name, one, other in triples if one != other]
@@ -216,7 +214,7 @@ def _summed(run: Repaired) -> _Pairs:
 
 
 def _cells(groups: list[list[_Pairs]]) -> list[list[Text]]:
-    """`12 → 0` for every pair, arrows below each other; blank where there is nothing on both sides."""
+    """`12 → 0` for every pair, with aligned arrows; blank where both are 0."""
     lines = [pairs for group in groups for pairs in group]
     wide = [max(cell_len(f"{pairs[n][1]:,}") for pairs in lines) for n in range(3)]
     out = []
@@ -238,7 +236,7 @@ def _sayings(sayings: Sayings) -> Iterator[str]:
 
 
 def _unclaimed(tally: Tally) -> Iterator[str]:
-    """What no repair takes on."""
+    """The findings that no repair claims."""
     left = {code: claims[None] for code, claims in sorted(tally.left.items()) if claims[None]}
     if left:
         yield f"no repair fits {listed(list(left))} here ({many(sum(left.values()), 'finding')})"
@@ -264,15 +262,15 @@ def _files(run: Repaired) -> Iterator[str]:
 
 
 def _notices(run: Repaired) -> list[str]:
-    """What a reader of either scan should know, said once."""
+    """The notices of both scans, each once."""
     return list({_DIGITS.sub("#", text): text for text in (*run.before.notices, *run.after.notices)}.values())
 
 
 def _next(run: Repaired) -> Iterator[str]:
-    """What would help with what still stands."""
+    """What would help with the findings that are left."""
     tally = run.tally
     if tally.left and run.settings.tokenizer is None:
-        yield "--tokenizer DIR   shows repairs and rules what the tokens say; without one some cannot run"
+        yield "--tokenizer DIR   runs the repairs and rules that have to read the tokens"
     kept_back, unnamed = _kept_back(run)
     if kept_back:
         yield f"--unsafe   lets {listed(kept_back)} run; tito-audit explain {kept_back[0]} says at what cost"
@@ -292,7 +290,7 @@ def _next(run: Repaired) -> Iterator[str]:
 
 
 def _kept_back(run: Repaired) -> tuple[list[str], list[str]]:
-    """Repairs that might help and were not allowed to, and safe ones that --with did not name."""
+    """Repairs that might help but need --unsafe, and safe ones that --with did not name."""
     from tito_audit.repair import Safety
     from tito_audit.repairs import all_repairs
 

@@ -1,4 +1,4 @@
-"""`--config` and `--no-config`: what the configuration file says of a command's options."""
+"""`--config` and `--no-config`: how the configuration file sets the options of a command."""
 
 from __future__ import annotations
 
@@ -10,25 +10,15 @@ from tito_audit.errors import SetupError
 from tito_audit.settings.file import OVERRIDES, Config, find_config, read_config
 from tito_audit.settings.options import KEYS
 
-__all__ = [
-    "about_config",
-    "blamed_file",
-    "config_of",
-    "near",
-    "on_command_line",
-    "read_file",
-    "read_no_file",
-]
-
 _CONFIG = "tito_audit.config"
-"""Where a run keeps what its configuration file says."""
+"""The key of the configuration in the context of a run."""
 
 
 def read_file(ctx: typer.Context, given: str | None) -> str | None:
-    """Let the configuration file say what flags do not; the file's name, None without one."""
+    """Let the configuration file set what flags do not; returns the name of the file, None without one."""
     if ctx.resilient_parsing or f"{_CONFIG}.off" in ctx.meta:
         if given is not None:
-            raise SetupError("--config and --no-config exclude each other.\nPass one of them.")
+            raise SetupError("--config and --no-config exclude each other.\nPass only one of them.")
         return None
     path = Path(given) if given is not None else find_config(Path.cwd())
     if path is None:
@@ -40,32 +30,32 @@ def read_file(ctx: typer.Context, given: str | None) -> str | None:
 
 
 def read_no_file(ctx: typer.Context, wanted: bool) -> bool:
-    """Let no configuration file say anything, where that is wanted."""
+    """Read no configuration file, if that is wanted."""
     if wanted:
         if _CONFIG in ctx.meta:
-            raise SetupError("--config and --no-config exclude each other.\nPass one of them.")
+            raise SetupError("--config and --no-config exclude each other.\nPass only one of them.")
         ctx.meta[f"{_CONFIG}.off"] = True
     return wanted
 
 
 def config_of(context: typer.Context) -> Config:
-    """What the configuration file of a run says; nothing without one."""
+    """The configuration of a run; empty without a file."""
     config = context.meta.get(_CONFIG)
     return config if isinstance(config, Config) else Config()
 
 
 def on_command_line(context: typer.Context, parameter: str) -> bool:
-    """Whether a flag of this run says a parameter, and so no file does."""
+    """Whether a parameter was set by a flag, which overrides the file."""
     return _source(context, parameter) == "COMMANDLINE"
 
 
 def _source(context: typer.Context, parameter: str) -> str:
-    # By name, since typer has its own copy of the enumeration from some version on.
+    # By name, since newer versions of typer have their own copy of the enum.
     return getattr(context.get_parameter_source(parameter), "name", "")
 
 
 def about_config(context: typer.Context) -> str | None:
-    """The settings that come from a configuration file, in a sentence; None when none does."""
+    """A sentence that names the settings from a configuration file; None if there are none."""
     config = config_of(context)
     said: dict[Path, list[str]] = {config.path: []} if config.path else {}
     for name, file in config.sources.items():
@@ -79,7 +69,7 @@ def about_config(context: typer.Context) -> str | None:
 
 
 def blamed_file(context: typer.Context, message: str) -> list[str]:
-    """Lines that name the configuration file, when a message is about an option that it sets."""
+    """Lines that name the configuration file if a message mentions an option that it sets."""
     config = config_of(context)
     said = [(name, str(near(file))) for name, file in config.sources.items()]
     said += [(name, f"{one} of {near(one.file)}") for one in config.overrides for name in one.values]
@@ -91,5 +81,5 @@ def blamed_file(context: typer.Context, message: str) -> list[str]:
 
 
 def near(path: Path) -> Path:
-    """The path as seen from the working folder, where it lies below."""
+    """The path relative to the working folder, if it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,4 +1,4 @@
-"""Where reports go: stdout or files, several at once out of one pass over the results."""
+"""Writes reports to stdout or files, several in one pass over the results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from tito_audit.report import Report, ReportOptions
     from tito_audit.summary import Summary
 
-__all__ = ["Wanted", "deliver", "named_places", "opened", "wanted_reports"]
-
 _WAITING = 32
-"""Results that a slow report may lag behind."""
+"""How many results a slow report may lag behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +43,25 @@ def wanted_reports(
     quiet: bool = False,
     flags: Sequence[bool] = (True, True),
 ) -> list[Wanted]:
-    """The reports of `NAME` and `NAME=FILE` and the one for stdout, `text` where none is named.
+    """The reports that `NAME` and `NAME=FILE` stand for, and the one for stdout, `text` if none is named.
 
-    SetupError when two would write to one place, or one onto a log or one of `inputs`. `flags` says of `given` and
-    of `output_format` whether the command line has them: for stdout that one counts in place of what a
-    configuration file has.
+    SetupError when two would be written to the same place, or one over a log or one of `inputs`. `flags` says
+    whether `given` and `output_format` come from the command line: for stdout, a flag overrides the configuration
+    file.
     """
     from tito_audit.reports import report_named
 
     if output_format is not None and "=" in output_format:
         raise SetupError(
-            f"--output-format {output_format}: this is for stdout.\nFor a file pass --report NAME=FILE"
+            f"--output-format {output_format}: this flag is for stdout.\nFor a file, pass --report NAME=FILE"
         )
     named = named_places(given, logs, [baseline] if baseline is not None else [], inputs)
     printed = next((name for name, path in named if path is None), None)
     if output_format is not None and printed is not None:
         if flags[0] == flags[1]:
             raise SetupError(
-                f"--output-format {output_format}: --report {printed} is for stdout too, and the two would mix.\n"
-                f"Name a file for one: --report {printed}=FILE"
+                f"--output-format {output_format}: --report {printed} goes to stdout too, and the two would mix.\n"
+                f"Name a file for one of them: --report {printed}=FILE"
             )
         if flags[0]:
             output_format = None
@@ -78,9 +76,9 @@ def wanted_reports(
 def named_places(
     given: Sequence[str], logs: Sequence[str], kept: Sequence[str] = (), inputs: Sequence[str] = ()
 ) -> list[tuple[str, Path | None]]:
-    """`NAME` and `NAME=FILE` as names and places, None for stdout; SetupError for a place that cannot be.
+    """`NAME` and `NAME=FILE` as names and paths, None for stdout; SetupError for a path that cannot be written.
 
-    None of the files of `kept` may be written over, nor what the run reads besides the logs (`inputs`).
+    The files in `kept`, and those that the run reads besides the logs (`inputs`), must not be overwritten.
     """
     named: list[tuple[str, Path | None]] = []
     for text in given:
@@ -92,15 +90,16 @@ def named_places(
         if places.count(place) > 1:
             where = f"the file {place}" if place else "stdout"
             raise SetupError(
-                f"--report: two reports would be written to {where}.\nName a file for one: --report json=FILE"
+                f"--report: two reports would be written to {where}.\n"
+                "Name a file for one of them: --report json=FILE"
             )
         if place and place in sources:
-            raise SetupError(f"--report: {place} is one of the logs, and a log is never written.")
+            raise SetupError(f"--report: {place} is one of the logs, which are never overwritten.")
         if place and any(place == _real(other) for other in kept):
             raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
         if place and any(place in _read_as(other) for other in inputs):
-            raise SetupError(f"--report: {place} is read by this run, so it is not written; name another file.")
-        # Of os.path, as a name that is too long only says no; what is wrong is said when it is opened.
+            raise SetupError(f"--report: {place} is read by this run; name another file.")
+        # os.path only says no to a name that is too long; opening the file then says what is wrong.
         if place and not os.path.isdir(place.parent):  # noqa: PTH112
             raise SetupError(f"--report: there is no folder {place.parent} to write {place.name} to.")
         if place and os.path.isdir(place):  # noqa: PTH112
@@ -109,26 +108,26 @@ def named_places(
 
 
 def _files_of(logs: Sequence[str]) -> frozenset[Path]:
-    """The logs and all files that they stand for."""
+    """The logs, with the files in folders and globs."""
     from tito_audit.storage import find_logs
 
     return frozenset(map(_real, [*logs, *map(str, find_logs(logs))]))
 
 
 def _real(path: str | Path) -> Path:
-    """The path with all links followed, as far as they go."""
+    """The path with all links resolved, as far as it exists."""
     return Path(os.path.realpath(path))
 
 
 def _read_as(name: str) -> frozenset[Path]:
-    """The files that an input stands for; one that is not there is complained of by whoever reads it."""
+    """The files that an input stands for; none if it is missing, which whatever reads it will report."""
     with suppress(StorageError, OSError):
         return _files_of([name])
     return frozenset()
 
 
 def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted], options: ReportOptions) -> None:
-    """Write every report out of one pass; no list of results is ever held."""
+    """Write every report in one pass over the results, which are never held in a list."""
     with ExitStack() as files:
         outs = [files.enter_context(opened(one.path)) for one in wanted]
         choices = [options if one.path is None else replace(options, color=False) for one in wanted]
@@ -139,18 +138,18 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Wanted
             wanted[0].report.write(results, summary, outs[0], choices[0])
         else:
             _tee(results, summary, list(zip(wanted, outs, choices, strict=True)))
-        # All of it before any file has its name: where one cannot be written, none appears.
+        # Flush all before any file gets its name: if one cannot be written, none appears.
         for out in outs:
             out.flush()
         sys.stdout.flush()
 
 
 class _Stopped(Exception):
-    """Ends the reports that still wait for results of a run that failed."""
+    """Ends the reports that still wait for results when a run fails."""
 
 
 class _Branch:
-    """One report in a thread of its own, pulling from a short queue."""
+    """One report in its own thread, fed by a short queue."""
 
     def __init__(self, summary: Summary, wanted: Wanted, out: TextIO, options: ReportOptions) -> None:
         self.error: BaseException | None = None
@@ -159,7 +158,7 @@ class _Branch:
         self._thread.start()
 
     def put(self, result: Result | type[_Stopped] | None) -> None:
-        """Hand one result over, waiting while the report lags; its own failure is raised here."""
+        """Hand over one result, waiting while the report lags behind; an error of the report is raised here."""
         while self.error is None:
             try:
                 return self._queue.put(result, timeout=0.1)
@@ -168,7 +167,7 @@ class _Branch:
         raise self.error
 
     def close(self, *, failed: bool) -> None:
-        """Tell the report that no more comes and wait for it."""
+        """Tell the report that there are no more results, and wait for it to finish."""
         if self.error is None:
             self.put(_Stopped if failed else None)
         self._thread.join()

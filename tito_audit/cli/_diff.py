@@ -1,4 +1,4 @@
-"""`tito-audit repair --diff`: the changed places of one row, old tokens over new."""
+"""`tito-audit repair --diff`: the changes of one row, old tokens above new ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from tito_audit.cli._changes import Changes, extent
-from tito_audit.cli._regions import Beside
+from tito_audit.cli._regions import Columns
 from tito_audit.record.arrays import Ids
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Result
@@ -16,11 +16,9 @@ from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.terminal.escape import visible
 
-__all__ = ["diff_lines"]
-
 
 def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator[Text]:
-    """The lines of one row: who repaired it of what, and every changed place. `piece` says how an id reads."""
+    """The lines of one row: which repairs cured what, and every change. `piece` gives the text of an id."""
     yield _header(outcome)
     if outcome.quarantined is not None:
         return
@@ -47,7 +45,7 @@ def _header(outcome: Outcome) -> Text:
 
 
 def _pairs(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[Rollout, list[Rollout]]]:
-    """Each rollout as read with what was written in its place: nothing, itself or the parts of a fork."""
+    """Each rollout as read, with what was written in its place: none, one, or the parts of a fork."""
     old = [result.rollout for result in before if result.rollout is not None]
     new = [result.rollout for result in after if result.rollout is not None]
     if len(old) == len(new):
@@ -61,7 +59,7 @@ def _pairs(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[
 
 
 def _akin(old: Rollout, new: Rollout) -> bool:
-    """Whether one may stand in place of the other: they share an answer, or have none and begin alike."""
+    """Whether one may replace the other: they share a completion, or have none and begin with the same tokens."""
     if old.turns or new.turns:
         return any(_equal(a.completion_ids, b.completion_ids) for a in old.turns for b in new.turns)
     a, b = old.training_row, new.training_row
@@ -69,7 +67,7 @@ def _akin(old: Rollout, new: Rollout) -> bool:
 
 
 def _rollout(old: Rollout, parts: list[Rollout], changes: Changes) -> Iterator[Text]:
-    """What became of one rollout; nothing when nothing a log can show changed."""
+    """The changes of one rollout; no lines if no token, mask or logprob changed."""
     if len(parts) != 1:
         if not parts:
             yield Text("  left out")
@@ -88,15 +86,15 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: Changes) -> Iterator[T
 
 
 def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
-    """Each part of a fork: how long it is, which turns it holds and which of them it trains."""
+    """The parts of a fork: the length of each, and the turns that it trains."""
     for number, part in enumerate(parts, 1):
         row = part.training_row
         seen = part.turns[-1].seen_ids if part.turns else None
         words = [f"  row {number} of {len(parts)}"]
         if row is not None:
-            words.append(extent(Beside(row.token_ids, row.loss_mask)))
+            words.append(extent(Columns(row.token_ids, row.loss_mask)))
         elif seen is not None:
-            words.append(extent(Beside(seen)))
+            words.append(extent(Columns(seen)))
         turns = [n for n in _numbers(old.turns, part.turns) if n is not None]
         if turns:
             words.append(f"trains turn{'s' if len(turns) > 1 else ''} {', '.join(map(str, turns))}")
@@ -104,7 +102,7 @@ def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
 
 
 def _numbers(old: Sequence[Turn], new: Sequence[Turn]) -> list[int | None]:
-    """For each new turn the old one that it is: the next that said the same."""
+    """For each new turn the number of the old one: the next with the same completion."""
     numbers: list[int | None] = []
     at = 0
     for turn in new:
@@ -121,26 +119,26 @@ def _equal(one: Ids | None, other: Ids | None) -> bool:
 
 
 def _turn(old: Turn, new: Turn, number: int, changes: Changes) -> Iterator[Text]:
-    """The prompt and the completion of one call, each only if it changed."""
+    """The changes of prompt and completion of one call."""
     if old.prompt_ids is not None and new.prompt_ids is not None:
-        yield from changes.lines(f"turn {number} prompt", Beside(old.prompt_ids), Beside(new.prompt_ids))
+        yield from changes.lines(f"turn {number} prompt", Columns(old.prompt_ids), Columns(new.prompt_ids))
     if old.completion_ids is not None and new.completion_ids is not None:
-        one = Beside(old.completion_ids, None, old.completion_logprobs)
-        other = Beside(new.completion_ids, None, new.completion_logprobs)
+        one = Columns(old.completion_ids, None, old.completion_logprobs)
+        other = Columns(new.completion_ids, None, new.completion_logprobs)
         yield from changes.lines(f"turn {number} completion", one, other)
 
 
 def _row(old: TrainingRow, new: TrainingRow, changes: Changes) -> Iterator[Text]:
-    """The training row: how it is written, and its tokens."""
+    """The changes of the training row, in its tokens and in how it is written."""
     facts = [f"{what} {one} → {other}" for what, one, other in _facts(old, new) if one != other]
     if facts:
         yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
-    sides = [Beside(row.token_ids, row.loss_mask, row.logprobs) for row in (old, new)]
+    sides = [Columns(row.token_ids, row.loss_mask, row.logprobs) for row in (old, new)]
     yield from changes.lines("training row", *sides)
 
 
 def _facts(old: TrainingRow, new: TrainingRow) -> Iterator[tuple[str, str, str]]:
-    """What can be said of a row without its tokens: what, before, after."""
+    """How the row is written: what, before, after."""
     for what, of in (("padding", _padding), ("prompt length", _prompt_length), ("mask", _mask_style)):
         yield what, of(old), of(new)
 

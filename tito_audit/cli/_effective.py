@@ -1,4 +1,4 @@
-"""The settings that hold, each with where it comes from: as lines that read like TOML, or as one object."""
+"""The effective settings, each with its origin: as lines that read like TOML, or as one object."""
 
 from __future__ import annotations
 
@@ -18,74 +18,72 @@ from tito_audit.settings.model import Override
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import KEYS
 
-__all__ = ["Effective", "as_object", "effective", "lines"]
-
 _SCHEMA_VERSION = 1
 _NAMED = 3
-"""Logs that a line names before it counts the rest."""
+"""Logs that a line names; the rest are counted."""
 _WIDE = 48
-"""Columns that values may take before what is said of them stands right behind."""
+"""The column at which remarks start, unless the value is longer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One value, as a file in the working folder would say it."""
+class _Setting:
+    """One value, as a file in the working folder would write it."""
 
     option: Option
     value: Any
-    """None: nobody says it, and it has no value then."""
+    """None: unset, and there is no default."""
     origin: str
     """default, file or flag."""
     file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Effective:
-    """What a run would do here."""
+class _Effective:
+    """The settings that a run would use here."""
 
     config: Config
-    settings: Mapping[str, Setting]
-    """By key, of logs that no override fits."""
+    settings: Mapping[str, _Setting]
+    """By key, for logs without overrides."""
     flags: frozenset[str]
-    """Keys that a flag says, which no override changes."""
+    """Keys set by a flag, which overrides do not change."""
     logs: Mapping[str, tuple[FileOverride, ...]]
-    """By file: the overrides that fit it, of which the later one wins."""
+    """By file: the overrides that match it; the last one wins."""
 
-    def at(self, fitting: Sequence[FileOverride]) -> dict[str, Setting]:
-        """What those overrides change, by key."""
+    def at(self, fitting: Sequence[FileOverride]) -> dict[str, _Setting]:
+        """The settings that these overrides change, by key."""
         return {
-            name: Setting(KEYS[name], _shown(KEYS[name], value), "file", one.file)
+            name: _Setting(KEYS[name], _shown(KEYS[name], value), "file", one.file)
             for one in fitting
             for name, value in one.values.items()
             if name not in self.flags
         }
 
 
-def effective(context: typer.Context, files: Sequence[Path]) -> Effective:
-    """The settings that hold for a command line, and for each of some logs."""
+def effective(context: typer.Context, files: Sequence[Path]) -> _Effective:
+    """The settings for a command line, and for each of its logs."""
     config = config_of(context)
     settings = {name: _setting(context, config, option) for name, option in KEYS.items()}
     flags = frozenset(name for name, one in settings.items() if one.origin == "flag")
     fits = {one: Override(one.patterns, {}) for one in config.overrides}
     logs = {str(file): tuple(one for one, override in fits.items() if override.fits(file)) for file in files}
-    return Effective(config, settings, flags, logs)
+    return _Effective(config, settings, flags, logs)
 
 
-def _setting(context: typer.Context, config: Config, option: Option) -> Setting:
+def _setting(context: typer.Context, config: Config, option: Option) -> _Setting:
     if on_command_line(context, option.name):
-        return Setting(option, _shown(option, context.params[option.name]), "flag")
+        return _Setting(option, _shown(option, context.params[option.name]), "flag")
     if option.key in config.values:
-        return Setting(option, _shown(option, config.values[option.key]), "file", config.sources[option.key])
-    return Setting(option, _shown(option, context.params.get(option.name)), "default")
+        return _Setting(option, _shown(option, config.values[option.key]), "file", config.sources[option.key])
+    return _Setting(option, _shown(option, context.params.get(option.name)), "default")
 
 
 def _shown(option: Option, value: Any) -> Any:
-    plain = getattr(value, "value", value)  # of an enumeration, what it is called on the command line
+    plain = getattr(value, "value", value)  # for an enum, the word on the command line
     return None if plain is None or plain == () else option.kind.shown(plain, Path.cwd())
 
 
-def lines(found: Effective, named: bool, off: bool) -> Iterator[str]:
-    """The page; `named` says that --config named the file, `off` that --no-config was given."""
+def lines(found: _Effective, named: bool, off: bool) -> Iterator[str]:
+    """The page; `named` if --config named the file, `off` if --no-config was passed."""
     yield from _about_file(found.config, named, off)
     yield ""
     for name, one in found.settings.items():
@@ -98,7 +96,7 @@ def lines(found: Effective, named: bool, off: bool) -> Iterator[str]:
         yield _line(f"[[{OVERRIDES}]]", None, _source(override.file, found.config))
         yield _line(PATHS, list(override.paths), "")
         for name, value in override.values.items():
-            overruled = f"not in effect: {KEYS[name].flag} was given" if name in found.flags else ""
+            overruled = f"not in effect: {KEYS[name].flag} was passed" if name in found.flags else ""
             yield _line(name, _shown(KEYS[name], value), overruled)
     groups: dict[tuple[FileOverride, ...], list[str]] = {}
     for file, fitting in found.logs.items():
@@ -107,7 +105,7 @@ def lines(found: Effective, named: bool, off: bool) -> Iterator[str]:
         yield ""
         names = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else "")
         if not fitting:
-            yield f"# {names}: as above, no override fits"
+            yield f"# {names}: as above, no override matches"
             continue
         yield f"# {names}: as above, with {', '.join(_called(one, found.config) for one in fitting)}"
         for name, one in found.at(fitting).items():
@@ -116,28 +114,28 @@ def lines(found: Effective, named: bool, off: bool) -> Iterator[str]:
 
 def _about_file(config: Config, named: bool, off: bool) -> Iterator[str]:
     if config.path is not None:
-        yield f"# Settings of {_seen(config.path)}" + (", as --config says" if named else "")
+        yield f"# Settings from {_seen(config.path)}" + (", as --config says" if named else "")
         for file, by in config.extended_by.items():
-            yield f"# and of {_seen(file)}, which {_seen(by)} extends"
+            yield f"# and from {_seen(file)}, which {_seen(by)} extends"
         return
     if off:
-        yield "# Settings of no file, as --no-config says"
+        yield "# No configuration file, as --no-config says"
         return
     search = look_for_config(Path.cwd())
-    yield "# Settings of no file: there is no tito-audit.toml and no pyproject.toml with a table [tool.tito-audit]"
+    yield "# No configuration file: no tito-audit.toml, and no pyproject.toml with a table [tool.tito-audit],"
     yield f"# in {search.folder} or a folder above it"
     for file in search.passed_over:
-        yield f"# {_seen(file)} was passed over: it has no table [tool.tito-audit]"
+        yield f"# {_seen(file)} was skipped: it has no table [tool.tito-audit]"
 
 
-def _origin(one: Setting, config: Config) -> str:
+def _origin(one: _Setting, config: Config) -> str:
     if one.origin == "flag":
         return one.option.flag
     return _source(one.file, config) if one.file is not None else "default"
 
 
 def _source(file: Path, config: Config) -> str:
-    """A file, and the one that names it in `extend`."""
+    """A file, and the one that extends it."""
     by = config.extended_by.get(file)
     return _seen(file) if by is None else f"{_seen(file)}, extended by {_seen(by)}"
 
@@ -147,7 +145,7 @@ def _called(override: FileOverride, config: Config) -> str:
 
 
 def _seen(path: Path) -> str:
-    """The path as seen from the working folder, where that is shorter."""
+    """The path relative to the working folder, if that is shorter."""
     near = os.path.relpath(path)
     return near if len(near) < len(str(path)) else str(path)
 
@@ -169,8 +167,8 @@ def _name(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
-def as_object(found: Effective, off: bool) -> dict[str, Any]:
-    """All of it for machines; paths are as seen from the working folder."""
+def as_object(found: _Effective, off: bool) -> dict[str, Any]:
+    """Everything as one object; paths are relative to the working folder where that is shorter."""
     config = found.config
     search = look_for_config(Path.cwd()) if config.path is None and not off else None
     return {
@@ -203,5 +201,5 @@ def as_object(found: Effective, off: bool) -> dict[str, Any]:
     }
 
 
-def _as_entry(one: Setting) -> dict[str, Any]:
+def _as_entry(one: _Setting) -> dict[str, Any]:
     return {"value": one.value, "from": one.origin, "file": _seen(one.file) if one.file is not None else None}

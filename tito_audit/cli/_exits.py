@@ -1,10 +1,8 @@
-"""The exit codes, the same for every command, and where each is said."""
+"""The exit codes, the same for every command, and their descriptions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-__all__ = ["EXIT_CODES", "FAILED", "INTERRUPTED", "READER_GONE", "TERMINATED", "UNMADE", "epilog"]
 
 FAILED = 1
 UNMADE = 2
@@ -13,25 +11,25 @@ READER_GONE = 141
 TERMINATED = 143
 
 EXIT_CODES: Mapping[int, tuple[str, str]] = {
-    0: ("passed", "The run was made and nothing fails it."),
+    0: ("passed", "The run finished and nothing fails."),
     FAILED: (
         "failed",
-        "The run was made and its result is bad: findings that fail the gate, rows that no repair cured, or what "
+        "The run finished with a bad result: findings that fail the gate, rows that no repair cured, or data that "
         "a conversion would lose.",
     ),
     UNMADE: (
         "no result",
-        "The run could not be made: no such file, a wrong flag or setting, no tokenizer where one is needed. "
-        "stderr says what to do. A crash is also 2, so that it never passes for findings.",
+        "The run was impossible: a missing file, a wrong flag or setting, no tokenizer where one is needed. "
+        "stderr says what to do. A crash is also 2, so that it is never mistaken for findings.",
     ),
     INTERRUPTED: ("interrupted", "Ctrl-C. No report was finished; files appear whole or not at all."),
-    READER_GONE: ("reader gone", "The reader of stdout went away, as in `| head`."),
-    TERMINATED: ("terminated", "SIGTERM, as when a job is cancelled. What holds for Ctrl-C holds here."),
+    READER_GONE: ("reader gone", "The reader of stdout closed it, as in `| head`."),
+    TERMINATED: ("terminated", "SIGTERM, as when a job is cancelled. The same as for Ctrl-C."),
 }
-"""Word and sentence of each; no command ends with another by itself."""
+"""A word and a sentence for each; no command exits with any other by itself."""
 
 
 def epilog() -> str:
-    """The codes in one line of the help."""
+    """The codes in one line, for the help."""
     words = [f"{code} {word}" for code, (word, _) in EXIT_CODES.items()]
     return f"Exit codes: {', '.join(words)}."

@@ -1,4 +1,4 @@
-"""What a call of a command was given, and the settings that it becomes."""
+"""The options that a command was given, and the settings made from them."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ from tito_audit.errors import SetupError
 from tito_audit.settings.model import GateSettings, Override, RepairChoices, RepairSettings, Settings
 from tito_audit.settings.options import KEYS, OPTIONS, filled
 
-__all__ = ["Given", "gate_settings_of", "repair_settings_of", "settings_of"]
-
 _T = TypeVar("_T")
 _READ = ("chat_template", "messages", "tools")
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What flags, the configuration file and defaults say."""
+    """The values of all options: from flags, the configuration file and defaults."""
 
     context: typer.Context
     values: Mapping[str, Any]
     """By option."""
 
     def settings(self) -> Settings:
-        """The settings of the audit; SetupError naming the option that cannot be."""
+        """The settings of the audit; SetupError names an invalid option."""
         return replace(settings_of(**self.values), overrides=self.overrides())
 
     def gate(self) -> GateSettings:
-        """What lets findings pass; SetupError naming the option that cannot be."""
+        """The settings of the gate; SetupError names an invalid option."""
         return gate_settings_of(**self.values)
 
     def repair(self) -> RepairSettings:
-        """What is to be repaired, and how; SetupError naming the option that cannot be."""
+        """The settings of the repair; SetupError names an invalid option."""
         return repair_settings_of(**self.values)
 
     def overrides(self) -> tuple[Override, ...]:
-        """What the configuration file says of some logs only, less what a flag says.
+        """The overrides of the configuration file, without options that a flag sets.
 
-        SetupError names the override and the option that cannot be.
+        SetupError names the override and the invalid option.
         """
         made = []
         for one in config_of(self.context).overrides:
@@ -59,15 +57,15 @@ class Given:
         return tuple(made)
 
     def flagged(self, option: str) -> bool:
-        """Whether a flag says an option, and so no file does."""
+        """Whether an option was set by a flag, which overrides the file."""
         return on_command_line(self.context, option)
 
     def notice(self) -> str | None:
-        """The settings that come from a configuration file, in a sentence; None when none does."""
+        """A sentence that names the settings from a configuration file; None if there are none."""
         return about_config(self.context)
 
     def inputs(self, settings: Settings) -> list[str]:
-        """What a run reads besides its logs, as named: configuration, tokenizers, templates, messages, tools."""
+        """The files that a run reads besides its logs: configuration, tokenizers, templates, messages, tools."""
         config = config_of(self.context)
         read = [*([config.path] if config.path else []), *config.extended_by]
         named = {name: getattr(settings, name) for name in (*_READ, "tokenizer")}
@@ -79,20 +77,20 @@ class Given:
 
 
 def settings_of(**given: Any) -> Settings:
-    """The options of an audit as Settings; SetupError naming the option that cannot be."""
+    """The options of an audit as Settings; SetupError names an invalid one."""
     return _known(filled(Settings, given))
 
 
 def gate_settings_of(**given: Any) -> GateSettings:
-    """The options of a gate as GateSettings; SetupError naming the option that cannot be."""
+    """The options of a gate as GateSettings; SetupError names an invalid one."""
     gate = _known(filled(GateSettings, given))
     if gate.update_baseline and gate.baseline is None:
-        raise SetupError("--update-baseline: no file to write was named.\nPass --baseline FILE as well.")
+        raise SetupError("--update-baseline: there is no file to write.\nPass --baseline FILE as well.")
     return gate
 
 
 def repair_settings_of(**given: Any) -> RepairSettings:
-    """The options of `repair` as RepairSettings; SetupError naming the option that cannot be."""
+    """The options of `repair` as RepairSettings; SetupError names an invalid one."""
     choices = filled(RepairChoices, given)
     settings = replace(filled(RepairSettings, given), choices=choices)
     _refuse_unused(settings.strategies, choices)
@@ -100,7 +98,7 @@ def repair_settings_of(**given: Any) -> RepairSettings:
 
 
 def _known(settings: _T) -> _T:
-    """The settings; SetupError where one names the beginning of no rule's code."""
+    """The settings; SetupError if one of them names codes that match no rule."""
     for option in OPTIONS:
         if option.codes is not None and isinstance(settings, option.fills or ()):
             for code in option.codes(getattr(settings, option.name)):
@@ -109,7 +107,7 @@ def _known(settings: _T) -> _T:
 
 
 def _refuse_unknown(code: str, flag: str) -> None:
-    """SetupError naming close ones, when no rule's code begins with it."""
+    """SetupError, with similar codes, unless a rule matches the code or prefix."""
     import difflib
 
     from tito_audit.rules import all_rules
@@ -119,16 +117,16 @@ def _refuse_unknown(code: str, flag: str) -> None:
         return
     close = difflib.get_close_matches(code, known, n=3, cutoff=0.5)
     hint = f"Did you mean {', '.join(close)}?" if close else "See tito-audit list rules."
-    raise SetupError(f"{flag} {code}: no rule has a code that starts so.\n{hint}")
+    raise SetupError(f"{flag} {code}: no rule matches {code!r}.\n{hint}")
 
 
 def _refuse_unused(names: Sequence[str], choices: RepairChoices) -> None:
-    """SetupError when a choice was made for a repair that --with leaves out."""
+    """SetupError if there are choices for a repair that --with does not name."""
     from tito_audit.repairs import all_repairs
 
     for repair in all_repairs():
         if names and repair.chosen(choices) and repair.name not in names:
             raise SetupError(
-                f"--with leaves out {repair.name}, which --sentinel, --mask-style and --padding speak to.\n"
+                f"--with does not name {repair.name}, which --sentinel, --mask-style and --padding are for.\n"
                 f"Pass --with {','.join((*names, repair.name))}, or leave these options out."
             )

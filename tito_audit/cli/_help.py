@@ -1,4 +1,4 @@
-"""How `--help` is written: a line for each command, bounds in words, a default once."""
+"""The layout of `--help`: a line per command, bounds in words, each default once."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-__all__ = ["SUMMARIES", "Command", "record_of"]
-
 SUMMARIES = {
     "scan": "Audit logs: what drifted, where and why. Exit 1 if the gate fails.",
-    "repair": "Write a log again with what can be proven put right.",
+    "repair": "Write a repaired copy of a log, with every repair proven.",
     "convert": "Write a log in another form, or as another framework's rows.",
     "show": "Show one rollout token by token, with its findings.",
-    "inspect": "Show a log's columns, its format and why, a mapping to paste.",
-    "config": "Show the settings that hold, and where each comes from.",
+    "inspect": "Show a log's columns, its format and why, and a mapping to paste.",
+    "config": "Show the effective settings, and where each comes from.",
     "explain": "Print the manual of a rule or a repair.",
-    "list": "List the formats, rules, repairs or reports there are.",
+    "list": "List the formats, rules, repairs or reports.",
 }
-"""What a command does, in a line that is not cut in the list of commands."""
+"""What each command does, short enough not to be cut off in the list of commands."""
 
 
 class Command(TyperCommand):
-    """A command with a help that people can read."""
+    """A command with a readable help."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Its arguments without braces around what has to be given."""
+        """Its arguments, without braces around required ones."""
         return [re.sub(r"^\{(.*)\}$", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Its arguments and then its flags."""
+        """Its arguments, then its flags."""
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
             mine = [one for one in self.get_params(ctx) if one.param_type_name == kind]
             records = [record for record in (record_of(one, ctx) for one in mine) if record is not None]
@@ -40,8 +38,8 @@ class Command(TyperCommand):
 
 
 def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
-    """What is written of a parameter: its names with what they take, and its help, which ends with its default and
-    bounds in one pair of brackets. A switch says its default only where it is on."""
+    """The help of a parameter: its names with what they take, and its text, which ends with default and bounds in
+    one pair of brackets. A switch states its default only if it is on."""
     record = parameter.get_help_record(ctx)
     if record is None:
         return None

@@ -1,4 +1,4 @@
-"""What `inspect` found, as a page for people."""
+"""The page of `inspect`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from tito_audit.terminal.words import many
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["decoded", "page_lines", "relation_words", "short"]
-
 _COLUMNS = 60
-"""Columns that the page shows."""
+"""Columns to show."""
 _RELATIONS = 40
 _PATH = 48
-"""Characters of a path that the page shows."""
+"""Characters of a path to show."""
 _SAMPLE = 32
 _FIRST, _LAST = 8, 4
-"""Tokens shown of a decoded column."""
+"""Tokens of a decoded column to show."""
 _KEYS = 8
 _EQUALS = 12
 
@@ -49,7 +47,7 @@ _PLAIN = (Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING)
 
 
 def page_lines(found: Inspection, vocabulary: Vocabulary | None) -> Iterator[RenderableType]:
-    """What was found, but the mapping: the file, its format, its columns and what goes together in them."""
+    """Everything but the mapping: the file, its format, its columns and which of them go together."""
     yield from _head(found)
     if not found.columns:
         return
@@ -64,7 +62,7 @@ def page_lines(found: Inspection, vocabulary: Vocabulary | None) -> Iterator[Ren
     if lines:
         yield from _title("What goes together, by length")
         for scope, relation in lines[:_RELATIONS]:
-            yield Text(f"  {_scope_words(scope)}{relation_words(relation)}")
+            yield Text(f"  {_scope_words(scope)}{_relation_words(relation)}")
         if len(lines) > _RELATIONS:
             yield Text(f"  … and {len(lines) - _RELATIONS:,} more")
     if found.masks:
@@ -111,18 +109,18 @@ def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
         yield line
     for near in taken.near:
         if near.fits:
-            words = "fits too, and is asked later"
+            words = "fits too, but is tried later"
         elif near.lacks or near.excess:
             parts = [f"has {_listed(near.has)}", *([f"lacks {_listed(near.lacks)}"] if near.lacks else [])]
             parts += [f"must not have {_listed(near.excess)}"] if near.excess else []
             words = ", ".join(parts)
         else:
-            words = f"has its keys ({_listed(near.has)}), but not in its shape"
+            words = f"has its keys ({_listed(near.has)}), but in another shape"
         yield Text(f"    not {near.format}: {visible(words)}", style="dim")
 
 
 def _said_here(because: str) -> str:
-    """Why no format fits, without the advice to come here."""
+    """Why no format fits, without the advice to run `inspect`."""
     return because.partition(" Name the columns of ids with --map")[0]
 
 
@@ -156,11 +154,11 @@ def _columns(found: Inspection) -> Iterator[RenderableType]:
             )
         yield Text(f"… {more}; --output-format json shows every column that was looked at", style="dim")
     if found.deeper:
-        yield Text("… something lies deeper in objects and lists than is looked", style="dim")
+        yield Text("… objects and lists are nested deeper than is looked at", style="dim")
 
 
 def _shown(found: Inspection) -> list[Column]:
-    """The columns for the page in their order: those with a role first where there are too many."""
+    """The columns to show, in their order; if there are too many, those with a role are chosen first."""
     hidden = [path for path, guess in found.roles.items() if guess.role in (Role.MESSAGES, Role.TOOLS)]
     inside = tuple(f"{path}{joint}" for path in hidden for joint in (".", "["))
     open_ = [c for c in found.columns if c.path in found.facts or not (inside and c.path.startswith(inside))]
@@ -215,8 +213,8 @@ def _scope_words(scope: str) -> str:
     return f"each {short(scope)}: " if scope else ""
 
 
-def relation_words(relation: Relation) -> str:
-    """A relation for people: `prompt_ids + completion_ids = token_ids (all 7)`."""
+def _relation_words(relation: Relation) -> str:
+    """A relation in words: `prompt_ids + completion_ids = token_ids (all 7)`."""
     paths = [short(path) for path in relation.paths]
     match relation.kind:
         case RelationKind.EQUAL:
@@ -260,7 +258,7 @@ def _masks(found: Inspection) -> Iterator[Text]:
 def _sentinel_words(sentinel: Sentinel) -> str:
     value = "null" if math.isnan(sentinel.value) else f"{sentinel.value:g}"
     if sentinel.share < 0.5:
-        return "real values at untrained tokens too, so no sign for 'none'"
+        return "real values at untrained tokens too, so no sentinel"
     where = (
         "at every untrained token" if sentinel.share == 1 else f"at {sentinel.share:.1%} of the untrained tokens"
     )
@@ -268,7 +266,7 @@ def _sentinel_words(sentinel: Sentinel) -> str:
 
 
 def decoded(column: Column, vocabulary: Vocabulary) -> Mapping[str, Any]:
-    """The first list of a column as pieces, and how many of all its ids the vocabulary has."""
+    """The first list of a column decoded, and how many of all its ids are in the vocabulary."""
     ids = next((array for array in column.arrays if len(array)), np.empty(0, np.int64))
     shown = ids if len(ids) <= _FIRST + _LAST else np.concatenate([ids[:_FIRST], ids[-_LAST:]])
     every = np.concatenate(column.arrays) if column.arrays else ids
@@ -285,7 +283,7 @@ def _decoded_lines(found: Inspection, vocabulary: Vocabulary) -> Iterator[Text]:
     ids = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
     columns = [column for column in found.columns if found.roles[column.path].role in ids]
     if columns:
-        yield from _title("The ids as tokens, of the first list of each column")
+        yield from _title("The first list of ids in each column, as tokens")
     for column in columns[:_KEYS]:
         said = decoded(column, vocabulary)
         pieces = [visible(piece, edges=True) for piece in said["pieces"]]
@@ -299,7 +297,7 @@ def _decoded_lines(found: Inspection, vocabulary: Vocabulary) -> Iterator[Text]:
 
 
 def short(path: str) -> str:
-    """A path for a page: on one line, and no longer than fits."""
+    """A path for the page: on one line, cut to fit."""
     return visible(_cut(path, _PATH))
 
 

@@ -1,4 +1,4 @@
-"""The mapping that `inspect` proposes, as a page and, with everything else, as one object."""
+"""The mapping that `inspect` proposes, for its page; and everything that it found, as one object."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from tito_audit.terminal.escape import visible
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["as_object", "mapping_lines"]
-
 _IDS = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
 
 
 def mapping_lines(found: Inspection) -> Iterator[Text]:
-    """What to paste so that the log is read as it was shown."""
+    """What to paste so that the log is read as shown."""
     yield Text()
     yield Text("The mapping that was given" if found.given else "To paste", style="bold")
     formats = {taken.format for taken in found.taken}
@@ -33,9 +31,9 @@ def mapping_lines(found: Inspection) -> Iterator[Text]:
     if formats == {"generic"} and not found.given and by_their_names(found.mapping):
         if found.trial is None or found.trial.rows < readable:
             yield from _no_mapping(["generic"])
-            yield Text("  No one mapping reads all rows: each row is read by the names that it has.")
+            yield Text("  No single mapping reads all rows: each row is read by its own column names.")
             return
-        yield Text("  The columns are read by their names already. So that nothing is guessed:")
+        yield Text("  The columns are already read by their names. To leave nothing to guessing:")
     if not found.mapping:
         yield Text("  " + _why_none(found))
         return
@@ -52,7 +50,7 @@ def mapping_lines(found: Inspection) -> Iterator[Text]:
     ]
     if others and not found.given:
         named = ", ".join(others[:4]) + (f" and {len(others) - 4:,} more" if len(others) > 4 else "")
-        yield Text(f"  {named} looked like ids too: see that token_ids is what is trained.", style="yellow")
+        yield Text(f"  {named} looked like ids too: check that token_ids is what is trained.", style="yellow")
     if found.trial is not None:
         yield from _trial(found.trial, readable)
 
@@ -61,7 +59,7 @@ def _no_mapping(formats: list[str]) -> Iterator[Text]:
     if len(formats) > 1:
         yield Text(f"  no mapping: the rows are of {len(formats)} formats, and each is read as its own")
         return
-    yield Text(f"  no mapping is needed. So that nothing is detected: --format {formats[0]}, or in pyproject.toml")
+    yield Text(f"  no mapping is needed. To skip detection: --format {formats[0]}, or in pyproject.toml")
     yield Text("    [tool.tito-audit]")
     yield Text(f'    format = "{formats[0]}"')
 
@@ -72,7 +70,7 @@ def _trial(trial: Trial, rows: int) -> Iterator[Text]:
     if trial.without_ids:
         yield Text(f"  {trial.without_ids:,} of them hold no ids.", style="yellow")
     for name, count in trial.unread.items():
-        yield Text(f"  {name} is no list in {count:,} of them and is not read there.", style="bold yellow")
+        yield Text(f"  {name} is not a list in {count:,} of them and is not read there.", style="bold yellow")
     for name, count in list(trial.misfits.items())[:4]:
         yield Text(f"  {visible(name)} fits no tokens in {count:,} of them; a scan says where.", style="yellow")
     for error, count in list(trial.errors.items())[:2]:
@@ -83,12 +81,12 @@ def _why_none(found: Inspection) -> str:
     """Why there is no mapping, and what to do."""
     ids = [column for column in found.columns if found.roles[column.path].role in _IDS]
     if not ids:
-        return "nothing: no list here looks like token ids, so there is nothing that a mapping could name."
+        return "nothing: no list here looks like token ids, so there is nothing to map."
     samples = [column for column in ids if "[]" in column.keys and not column.scope.replace("[*]", "")]
     if samples:
         return (
-            f"nothing: {short(samples[0].path)} looks like ids, one list a sample, and a mapping names columns of "
-            "one sample a row. Write one sample a row, or use the names of a format that holds groups "
+            f"nothing: {short(samples[0].path)} looks like ids, one list per sample, and a mapping needs one "
+            "sample per row. Write one sample per row, or use the names of a format that holds groups "
             "(tito-audit list formats)."
         )
     inner = next((column for column in ids if not column.top), None)
@@ -100,13 +98,13 @@ def _why_none(found: Inspection) -> str:
             "logprobs."
         )
     return (
-        f"nothing for all rows: {short(ids[0].path)} looks like ids, but no one mapping reads more than half of "
-        "the rows. Split the log by the columns its rows have."
+        f"nothing for all rows: {short(ids[0].path)} looks like ids, but no single mapping reads more than half "
+        "of the rows. Split the log by the columns of its rows."
     )
 
 
 def as_object(found: Inspection, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Everything that was found, for machines."""
+    """Everything that `inspect` found, as one object."""
     return {
         "file": found.file,
         "kind": found.kind,

@@ -1,4 +1,4 @@
-"""What a report is written to: stdout, a file that appears whole or not at all, a pipe or a device as it is."""
+"""The outputs of reports: stdout, a file that appears complete or not at all, a pipe or a device."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ from typing import Any, TextIO, cast
 
 from tito_audit.errors import SetupError, StorageError
 
-__all__ = ["is_stdout", "opened"]
-
 _STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _STDERR = "/dev/stderr"
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
 
 
 def is_stdout(file: str) -> bool:
-    """Whether a name is one of those of stdout."""
+    """Whether a name stands for stdout."""
     return file in _STDOUT
 
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[TextIO]:
-    """Stdout for None; else a file that takes its name once the report is whole, links followed.
+    """Stdout for None; else a file that gets its name once the report is complete, with links resolved.
 
-    What is no regular file (a pipe, `>(jq .)`, `/dev/null`) is written to as it is, and never replaced.
+    Anything but a regular file (a pipe, `>(jq .)`, `/dev/null`) is written to directly and never replaced.
     """
     if path is None:
         yield sys.stdout
@@ -42,7 +40,7 @@ def opened(path: Path | None) -> Iterator[TextIO]:
         ) as out:
             yield out
         return
-    from tito_audit.storage.atomic import new_file  # with numpy, which --help does without
+    from tito_audit.storage.atomic import new_file  # imports numpy, which --help does not need
 
     try:
         with new_file(path, overwrite=True) as raw:
@@ -53,19 +51,19 @@ def opened(path: Path | None) -> Iterator[TextIO]:
             text.detach()
     except StorageError as error:
         if not str(error).startswith(f"{path}: "):
-            raise  # of a log
+            raise  # about a log
         raise SetupError(f"--report: {error}") from error
 
 
 class _Stream(io.FileIO):
-    """A pipe or a device whose failures say which it is."""
+    """A pipe or a device whose errors name it."""
 
     def __init__(self, fd: int, path: Path) -> None:
         super().__init__(fd, "w")
         self._path = path
 
     def write(self, data: Any, /) -> int:
-        """How many bytes were taken; SetupError when none can be, BrokenPipeError when nobody reads any more."""
+        """Write and return how many bytes were taken; SetupError on failure, BrokenPipeError without a reader."""
         try:
             return super().write(data) or 0
         except BrokenPipeError:
@@ -75,7 +73,7 @@ class _Stream(io.FileIO):
 
 
 def _stream(path: Path) -> int | None:
-    """The open end of a pipe or a device that a path names; None of what is or may become a regular file."""
+    """A descriptor for a path that names a pipe or a device; None for a regular file, existing or new."""
     own = _DESCRIPTOR.fullmatch(str(path))
     try:
         if own is not None or str(path) == _STDERR:

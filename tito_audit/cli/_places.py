@@ -1,4 +1,4 @@
-"""Places as reports print them and people type them: a row, a turn, tokens.
+"""Places as printed in reports and typed by users: a row, a turn, tokens.
 
 run.jsonl:3   run.jsonl:3[1]   run.jsonl:3:2   run.jsonl:3:2:14-16   run.jsonl:3 turn 2 completion 14:16
 """
@@ -13,8 +13,6 @@ from pathlib import Path
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Where
 
-__all__ = ["Spot", "Spots", "Wanted", "spots_of", "wanted_place"]
-
 _POSITION = r"(?:(?P<where>prompt|completion|row)(?::|[ ]at[ ]|[ ]))?(?P<start>\d{1,10})(?:[-:](?P<end>\d{1,10}))?"
 _REST = re.compile(
     r"(?P<row>\d{1,15})(?:\[(?P<item>\d{1,9})\])?"
@@ -28,13 +26,13 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{4,16}")
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Tokens asked for."""
+    """Tokens to show."""
 
     start: int
     end: int
     """Half-open; a position alone is one token."""
     where: Where | None = None
-    """None: any sequence that is so long."""
+    """None: any sequence that is long enough."""
     turn: int | None = None
 
     def __str__(self) -> str:
@@ -48,11 +46,11 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What of a log is to be shown."""
+    """The part of a log to show."""
 
     log: str
     row: int | None
-    """None: nobody said."""
+    """None: not specified."""
     item: int = 0
     turn: int | None = None
     spot: Spot | None = None
@@ -90,7 +88,7 @@ def wanted_place(log: str, *, row: int | None = None, item: int | None = None, t
 
 
 def spots_of(around: Sequence[str], findings: Sequence[Finding], turn: int | None) -> Spots:
-    """What `--around` asks for: positions, and findings by code or fingerprint; SetupError for what is none."""
+    """What `--around` asks for: positions, and findings by code or fingerprint; SetupError for anything else."""
     spots: list[Spot] = []
     chosen: list[Finding] = []
     for text in around:
@@ -107,8 +105,8 @@ def _chosen(text: str, findings: Sequence[Finding], whose: str) -> list[Finding]
     is_code, is_mark = _CODE.fullmatch(code) is not None, _FINGERPRINT.fullmatch(mark) is not None
     if not is_code and not is_mark:
         raise SetupError(
-            f"--around {text}: this is neither a position, nor a code, nor a fingerprint of a finding.\n"
-            "Write it as 120, completion:12, prompt:5-9, TOK101, or as 16 hexadecimal digits out of a report."
+            f"--around {text}: not a position, a code or a fingerprint of a finding.\n"
+            "Write 120, completion:12, prompt:5-9, TOK101, or 16 hexadecimal digits from a report."
         )
     found = [
         one
@@ -116,8 +114,8 @@ def _chosen(text: str, findings: Sequence[Finding], whose: str) -> list[Finding]
         if (is_code and one.code.startswith(code)) or (is_mark and one.fingerprint.startswith(mark))
     ]
     if not found:
-        kind = "code that starts so" if is_code else "fingerprint that starts so"
-        raise SetupError(f"--around {text}: no finding of {whose} has a {kind}.\n{_there_are(findings)}")
+        kind = "code" if is_code else "fingerprint"
+        raise SetupError(f"--around {text}: no finding of {whose} has such a {kind}.\n{_there_are(findings)}")
     return found
 
 
@@ -129,7 +127,7 @@ def _there_are(findings: Iterable[Finding]) -> str:
 
 
 def _split(log: str) -> tuple[str, re.Match[str] | None]:
-    """The file and what follows it; of several files that could be meant the longest name that exists."""
+    """The file, and the match of what follows it; if several files fit, the longest name that exists."""
     if _exists(log):
         return log, None
     cuts = [(log[: one.start()], _REST.fullmatch(log[one.end() :])) for one in re.finditer(":", log)]
@@ -143,7 +141,7 @@ def _split(log: str) -> tuple[str, re.Match[str] | None]:
 def _exists(name: str) -> bool:
     try:
         return Path(name).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long a name, no such user
+    except (OSError, RuntimeError, ValueError):  # the name is too long, or there is no such user
         return False
 
 

@@ -1,4 +1,4 @@
-"""Where two recorded sequences differ, in tokens, in the loss mask and in logprobs."""
+"""Where two recorded sequences differ: in tokens, loss mask or logprobs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import numpy as np
 from tito_audit.align.runs import gaps, paired_runs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 
-__all__ = ["Beside", "Region", "changed_regions"]
-
 _PAIRED = 8192
-"""Tokens between the first and the last difference that are paired one by one; more count as one change."""
+"""Most tokens, from the first difference to the last, to pair one by one; more count as one change."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """A sequence with what stands beside each of its tokens."""
+class Columns:
+    """A sequence with its per-token columns."""
 
     ids: Ids
     loss_mask: Mask | None = None
@@ -27,7 +25,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Tokens `old_start:old_end` in place of which stand `new_start:new_end`."""
+    """Tokens `old_start:old_end`, replaced by `new_start:new_end`."""
 
     old_start: int
     old_end: int
@@ -35,18 +33,18 @@ class Region:
     new_end: int
 
 
-def changed_regions(old: Beside, new: Beside) -> list[Region]:
-    """The stretches that differ, in order: other tokens, or the same with another mask or logprob."""
-    # Were every token to begin a run, a long stretch of one token (padding) would take quadratic time.
+def changed_regions(old: Columns, new: Columns) -> list[Region]:
+    """The stretches that differ, in order: different tokens, or equal ones with a different mask or logprob."""
+    # If every token could begin a run, a long stretch of one token (padding) would take quadratic time.
     runs = list(paired_runs(old.ids, new.ids, longest=_PAIRED, frequent_from=0))
     regions = [Region(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
     for run in runs:
-        regions += _beside(old, new, *run)
+        regions += _columns_differ(old, new, *run)
     return _joined(sorted(regions, key=lambda one: (one.old_start, one.new_start)))
 
 
-def _beside(old: Beside, new: Beside, i: int, j: int, size: int) -> Iterator[Region]:
-    """Stretches of equal tokens that have another mask or logprob."""
+def _columns_differ(old: Columns, new: Columns, i: int, j: int, size: int) -> Iterator[Region]:
+    """Stretches of equal tokens with a different mask or logprob."""
     differs = np.zeros(size, np.bool_)
     for one, other in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
         if one is not None and other is not None:
@@ -61,7 +59,7 @@ def _beside(old: Beside, new: Beside, i: int, j: int, size: int) -> Iterator[Reg
 
 
 def _joined(regions: list[Region]) -> list[Region]:
-    """Regions that touch, as one."""
+    """The regions, with adjacent ones joined."""
     out: list[Region] = []
     for one in regions:
         if out and out[-1].old_end == one.old_start and out[-1].new_end == one.new_start:

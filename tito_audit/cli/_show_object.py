@@ -1,4 +1,4 @@
-"""One rollout as an object for scripts: its sequences token by token, and what was found in them."""
+"""One rollout as an object for scripts: its sequences token by token, and its findings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from tito_audit.record.finding import Result
 from tito_audit.report_objects import finding_object
 from tito_audit.terminal.sequence import Tokens
 
-__all__ = ["rollout_object"]
-
 
 def rollout_object(result: Result, piece: Callable[[int], str] | None, turn: int | None = None) -> dict[str, Any]:
-    """`{"file", "row", "item", "format", "sequences", "findings", "skipped"}`, of one turn only if that is named.
+    """`{"file", "row", "item", "format", "sequences", "findings", "skipped"}`, for one turn only if it is given.
 
-    A sequence is `{"where", "turn", "ids", "pieces", "trained", "logprobs"}`, columns with one entry a token; null
-    where the log has no such column, without a tokenizer also for the pieces. A logprob that was not recorded, or
-    that JSON cannot hold, is null.
+    A sequence is `{"where", "turn", "ids", "pieces", "trained", "logprobs"}` with one entry per token in each
+    column; null for a column that the log lacks, and for the pieces without a tokenizer. A logprob that was not
+    recorded, or that JSON cannot hold, is null.
     """
     rollout = result.rollout
     return {

@@ -1,4 +1,4 @@
-"""The page of `show`: each sequence of a rollout as tokens, and the findings beneath them."""
+"""The page of `show`: each sequence of a rollout as tokens, with its findings below."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from tito_audit.terminal.page import STYLES, finding_lines, range_words
 from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, DrawOptions, Tokens, draw_tokens
 from tito_audit.terminal.words import code_ranges, many
 
-__all__ = ["Part", "page_lines", "parts_of", "wanted_parts"]
-
 _ROLES = 12
-"""Messages whose roles are named."""
+"""Messages whose roles are listed."""
 _NAME = max(len("TOK101"), len("normalize"))
 _BLANKS = {"⏎": "newline", "⇥": "tab", "∅": "no text"}
 
@@ -39,15 +37,15 @@ class Part:
     title: str
     tokens: Tokens
     start: int = 0
-    """Tokens before it were seen in the call before."""
+    """Where the tokens begin that the previous call had not seen."""
 
     def holds(self, where: Where | None, turn: int | None) -> bool:
-        """Whether a place of this kind is in it; None fits any."""
+        """Whether a place of this kind is in it; None matches any."""
         return where in (None, self.where) and (turn is None or turn == self.turn)
 
 
 def parts_of(rollout: Rollout) -> list[Part]:
-    """Prompt and completion of every call, then the training row, as far as they were recorded."""
+    """Prompt and completion of every call, then the training row, as far as recorded."""
     parts: list[Part] = []
     seen: Ids | None = None
     for index, turn in enumerate(rollout.turns):
@@ -71,7 +69,7 @@ def parts_of(rollout: Rollout) -> list[Part]:
 
 
 def wanted_parts(result: Result, turn: int | None) -> list[Part]:
-    """The sequences of a rollout, or of one of its turns; SetupError where it has no such turn."""
+    """The sequences of a rollout, or of one of its turns; SetupError if it has no such turn."""
     rollout = result.rollout
     if rollout is None:
         return []
@@ -83,7 +81,7 @@ def wanted_parts(result: Result, turn: int | None) -> list[Part]:
 def page_lines(
     result: Result, look: DrawOptions, console: Console, turn: int | None = None, spots: Spots | None = None
 ) -> Iterator[Text]:
-    """The lines of one rollout, or of one turn, or around some tokens; SetupError if it has none of these."""
+    """The lines of a rollout, of one turn, or around some tokens; SetupError if it has no such turn or tokens."""
     parts = wanted_parts(result, turn)
     page = _Page([one for one in result.findings if turn in (None, one.hit.turn)], look, console, spots)
     page.refuse_far(parts, str(result.place))
@@ -149,7 +147,7 @@ def _legend(look: DrawOptions, trained: bool, asked: bool) -> Iterator[Text]:
 
 
 class _Page:
-    """Sequences of one rollout, each with the findings that point into it."""
+    """Draws the sequences of one rollout, each with its findings."""
 
     def __init__(
         self, findings: Sequence[Finding], look: DrawOptions, console: Console, spots: Spots | None
@@ -162,16 +160,16 @@ class _Page:
 
     @property
     def asks(self) -> bool:
-        """Whether only some tokens are wanted."""
+        """Whether only some tokens are asked for."""
         return self._spots is not None
 
     @property
     def asks_tokens(self) -> bool:
-        """Whether some of them are named by their position."""
+        """Whether some of them are given by position."""
         return self._spots is not None and bool(self._spots.spots)
 
     def refuse_far(self, parts: Sequence[Part], place: str) -> None:
-        """SetupError for a position asked for that no sequence has."""
+        """SetupError for a position that is past the end of every sequence."""
         for spot in self._spots.spots if self._spots is not None else ():
             fitting = [part for part in parts if part.holds(spot.where, spot.turn)]
             if not any(spot.start <= len(part.tokens.ids) for part in fitting):
@@ -179,7 +177,7 @@ class _Page:
                 raise SetupError(f"{place}: there are no tokens at {spot}.\nIt holds, counted from 0:\n{there}")
 
     def part(self, part: Part) -> Iterator[Text]:
-        """A title, the tokens, and the findings in them, each beneath the stretch where it ends."""
+        """A title, the tokens, and the findings in them, each below the stretch in which it ends."""
         mine = [one for one in self._left if _points_into(one, part)]
         asked = self._asked(part, mine)
         if self._spots is not None:
@@ -203,7 +201,7 @@ class _Page:
         yield from self._findings(waiting)
 
     def rest(self, title: str) -> Iterator[Text]:
-        """Findings about no tokens, or about a sequence that the log does not hold."""
+        """The findings that are about no tokens, or about a sequence that the log does not hold."""
         left = [one for one in self._left if self._spots is None or id(one) in self._chosen]
         if left:
             yield Text()
@@ -219,7 +217,7 @@ class _Page:
         return title
 
     def _asked(self, part: Part, mine: Sequence[Finding]) -> list[tuple[int, int]] | None:
-        """The ranges that were asked for in a sequence; None when all of it is wanted."""
+        """The ranges of a sequence that are asked for; None for all of it."""
         if self._spots is None:
             return None
         spots = [one for one in self._spots.spots if part.holds(one.where, one.turn)]
@@ -227,7 +225,7 @@ class _Page:
         return ranges + [(one.hit.start, one.hit.end) for one in mine if id(one) in self._chosen]
 
     def _findings(self, waiting: deque[Finding], until: int | None = None) -> Iterator[Text]:
-        """The findings that end at a position or before (None: all), which wait no longer."""
+        """The waiting findings that end at or before a position (None: all)."""
         while waiting and (until is None or waiting[0].hit.end <= until):
             yield from finding_lines(waiting.popleft(), self._console, placed=False, named=True)
 
@@ -242,7 +240,7 @@ def _near(finding: Finding, start: int, end: int, context: int) -> bool:
 
 
 def _reasons(result: Result) -> list[str]:
-    """`no loss mask: MSK401-MSK404`, the rules that could not look, by what was missing."""
+    """`no loss mask: MSK401-MSK404`: the skipped rules, by what was missing."""
     codes: dict[str, list[str]] = {}
     for skip in sorted(result.skips, key=lambda one: one.code):
         codes.setdefault(skip.because, []).append(skip.code)
@@ -250,7 +248,7 @@ def _reasons(result: Result) -> list[str]:
 
 
 def _more(findings: Sequence[Finding]) -> list[str]:
-    """`tito-audit explain TOK101   what it finds`, of rules and of repairs that would help."""
+    """`tito-audit explain TOK101   what it finds`, for rules and for repairs that would help."""
     titles = {rule.code: rule.title for rule in all_rules()}
     repairs = {repair.name: f"{repair.title} ({repair.safety})" for repair in all_repairs()} if findings else {}
     codes = dict.fromkeys(one.code for one in sorted(findings, key=lambda one: (-one.severity, one.code)))
@@ -260,7 +258,7 @@ def _more(findings: Sequence[Finding]) -> list[str]:
 
 
 def _wrapped(words: str, width: int, indent: str = "", style: str = "") -> Iterator[Text]:
-    """The words on lines of that width, those after the first indented once more."""
+    """The words wrapped to a width, with lines after the first indented twice."""
     for number, line in enumerate(Text(words, style=style).wrap(Console(width=width), width - 2 * len(indent))):
         line.rstrip()
         yield Text(indent * (2 if number else 1)).append_text(line)

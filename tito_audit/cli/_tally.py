@@ -1,4 +1,4 @@
-"""What a repair run came to, counted row by row; memory does not grow with the log."""
+"""What a repair did, counted row by row, in memory that does not grow with the log."""
 
 from __future__ import annotations
 
@@ -13,46 +13,44 @@ from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
 from tito_audit.settings.model import Settings
 
-__all__ = ["Done", "Said", "Sayings", "Tally"]
-
 _VARIES = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")
-"""Numbers, lists of them, and quoted names."""
+"""Numbers, lists of numbers, and quoted names."""
 _KEPT = 200
-"""Different sentences that are told apart."""
+"""Different sentences to count separately."""
 
 
 @dataclass(slots=True)
-class Done:
+class _Done:
     """What one repair did."""
 
     rows: int = 0
     codes: Counter[str] = field(default_factory=Counter)
-    """Code to the rows in which it was cured."""
+    """In how many rows each code was cured."""
 
 
 @dataclass(slots=True)
 class Said:
-    """One sentence that was said of rows, whatever its numbers and names."""
+    """A sentence about rows, whatever its numbers and names."""
 
     text: str
     place: Place
     rows: int = 0
     alike: bool = True
-    """Whether it was the same each time, to the letter."""
+    """Whether it was exactly the same each time."""
     needs_unsafe: bool = False
-    """Whether it is why a repair did not run that would have run had unsafe ones been allowed."""
+    """Whether it explains why a repair did not run that needs --unsafe."""
 
 
 class Sayings:
-    """Sentences counted; those that differ only in numbers and names are one."""
+    """Counts sentences; those that differ only in numbers and names count as one."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, str], Said] = {}
         self.others = 0
-        """Sentences past those that are told apart."""
+        """Sentences past those that are counted separately."""
 
     def add(self, text: str, place: Place, by: str = "", *, needs_unsafe: bool = False) -> None:
-        """Count one sentence, said by somebody."""
+        """Count a sentence of a repair, or of none."""
         key = (by, _VARIES.sub("#", text))
         said = self._said.get(key)
         if said is None:
@@ -64,19 +62,19 @@ class Sayings:
         said.alike = said.alike and said.text == text
 
     def __iter__(self) -> Iterator[tuple[str, Said]]:
-        """Who said it and what, the most frequent first."""
+        """Repair and sentence, the most frequent first."""
         for (by, _), said in sorted(self._said.items(), key=lambda item: -item[1].rows):
             yield by, said
 
 
 @dataclass(slots=True)
 class Tally:
-    """Rows by what became of them."""
+    """Counts of rows by outcome."""
 
     threshold: Severity | None
-    """Findings at or above it fail the run; None: none does."""
+    """Findings at or above it fail the run; None: none do."""
     settings: Settings | None = None
-    """Where they are given, those of a log say what fails there."""
+    """If given, its overrides decide what fails in each log."""
     _thresholds: dict[str, Severity | None] = field(default_factory=dict)
     rows: int = 0
     repaired: int = 0
@@ -85,30 +83,30 @@ class Tally:
     forked_into: int = 0
     """How many rows those became."""
     more_tokens: int = 0
-    """Tokens that those rows hold more than one row each would."""
+    """Additional tokens in those rows, compared to one row each."""
     standing: int = 0
-    """Rows that are written with findings at or above the threshold, repaired or not."""
+    """Rows written with findings at or above the threshold, repaired or not."""
     quarantined: int = 0
-    done: dict[str, Done] = field(default_factory=dict)
+    done: dict[str, _Done] = field(default_factory=dict)
     notes: Sayings = field(default_factory=Sayings)
     declined: Sayings = field(default_factory=Sayings)
     moved: Sayings = field(default_factory=Sayings)
     """Why rows went to the quarantine."""
     left: dict[str, Counter[str | None]] = field(default_factory=dict)
-    """Code to the repairs that claim its findings still standing at or above the threshold."""
+    """By code: the repairs of the findings that are left at or above the threshold, None for no repair."""
     first_left: Finding | None = None
-    """One of them."""
+    """The first of the worst of these findings."""
     milder: int = 0
     """Warnings below the threshold that a repair claims."""
 
     @property
     def as_they_were(self) -> int:
-        """Rows that are written as they were read."""
+        """Rows written as they were read."""
         return self.rows - self.repaired - self.quarantined
 
     @property
     def written(self) -> int:
-        """Rows written in all."""
+        """All rows written."""
         return self.rows - self.quarantined - self.forked + self.forked_into
 
     def add(self, outcome: Outcome) -> None:
@@ -134,7 +132,7 @@ class Tally:
                 self.first_left = finding
 
     def as_object(self) -> dict[str, Any]:
-        """The counts as the JSON report writes them."""
+        """The counts for the JSON report."""
         return {
             "rows": {
                 "read": self.rows,
@@ -163,7 +161,7 @@ class Tally:
             self.forked_into += outcome.rows
             self.more_tokens += outcome.more_tokens
         for name, codes in outcome.cured.items():
-            done = self.done.setdefault(name, Done())
+            done = self.done.setdefault(name, _Done())
             done.rows += 1
             done.codes.update(codes)
         for note in outcome.notes:

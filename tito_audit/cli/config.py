@@ -1,4 +1,4 @@
-"""`tito-audit config`: the settings that hold, and where each comes from."""
+"""`tito-audit config`: the effective settings, and where each comes from."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given
-
-__all__ = ["config"]
 
 
 @command("config")
@@ -23,7 +21,7 @@ def config(
         list[str] | None, typer.Argument(metavar="[LOG]...", help="Logs whose own settings are shown as well.")
     ] = None,
 ) -> None:
-    """Show the settings that hold here and where each comes from: the file, a flag, or nobody.
+    """Show the effective settings and where each comes from: a file, a flag or the default.
 
     Takes the flags of the other commands, to show what they would change.
     """
@@ -47,7 +45,7 @@ def config(
 
 
 def _refuse_what_no_run_takes(given: Given, logs: list[str], report: list[str]) -> None:
-    """SetupError for what would end every run with these settings."""
+    """SetupError for settings with which no run could start."""
     from tito_audit.cli._deliver import wanted_reports
     from tito_audit.formats import format_named
     from tito_audit.repairs import repair_named

@@ -1,4 +1,4 @@
-"""`tito-audit convert`: a log in, the same rollouts in another form out, and what could not come along."""
+"""`tito-audit convert`: the rollouts of a log in another form, with a list of what is lost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import typer
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given
 from tito_audit.errors import SetupError
-
-__all__ = ["convert"]
 
 
 @command("convert")
@@ -29,9 +27,9 @@ def convert(
 ) -> None:
     """Write a log in another form: calls as training rows and back, or as rows of another framework.
 
-    What cannot be carried is listed before anything is written, and unless --lossy is given nothing is. Each
-    row is read again and compared: tokens, masks and logprobs are the same. Exits 1 if something would be lost
-    and --lossy does not allow it, or if rows could not be converted.
+    What cannot be carried over is listed first, and then nothing is written without --lossy. Each row is read
+    again and compared: tokens, masks and logprobs stay the same. Exits 1 if something would be lost and --lossy
+    was not passed, or if rows could not be converted.
     """
     from tito_audit.cli._carried import print_survey, why_refused
     from tito_audit.convert.run import Conversion
@@ -39,8 +37,8 @@ def convert(
 
     if out is None and not dry_run:
         raise SetupError(
-            "There is nowhere to write to: a log is never changed in place.\n"
-            "Pass -o OUT, or --dry-run to see what would be carried."
+            "There is no file to write to: a log is never changed in place.\n"
+            "Pass -o OUT, or --dry-run to see what would be carried over."
         )
     settings = given.settings().at(log)
     pace = RunProgress()
@@ -63,7 +61,7 @@ def convert(
             from tito_audit.terminal.escape import visible
 
             print(
-                f"\nWritten to {visible(str(run.written))}, read again and compared: every row says what was read."
+                f"\nWritten to {visible(str(run.written))}, then read again: every row holds what was converted."
             )
     if refused or carried.not_converted:
         raise typer.Exit(1)

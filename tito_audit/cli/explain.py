@@ -1,4 +1,4 @@
-"""`tito-audit explain`: the manual of a rule or of a repair, which is its docstring."""
+"""`tito-audit explain`: the manual of a rule or repair, which is its docstring."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tito_audit.repair import Repair
     from tito_audit.rule import Rule
 
-__all__ = ["explain"]
-
 
 def explain(
     name: Annotated[
@@ -27,7 +25,7 @@ def explain(
         ),
     ],
 ) -> None:
-    """Print the manual of a rule (what it finds, why it matters, the repair) or of a repair."""
+    """Print the manual of a rule (what it finds, why it matters, how to repair it) or of a repair."""
     from tito_audit.repairs import all_repairs
     from tito_audit.rules import all_rules
 
@@ -39,7 +37,7 @@ def explain(
     for repair in repairs:
         if wanted.lower() == repair.name:
             return _print(_repair_head(repair) + repair.doc)
-    import difflib  # of no use but here, and slow to load
+    import difflib  # slow to load, and used only here
 
     names = [rule.code for rule in rules] + [rule.name for rule in rules]
     names += [one.name for one in repairs]
@@ -47,7 +45,7 @@ def explain(
     close += difflib.get_close_matches(wanted.lower(), names, n=3, cutoff=0.5)
     hint = f"Nearest: {', '.join(dict.fromkeys(close))}. " if close else ""
     raise SetupError(
-        f"explain {name}: no rule has this code, and no repair this name.\n"
+        f"explain {name}: no rule has this code, and no repair has this name.\n"
         f"{hint}See tito-audit list rules and tito-audit list repairs."
     )
 
@@ -56,7 +54,7 @@ def _rule_head(rule: Rule, claimed_by: list[str]) -> str:
     """Title, severity, needs, and the repairs that claim its findings."""
     needs = ", ".join(str(need.name).lower().replace("|", " or ") for need in rule.needs if need)
     head = f"# {rule.code} {rule.name}\n\nSeverity: {rule.severity.word} at most. "
-    head += f"Needs: {needs.replace('_', ' ')}. " if needs else "Needs nothing but the row. "
+    head += f"Needs: {needs.replace('_', ' ')}. " if needs else "Needs only the row. "
     return head + (f"Repairs: {', '.join(claimed_by)}.\n\n" if claimed_by else "No repair claims it.\n\n")
 
 

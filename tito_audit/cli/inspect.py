@@ -1,4 +1,4 @@
-"""`tito-audit inspect`: what a log's columns are, what it is taken for and why, and a mapping to paste."""
+"""`tito-audit inspect`: the columns of a log, its format and why, and a mapping to paste."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["inspect"]
-
 
 @command("inspect")
 def inspect(
@@ -27,7 +25,7 @@ def inspect(
     rows: int,
     shape: str,
 ) -> None:
-    """Show what a log holds: its columns, which belong together, its format and why, a mapping to paste."""
+    """Show what a log holds: its columns, which belong together, its format and why, and a mapping to paste."""
     from rich.text import Text
 
     from tito_audit.cli._inspected import page_lines
@@ -53,7 +51,7 @@ def inspect(
         console.print(part)
     if found.columns:
         for line in mapping_lines(found):
-            console.print(line, soft_wrap=True)  # what is pasted must not be broken
+            console.print(line, soft_wrap=True)  # text to paste must not be wrapped
     if (notice := given.notice()) is not None:
         console.print()
         console.print(Text(visible(notice)))

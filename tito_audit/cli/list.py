@@ -1,4 +1,4 @@
-"""`tito-audit list`: the plugins there are; with --markdown, the README's tables."""
+"""`tito-audit list`: the plugins; with --markdown, the tables of the README."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Annotated, TypeAlias
 import typer
 
 from tito_audit.cli._command import command
-
-__all__ = ["list_plugins"]
 
 
 class Kind(StrEnum):
@@ -27,19 +25,19 @@ def list_plugins(
     kind: Annotated[Kind, typer.Argument(metavar="KIND", help="formats, rules, repairs or reports.")],
     markdown: bool,
 ) -> None:
-    """Print the formats, rules, repairs or reports there are."""
+    """Print the formats, rules, repairs or reports."""
     head, rows = _TABLES[kind]()
     if markdown:
         print(_markdown(head, rows))
     else:
-        # The last column of formats is prose for the README; a terminal has no room for it.
+        # The last column of formats is prose for the README, too wide for a terminal.
         wide = 3 if kind is Kind.FORMATS else len(head)
         _print(head[:wide], [row[:wide] for row in rows])
         if kind is Kind.FORMATS:
             print(
-                "\nFormats are tried in this order, row by row; the first whose keys are there, and hold what "
-                "they\nshould, is taken. tito-audit inspect LOG says what a log is taken for, why, and what it\n"
-                "nearly is."
+                "\nFormats are tried in this order, row by row; the first whose keys are present and valid "
+                "is taken.\ntito-audit inspect LOG shows the format of a log, why it was taken, and which others "
+                "come close."
             )
 
 
@@ -88,7 +86,7 @@ def _markdown(head: Sequence[str], rows: _Rows) -> str:
 
 
 def _print(head: Sequence[str], rows: _Rows) -> None:
-    """A table without lines; words wrap to the terminal."""
+    """A table without lines, wrapped to the terminal."""
     from rich.table import Table
 
     from tito_audit.report import ReportOptions

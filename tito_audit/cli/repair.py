@@ -1,4 +1,4 @@
-"""`tito-audit repair`: logs in, logs that hold the claim out, and what became of every row."""
+"""`tito-audit repair`: writes repaired copies of logs, and reports what was repaired."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._deliver import named_places, opened
+from tito_audit.cli._deliver import named_places
 from tito_audit.cli._given import Given
+from tito_audit.cli._outs import opened
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from tito_audit.record.outcome import Outcome
     from tito_audit.report import ReportOptions
     from tito_audit.run.repair import Repairs
-
-__all__ = ["repair"]
 
 
 @command("repair")
@@ -42,9 +41,9 @@ def repair(
     report: list[str],
     quiet: bool,
 ) -> None:
-    """Write logs again with what drifted put right; a row that no repair is proven on stays as it was.
+    """Write repaired copies of logs; a row stays as it was unless a repair is proven on it.
 
-    The logs themselves are never changed. Exits 1 if something at or above --fail-on is left.
+    The logs themselves are never changed. Exits 1 if findings at or above --fail-on are left.
     """
     from tito_audit.cli._compare import Repaired
     from tito_audit.cli._tally import Tally
@@ -57,8 +56,8 @@ def repair(
 
     if out is None and not dry_run and not diff:
         raise SetupError(
-            "There is nowhere to write to: a log is never changed in place.\n"
-            "Pass -o OUT, or --dry-run to see what would be done, or --diff to see every change."
+            "There is no file to write to: a log is never changed in place.\n"
+            "Pass -o OUT, or --dry-run to see what would be repaired, or --diff to see every change."
         )
     settings, how = given.settings(), given.repair()
     settings = replace(settings, jobs=settings.jobs or (usable_cores() if can_fork() else 1))
@@ -72,7 +71,7 @@ def repair(
     page = ReportOptions(
         color=colors(sys.stdout), width=page_width(), titles={rule.code: rule.title for rule in all_rules()}
     )
-    # Lines that appear one by one and a line that moves would overwrite each other.
+    # Lines printed one by one and the progress line would overwrite each other.
     silent = quiet or (diff and sys.stdout.isatty())
     with closing(with_progress(run, silent=silent, counted="rows")) as outcomes:
         for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
@@ -90,7 +89,7 @@ def _wanted_reports(
     *,
     diff: bool,
 ) -> list[tuple[str, Path | None]]:
-    """The reports and their places; SetupError for one that there is not or that has no place."""
+    """The reports and their paths; SetupError for an unknown report or one that cannot be written."""
     from tito_audit.cli._compare import REPORTS
 
     wanted = named_places(given, logs, [path for path in written if path], inputs)
@@ -99,14 +98,14 @@ def _wanted_reports(
             raise SetupError(f"--report {name}: no such report.\nReports: {', '.join(REPORTS)}")
         if diff and name != "text" and path is None:
             raise SetupError(
-                f"--report {name}: --diff is printed to stdout as well, and the two would mix.\n"
+                f"--report {name}: --diff prints to stdout too, and the two would mix.\n"
                 f"Name a file for the report: --report {name}=FILE"
             )
     return wanted
 
 
 def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, most: int) -> Iterator[Outcome]:
-    """The outcomes, with what changed in the first of them printed while they pass."""
+    """The outcomes; the changes of the first `most` changed rows are printed as they pass."""
     from tito_audit.cli._diff import diff_lines
     from tito_audit.terminal.page import console_for, line_printed
 
@@ -127,7 +126,7 @@ def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, mos
 
 
 def _deliver(run: Repaired, wanted: Sequence[tuple[str, Path | None]], page: ReportOptions) -> None:
-    """Write every report of a run that is over."""
+    """Write every report of a finished run."""
     from tito_audit.cli._compare import REPORTS
 
     for name, path in wanted:

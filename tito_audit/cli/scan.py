@@ -1,4 +1,4 @@
-"""`tito-audit scan`: audit logs, print reports."""
+"""`tito-audit scan`: audits logs and writes reports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import typer
 from tito_audit.cli._command import command
 from tito_audit.cli._given import Given
 
-__all__ = ["scan"]
-
 _AT_ONCE = ("concise", "github", "jsonl")
-"""Reports that write each finding when it comes."""
+"""Reports that write each finding as it is found."""
 
 
 @command("scan")
@@ -36,10 +34,10 @@ def scan(
 ) -> None:
     """Audit logs: what drifted, where, and what it did to training. Exits 1 if anything fails the gate.
 
-    A finding fails when it is at least as severe as --fail-on and the baseline does not hold it. Findings whose
-    code has a --max-rate (the longest beginning of the code counts) are judged together in place of one by one:
-    they fail when there are more of them for each generated token, or rollout, than the rate. With --fail-on never
-    rates count findings of every severity.
+    A finding fails if it is at least as severe as --fail-on and not in the baseline. Findings with a --max-rate
+    for their code (the longest prefix counts) are judged together, not one by one: they fail if there are more of
+    them per generated token, or per rollout, than the rate. With --fail-on never, rates count findings of every
+    severity.
     """
     from tito_audit.cli._deliver import deliver, wanted_reports
     from tito_audit.cli._exits import FAILED
@@ -57,7 +55,7 @@ def scan(
     wanted = wanted_reports(
         report, logs, baseline, inputs=inputs, output_format=output_format, quiet=quiet, flags=flags
     )
-    # Lines that appear one by one and a line that moves would overwrite each other.
+    # Lines printed one by one and the progress line would overwrite each other.
     live = any(one.path is None and one.report.name in _AT_ONCE for one in wanted) and sys.stdout.isatty()
     pace = RunProgress()
     run = gate_rollouts(logs, settings, gate, pace, observe=any(one.report.observes for one in wanted))

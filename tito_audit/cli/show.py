@@ -1,4 +1,4 @@
-"""`tito-audit show`: one rollout as tokens, with its findings beneath each sequence."""
+"""`tito-audit show`: one rollout as tokens, with the findings below each sequence."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ if TYPE_CHECKING:
     from tito_audit.settings.model import Settings
     from tito_audit.terminal.sequence import DrawOptions
 
-__all__ = ["show"]
-
 
 @command("show")
 def show(
     given: Given,
     log: Annotated[
         str,
-        typer.Argument(metavar="LOG[:ROW[:TURN]]", help="One file, or a place in it as reports print it."),
+        typer.Argument(metavar="LOG[:ROW[:TURN]]", help="One file, or a place in it as printed in reports."),
     ],
     row: int | None,
     item: int | None,
@@ -46,7 +44,7 @@ def show(
     as_json: bool,
     no_pager: bool,
 ) -> None:
-    """Show one rollout as tokens: recorded over canonical where they differ, findings underneath."""
+    """Show one rollout as tokens, recorded above canonical where they differ, with its findings below."""
     from tito_audit.cli._places import wanted_place
     from tito_audit.report import ReportOptions
     from tito_audit.run.scan import scan_rollouts
@@ -55,7 +53,7 @@ def show(
     from tito_audit.terminal.sequence import DrawOptions
     from tito_audit.terminal.terminal import colors, page_width
 
-    settings = replace(given.settings(), encoder="tokenizers")  # one row is not worth loading a second one
+    settings = replace(given.settings(), encoder="tokenizers")  # for one row, loading a second one takes longer
     wanted = wanted_place(log, row=row, item=item, turn=turn)
     file = _one_log(wanted.log)
     wanted = replace(wanted, row=_row(file, settings) if wanted.row is None else wanted.row)
@@ -92,14 +90,14 @@ def _one_log(name: str) -> Path:
 
 
 def _count(file: Path, settings: Settings) -> int:
-    """How many rows there are."""
+    """The number of rows."""
     from tito_audit.storage import open_log
 
     return open_log(file, rows_at=settings.at(file).rows_at).count()
 
 
 def _row(file: Path, settings: Settings) -> int:
-    """The row to show where nobody named one: the only one that there is."""
+    """The row to show if none was named: the only one; SetupError if there are more."""
     rows = _count(file, settings) if file.is_file() else None
     if rows == 1:
         return 0
@@ -108,7 +106,7 @@ def _row(file: Path, settings: Settings) -> int:
 
 
 def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[Result, int]:
-    """The one result wanted and how many its row holds."""
+    """The result to show, and how many results its row has."""
     from tito_audit.terminal.terminal import with_progress
 
     with closing(with_progress(run, silent=True)) as results:
@@ -128,7 +126,7 @@ def _result(run: Scan, file: Path, wanted: Wanted, settings: Settings) -> tuple[
 
 
 def _spots(around: list[str], wanted: Wanted, result: Result) -> Spots | None:
-    """What the page is narrowed to; None for all of it."""
+    """What the page is limited to; None for everything."""
     from tito_audit.cli._places import Spots, spots_of
 
     if not around and wanted.spot is None:
@@ -137,7 +135,7 @@ def _spots(around: list[str], wanted: Wanted, result: Result) -> Spots | None:
     asked = spots_of(around, here, wanted.turn)
     if wanted.spot is None:
         return asked
-    # A report names turn and tokens; which sequence of the turn it means, the finding there says.
+    # A report names turn and tokens; the finding at that place says which sequence of the turn is meant.
     spot = wanted.spot
     there = [
         one
@@ -152,7 +150,7 @@ def _write_object(result: Result, run: Scan, wanted: Wanted, spots: Spots | None
     from tito_audit.report_objects import as_json
 
     if spots is not None:
-        raise SetupError("--json writes whole sequences; leave out --around and the tokens of the place.")
+        raise SetupError("--json writes whole sequences; leave out --around, and the tokens of the place.")
     piece = run.vocabulary.piece if run.vocabulary is not None else None
     print(as_json(rollout_object(result, piece, wanted.turn)))
 
@@ -167,7 +165,7 @@ def _remarks(run: Scan, items: int) -> list[str]:
 def _page(
     result: Result, look: DrawOptions, console: Console, wanted: Wanted, spots: Spots | None, remarks: list[str]
 ) -> Iterator[str]:
-    """The lines of the page as the terminal gets them, each with its end."""
+    """The lines of the page for the terminal, with line ends."""
     from rich.text import Text
 
     from tito_audit.cli._shown import page_lines

@@ -1,4 +1,4 @@
-"""Whether a rollout that was written in another form says, read again, what it said before."""
+"""Whether a rollout that was converted and read back holds what it held before."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 
-__all__ = ["difference", "digest", "lost_names"]
-
 
 def difference(before: Rollout, after: Rollout) -> str | None:
-    """What of the tokens, the mask or the logprobs is not the same any more; None when all is."""
+    """How tokens, mask or logprobs differ after a conversion; None when they are the same."""
     if before.training_row is not None:
         if after.training_row is None:
             return "no training row"
         return _row_difference(before.training_row, after.training_row)
     if len(before.turns) != len(after.turns):
-        return f"{len(after.turns)} calls and not {len(before.turns)}"
+        return f"{len(after.turns)} calls instead of {len(before.turns)}"
     for number, (old, new) in enumerate(zip(before.turns, after.turns, strict=True)):
         what = _turn_difference(old, new)
         if what is not None:
-            return f"other {what} of call {number}"
+            return f"other {what} in call {number}"
     return None
 
 
 def lost_names(before: Rollout, after: Rollout) -> Iterator[str]:
-    """What else is not the same any more, by the names that the log or the record has for it."""
+    """What else differs after a conversion, by its name in the log or the record."""
     if not _same_messages(before.messages, after.messages):
         yield "messages"
     if before.tools and before.tools != after.tools:
@@ -48,7 +46,7 @@ def lost_names(before: Rollout, after: Rollout) -> Iterator[str]:
 
 
 def digest(rollouts: Sequence[Rollout]) -> int:
-    """A number of 64 bits for the tokens, masks and logprobs of rollouts."""
+    """A 64-bit digest of the tokens, masks and logprobs of rollouts."""
     state = hashlib.blake2b(digest_size=8)
     for rollout in rollouts:
         row = rollout.training_row
@@ -63,7 +61,7 @@ def digest(rollouts: Sequence[Rollout]) -> int:
 
 
 def _plain_nan(values: Logprobs | None) -> Logprobs | None:
-    """Logprobs whose unknown entries are all of one bit pattern, and whose zeros have one sign."""
+    """Logprobs with one bit pattern for every unknown entry and no negative zeros."""
     return None if values is None else np.where(np.isnan(values), np.nan, values) + 0.0
 
 
@@ -77,7 +75,7 @@ def _row_difference(before: TrainingRow, after: TrainingRow) -> str | None:
 
 
 def _same_logprobs(before: TrainingRow, after: TrainingRow) -> bool:
-    """Equal as recorded or, where nothing was sampled, in that both say nothing."""
+    """Whether logprobs are equal as recorded or, where nothing was sampled, both unknown."""
     old, new = known_logprobs(before), known_logprobs(after)
     blank = np.full(len(before.token_ids), np.nan)
     same = _equal(blank if old is None else old, blank if new is None else new)
@@ -111,7 +109,7 @@ def _same_messages(before: Sequence[Message], after: Sequence[Message]) -> bool:
 
 
 def _same_message(old: Message, new: Message) -> bool:
-    """Equal in every key; null is what a key that is not there says."""
+    """Whether two messages are equal in every key; null and a missing key are the same."""
     if old.wire == new.wire:
         return True
     keys = {*old.wire, *new.wire}
@@ -119,20 +117,20 @@ def _same_message(old: Message, new: Message) -> bool:
 
 
 def _text(value: Any) -> Any:
-    """A value in which arrays are lists, as JSON has them."""
+    """A value with arrays as lists, as in JSON."""
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _lost_columns(before: TrainingRow, after: TrainingRow) -> Iterator[str]:
     if (before.padding.left, before.padding.right) != (after.padding.left, after.padding.right):
         yield "padding"
-    again = {column.name: column for column in after.columns}
+    read_back = {column.name: column for column in after.columns}
     for column in before.columns:
         if column.role is not ColumnRole.OTHER:
             if column.alignment is None:
                 yield column.name
             continue
-        old, found = column_over(before, column), again.get(column.name)
+        old, found = column_over(before, column), read_back.get(column.name)
         new = None if found is None else column_over(after, found)
         if old is None or new is None or not _same_entries(old, new):
             yield column.name
@@ -166,12 +164,12 @@ def _lost_of_turn(old: Turn, new: Turn, messages: Sequence[Message]) -> Iterator
     sent = old.prompt_messages
     if sent is not None and not _same_messages(sent, new.prompt_messages or messages[: len(sent)]):
         yield "messages of single calls"
-    again = {column.name: column for column in new.columns}
-    yield from (column.name for column in old.columns if not _same_column(column, again.get(column.name)))
+    read_back = {column.name: column for column in new.columns}
+    yield from (column.name for column in old.columns if not _same_column(column, read_back.get(column.name)))
 
 
 def _same_column(old: Column, new: Column | None) -> bool:
-    """Whether a column of a call is there again; logprobs that fit are compared elsewhere."""
+    """Whether a column of a call was kept; logprobs that fit are compared elsewhere."""
     if old.role is not ColumnRole.OTHER:
         return old.alignment is not None
     return old.alignment is not None and new is not None and _same_entries(old.values, new.values)

@@ -1,4 +1,4 @@
-"""The contract of a maker: rollouts in, a row of a format out that none of its logs held before."""
+"""The contract of a maker: rollouts in, a new row of a format out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 from tito_audit.format import Row
 from tito_audit.record.rollout import Rollout
-
-__all__ = ["Holds", "Maker", "Sample"]
 
 
 class Holds(StrEnum):
@@ -26,12 +24,12 @@ class Sample:
 
     rollout: Rollout
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What its log says of it beside tokens, messages and tools, by the names of the row that is made."""
+    """What its log says of it besides tokens, messages and tools, by the names of the row that is made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """How rollouts that no log of the format held before become a row of it; pure, for `tito-audit convert`."""
+    """How rollouts of any log become a row of a format, for `tito-audit convert`; pure."""
 
     name: str
     """What `--to` takes."""
@@ -40,17 +38,17 @@ class Maker:
     title: str
     holds: Holds
     make: Callable[[Sequence[Sample]], Row]
-    """One sample, or those of a group where rows hold groups. RecordError when the shape has no place for them.
-    Of a sample's columns and facts it writes what it has a place for; reading the row again shows which."""
+    """The row of one sample, or of a group where rows hold groups. RecordError when the row cannot hold them.
+    It writes the columns and facts that it has a place for; reading the row back shows which."""
     own: frozenset[str]
-    """Keys of the row that no fact may take."""
+    """Keys of the row that no fact may have."""
     slots: Mapping[str, str] = field(default_factory=dict)
-    """Names of facts to the names that the row has for them."""
+    """Names of facts to their names in the row."""
     wants: tuple[str, ...] = ()
-    """Facts of the row that a trainer needs; a log that lacks one is told so, and the row has none or null."""
+    """Facts that a trainer needs; one that the log lacks is reported, and is missing or null in the row."""
     takes_facts: bool = True
-    """Whether the row has a place for any fact; else only for those of `slots`."""
+    """Whether the row has a place for any fact, or only for those in `slots`."""
     grouped: bool = False
     """Whether a row holds a group."""
     tables: bool = False
-    """Whether its rows can be read from Parquet, where messages, tools and calls are JSON in a string."""
+    """Whether its rows can be read from Parquet, where messages, tools and calls are JSON strings."""

@@ -1,4 +1,4 @@
-"""Carried: what became of the rows of a log that was written in another form."""
+"""What became of the rows of a log that was converted."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 
 from tito_audit.record.rollout import Place
 
-__all__ = ["Carried"]
-
 _NAMED = 1000
-"""Rows that could not be converted and are kept with their places; the rest is only counted."""
+"""How many rows that could not be converted are kept with their places; the rest are only counted."""
 
 
 @dataclass(slots=True)
-class Carried:
-    """What a conversion carries and what it does not."""
+class ConversionOutcome:
+    """What a conversion keeps and what it loses."""
 
     rows_read: int = 0
     rollouts: int = 0
@@ -23,42 +21,42 @@ class Carried:
     lost: dict[str, int] = field(default_factory=dict)
     """What has no place in the new form, by its name or path in the log, with the number of rows that have it."""
     repeated: dict[str, int] = field(default_factory=dict)
-    """What was said once and stands in several rows, with the number of rollouts of which that is true."""
+    """What the log says once and several new rows hold, with the number of rollouts affected."""
     missing: dict[str, int] = field(default_factory=dict)
-    """What the new form has a place for and the log does not say, with the number of rollouts of which that is
-    true: no value is made up for it."""
+    """What the new form has a place for but the log does not have, with the number of rollouts that lack it; no
+    value is invented for it."""
     forked: int = 0
-    """Rollouts that became several rows, since their calls do not all continue one another."""
+    """Rollouts that became several rows because their calls do not all continue one another."""
     refused: list[tuple[Place, str]] = field(default_factory=list)
     """The first rows and rollouts that could not be read or converted, with the reason."""
     not_converted: int = 0
-    """How many those are in all."""
+    """How many there are in all."""
     _last: dict[str, int] = field(default_factory=dict)
 
     @property
     def lossless(self) -> bool:
-        """Whether everything is carried."""
+        """Whether nothing is lost."""
         return not self.lost and not self.not_converted
 
     def lose(self, names: Iterable[str], row: int) -> None:
-        """Note that a row of the log has what cannot be carried; rows come in order."""
+        """Note what a row of the log loses; rows come in order."""
         for name in names:
             if self._last.get(name) != row:
                 self._last[name] = row
                 self.lost[name] = self.lost.get(name, 0) + 1
 
     def repeat(self, names: Iterable[str]) -> None:
-        """Note what a rollout said once and several rows say now."""
+        """Note what a rollout said once and several rows now hold."""
         for name in names:
             self.repeated[name] = self.repeated.get(name, 0) + 1
 
     def miss(self, names: Iterable[str]) -> None:
-        """Note what a rollout does not say and its row could hold."""
+        """Note what a rollout lacks and its row could hold."""
         for name in names:
             self.missing[name] = self.missing.get(name, 0) + 1
 
     def refuse(self, place: Place, reason: str) -> None:
-        """Note what is left out."""
+        """Note a row or rollout that is left out, with the reason."""
         self.not_converted += 1
         if len(self.refused) < _NAMED:
             self.refused.append((place, reason))

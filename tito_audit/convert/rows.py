@@ -1,4 +1,4 @@
-"""Rows made of samples, each proven: read again, it says the same tokens, mask and logprobs."""
+"""Rows made from samples, each proven: read back, it has the same tokens, mask and logprobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tito_audit.convert.compare import difference, digest, lost_names
 from tito_audit.convert.maker import Maker, Sample
 from tito_audit.convert.makers import MAKERS
-from tito_audit.convert.outcome import Carried
+from tito_audit.convert.outcome import ConversionOutcome
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, pick_format
@@ -19,24 +19,22 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.storage.row import RawRow, parse_json
 from tito_audit.storage.row_text import dump_row
 
-__all__ = ["GROUPS", "Making", "all_makers", "digest_of", "maker_named", "makers_of"]
-
 GROUPS = ("group_id", "group", "group_index", "_ng_task_index")
-"""Names under which a log says which rollouts were sampled for one prompt."""
+"""Keys under which logs say which rollouts were sampled for the same prompt."""
 
 
 def all_makers() -> dict[str, tuple[Format, Maker]]:
-    """Every form that can be made, by the name that `--to` takes, with the format that reads it."""
+    """Every maker by its name for `--to`, with the format that reads its rows."""
     return {maker.name: (form, maker) for form in all_formats() for maker in makers_of(form)}
 
 
 def makers_of(form: Format) -> tuple[Maker, ...]:
-    """How rows of a format are made of the rollouts of other logs; () when they cannot be."""
+    """The makers of a format's rows; () when they cannot be made."""
     return tuple(maker for maker in MAKERS if maker.format == form.name)
 
 
 def maker_named(name: str) -> tuple[Format, Maker]:
-    """The format and the maker of that name; SetupError, with the names there are, when there is none."""
+    """The format and the maker of that name; SetupError with the known names when there is none."""
     makers = all_makers()
     if name in makers:
         return makers[name]
@@ -44,7 +42,7 @@ def maker_named(name: str) -> tuple[Format, Maker]:
     close = difflib.get_close_matches(name, makers, n=3)
     said = "no such form."
     if form is not None and makers_of(form):
-        said = f"say which form of it: {' or '.join(maker.name for maker in makers_of(form))}."
+        said = f"choose one of its forms: {' or '.join(maker.name for maker in makers_of(form))}."
     elif form is not None:
         said = f"{form.title} are read and repaired, not made: they hold what only their own writer knows."
     elif close:
@@ -53,17 +51,17 @@ def maker_named(name: str) -> tuple[Format, Maker]:
 
 
 @dataclass(slots=True)
-class Making:
-    """The rows of one pass over a log."""
+class RowBuilder:
+    """Builds the rows of one pass over a log."""
 
     form: Format
     maker: Maker
-    tally: Carried
-    barred: set[str] = field(default_factory=set)
-    """Facts and columns beside which a row of this form would be read as something else."""
+    tally: ConversionOutcome
+    excluded: set[str] = field(default_factory=set)
+    """Facts and columns with which a row of this form would be read as something else."""
 
     def sample(self, rollout: Rollout, facts: Mapping[str, Any]) -> Sample:
-        """The rollout with the facts that its row has a place for; the others are lost."""
+        """The rollout with the facts that its row has a place for; the others are counted as lost."""
         kept: dict[str, Any] = {}
         lost: list[str] = []
         for name, value in facts.items():
@@ -78,9 +76,9 @@ class Making:
         return Sample(rollout, kept)
 
     def row(self, samples: Sequence[Sample]) -> tuple[Row, int] | None:
-        """The row of one sample or of a group, with its digest; what cannot be in it is noted as refused.
+        """The row of one sample or of a group, with its digest; None when no sample is left.
 
-        None when no sample is left.
+        Samples that it cannot hold are noted as refused.
         """
         fitting: list[Sample] = []
         made: Row = {}
@@ -106,13 +104,13 @@ class Making:
         return made, digest(again)
 
     def _fitted(self, sample: Sample) -> tuple[Sample, Row, Sequence[Rollout]]:
-        """The sample without the facts and columns beside which its row cannot be read as what it is; its row."""
-        sample = self._bare_of(sample, self.barred)
+        """The sample without the facts and columns that make its row unreadable in its format; and its row."""
+        sample = self._without(sample, self.excluded)
         try:
             return sample, *self._proven([sample])
         except RecordError:
             names = _names(sample, self.maker)
-            # What fails without them as well fails because of what it says itself.
+            # What fails without them too fails for another reason.
             self._proven([_stripped(sample, names)])
         kept: set[str] = set()
         for name in names:
@@ -120,34 +118,34 @@ class Making:
                 self._proven([_stripped(sample, {*names} - kept - {name})])
                 kept.add(name)
             except RecordError:
-                self.barred.add(name)
-        sample = self._bare_of(sample, self.barred)
+                self.excluded.add(name)
+        sample = self._without(sample, self.excluded)
         return sample, *self._proven([sample])
 
-    def _bare_of(self, sample: Sample, names: Collection[str]) -> Sample:
+    def _without(self, sample: Sample, names: Collection[str]) -> Sample:
         present = [name for name in _names(sample, self.maker) if name in names] if names else []
         self.tally.lose(present, sample.rollout.place.row)
         return _stripped(sample, present) if present else sample
 
     def _proven(self, samples: Sequence[Sample]) -> tuple[Row, Sequence[Rollout]]:
-        """A row, and the rollouts that are read from it; RecordError when they are others."""
+        """A row, and the rollouts that are read back from it; RecordError when they differ."""
         row = self.maker.make(samples)
         back = parse_json(dump_row(row))
         form = pick_format(back)
         if form.name != self.form.name:
-            raise RecordError(f"its row would be taken for {form.name}, whose columns it has as well")
+            raise RecordError(f"its row would be read as {form.name}, because it has that format's columns too")
         again = form.read(back, samples[0].rollout.place)
         if len(again) != len(samples):
             raise RecordError(f"its row would be read as {len(again)} rollouts")
         for sample, rollout in zip(samples, again, strict=True):
             what = difference(sample.rollout, rollout)
             if what is not None:
-                raise RecordError(f"its row would be read again with {what}")
+                raise RecordError(f"its row would read back with {what}")
         return row, again
 
 
 def digest_of(raw: RawRow, form: Format) -> int | None:
-    """The digest of what a row says; None when it cannot be read as a row of the format."""
+    """The digest of a row's rollouts; None when it cannot be read as a row of the format."""
     if raw.value is None:
         return None
     try:
@@ -158,7 +156,7 @@ def digest_of(raw: RawRow, form: Format) -> int | None:
 
 
 def _names(sample: Sample, maker: Maker) -> list[str]:
-    """The facts and columns that a row could do without."""
+    """The facts and columns that a row can do without."""
     slots = set(maker.slots.values())
     names = [name for name in sample.facts if name not in slots]
     names += [column.name for column in _others(sample.rollout)]

@@ -16,82 +16,79 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn, trained_runs
 
-__all__ = ["Part", "Recast", "as_calls", "as_rows", "column_over", "known_logprobs", "loss_weights"]
-
 _FINISH, _EACH_FINISH, _WEIGHTS = "finish_reason", "finish_reasons", "weight_versions"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One of the rollouts that stand for one."""
+class ConvertedPart:
+    """One of the rollouts that a rollout became."""
 
     rollout: Rollout
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What its calls said and the training row has no place for, where it is true of the row as a whole."""
-    told: frozenset[str] = frozenset()
-    """Facts of the log that its calls say now."""
+    """What its calls said that holds for the whole training row, which has no place for it."""
+    used_facts: frozenset[str] = frozenset()
+    """Facts of the log that its calls now hold."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recast:
+class Converted:
     """A rollout in the other form."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ConvertedPart, ...]
     """Several where calls do not continue one another."""
     lost: tuple[str, ...] = ()
     """What has no place in that form, by name."""
 
 
-def as_rows(rollout: Rollout) -> Recast:
+def as_rows(rollout: Rollout) -> Converted:
     """The rollout as training rows: its own, or one for each chain of calls (`fork_rows`).
 
-    A row of its own is kept as it is, whatever its calls say. RecordError when ids are missing or nothing was
-    sampled.
+    Its own row is kept as it is, whatever its calls say. RecordError when ids are missing or nothing was sampled.
     """
     row, alone = rollout.training_row, replace(rollout, turns=())
     if row is not None and not rollout.turns:
-        return Recast((Part(alone),))
+        return Converted((ConvertedPart(alone),))
     if row is not None and not _is_row_of(rollout, row):
-        return Recast((Part(alone),), (_OTHER_CALLS,))
+        return Converted((ConvertedPart(alone),), (_OTHER_CALLS,))
     forked = fork_rows(_calls(rollout))
     if not forked:
         raise RecordError("no call sampled a token, so there is nothing to train")
     parts = tuple(_row_part(rollout, one, alone=len(forked) == 1) for one in forked)
     if row is not None:
-        parts = (Part(alone, parts[0].facts),)
-    return Recast(parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked))))
+        parts = (ConvertedPart(alone, parts[0].facts),)
+    return Converted(parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked))))
 
 
-def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Recast:
-    """The rollout as calls: its own, or one for each stretch that its training row trains.
+def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
+    """The rollout as calls: its own, or one for each trained stretch of its training row.
 
-    RecordError where that would lose a token, a logprob or a weight of the loss. What the row says of its calls
-    (`finish_reason`, `finish_reasons` in their order, `weight_versions`) becomes theirs.
+    RecordError where that would lose a token, a logprob or a loss weight. The calls get what the row says of them
+    (`finish_reason`, `finish_reasons` in their order, `weight_versions`).
     """
     row = rollout.training_row
     if rollout.turns:
         _calls(rollout)
         lost = (_OTHER_ROW,) if row is not None and not _is_row_of(rollout, row) else ()
-        return Recast((Part(replace(rollout, training_row=None)),), lost)
+        return Converted((ConvertedPart(replace(rollout, training_row=None)),), lost)
     if row is None:
         raise RecordError(_NO_IDS)
     runs = _runs(row)
     columns, lost_columns = _columns_to_cut(row)
     logprobs = known_logprobs(row)
     answers: list[int | None] = [i for i, one in enumerate(rollout.messages) if one.sampled]
-    # As many answers as stretches that are trained: each wrote its own.
+    # With as many answers as trained stretches, each stretch is an answer.
     wrote = answers if len(answers) == len(runs) else [None] * len(runs)
     turns = [
         _turn(row.token_ids, start, end, logprobs, columns, index)
         for (start, end), index in zip(runs, wrote, strict=True)
     ]
-    turns, told = _with_facts(turns, facts)
-    part = Part(replace(rollout, turns=tuple(turns), training_row=None), told=told)
-    return Recast((part,), tuple(lost_columns))
+    turns, used = _with_facts(turns, facts)
+    part = ConvertedPart(replace(rollout, turns=tuple(turns), training_row=None), used_facts=used)
+    return Converted((part,), tuple(lost_columns))
 
 
 def known_logprobs(row: TrainingRow) -> Logprobs | None:
-    """The row's logprobs `[T]`, NaN also where an untrained token has what stands for none; None: no column."""
+    """The row's logprobs `[T]`, NaN also where an untrained token has the fill; None without a column."""
     if row.logprobs is None:
         return None
     if row.sentinel is None or row.loss_mask is None:
@@ -100,7 +97,7 @@ def known_logprobs(row: TrainingRow) -> Logprobs | None:
 
 
 def loss_weights(row: TrainingRow) -> NDArray[np.float64] | None:
-    """What each token weighs in the loss, `[T]` float64: 0 or 1 unless the mask holds weights; None: no mask."""
+    """The weight of each token in the loss, `[T]` float64: 0 or 1 unless the mask holds weights; None: no mask."""
     if row.loss_mask is None:
         return None
     for column in row.columns:
@@ -112,7 +109,7 @@ def loss_weights(row: TrainingRow) -> NDArray[np.float64] | None:
 
 
 def column_over(row: TrainingRow, column: Column) -> NDArray[Any] | None:
-    """A column as one entry a token `[T]`, NaN or None where it says nothing; None when it has no place there."""
+    """A column with one entry for each token `[T]`, NaN or None where it has none; None when it does not fit."""
     full = len(row.token_ids)
     if column.alignment is Alignment.FULL and len(column.values) == full:
         return column.values
@@ -133,27 +130,27 @@ def column_over(row: TrainingRow, column: Column) -> NDArray[Any] | None:
         return None
 
 
-_OTHER_CALLS = "calls that say other than their training row"
-_OTHER_ROW = "a training row that says other than its calls"
+_OTHER_CALLS = "calls that differ from their training row"
+_OTHER_ROW = "a training row that differs from its calls"
 _NO_IDS = "it holds no token ids, and none are made up"
 
 
 def _calls(rollout: Rollout) -> list[SampledCall]:
-    """Every call with its ids; RecordError naming the first that lacks some."""
+    """The ids and logprobs of every call; RecordError naming the first that lacks ids."""
     if not rollout.turns:
         raise RecordError(_NO_IDS)
     calls: list[SampledCall] = []
     for number, turn in enumerate(rollout.turns):
-        for ids, what in ((turn.prompt_ids, "its prompt"), (turn.completion_ids, "its completion")):
+        for ids, what in ((turn.prompt_ids, "prompt"), (turn.completion_ids, "completion")):
             if ids is None:
-                raise RecordError(f"call {number} has no ids of {what}, and none are made up")
+                raise RecordError(f"call {number} has no {what} ids, and none are made up")
         assert turn.prompt_ids is not None
         assert turn.completion_ids is not None
         calls.append((turn.prompt_ids, turn.completion_ids, turn.completion_logprobs))
     return calls
 
 
-def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> Part:
+def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedPart:
     ids = np.array(forked.token_ids, np.int32)
     mask = np.array(forked.loss_mask, np.bool_)
     turns = rollout.turns
@@ -167,11 +164,11 @@ def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> Part:
     )
     messages = rollout.messages if alone else _messages_up_to(rollout, turns[forked.calls[-1]])
     facts = _facts_of([turns[k] for k in forked.trained])
-    return Part(replace(rollout, messages=messages, turns=(), training_row=row), facts)
+    return ConvertedPart(replace(rollout, messages=messages, turns=(), training_row=row), facts)
 
 
 def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
-    """Why the calls that a row trains ended, one for each, and the weights that sampled all of them."""
+    """Why each call that a row trains ended, and the weights if one version sampled all of them."""
     reasons = [turn.finish_reason for turn in trained]
     facts: dict[str, Any] = {}
     if any(reason is not None for reason in reasons):
@@ -253,28 +250,28 @@ def _is_row_of(rollout: Rollout, row: TrainingRow) -> bool:
 
 
 def _runs(row: TrainingRow) -> list[tuple[int, int]]:
-    """The stretches that are trained; RecordError where calls could not hold all that the row says."""
+    """The trained stretches; RecordError where calls could not hold everything in the row."""
     weights = loss_weights(row)
     if row.loss_mask is None or weights is None:
-        raise RecordError("it has no loss mask, so nothing tells what a call sampled")
+        raise RecordError("it has no loss mask, so what a call sampled is unknown")
     runs = trained_runs(row.loss_mask)
     if not runs:
-        raise RecordError("nothing in it is trained, so nothing tells what a call sampled")
+        raise RecordError("nothing in it is trained, so what a call sampled is unknown")
     if not ((weights == 0) | (weights == 1)).all():
         raise RecordError("its loss mask holds weights, and calls have no place for them")
     if runs[0][0] == 0:
-        raise RecordError("its first token is trained, and a call has a prompt")
-    behind = len(row.token_ids) - runs[-1][1]
-    if behind:
-        raise RecordError(f"{behind} tokens stand behind the last trained one, and no call holds them")
+        raise RecordError("its first token is trained, but a call needs a prompt")
+    after = len(row.token_ids) - runs[-1][1]
+    if after:
+        raise RecordError(f"{after} tokens follow the last trained one, and no call would hold them")
     logprobs = known_logprobs(row)
     if logprobs is not None and not np.isnan(logprobs[~row.loss_mask]).all():
-        raise RecordError("tokens have logprobs that are not trained, and calls have no place for them")
+        raise RecordError("untrained tokens have logprobs, and calls have no place for them")
     return runs
 
 
 def _columns_to_cut(row: TrainingRow) -> tuple[dict[str, tuple[NDArray[Any], MovePolicy]], list[str]]:
-    """The columns that calls can hold over all tokens, and the names of the others."""
+    """The columns that calls can hold, each over all tokens, and the names of the others."""
     kept: dict[str, tuple[NDArray[Any], MovePolicy]] = {}
     lost: list[str] = []
     for column in row.columns:
@@ -292,7 +289,7 @@ def _columns_to_cut(row: TrainingRow) -> tuple[dict[str, tuple[NDArray[Any], Mov
 
 
 def _is_filler(outside: NDArray[Any]) -> bool:
-    """Whether what stands at untrained tokens says nothing: null or zero."""
+    """Whether all entries of untrained tokens are null or zero."""
     if outside.dtype.kind in "iufb":
         return bool(((outside == 0) | (outside != outside)).all())
     return all(value is None or value != value for value in outside.tolist())
@@ -316,18 +313,18 @@ def _turn(
 
 def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn], frozenset[str]]:
     """The calls of a row with what the row says of them, and the names of those facts."""
-    told: set[str] = set()
+    used: set[str] = set()
     reasons = [facts.get(_FINISH)] if len(turns) == 1 and _FINISH in facts else facts.get(_EACH_FINISH)
     if isinstance(reasons, list) and len(reasons) == len(turns) and all(map(_is_text_or_none, reasons)):
         turns = [replace(turn, finish_reason=reason) for turn, reason in zip(turns, reasons, strict=True)]
-        told.add(_FINISH if len(turns) == 1 and _FINISH in facts else _EACH_FINISH)
+        used.add(_FINISH if len(turns) == 1 and _FINISH in facts else _EACH_FINISH)
     versions = facts.get(_WEIGHTS)
     known = isinstance(versions, list) and all(isinstance(one, str) for one in versions)
-    # Of several versions nothing tells which call is whose.
+    # With several versions, which one sampled which call is unknown.
     if isinstance(versions, list) and known and (len(turns) == 1 or len(versions) == 1):
         turns = [replace(turn, weight_versions=tuple(versions)) for turn in turns]
-        told.add(_WEIGHTS)
-    return turns, frozenset(told)
+        used.add(_WEIGHTS)
+    return turns, frozenset(used)
 
 
 def _is_text_or_none(value: object) -> bool:

@@ -1,6 +1,6 @@
-"""A log written in another form: calls as training rows, training rows as calls, one format as another.
+"""A log converted: calls to training rows, training rows to calls, one format to another.
 
-Every row is made, read again and compared before the first is written, so that what cannot be carried is known.
+Every row is made, read back and compared before the first is written, so that what would be lost is known.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.convert.maker import Holds, Sample
-from tito_audit.convert.outcome import Carried
-from tito_audit.convert.rows import GROUPS, Making, digest_of, maker_named
+from tito_audit.convert.outcome import ConversionOutcome
+from tito_audit.convert.rows import GROUPS, RowBuilder, digest_of, maker_named
 from tito_audit.convert.rows_and_calls import as_calls, as_rows
-from tito_audit.convert.unread import account_of
+from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.record.rollout import Place, Rollout, with_speakers
@@ -28,14 +28,11 @@ from tito_audit.storage.inside import wrapper_keys
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log
 from tito_audit.storage.row import RawRow
 
-__all__ = ["Conversion", "convert_rollouts"]
-
 
 class Conversion:
-    """One log on its way into another form: `survey` says what is lost, `write` writes.
+    """The conversion of one log: `survey` finds what would be lost, `write` writes.
 
-    Making one opens no file. SetupError when there is no such form, or the target's suffix is that of a file which
-    cannot hold it.
+    Creating one opens no file. SetupError when there is no such form, or the target's kind of file cannot hold it.
     """
 
     def __init__(
@@ -54,11 +51,11 @@ class Conversion:
         self.settings = (settings or Settings()).at(log)
         if self.settings.messages is not None or self.settings.tools is not None:
             raise SetupError(
-                "A conversion joins no messages or tools of other files.\nLeave --messages and --tools out."
+                "A conversion does not join messages or tools from other files.\nLeave out --messages and --tools."
             )
         self.overwrite = overwrite
         self.progress = progress
-        self.carried = Carried()
+        self.carried = ConversionOutcome()
         """What the survey found."""
         self.written: Path | None = None
         """The new log, once it has its name."""
@@ -72,9 +69,9 @@ class Conversion:
                 )
 
     def survey(self) -> Iterator[Place]:
-        """The places of the log's rows while they are looked at; then `carried` is complete. Nothing is written.
+        """The places of the log's rows as they are converted; then `carried` is complete. Nothing is written.
 
-        StorageError when the log cannot be read, or the target is there already and may not be replaced.
+        StorageError when the log cannot be read, or the target exists and may not be replaced.
         """
         self.log = _one_file(self.log)
         if self.out is not None:
@@ -83,7 +80,7 @@ class Conversion:
                     f"-o {self.out}: this is the log, and a log is never written.\nName another file."
                 )
             refuse_target(self.out, overwrite=self.overwrite, source=self.log)
-        self.carried = Carried()
+        self.carried = ConversionOutcome()
         for row, _, place in self._rows(self.carried):
             if row is not None and self._shapes is not None:
                 self._shapes.learn(row)
@@ -92,13 +89,13 @@ class Conversion:
             self._shapes.settle()
 
     def write(self) -> Iterator[Place]:
-        """The places of the log's rows while they are converted; then the file has its name. After `survey`.
+        """The places of the log's rows as they are written; then the file has its name. Call it after `survey`.
 
-        The file is read again and compared first, and when that fails nothing is left of it (StorageError).
+        The file is read back and compared first; StorageError when that fails, and nothing is left of it.
         """
         if self.out is None:
             raise ValueError("a conversion without a target has nothing to write")
-        digests, again = array("Q"), Carried()
+        digests, again = array("Q"), ConversionOutcome()
         with new_log(self.out, overwrite=self.overwrite, source=self.log, shapes=self._shapes) as target:
             for row, number, place in self._rows(again):
                 if row is not None:
@@ -107,14 +104,14 @@ class Conversion:
                 yield place
             if again != self.carried:
                 raise StorageError(
-                    f"{self.log}: the log was changed while it was converted, so nothing was written.\n"
-                    "Convert it once nothing writes to it any more."
+                    f"{self.log}: the log changed while it was converted, so nothing was written.\n"
+                    "Convert it when nothing writes to it any more."
                 )
             self._compare(target.finish(), digests)
         self.written = self.out
 
     def _compare(self, draft: Path, digests: Sequence[int]) -> None:
-        """Nothing, if a file says what was made; StorageError else."""
+        """Check that a file holds the rows that were made; StorageError if not."""
         read = 0
         if digests:
             for raw in open_log(draft, max_row_bytes=1 << 62):
@@ -125,13 +122,13 @@ class Conversion:
                 if read == len(digests):
                     return
             raise StorageError(
-                f"{self.out}: row {read} of {len(digests)} could not be read again as it was written, so the file "
-                "was not kept.\nWrite it as .jsonl, or on another disk."
+                f"{self.out}: row {read} of {len(digests)} did not read back as written, so the file was not "
+                "kept.\nWrite it as .jsonl, or to another disk."
             )
 
-    def _rows(self, tally: Carried) -> Iterator[tuple[Row | None, int, Place]]:
-        """The rows of the new log, proven, each with its digest, and None once a row of the log is read."""
-        reader, making = LogGroup(self.settings), Making(self.form, self.maker, tally)
+    def _rows(self, tally: ConversionOutcome) -> Iterator[tuple[Row | None, int, Place]]:
+        """The proven rows of the new log, each with its digest; and None after each row of the old log."""
+        reader, builder = LogGroup(self.settings), RowBuilder(self.form, self.maker, tally)
         log = reader.open(self.log)
         group: list[Sample] = []
         last: object = None
@@ -139,9 +136,9 @@ class Conversion:
         for raw in log:
             place = Place(str(self.log), raw.index)
             tally.rows_read += 1
-            for key, sample in self._samples(raw, place, reader, making):
+            for key, sample in self._samples(raw, place, reader, builder):
                 if group and (not self.maker.grouped or key != last):
-                    made = making.row(group)
+                    made = builder.row(group)
                     if made is not None:
                         yield *made, place
                     group = []
@@ -150,14 +147,14 @@ class Conversion:
             if self.progress is not None:
                 self.progress(tally.rows_read, log.position, log.size)
             yield None, 0, place
-        if group and (made := making.row(group)) is not None:
+        if group and (made := builder.row(group)) is not None:
             yield *made, place
 
     def _samples(
-        self, raw: RawRow, place: Place, reader: LogGroup, making: Making
+        self, raw: RawRow, place: Place, reader: LogGroup, builder: RowBuilder
     ) -> Iterator[tuple[object, Sample]]:
-        """The rollouts of a row in the form that is made, each with what tells its group."""
-        tally = making.tally
+        """The rollouts of a row in the new form, each with the key of its group."""
+        tally = builder.tally
         try:
             read, speakers = reader.read(raw, place), Speakers(self.settings.sampled_roles)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
@@ -165,33 +162,33 @@ class Conversion:
             tally.refuse(place, str(error))
             return
         where = read.format.sources
-        account = account_of(read.row, rollouts, where and where(read.row, read.rollouts))
+        found = row_facts(read.row, rollouts, where and where(read.row, read.rollouts))
         tally.lose(wrapper_keys(raw), place.row)
-        tally.lose(account.unread, place.row)
+        tally.lose(found.unread, place.row)
         several = len(rollouts) > 1
-        tally.repeat(account.shared if several and not self.maker.grouped else ())
-        for rollout, said in zip(rollouts, account.facts, strict=True):
+        tally.repeat(found.shared if several and not self.maker.grouped else ())
+        for rollout, said in zip(rollouts, found.facts, strict=True):
             tally.rollouts += 1
             facts = _with_stated(said, rollout, place.row if several else None)
             group = next((facts[name] for name in GROUPS if facts.get(name) is not None), None)
             key = ("row", place.row) if several or group is None else ("group", repr(group))
-            yield from ((key, sample) for sample in self._recast(rollout, facts, making))
+            yield from ((key, sample) for sample in self._converted(rollout, facts, builder))
 
-    def _recast(self, rollout: Rollout, facts: Mapping[str, Any], making: Making) -> Iterator[Sample]:
-        """A rollout as the samples that are made of it."""
-        tally = making.tally
+    def _converted(self, rollout: Rollout, facts: Mapping[str, Any], builder: RowBuilder) -> Iterator[Sample]:
+        """The samples that a rollout becomes."""
+        tally = builder.tally
         try:
-            recast = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
+            converted = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
         except RecordError as error:
             tally.refuse(rollout.place, str(error))
             return
-        tally.lose(recast.lost, rollout.place.row)
-        if len(recast.parts) > 1:
+        tally.lose(converted.lost, rollout.place.row)
+        if len(converted.parts) > 1:
             tally.forked += 1
             tally.repeat(facts)
-        for part in recast.parts:
-            own = {name: value for name, value in facts.items() if name not in part.told}
-            yield making.sample(part.rollout, {**own, **part.facts})
+        for part in converted.parts:
+            own = {name: value for name, value in facts.items() if name not in part.used_facts}
+            yield builder.sample(part.rollout, {**own, **part.facts})
 
 
 def convert_rollouts(
@@ -204,10 +201,10 @@ def convert_rollouts(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """A log written to `out` in the form `to` (`rows`, `calls`, `atropos_group`, …); `out` None writes nothing.
+    """A log converted to the form `to` (`rows`, `calls`, `atropos_group`, …) and written to `out`, if given.
 
-    Its `carried` says what became of every row. RecordError, and nothing is written, when something cannot be
-    carried and `lossy` does not allow it; rows that cannot be converted are then left out.
+    Its `carried` says what became of every row. RecordError, and nothing is written, when something would be lost
+    and `lossy` is False; with `lossy`, rows that cannot be converted are left out.
     """
     conversion = Conversion(log, to, out, settings, overwrite=overwrite, progress=progress)
     for _ in conversion.survey():
@@ -222,14 +219,14 @@ def convert_rollouts(
             "Convert it with lossy=True to leave them out."
         )
     if carried.rows_read and not carried.rows_made:
-        raise RecordError(f"{log}: no row of it can be converted to {to}, so nothing was written.")
+        raise RecordError(f"{log}: none of its rows can be converted to {to}, so nothing was written.")
     for _ in conversion.write():
         pass
     return conversion
 
 
 def _with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) -> dict[str, Any]:
-    """The facts with the model that the log names, and with the row as the group of several rollouts."""
+    """The facts with the log's model and tokenizer and, for several rollouts of a row, the row as their group."""
     stated = rollout.stated
     named = {"model": stated.model, "tokenizer": stated.tokenizer}
     more: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
@@ -241,10 +238,10 @@ def _with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) ->
 
 
 def _one_file(log: Path) -> Path:
-    """The one file that was named, and that can be read twice."""
+    """The one file that was named; SetupError unless it is one file that can be read twice."""
     files = find_logs([str(log)])
     if len(files) != 1:
-        raise SetupError(f"{log}: these are {len(files)} logs, and one is converted at a time.\nName one of them.")
+        raise SetupError(f"{log}: these are {len(files)} logs, but one is converted at a time.\nName one of them.")
     if not files[0].is_file():
         raise SetupError(
             f"{files[0]}: this is a pipe or a device, which cannot be read twice; save it to a file first."

@@ -1,7 +1,7 @@
-"""What a row of a log says beside what its rollouts hold: whole values (facts), and parts nobody has read.
+"""What a row of a log holds that its rollouts do not: unread values (facts), and unread parts of values.
 
 A value counts as read where a rollout holds it: ids as ids, per-token columns by their name, text and numbers of
-messages and tools under the same kind of key. Everything else is named, so that nothing goes without a word.
+messages and tools under the same kind of key. Everything else is named, so that nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -14,35 +14,43 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tito_audit.convert.unread_keys import BOUNDS, COUNTS, ID_LISTS, KINDS, LONGEST, SCORES, SHAPE, TEXTS_OF_CALLS
+from tito_audit.convert.unread_keys import (
+    BOUNDS,
+    COUNTS,
+    ID_LISTS,
+    KINDS,
+    LONGEST_KEY,
+    SCORES,
+    SHAPE,
+    TEXTS_OF_CALLS,
+)
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.sources import Sources, places_read
 
-__all__ = ["Account", "account_of"]
-
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """What a row says beside what was read."""
+class RowFacts:
+    """What a row holds besides what was read."""
 
     facts: tuple[Mapping[str, Any], ...]
-    """For each rollout the values of the row that nothing was read of, by their keys."""
+    """For each rollout, the row's values of which nothing was read, by key."""
     shared: tuple[str, ...]
-    """Those keys whose value is said once for all rollouts."""
+    """Keys with one value for all rollouts."""
     unread: tuple[str, ...]
     """Paths of values of which only a part was read, `response.choices[].index`."""
 
 
-def account_of(
+def row_facts(
     row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequence[Sources] | None = None
-) -> Account:
-    """The facts of a row and what of it was not read; null and empty values say nothing.
+) -> RowFacts:
+    """The facts of a row and what of it was not read; null and empty values are ignored.
 
-    `sources` says where the columns of the rollouts were read; None: a list under the name of one counts as read.
+    `sources` says where the columns of the rollouts were read; None: a list with the name of a column counts as
+    read.
     """
-    held = _Held(rollouts, None if sources is None else set(places_read(sources, rollouts)))
+    held = _HeldValues(rollouts, None if sources is None else set(places_read(sources, rollouts)))
     facts: list[dict[str, Any]] = [{} for _ in rollouts]
     unread: dict[str, None] = {}
     shared: list[str] = []
@@ -63,11 +71,11 @@ def account_of(
                 mine = value[number] if own_each else value
                 if mine is not None:
                     own[name] = mine
-    return Account(tuple(facts), tuple(shared), tuple(unread))
+    return RowFacts(tuple(facts), tuple(shared), tuple(unread))
 
 
-class _Held:
-    """What rollouts hold, and how much of a value is among it."""
+class _HeldValues:
+    """The values that rollouts hold, to look up parts of a row in."""
 
     def __init__(self, rollouts: Sequence[Rollout], places: set[Path] | None) -> None:
         self.hits = 0
@@ -76,7 +84,7 @@ class _Held:
         """Sequences of ids that a log may hold as a list."""
         self._columns: set[str] = set()
         self._places = places
-        """Where columns were read; None: nobody says."""
+        """Where columns were read; None if unknown."""
         self._pairs: set[tuple[str, object]] = set()
         self._counts: set[int] = {len(rollouts)}
         self._scores: set[float] | None = None
@@ -86,11 +94,11 @@ class _Held:
         self._counts.add(_row_tokens(rollouts))
 
     def start(self) -> None:
-        """Count from nothing."""
+        """Reset the counts."""
         self.hits, self.misses = 0, []
 
     def look(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
-        """Count what of a value is held, and collect the paths of what is not; `path` is `place` in words."""
+        """Count the parts of a value that are held, and collect the paths of the rest; `path`: `place` as text."""
         if isinstance(value, Mapping):
             for inner, entry in value.items():
                 name = str(inner)
@@ -99,13 +107,13 @@ class _Held:
             self._list(value, key, path, place)
         elif value is None or self._tells_nothing(value, key, nested=len(path) > 1):
             return
-        elif isinstance(value, str) and value[:1] in ("{", "[") and (kind(key), value) not in self._pairs:
+        elif isinstance(value, str) and value[:1] in ("{", "[") and (_kind(key), value) not in self._pairs:
             self._json(value, key, path, place)
         else:
             self._note(self._scalar(value, key, nested=len(path) > 1), path)
 
     def _tells_nothing(self, value: Any, key: str, *, nested: bool) -> bool:
-        """A word of the format, or a count of what is there."""
+        """Whether a value is a word of the format, or a count of what the rollouts hold."""
         if isinstance(value, str):
             return key in SHAPE and nested
         return key in COUNTS and type(value) is int and value in self._counts
@@ -117,7 +125,7 @@ class _Held:
             self.misses.append("".join(path))
 
     def _json(self, text: str, key: str, path: tuple[str, ...], place: Path) -> None:
-        """A table may hold as JSON in a string what it has no type for."""
+        """Look into a string that is JSON, as tables hold what they have no type for."""
         try:
             value = orjson.loads(text)
         except orjson.JSONDecodeError:
@@ -151,9 +159,9 @@ class _Held:
         name = key.rsplit(".", 1)[-1]
         if name.isdigit() and "." in key:
             name = key.split(".")[-2]
-        pair = kind(name), _hashable(value)
+        pair = _kind(name), _hashable(value)
         if not nested:
-            # A text in the row itself is a fact unless it is what a call is known to have said.
+            # A text at the top of a row is a fact unless a call is known to have written it.
             return pair in self._pairs and (pair[0] in ("finish", "weights") or key in TEXTS_OF_CALLS)
         return pair in self._pairs
 
@@ -186,7 +194,7 @@ class _Held:
         return False
 
     def _numbers_held(self) -> set[float]:
-        """Every logprob and id, for logs that hold them in an object a token."""
+        """Every logprob and id, for logs that hold an object for each token."""
         if self._scores is None:
             found: set[float] = set()
             for rollout in self._rollouts:
@@ -229,7 +237,7 @@ class _Held:
         self._counts.update(len(ids) for ids in sequences)
 
     def _say(self, value: Any, key: str) -> None:
-        """Note every scalar of a value under the kind of its key."""
+        """Add every scalar of a value under the kind of its key."""
         if isinstance(value, Mapping):
             for name, entry in value.items():
                 self._say(entry, str(name))
@@ -237,21 +245,21 @@ class _Held:
             for entry in value:
                 self._say(entry, key)
         elif value is not None:
-            self._pairs.add((kind(key), _hashable(value)))
+            self._pairs.add((_kind(key), _hashable(value)))
 
 
 def _short(key: str) -> str:
-    """A key as a path shows it: some logs have whole texts as keys."""
-    return key if len(key) <= LONGEST else f"{key[: LONGEST - 1]}…"
+    """A key shortened for a path: some logs have whole texts as keys."""
+    return key if len(key) <= LONGEST_KEY else f"{key[: LONGEST_KEY - 1]}…"
 
 
-def kind(key: str) -> str:
-    """The one name for keys that formats have for the same thing."""
+def _kind(key: str) -> str:
+    """The common name of keys that formats use for the same thing."""
     return KINDS.get(key, key)
 
 
 def _hashable(value: Any) -> object:
-    """A scalar as text says it where logs write numbers as text."""
+    """A scalar as a hashable value, numbers as text, since some logs write them so."""
     return value if isinstance(value, str | bool) else str(value)
 
 
@@ -260,7 +268,7 @@ def _is_list(value: object) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """A list of scalars; its first and last entries tell."""
+    """Whether a list holds scalars, judged by its first and last entries."""
     return not any(isinstance(value[at], Mapping) or _is_list(value[at]) for at in (0, -1))
 
 
@@ -292,7 +300,7 @@ def _is_ids(value: Iterable[Any]) -> bool:
 
 
 def _inside(part: Ids, whole: Ids) -> bool:
-    """Whether one sequence of ids stands somewhere in another."""
+    """Whether one sequence of ids is contained in another."""
     if not 0 < len(part) <= len(whole):
         return False
     data, wanted = whole.tobytes(), part.tobytes()

@@ -1,8 +1,6 @@
-"""Keys that rows of many formats have, and what stands under them: for what a row says beside its rollouts."""
+"""Keys that rows of many formats have, and what their values are, to find what of a row was not read."""
 
 from __future__ import annotations
-
-__all__ = ["BOUNDS", "COUNTS", "ID_LISTS", "KINDS", "LONGEST", "SCORES", "SHAPE", "TEXTS_OF_CALLS"]
 
 ID_LISTS = {
     "completion_ids",
@@ -39,12 +37,12 @@ KINDS = {
     **dict.fromkeys(("finish_reason", "stop_reason"), "finish"),
     **dict.fromkeys(("weight_version", "weight_versions", "model_version", "weight_step"), "weights"),
 }
-"""Keys that formats have for one thing."""
-LONGEST = 40
+"""Keys that formats use for the same thing."""
+LONGEST_KEY = 40
 SHAPE = {"type", "object"}
-"""Keys whose texts are words of the format."""
+"""Keys whose values are words of the format."""
 BOUNDS = {"cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens_k"}
-"""Keys of numbers that count the tokens up to the end of each sample."""
+"""Keys of token counts up to the end of each sample."""
 COUNTS = {
     "completion_length",
     "completion_tokens",
@@ -80,6 +78,6 @@ COUNTS = {
     "total_length",
     "total_tokens",
 }
-"""Keys of numbers that count what the tokens and calls themselves tell."""
+"""Keys of counts that follow from the tokens and calls themselves."""
 SCORES = {"logprob", "token_id"}
 TEXTS_OF_CALLS = ("completion_text", "text", "response_text", "output_text", "prompt_text")

@@ -1,4 +1,4 @@
-"""What a row's messages and the headers in its tokens together prove to have been sampled, without logprobs."""
+"""The loss mask that a row's messages and the role headers in its tokens prove together, without logprobs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from tito_audit.evidence.model import Evidence
-from tito_audit.evidence.reference import heads_in, pieces_of
-from tito_audit.evidence.roles import ASSISTANT, TURN_END, token_roles
+from tito_audit.evidence.reference import headers_in, pieces_of
+from tito_audit.evidence.roles import TURN_END, token_roles
 from tito_audit.evidence.unclear import unclear_roles
 from tito_audit.record.arrays import Mask
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import TrainingRow, trained_runs
-from tito_audit.record.speakers import unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 from tito_audit.tokens.vocab import Vocabulary
-
-__all__ = ["agreed_mask"]
 
 
 def agreed_mask(evidence: Evidence) -> Mask | None:
-    """`[T]` the loss mask on which messages and role headers agree; None where they do not, or logprobs are there.
+    """`[T]` the loss mask on which messages and role headers agree; None where they do not, or there are logprobs.
 
-    Every answer has to be where its header is and to say what its message says; the end of a turn counts as
-    sampled where the mask of the row has it. What logprobs prove is the judgement's.
+    Every answer must follow its header and have the text of its message. The end of a turn counts as sampled
+    where the row's mask trains it. Rows with logprobs are left to `judgement`.
     """
     return evidence.once("agreed mask", _agreed_mask)
 
@@ -36,19 +34,21 @@ def _agreed_mask(evidence: Evidence) -> Mask | None:
     if any(unknown_role_name(one.speaker) is not None for one in messages) or unclear_roles(evidence) is not None:
         return None
     pieces = pieces_of(row.token_ids, vocabulary)
-    heads = token_roles(pieces, evidence.end_ids, heads_in(vocabulary, "", evidence.speakers))
-    sampled = heads.among((ASSISTANT, TURN_END))
+    roles = token_roles(pieces, evidence.end_ids, headers_in(vocabulary, "", evidence.speakers))
+    sampled = roles.among((ASSISTANT, TURN_END))
     answers = [message for message in messages if message.sampled]
-    told = np.zeros_like(sampled)
+    by_messages = np.zeros_like(sampled)
     for span in view.spans:
-        told[span.start : span.ends[-1]] = True
-    if not answers or not np.array_equal(sampled, told) or not _said(row, sampled, answers, vocabulary):
+        by_messages[span.start : span.ends[-1]] = True
+    if not answers or not np.array_equal(sampled, by_messages):
         return None
-    return sampled & (~heads.among((TURN_END,)) | row.loss_mask)
+    if not _texts_agree(row, sampled, answers, vocabulary):
+        return None
+    return sampled & (~roles.among((TURN_END,)) | row.loss_mask)
 
 
-def _said(row: TrainingRow, sampled: Mask, answers: Sequence[Message], vocabulary: Vocabulary) -> bool:
-    """Whether each stretch says what its message says."""
+def _texts_agree(row: TrainingRow, sampled: Mask, answers: Sequence[Message], vocabulary: Vocabulary) -> bool:
+    """Whether each sampled run has the text of its message and names its tool calls."""
     runs = trained_runs(sampled)
     if len(runs) != len(answers):
         return False

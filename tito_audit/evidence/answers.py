@@ -1,4 +1,4 @@
-"""Where the answers of a training row begin, and what proves that they were sampled so."""
+"""Where the answers of a training row begin, and whether logprobs prove that their tokens were sampled."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.differences import Stretch
 from tito_audit.evidence.model import RowView
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, Roles
-from tito_audit.evidence.scene import holds_marker
+from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, Roles
+from tito_audit.evidence.unmatched import holds_marker
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.rollout import Rollout, TrainingRow
-
-__all__ = ["answered", "answers_begun", "logprobs_prove", "marked"]
-
-
-def marked(held: Pieces, canonical: Pieces, reference: Reference) -> bool:
-    """Whether a row has any of the markers that the template writes, beside BOS and the ends of turns."""
-    return not _marks(canonical, reference) or _marks(held, reference)
+from tito_audit.record.speakers import ASSISTANT
 
 
-def _marks(pieces: Pieces, reference: Reference) -> bool:
+def has_template_markers(held: Pieces, canonical: Pieces, reference: Reference) -> bool:
+    """Whether a row has any template marker other than BOS and turn ends; True too if the template writes none."""
+    return not _has_markers(canonical, reference) or _has_markers(held, reference)
+
+
+def _has_markers(pieces: Pieces, reference: Reference) -> bool:
     first = 1 if len(pieces) and int(pieces.ids[0]) == reference.tokenizer.bos_id else 0
     rest = pieces.part(first, len(pieces))
     if (rest.control & ~np.isin(rest.ids, list(reference.end_ids()))).any():
@@ -32,17 +31,17 @@ def _marks(pieces: Pieces, reference: Reference) -> bool:
     return holds_marker(reference.text(rest.ids[~rest.control]))
 
 
-def answers_begun(view: RowView, rollout: Rollout, held: Pieces, blocks: Blocks) -> RowView:
-    """The view with what stands between a whole generation prompt and the template's first token of an answer.
+def with_answer_starts(view: RowView, rollout: Rollout, held: Pieces, blocks: Blocks) -> RowView:
+    """The view with the tokens between a generation prompt and the template's first answer token assigned.
 
-    The template writes nothing there, so its header ends in front of it: it is the answer's, unless it is the
-    header once more, or white space of which nothing says that it was sampled, which is the template's then.
+    The template writes nothing there, so they belong to the answer. They are the template's if they repeat the
+    header, or are white space that nothing shows was sampled.
     """
     mine = np.zeros(len(held), np.bool_)
     lone = np.zeros(len(held), np.bool_)
     for kind, start, end, _, _ in blocks.differing():
-        if kind is BlockKind.EXTRA and _begins(view, start, end):
-            own = mine if _sampled(view, rollout, held, start, end) else lone
+        if kind is BlockKind.EXTRA and _is_answer_start(view, start, end):
+            own = mine if _was_sampled(view, rollout, held, start, end) else lone
             own[start:end] = True
         if kind is BlockKind.MISSING:
             lone |= _lone_end(view, start)
@@ -51,13 +50,14 @@ def answers_begun(view: RowView, rollout: Rollout, held: Pieces, blocks: Blocks)
     sampled = (view.sampled | mine) & ~lone
     roles = view.roles
     assert isinstance(roles, Roles)
-    return replace(view, sampled=sampled, roles=roles.given(ASSISTANT, mine).given(TEMPLATE, lone))
+    return replace(view, sampled=sampled, roles=roles.with_role(ASSISTANT, mine).with_role(TEMPLATE, lone))
 
 
-def answered(view: RowView | None, written: Mask | None, stretch: Stretch) -> slice | None:
-    """Where a stretch's sampled tokens stand, or those beside a place where the template writes more of an answer.
+def answer_at(view: RowView | None, written: Mask | None, stretch: Stretch) -> slice | None:
+    """The row tokens of a stretch in an answer; for an empty stretch, the sampled tokens next to it.
 
-    `written`, `[N]`, is which canonical tokens a model would have generated. None when no answer is touched.
+    `written`, `[N]`, marks the canonical tokens that a model would have generated. None when the stretch touches
+    no answer.
     """
     if view is None:
         return None
@@ -72,31 +72,32 @@ def answered(view: RowView | None, written: Mask | None, stretch: Stretch) -> sl
     return around if inside and view.sampled[around].any() else None
 
 
-def logprobs_prove(row: TrainingRow, view: RowView, where: slice) -> bool:
-    """Whether logprobs say that the answer's tokens there were sampled: all there, and not only fill.
+def logprobs_prove_sampled(row: TrainingRow, view: RowView, where: slice) -> bool:
+    """Whether logprobs prove that the answer tokens in `where` were sampled: none is missing, not all are fill.
 
-    The fill is the commonest value outside the loss, else what the format writes.
+    The fill is the commonest value outside the loss, or the format's own. The judgement's fill cannot be used: it
+    needs the spans of the view, which is made here.
     """
     if row.logprobs is None:
         return False
     mine = view.sampled[where]
     if row.loss_mask is not None and (mine & row.loss_mask[where]).any():
-        mine = mine & row.loss_mask[where]  # what is out of the loss may have lost its value
+        mine = mine & row.loss_mask[where]  # tokens outside the loss may have lost their logprob
     return _real(row, row.logprobs[where][mine])
 
 
 def _real(row: TrainingRow, values: Logprobs) -> bool:
-    """Whether these are logprobs that a sampler gave."""
+    """Whether a sampler gave these logprobs: all finite and at most 0, and at least one is not fill."""
     if not len(values) or not np.isfinite(values).all() or (values > 0).any():
         return False
     real = values < 0
-    for fill in (_fill(row), row.sentinel):
+    for fill in (_commonest_outside(row), row.sentinel):
         if fill is not None:
             real &= values != fill
     return bool(real.any())
 
 
-def _fill(row: TrainingRow) -> float | None:
+def _commonest_outside(row: TrainingRow) -> float | None:
     """The commonest logprob outside the loss; None without a mask, or where none is a number."""
     if row.loss_mask is None or row.logprobs is None:
         return None
@@ -105,14 +106,14 @@ def _fill(row: TrainingRow) -> float | None:
     return float(values[counts.argmax()]) if len(values) else None
 
 
-def _begins(view: RowView, start: int, end: int) -> bool:
-    """Whether a stretch stands between a generation prompt and an answer."""
+def _is_answer_start(view: RowView, start: int, end: int) -> bool:
+    """Whether a stretch lies between a generation prompt and an answer."""
     after = end == len(view.sampled) or bool(view.sampled[end])
     return start > 0 and view.roles[start - 1] == GENERATION_PROMPT and after
 
 
-def _sampled(view: RowView, rollout: Rollout, held: Pieces, start: int, end: int) -> bool:
-    """Whether what stands behind a generation prompt was sampled, as far as the row and its messages say."""
+def _was_sampled(view: RowView, rollout: Rollout, held: Pieces, start: int, end: int) -> bool:
+    """Whether tokens after a generation prompt were sampled, as far as the row and its messages show."""
     data = held.bytes_of(start, end)
     if data.strip():
         return not held.control[start:end].any() and not _header(view, held, start).endswith(data.strip())
@@ -127,7 +128,7 @@ def _sampled(view: RowView, rollout: Rollout, held: Pieces, start: int, end: int
 
 
 def _header(view: RowView, held: Pieces, start: int) -> bytes:
-    """The generation prompt in front of a token, without white space around it."""
+    """The bytes of the generation prompt before a token, stripped of white space."""
     first = start
     while first and view.roles[first - 1] == GENERATION_PROMPT:
         first -= 1
@@ -135,7 +136,7 @@ def _header(view: RowView, held: Pieces, start: int) -> bytes:
 
 
 def _lone_end(view: RowView, place: int) -> Mask:
-    """`[T]` True for the end of a turn beside tokens that the row lacks, of whose answer nothing else is there."""
+    """`[T]` True for a turn end next to `place` whose answer is missing from the row."""
     out = np.zeros(len(view.sampled), np.bool_)
     for at in (place - 1, place):
         if 0 <= at < len(out) and view.sampled[at] and view.roles[at] == TURN_END:

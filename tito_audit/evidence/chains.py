@@ -1,4 +1,4 @@
-"""Call to call: does each prompt start with everything seen before it, and if not, what broke."""
+"""Call to call: whether each prompt starts with everything seen before it, and if not, what broke."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from tito_audit.chains.links import Link, LinkKind, broken_link, link_by_ids, li
 from tito_audit.evidence.built_tools import tools_in
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
 from tito_audit.evidence.model import Against, Difference, TextSide
-from tito_audit.evidence.prefix_reuse import GrownPieces
+from tito_audit.evidence.prefix_reuse import PiecesCache
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
+from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, Turn
-
-__all__ = ["Chains", "before_end", "chain_turns"]
+from tito_audit.record.speakers import ASSISTANT
 
 _OPENER = 8
-"""Tokens that a template has around an answer; a stretch with more holds another message as well."""
+"""Tokens that a template puts around an answer at most; a longer stretch holds another message as well."""
 _ANSWER_ROLES = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END))
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The links of a rollout's turns and what follows from them."""
+    """The links between a rollout's turns, with the differences that they show."""
 
     links: tuple[Link, ...]
     """In the order of their turns."""
     regions: tuple[tuple[Region, ...], ...]
-    """For turn k, the completions inside its prompt + completion that are known to sit there."""
+    """For turn k, the completions known to be in its prompt + completion, with their places."""
     seen: tuple[Ids | None, ...]
+    """For turn k, its prompt + completion; None without ids."""
     differences: tuple[Difference, ...]
-    """What later prompts hold in place of what was sampled."""
+    """Where later prompts hold other tokens than were sampled."""
 
     def link(self, turn: int) -> Link | None:
         """The link of a turn; None for the first."""
@@ -52,14 +52,14 @@ class Chains:
 
 
 def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
-    """Every turn joined to the one it continues or breaks, with the differences of the broken ones."""
+    """Every turn linked to the one it continues or breaks, with the differences where it breaks."""
     turns = rollout.turns
     seen = tuple(turn.seen_ids for turn in turns)
     indices = tuple(turn.message_index for turn in turns)
     links: list[Link] = []
     regions: list[tuple[Region, ...]] = []
     differences: list[Difference] = []
-    pieces = GrownPieces(reference) if reference is not None else None
+    pieces = PiecesCache(reference) if reference is not None else None
     earlier = Histories()
     for k, turn in enumerate(turns):
         found: list[Stretch] = []
@@ -89,7 +89,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
 
 
 def _regions(k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Region, ...]]) -> tuple[Region, ...]:
-    """The completions in this turn's prompt, known when it extends its parent, and its own."""
+    """The completions in this turn's prompt, known when it continues its parent, and its own."""
     inherited = before[link.parent] if link and link.kind is LinkKind.CONTINUES and link.parent is not None else ()
     if turn.prompt_ids is None or turn.completion_ids is None:
         return ()
@@ -103,9 +103,9 @@ def _link(
     earlier: Histories,
     regions: Sequence[tuple[Region, ...]],
     reference: Reference | None,
-    pieces: GrownPieces | None,
+    pieces: PiecesCache | None,
 ) -> tuple[Link, list[Stretch]]:
-    """How turn k relates to the turns before it; with the stretches that its prompt holds otherwise."""
+    """How turn k relates to the turns before it, and the stretches where its prompt differs from what was seen."""
     prompt = turns[k].prompt_ids
     assert prompt is not None
     link = link_by_ids(k, prompt, earlier)
@@ -116,14 +116,14 @@ def _link(
     last = earlier.last
     data, last_data = pieces.of(prompt), pieces.of(last.seen)
     if data.data.startswith(last_data.data):
-        found = before_end(last_data, data, 0, frozenset())
+        found = stretches_in_seen(last_data, data, 0, frozenset())
         return broken_link(k, prompt, last, LinkKind.RETOKENIZED), found
     linear = _messages_changed(turns[last.turn], turns[k]) is False
-    parent = earlier.closest(prompt) if linear else earlier.longest_held_or_closest(prompt)
+    parent = earlier.closest(prompt) if linear else earlier.longest_prefix_or_closest(prompt)
     inside = data.data.startswith(pieces.of(last.prompt).data)
-    # Longer than what the last call was asked, it holds another answer to that, whole.
-    beside = not inside or len(parent.seen) > len(last.prompt)
-    if parent is not last and beside and starts_with(prompt, parent.seen):
+    # A parent longer than the last call's prompt holds another whole answer to that prompt.
+    is_sibling = not inside or len(parent.seen) > len(last.prompt)
+    if parent is not last and is_sibling and starts_with(prompt, parent.seen):
         return sibling_link(k, prompt, parent, last), []
     return _other_text(turns, k, last if inside else parent, data, pieces, regions, reference)
 
@@ -133,16 +133,16 @@ def _other_text(
     k: int,
     parent: History,
     prompt: Pieces,
-    pieces: GrownPieces,
+    pieces: PiecesCache,
     every_region: Sequence[tuple[Region, ...]],
     reference: Reference,
 ) -> tuple[Link, list[Stretch]]:
-    """The texts differ: written otherwise by the template, rewritten on purpose, or of no chain."""
+    """The link of a prompt whose text differs: rendered differently, rewritten on purpose, or of another chain."""
     seen, regions = pieces.of(parent.seen), every_region[parent.turn]
     at = common_prefix(prompt.ids, seen.ids)
     end_ids = reference.end_ids()
     changed = _messages_changed(turns[parent.turn], turns[k])
-    found = before_end(seen, prompt, regions[-1].start if regions else 0, end_ids)
+    found = stretches_in_seen(seen, prompt, regions[-1].start if regions else 0, end_ids)
 
     def broken(kind: LinkKind, detail: str = "") -> Link:
         return broken_link(k, prompt.ids, parent, kind, detail)
@@ -161,11 +161,11 @@ def _other_text(
     return broken(LinkKind.TEMPLATE), found
 
 
-def before_end(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]) -> list[Stretch]:
-    """What differs up to the end of what was seen; what the prompt adds after it is new.
+def stretches_in_seen(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]) -> list[Stretch]:
+    """Where a prompt differs from what was seen before it; what it adds after that is new and left out.
 
-    When the texts part inside the last answer, that answer goes on in the prompt up to the next turn end,
-    and no further: nothing of the messages after it may be paired with it.
+    When the texts part inside the last answer, the answer is compared with the prompt up to the next turn end
+    only, so that no later message is paired with it.
     """
     parted = common_byte_prefix(seen.data, prompt.data)
     if answer_start and parted >= int(seen.end[answer_start - 1]):
@@ -177,7 +177,7 @@ def before_end(seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozens
 
 
 def _is_given(stretch: Stretch, roles: Roles, regions: tuple[Region, ...]) -> bool:
-    """Whether a stretch changes text that was given to the model, more than in its white space."""
+    """Whether a stretch changes text that was given to the model, in more than white space."""
     if region_of(stretch, regions) is not None:
         given = set(range(stretch.start, stretch.end))
         for region in regions:
@@ -191,7 +191,7 @@ def _is_given(stretch: Stretch, roles: Roles, regions: tuple[Region, ...]) -> bo
 
 
 def _messages_changed(parent: Turn, turn: Turn) -> bool | None:
-    """Whether the call was sent other messages than the one before it; None if the log does not say."""
+    """Whether the call's messages change those of its parent; None if the log does not say."""
     if parent.prompt_messages is None or turn.prompt_messages is None:
         same_list = parent.message_index is not None and turn.message_index is not None
         return False if same_list and parent.message_index != turn.message_index else None
@@ -206,7 +206,7 @@ def _said(message: Message) -> tuple[object, ...]:
 
 
 def _lost_turns(found: Sequence[Stretch], regions: Sequence[Region]) -> bool:
-    """Whether a prompt leaves out an older answer with the messages around it, and goes on with the last one."""
+    """Whether a prompt drops an older answer with the messages around it but keeps the last one."""
     for stretch in found:
         lost = [one for one in regions if stretch.start - 1 <= one.start and one.end <= stretch.end + 1]
         more = sum(one.end - one.start for one in lost) + _OPENER < stretch.end - stretch.start
@@ -216,7 +216,7 @@ def _lost_turns(found: Sequence[Stretch], regions: Sequence[Region]) -> bool:
 
 
 def _cut_out(prompt: Ids, seen: Ids, at: int, regions: Sequence[Region]) -> bool:
-    """Whether a prompt goes on with the end of what was seen where it leaves it, an older answer skipped."""
+    """Whether a prompt that parts from what was seen at `at` resumes it after an older answer."""
     if at >= len(prompt) or not regions:
         return False
     for skipped in (np.flatnonzero(seen[at:] == prompt[at]) + at).tolist():
@@ -227,7 +227,7 @@ def _cut_out(prompt: Ids, seen: Ids, at: int, regions: Sequence[Region]) -> bool
 
 
 def _other_tools(found: Sequence[Stretch], first: int, size: int) -> bool:
-    """Whether nothing differs but tool definitions in the first message, and a history follows it."""
+    """Whether only tool definitions in the first message differ, and a history follows it."""
     if not found or first >= size or found[-1].start > first:
         return False
     return all(tools_in(_around(stretch.recorded)) != tools_in(_around(stretch.canonical)) for stretch in found)
@@ -238,7 +238,7 @@ def _around(side: TextSide) -> str:
 
 
 def _first_message(pieces: Pieces, regions: Sequence[Region], end_ids: frozenset[int]) -> int:
-    """Tokens up to the first turn end or answer: less than that in common is no common history."""
+    """Tokens up to the first turn end or answer; sequences with fewer in common share no history."""
     ends = np.flatnonzero(np.isin(pieces.ids, np.fromiter(end_ids, np.int64)))
     first = int(ends[0]) if len(ends) else len(pieces) // 4
     return min(first, regions[0].start) if regions else first

@@ -1,4 +1,4 @@
-"""Each completion against what decoding and encoding it again would give."""
+"""Each completion compared with what decoding and re-encoding it gives."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["reencoded_differences", "tail_and_completion"]
-
-HARMLESS = "harmless as logged: it would drift if the text were encoded again"
+_HARMLESS = "harmless as logged: it would drift if the text were encoded again"
 
 
 def tail_and_completion(rollout: Rollout, turn: int, reference: Reference) -> tuple[Ids, int] | None:
-    """A completion behind the end of its prompt, from the last control token on, and where it starts.
+    """The end of a prompt, from its last control token on, with the completion after it; and where that starts.
 
-    No text mixes across a control token, so this much of the prompt decides how the completion's first
-    characters are encoded. None when the log has no completion ids.
+    No token spans a control token, so this much of the prompt decides how the completion's first characters are
+    encoded. None when the log has no completion ids.
     """
     call = rollout.turns[turn]
     if call.completion_ids is None or not len(call.completion_ids):
@@ -32,12 +30,12 @@ def tail_and_completion(rollout: Rollout, turn: int, reference: Reference) -> tu
 
 
 def reencoded_differences(rollout: Rollout, turn: int, reference: Reference) -> list[Difference]:
-    """Where a completion is not what encoding its own text gives; severity NOTE."""
+    """Where a completion differs from the re-encoding of its own text; severity NOTE."""
     found = tail_and_completion(rollout, turn, reference)
     if found is None:
         return []
     ids, start = found
-    # With messages the same segments are encoded for what they render to, so asking again is free.
+    # With messages, rendering encodes the same segments, so this encoding costs nothing more.
     encoded = reference.encode_as(reference.text(ids), ids) if rollout.messages else reference.reencoded(ids)
     if np.array_equal(encoded, ids):
         return []
@@ -48,7 +46,7 @@ def reencoded_differences(rollout: Rollout, turn: int, reference: Reference) -> 
             stretch,
             Against.REENCODED,
             Severity.NOTE,
-            HARMLESS,
+            _HARMLESS,
             regions=(region,),
             turn=turn,
             message_indices=tuple(call.message_index for call in rollout.turns),

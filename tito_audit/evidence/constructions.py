@@ -1,7 +1,7 @@
-"""Differences explained by writing the messages in another way that gives the recorded tokens there.
+"""Differences explained by another way to write the messages that gives the recorded tokens there.
 
-Tried only for sequences that differ from what the template writes, and only so often. What is explained
-is proven: the recorded tokens come out where the logged messages gave others.
+Tried only for sequences that differ from what the template writes, a limited number of times. An explanation is a
+proof: rendered that way, the messages give the recorded tokens where the logged ones gave others.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import replace
 from tito_audit.evidence.built_history import histories
 from tito_audit.evidence.built_systems import systems
 from tito_audit.evidence.built_tools import tool_sets
-from tito_audit.evidence.model import Against, Built, Difference
+from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prompts import prompt_messages
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.scene import SAME_BYTES, Building, Scene
+from tito_audit.evidence.unmatched import SAME_BYTES, Candidate, UnmatchedSequence
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["constructed"]
-
 _PADS = 2
-"""A run of one control token is padding from so many on."""
+"""A run of at least this many of one control token is padding."""
 _SEQUENCES = 8
-"""Sequences of a rollout that are looked into at most."""
+"""The most sequences of a rollout that are tried."""
 
 
-def constructed(rollout: Rollout, differences: Sequence[Difference], reference: Reference) -> list[Difference]:
-    """The same differences, those with what explains them for which a construction was found."""
+def with_constructions(
+    rollout: Rollout, differences: Sequence[Difference], reference: Reference
+) -> list[Difference]:
+    """The same differences, with the construction that explains them where one was found."""
     out = list(differences)
     if reference.renderer is None:
         return out
@@ -39,75 +39,78 @@ def constructed(rollout: Rollout, differences: Sequence[Difference], reference: 
     for (where, turn), numbers in list(sequences.items())[:_SEQUENCES]:
         if all(_harmless(out[number]) for number in numbers):
             continue
-        scene = _scene(rollout, where, turn, reference)
-        if scene is not None:
-            _padding(scene, out, numbers)
-            _explain(scene, out, [number for number in numbers if out[number].built is None])
+        sequence = _unmatched(rollout, where, turn, reference)
+        if sequence is not None:
+            _padding(sequence, out, numbers)
+            _explain(sequence, out, [number for number in numbers if out[number].construction is None])
     return out
 
 
 def _harmless(difference: Difference) -> bool:
-    """Whether it is proven to be what a model sampled: how the template came to differ is no question then."""
+    """Whether it is proven to be what a model sampled, so that there is nothing to explain."""
     return difference.sampled and difference.severity is Severity.NOTE
 
 
-def _scene(rollout: Rollout, where: Where, turn: int | None, reference: Reference) -> Scene | None:
-    """A sequence with what it was written from; None where the log does not say."""
-    if where is Where.ROW:
-        row = rollout.training_row
-        return None if row is None else Scene(rollout, reference, row.token_ids, rollout.messages, opens=False)
+def _unmatched(rollout: Rollout, where: Where, turn: int | None, reference: Reference) -> UnmatchedSequence | None:
+    """A sequence with the messages that it was rendered from; None where the log does not say."""
+    row = rollout.training_row
+    if where is Where.ROW and row is None:
+        return None
+    if where is Where.ROW and row is not None:
+        return UnmatchedSequence(rollout, reference, row.token_ids, rollout.messages, opens=False)
     assert turn is not None
     ids, sent = rollout.turns[turn].prompt_ids, prompt_messages(rollout, turn)
-    return None if ids is None or not sent else Scene(rollout, reference, ids, sent, opens=True)
+    return None if ids is None or not sent else UnmatchedSequence(rollout, reference, ids, sent, opens=True)
 
 
-def _padding(scene: Scene, out: list[Difference], numbers: Sequence[int]) -> None:
-    """Say what a run of one control token is that stands in front of everything or behind it."""
-    ids, control = scene.recorded, scene.held.control
-    where = "prompt ids" if scene.opens else "row"
+def _padding(sequence: UnmatchedSequence, out: list[Difference], numbers: Sequence[int]) -> None:
+    """Explain a run of one control token at the very start or end of a sequence as padding."""
+    ids, control = sequence.recorded, sequence.held.control
+    where = "prompt ids" if sequence.opens else "row"
     for number in numbers:
         start, end = out[number].start, out[number].end
         outside = start == 0 or end == len(ids)
         if end - start < _PADS or not outside or len(out[number].canonical.ids):
             continue
         pad = int(ids[start])
-        if control[start] and bool((ids[start:end] == pad).all()) and pad != scene.reference.tokenizer.bos_id:
-            what = f"{end - start} padding tokens stand in the {where}"
-            out[number] = replace(out[number], built=Built("REC004", f"padding in the {where}", what))
+        if control[start] and bool((ids[start:end] == pad).all()) and pad != sequence.reference.tokenizer.bos_id:
+            what = f"{end - start} padding tokens are in the {where}"
+            padding = Construction("REC004", f"padding in the {where}", what)
+            out[number] = replace(out[number], construction=padding)
 
 
-def _explain(scene: Scene, out: list[Difference], numbers: Sequence[int]) -> None:
-    """Give the differences of one sequence what explains them, first what explains most of them."""
-    found: list[tuple[Building, list[int]]] = []
-    for building in _buildings(scene) if numbers and scene.marked else ():
-        rest = scene.differing(building.text)
+def _explain(sequence: UnmatchedSequence, out: list[Difference], numbers: Sequence[int]) -> None:
+    """Give the differences of one sequence their constructions, those that explain most of them first."""
+    found: list[tuple[Candidate, list[int]]] = []
+    for candidate in _candidates(sequence) if numbers and sequence.has_role_markers else ():
+        rest = sequence.differing(candidate.text)
         explained = [number for number in numbers if not any(_touch(out[number], one) for one in rest)]
         if not explained or any(_new(one, out, numbers) for one in rest):
             continue
-        found.append((building, explained))
+        found.append((candidate, explained))
         if all(number in explained or _harmless(out[number]) for number in numbers):
             break
-    for building, explained in sorted(found, key=lambda one: -len(one[1])):
+    for candidate, explained in sorted(found, key=lambda one: -len(one[1])):
         for number in explained:
-            if out[number].built is None:
-                out[number] = replace(out[number], built=building.built)
+            if out[number].construction is None:
+                out[number] = replace(out[number], construction=candidate.construction)
 
 
 def _new(stretch: tuple[int, int], out: Sequence[Difference], numbers: Sequence[int]) -> bool:
-    """Whether a stretch differs where the logged messages gave the recorded tokens."""
+    """Whether a stretch differs where the messages as logged gave the recorded tokens."""
     return not any(_touch(out[number], stretch) for number in numbers)
 
 
-def _buildings(scene: Scene) -> Iterator[Building]:
-    """Every other way to write the messages, the likeliest first."""
-    if scene.canonical is None:
+def _candidates(sequence: UnmatchedSequence) -> Iterator[Candidate]:
+    """Every other way to write the messages, most likely first."""
+    if sequence.canonical is None:
         return
-    seen = {scene.canonical}
+    seen = {sequence.canonical}
     for ways in (tool_sets, systems, histories):
-        for building in ways(scene):
-            if building.text not in seen:
-                seen.add(building.text)
-                yield building
+        for candidate in ways(sequence):
+            if candidate.text not in seen:
+                seen.add(candidate.text)
+                yield candidate
 
 
 def _touch(difference: Difference, stretch: tuple[int, int]) -> bool:

@@ -1,4 +1,4 @@
-"""Differences out of blocks: the two sides with their text around them."""
+"""Differences from blocks: both sides with the text around them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.model import Against, Difference, TextSide
 from tito_audit.evidence.narrowed import narrowed
 from tito_audit.record.finding import Severity, Where
-
-__all__ = ["Region", "Stretch", "difference", "region_of", "stretches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Stretch:
 
     @property
     def key(self) -> tuple[int, int, bytes]:
-        """Equal for the same finding seen twice in one recorded sequence."""
+        """Equal for one difference that is found twice in a recorded sequence."""
         return self.start, self.end, self.canonical.ids.tobytes()
 
 
@@ -42,7 +40,7 @@ class Region:
 
 
 def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> list[Stretch]:
-    """Every block that is not SAME, in order, as the tokens of it that differ."""
+    """The tokens that differ in every block that is not SAME, in order."""
     return [
         Stretch(kind, start, end, c_start, c_end, _side(recorded, start, end), _side(canonical, c_start, c_end))
         for block in blocks.differing()
@@ -62,9 +60,9 @@ def difference(
     message_indices: tuple[int | None, ...] = (),
     later_turn: int | None = None,
 ) -> Difference:
-    """A stretch as a difference, placed in the completion it lies in, else in `where` of `turn`.
+    """A stretch as a difference, placed in the completion that it touches, else in `where` of `turn`.
 
-    A stretch that begins before a completion and ends inside it counts as the completion's, from 0 on.
+    A stretch that begins before a completion and ends inside it counts as the completion's, from token 0 on.
     """
     region = region_of(stretch, regions)
     start, end = stretch.start, stretch.end
@@ -91,7 +89,7 @@ def difference(
 
 
 def region_of(stretch: Stretch, regions: tuple[Region, ...]) -> Region | None:
-    """The completion that a stretch touches; a place between tokens belongs to the one that goes on there."""
+    """The completion that a stretch touches; an empty stretch belongs to one that starts or continues there."""
     for region in regions:
         if stretch.start < region.end and stretch.end > region.start:
             return region

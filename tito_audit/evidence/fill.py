@@ -1,4 +1,4 @@
-"""Which entries of a logprob column are values, and which stand for none."""
+"""Which entries of a logprob column are logprobs, and which are fill for tokens without one."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["IMPOSSIBLE", "Values", "first_covered", "values_of"]
-
 IMPOSSIBLE = (1.0, -9999.0)
-"""Values that no probability has, whatever the format writes of its own."""
+"""Values that are never logprobs, whatever the format's own fill is."""
 _FLOOR = -1000.0
-"""No sampled token has a logprob as low as this."""
+"""No sampled token has a logprob this low."""
 _REACH = 4
-"""Tokens at either end of a span that are not its inside."""
+"""Tokens at either end of a span that do not count as its inside."""
 _TRIED = 8
-"""Odd entries of which the commonest is looked for."""
-_MOST = 0.9
-"""Share of the entries far from every answer that have to be one value for it to be the fill."""
+"""Odd entries among which the commonest is looked for."""
+_FILL_SHARE = 0.9
+"""Share of the entries far from every answer that must be one value for it to be the fill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The logprob column of a row: values here, the fill there."""
+    """The logprob column of a row: which entries are values, and what fills the rest."""
 
     real: Mask
     """`[T]` True where the entry is a value."""
     covered: Mask
     """`[T]` True where the column has an entry at all."""
     fill: float
-    """What stands where there is no logprob; NaN for null."""
+    """The entry where there is no logprob; NaN for null."""
 
     @property
     def certain(self) -> bool:
@@ -43,7 +41,7 @@ class Values:
         return not (_FLOOR < self.fill <= 0)
 
     def covering(self, spans: Sequence[SampledSpan], ends: Sequence[int | None], far: int) -> tuple[Mask, Mask]:
-        """`[T]` the places of the spans moved by `far`: all that may be sampled, and all that must be."""
+        """The places of the spans moved by `far`, `[T]` each: all that may be sampled, and all that must be."""
         widest, least = np.zeros_like(self.real), np.zeros_like(self.real)
         for span, end in zip(spans, ends, strict=True):
             start = max(span.start + far, 0)
@@ -51,14 +49,14 @@ class Values:
             least[start : max((span.ends[0] if end is None else end) + far, 0)] = True
         return widest & self.covered, least & self.covered
 
-    def lie_on(self, spans: Sequence[SampledSpan], ends: Sequence[int | None] | None) -> bool:
-        """Whether there is a value on every token of these spans and on no other: nothing has moved."""
+    def fill_exactly(self, spans: Sequence[SampledSpan], ends: Sequence[int | None] | None) -> bool:
+        """Whether every token of these spans has a value and no other token has one: nothing has moved."""
         if ends is None or None in ends:
             return False
         return bool(np.array_equal(self.real, self.covering(spans, ends, 0)[0]))
 
     def rarity(self, spans: Sequence[SampledSpan]) -> tuple[int, int]:
-        """How many entries well inside the spans are the fill, and of how many: nothing slides in so far."""
+        """How many entries well inside the spans are fill, and of how many; no shift reaches that far in."""
         inside = np.zeros_like(self.real)
         for span in spans:
             inside[span.start + _REACH : max(span.ends[0] - _REACH, 0)] = True
@@ -67,7 +65,7 @@ class Values:
 
 
 def first_covered(row: TrainingRow, role: ColumnRole = ColumnRole.LOGPROBS) -> int:
-    """The first token that the row's column of this role says anything of."""
+    """The first token that the row's column of this role covers."""
     column = next((c for c in row.columns if c.role is role), None)
     if column is None or column.alignment is Alignment.FULL:
         return 0
@@ -75,10 +73,10 @@ def first_covered(row: TrainingRow, role: ColumnRole = ColumnRole.LOGPROBS) -> i
 
 
 def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Values | None:
-    """The values of the logprob column, told from the fill by what stands far from every span.
+    """The values of the logprob column; its fill is read from the entries far from every span.
 
-    None without a column, where it has entries for trained tokens only, where it holds values everywhere (logprobs
-    of prompts are logged as well), and where it holds none.
+    None without a column, where it has entries for trained tokens only, where every entry is a value (prompt
+    logprobs are logged too), and where none is.
     """
     if row.logprobs is None or any(
         c.role is ColumnRole.LOGPROBS and c.alignment in (Alignment.SAMPLED, None) for c in row.columns
@@ -93,40 +91,40 @@ def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Val
     far = covered & ~near
     fill = _fill(row.logprobs[far] if far.any() else row.logprobs[covered & ~inside])
     if fill is None and not far.any():
-        # Too little stands outside to tell, so what the format writes, or what no value is, has to do.
-        fill = row.sentinel if row.sentinel is not None else _unlike(row.logprobs[covered])
+        # Too few entries lie outside to tell, so take the format's fill, or the commonest odd entry.
+        fill = row.sentinel if row.sentinel is not None else _commonest_odd(row.logprobs[covered])
         if fill is None and not (covered & ~inside).any():
-            fill = np.nan  # a column over one answer alone, with a value at every token
+            fill = np.nan  # a column over a single answer, with a value for every token
     if fill is None:
         return None
-    real = covered & ~_is(row.logprobs, fill) & ~np.isnan(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
+    real = covered & ~_equals(row.logprobs, fill) & ~np.isnan(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
     if not real.any():
         return None
     return Values(real, covered, fill)
 
 
 def _fill(entries: Logprobs) -> float | None:
-    """The one value that nearly all of these entries have, told bit by bit; None when there is none."""
+    """The one value that nearly all of these entries have, compared bit by bit; None when there is none."""
     for candidate in {
         at: float(entries[at]) for at in (0, len(entries) // 2, len(entries) - 1) if len(entries)
     }.values():
-        if _is(entries, candidate).mean() >= _MOST:
-            # A value below zero may be the fill only where no probability is so low.
+        if _equals(entries, candidate).mean() >= _FILL_SHARE:
+            # A negative value may be the fill only where it is too low for a logprob.
             return candidate if np.isnan(candidate) or candidate >= 0 or candidate <= _FLOOR else None
     return None
 
 
-def _unlike(entries: Logprobs) -> float | None:
-    """Of the entries that are no ordinary logprob, the commonest; None when all are."""
+def _commonest_odd(entries: Logprobs) -> float | None:
+    """The commonest entry that is no ordinary logprob; None when all are."""
     odd = entries[np.isnan(entries) | (entries >= 0) | (entries <= _FLOOR)]
     if not len(odd):
         return None
-    counts = [int(_is(entries, float(one)).sum()) for one in odd[:_TRIED]]
+    counts = [int(_equals(entries, float(one)).sum()) for one in odd[:_TRIED]]
     return float(odd[int(np.argmax(counts))])
 
 
-def _is(logprobs: Logprobs, fill: float) -> Mask:
-    """`[T]` True where an entry is the fill; -0.0 is not 0.0, since only arithmetic writes it."""
+def _equals(logprobs: Logprobs, fill: float) -> Mask:
+    """`[T]` True where an entry is the fill; -0.0 is not 0.0, since only arithmetic gives it."""
     if np.isnan(fill):
         return np.isnan(logprobs)
     return np.asarray((logprobs == fill) & (np.signbit(logprobs) == np.signbit(fill)))

@@ -1,4 +1,4 @@
-"""From a rollout to its evidence: everything compared once, before any rule looks."""
+"""From a rollout to its evidence: every comparison is made once, before any rule runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import reencoded_differences, tail_and_completion
-from tito_audit.evidence.constructions import constructed
-from tito_audit.evidence.judgement import JUDGEMENT, refined
+from tito_audit.evidence.constructions import with_constructions
+from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.model import Difference, Evidence, RowView
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.rendered import write_conversation
+from tito_audit.evidence.rendered import render_conversation
 from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import row_against_calls, row_against_itself, row_against_template
 from tito_audit.record.column import ColumnRole
@@ -34,8 +34,6 @@ from tito_audit.record.testimony import Reading
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 
-__all__ = ["gather"]
-
 
 def gather(
     rollout: Rollout,
@@ -44,13 +42,13 @@ def gather(
     speakers: Speakers = DEFAULT,
     log_reading: Reading | None = None,
 ) -> Evidence:
-    """All that can be said of a rollout with what the log holds and what was given to the run.
+    """The evidence on a rollout, from what the log holds and what was given to the run.
 
     `speakers` are the roles that were sampled; `log_reading` is how the log's rows were written, where all of them
     together prove it.
 
-    Without a tokenizer, ids are compared with ids; without a renderer, or messages, nothing is
-    compared with the template. Never raises for what a log holds.
+    Without a tokenizer, ids are compared with ids; without a renderer or messages, nothing is compared with the
+    template. Never raises for what a log holds.
     """
     rollout = with_speakers(rollout, speakers)
     reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
@@ -66,13 +64,13 @@ def gather(
     row, more, row_error = _row(rollout, chains, reference)
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
-        row, judged = refined(row, rollout.training_row, reference.end_ids(), reference.text)
+        row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text)
     differences = _without_doubles(differences + more)
     if reference is not None:
         for turn in range(len(rollout.turns)):
             differences += _uncovered(reencoded_differences(rollout, turn, reference), differences)
         differences += _uncovered(rendered_differences(rollout, chains, texts, reference), differences)
-        differences = constructed(rollout, differences, reference)
+        differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
     if rendered and not texts and renderer is not None and row_error is None:
@@ -98,7 +96,7 @@ def gather(
 def _row(
     rollout: Rollout, chains: Chains, reference: Reference | None
 ) -> tuple[RowView | None, list[Difference], str | None]:
-    """The training row against the best that the log has to compare it with."""
+    """The training row compared with the best that the log offers: calls, else messages, else itself."""
     if rollout.training_row is None:
         return None, [], None
     start, end = visible_part(rollout.training_row)
@@ -110,7 +108,7 @@ def _row(
         return None, [], None
     error = None
     if rollout.messages and reference.renderer is not None:
-        written, error = write_conversation(rollout, reference)
+        written, error = render_conversation(rollout, reference)
         if written is not None:
             return (*row_against_template(rollout, written, reference), None)
     return (*row_against_itself(rollout, reference), error)
@@ -119,7 +117,7 @@ def _row(
 def _padded(
     rollout: Rollout, row: TrainingRow, part: tuple[int, int], chains: Chains, reference: Reference | None
 ) -> tuple[RowView | None, list[Difference], str | None]:
-    """What is told of the part of a row between its padding, with places as the whole row has them."""
+    """The same for the part of a row between its padding, with positions counted in the whole row."""
     start, end = part
     cut = replace(
         row,
@@ -139,7 +137,7 @@ def _padded(
 
 
 def _widened(view: RowView, before: int, after: int) -> RowView:
-    """The view with so many tokens of the template, which nothing sampled, in front of it and behind it."""
+    """The view with this many template tokens, not sampled, added before and after it."""
     room = (before, after)
     expected = view.expected_logprobs
     return replace(
@@ -180,7 +178,7 @@ def _strings_only(turn: Turn) -> bool:
 
 
 def _prefetch(rollout: Rollout, reference: Reference) -> None:
-    """Encode every answer that the comparisons will ask for in one batch."""
+    """Encode every answer that will be compared in one batch."""
     wanted = []
     for turn in range(len(rollout.turns)):
         found = tail_and_completion(rollout, turn, reference)
@@ -190,7 +188,7 @@ def _prefetch(rollout: Rollout, reference: Reference) -> None:
 
 
 def _without_doubles(differences: list[Difference]) -> list[Difference]:
-    """Each place said once: what a later prompt and the training row both hold is one difference."""
+    """Each place once: what both a later prompt and the training row show is one difference."""
     kept: dict[tuple[object, ...], Difference] = {}
     for one in differences:
         key = (one.where, one.turn, one.start, one.end, one.canonical.ids.tobytes())
@@ -205,9 +203,9 @@ def _without_doubles(differences: list[Difference]) -> list[Difference]:
 
 
 def _uncovered(new: list[Difference], known: list[Difference]) -> list[Difference]:
-    """Those of `new` that no known difference of the same sequence covers already.
+    """Those of `new` that no known difference of the same sequence covers.
 
-    One that is of other text is not covered by one that only spells the same text with other tokens.
+    A difference in text is not covered by one that only spells the same text with other tokens.
     """
     return [
         one
@@ -225,7 +223,7 @@ def _uncovered(new: list[Difference], known: list[Difference]) -> list[Differenc
 
 
 def _present(rollout: Rollout, reference: Reference | None, row: RowView | None, rendered: bool) -> Needs:
-    """What a rule may count on."""
+    """What the evidence has of what rules need."""
     turns, line = rollout.turns, rollout.training_row
     has = {
         Needs.MESSAGES: bool(rollout.messages) or any(turn.prompt_messages for turn in turns),

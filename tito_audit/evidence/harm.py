@@ -1,4 +1,4 @@
-"""Whether a repair would give a trained token a logprob that is not its own, under any reading that stands."""
+"""Whether a repair would give a trained token a logprob that is not its own, under any possible reading."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.testimony import Reading
 
-__all__ = ["harm"]
-
 _Row = TrainingRow
 
 
 def harm(before: Evidence, after: Evidence) -> str | None:
     """Why the row after a repair is worse than before, pair by pair of token and logprob; None when it is not.
 
-    Asked of rows that hold the same tokens and whose sampling no call proves. A pair that was right under a
-    reading of the row before has to stay or to leave the loss, and no reading may see a wrong pair that was not
-    there.
+    For rows with the same tokens whose sampling no call proves; None for others. A pair that was right under a
+    reading of the row before must stay or leave the loss, and no reading may see a new wrong pair.
     """
     old, new = before.rollout.training_row, after.rollout.training_row
     found = judgement(before)
@@ -35,7 +32,7 @@ def harm(before: Evidence, after: Evidence) -> str | None:
 
 
 def _worse(old: _Row, new: _Row, found: Judgement, reading: Reading) -> bool:
-    """Whether, if the row was written so, some trained pair is wrong after that was not wrong before."""
+    """Whether, under this reading, a trained pair is wrong after the repair that was not wrong before."""
     assert old.loss_mask is not None
     assert new.loss_mask is not None
     sampled = np.zeros(len(old.token_ids), np.bool_)
@@ -48,7 +45,7 @@ def _worse(old: _Row, new: _Row, found: Judgement, reading: Reading) -> bool:
 
 
 def _right(row: _Row, sampled: Mask, own: Logprobs | None) -> Mask:
-    """`[T]` tokens that were sampled and whose logprob is their own."""
+    """`[T]` True for tokens that were sampled and whose logprob is their own."""
     if own is None or row.logprobs is None:
         return sampled
     same = (row.logprobs == own) | (np.isnan(row.logprobs) & np.isnan(own))
@@ -56,7 +53,7 @@ def _right(row: _Row, sampled: Mask, own: Logprobs | None) -> Mask:
 
 
 def _moved(logprobs: Logprobs | None, far: int) -> Logprobs | None:
-    """`[T]` the value of each token, if the column lies `far` places off; NaN where it fell off."""
+    """`[T]` the value of each token if the column lies `far` places off; NaN where it moved out of the row."""
     if logprobs is None or not far:
         return logprobs
     out = np.full_like(logprobs, np.nan)

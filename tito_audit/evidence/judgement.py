@@ -1,9 +1,8 @@
-"""What all witnesses of a training row say together: how far its mask and its logprobs lie off their tokens.
+"""How far a row's mask and logprobs lie off their tokens, judged from everything in the row together.
 
-The witnesses are where answers begin and end (headers, turn ends, the template), why turns ended, the edges of the
-mask, and which values of the logprob column are values and which stand for none. A reading is one way in which the
-row may have been written; it stands when it accounts for every span of the row, and only one that stands alone is
-proven.
+The evidence is where answers begin and end (headers, turn ends, the template), why turns ended, the edges of the
+mask, and which entries of the logprob column are values and which are fill. A reading is one way the row may have
+been written. It stands if it accounts for every span of the row, and is proven only if no other reading stands.
 """
 
 from __future__ import annotations
@@ -24,46 +23,34 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
 from tito_audit.record.testimony import CHANCE, Reading, Witness
 
-__all__ = [
-    "JUDGEMENT",
-    "Judgement",
-    "judge",
-    "judgement",
-    "mask_back",
-    "refined",
-    "row_slide",
-    "shifts_of",
-    "witness",
-]
-
 _PREFILL = 12
-"""Tokens that a think block which was given has at most."""
+"""The most tokens of a think block that was given, not sampled."""
 _THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
 
 
 JUDGEMENT = "judgement"
-"""What the judgement is kept as in the memo of its evidence."""
+"""The judgement's key in the memo of its evidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the spans of a row, its mask and its logprobs say together."""
+    """What the spans of a row, its mask and its logprobs show together."""
 
     spans: tuple[SampledSpan, ...]
     ends: tuple[int | None, ...]
-    """Of each span, where sampling ended; None where nothing tells which of its ends it was."""
+    """Where the sampling of each span ended; None where it is unknown which of its ends it was."""
     mask_slide: int | None
-    """Places that every trained run lies late (+) or early (-); None where no one number accounts for the mask."""
+    """Places that every trained run lies late (+) or early (-); None where no single number fits the mask."""
     standing: tuple[Reading, ...]
-    """Every reading that accounts for all of the row; () where none does, or there is nothing to read."""
+    """Every reading that accounts for the whole row; () where none does, or there is nothing to read."""
     values: Values | None
-    """None where no column tells values from what stands for none."""
+    """None where the values of the logprob column cannot be told from its fill."""
     chances: tuple[tuple[int, ...], ...] = ()
-    """Of each standing reading, the ids of the tokens that have to be certain by chance."""
+    """For each standing reading, the ids of the tokens that would have to be certain (logprob 0.0) by chance."""
 
     @property
     def decided(self) -> Reading | None:
-        """The one reading that stands; None when several do, or none."""
+        """The only reading that stands; None when several do, or none."""
         return self.standing[0] if len(self.standing) == 1 else None
 
     @property
@@ -73,7 +60,7 @@ class Judgement:
 
     @property
     def open_ends(self) -> list[int]:
-        """Turn ends that the mask leaves out, of which neither a value nor a reason tells if they were sampled."""
+        """Turn ends outside the mask that, with no logprobs or finish reasons to tell, may have been sampled."""
         if self.values is not None or self.mask_slide != 0:
             return []
         pairs = zip(self.spans, self.ends, strict=True)
@@ -81,12 +68,12 @@ class Judgement:
 
 
 def judgement(evidence: Evidence) -> Judgement | None:
-    """The judgement of the training row; None without one, or where nothing says what was sampled."""
+    """The judgement of the training row; None without a row, or where nothing says what was sampled."""
     return evidence.once(JUDGEMENT, _judgement)
 
 
 def witness(evidence: Evidence) -> Witness | None:
-    """What the training row leaves open; None without one, without sampling, or where calls prove all of it."""
+    """The readings that the training row leaves open; None without one, or where calls prove its logprobs."""
     found, view = judgement(evidence), evidence.row
     if found is None or not found.standing or view is None or view.expected_logprobs is not None:
         return None
@@ -108,21 +95,21 @@ def _judgement(evidence: Evidence) -> Judgement | None:
     return replace(found, standing=(evidence.log_reading,))
 
 
-def refined(
+def with_turn_ends(
     view: RowView,
     row: TrainingRow,
     end_ids: frozenset[int],
     text: Callable[[Ids], str] = lambda _ids: "",
 ) -> tuple[RowView, Judgement | None]:
-    """A view by roles or messages with the ends of its turns as mask, logprobs and finish reasons show them.
+    """A view by roles or messages with the turn ends that mask, logprobs and finish reasons show; its judgement.
 
-    And the judgement that shows them; None where there is none, or calls prove the view. `text` is what token ids
-    spell: an empty think block in front of an answer that neither mask nor logprobs count to it was given.
+    The judgement is None where there is none, or calls prove the view. `text` gives the text of token ids: an
+    empty think block before an answer that neither mask nor logprobs count as part of it was given.
     """
     if view.proven:
         return view, None
     spans = _spans(view, row, end_ids)
-    spans = tuple(_behind_prefill(span, row, spans, text) for span in spans)
+    spans = tuple(_after_prefill(span, row, spans, text) for span in spans)
     found = judge(row, spans)
     if found is None:
         return replace(view, spans=spans), None
@@ -132,10 +119,10 @@ def refined(
     return replace(view, spans=spans, sampled=sampled), found
 
 
-def _behind_prefill(
+def _after_prefill(
     span: SampledSpan, row: TrainingRow, spans: tuple[SampledSpan, ...], text: Callable[[Ids], str]
 ) -> SampledSpan:
-    """The span without a think block in front that was given, as mask and logprobs have it."""
+    """The span without a think block before it that was given, by mask and logprobs."""
     if row.loss_mask is None or row.loss_mask[span.start]:
         return span
     inside = row.loss_mask[span.start : span.ends[-1]]
@@ -149,9 +136,9 @@ def _behind_prefill(
 
 
 def _as_trained(span: SampledSpan, row: TrainingRow, found: Judgement) -> int:
-    """Where a span ended of which nothing tells it: as the mask has it, where that may be right.
+    """Where a span with an unknown end is taken to have ended: by the mask, where that may be right.
 
-    A certain token's logprob may be the fill, so that neither its value nor the lack of one says anything.
+    The logprob of a certain token may equal the fill, so neither a value nor its absence proves anything.
     """
     if found.values is None or row.loss_mask is None or found.mask_slide:
         return span.ends[-1] if found.values is None else span.ends[0]
@@ -160,17 +147,17 @@ def _as_trained(span: SampledSpan, row: TrainingRow, found: Judgement) -> int:
 
 
 def row_slide(evidence: Evidence) -> int:
-    """How far the loss mask of the row slid: late (+), early (-); 0 where it did not, or nothing tells."""
+    """How far the loss mask of the row slid: late (+), early (-); 0 where it did not, or that is unknown."""
     view, found = evidence.row, judgement(evidence)
     if view is None or found is None:
         return 0
     return proven_slide(evidence) if view.proven else found.mask_slide or 0
 
 
-def mask_back(evidence: Evidence) -> Mask | None:
-    """`[T]` the mask of the row with every trained run on the span that it slid off; None when none did.
+def restored_mask(evidence: Evidence) -> Mask | None:
+    """`[T]` the mask with every trained run moved back onto its span; None when none slid.
 
-    A turn end of which nothing tells whether it was sampled stays out of the loss.
+    A turn end that may or may not have been sampled stays out of the loss.
     """
     row, view, found, slide = evidence.rollout.training_row, evidence.row, judgement(evidence), row_slide(evidence)
     if row is None or row.loss_mask is None or view is None or found is None or not slide:
@@ -186,7 +173,7 @@ def mask_back(evidence: Evidence) -> Mask | None:
 
 
 def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
-    """What these spans, the mask and the logprobs of a row say together; None without a span."""
+    """What these spans, the mask and the logprobs of a row show together; None without spans."""
     if not spans:
         return None
     spans, values = tuple(spans), values_of(row, spans, FARTHEST)
@@ -195,7 +182,7 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
         alone = next(iter(slides), None) if len(slides) == 1 else None
         ends = irregular if alone is None else slides[alone]
         return Judgement(spans, ends, alone, tuple(Reading(slide or 0, 0) for slide in slides), None)
-    if len(slides) == 1 and values.lie_on(spans, slides.get(0)):
+    if len(slides) == 1 and values.fill_exactly(spans, slides.get(0)):
         return Judgement(spans, slides[0], 0, (Reading(),), values, ((),))
     found = _with_values(row, spans, slides or {None: irregular}, values)
     if not found or (0 in slides and 0 not in found):  # the mask may leave out turn ends that were sampled
@@ -216,20 +203,20 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
 def _with_values(
     row: TrainingRow, spans: tuple[SampledSpan, ...], slides: Mapping[int | None, Ends], values: Values
 ) -> dict[int | None, tuple[Ends, dict[int, tuple[int, ...]]]]:
-    """The slides of the mask that the logprobs leave, with the ends and the shifts that go with each."""
+    """The mask slides that the logprobs allow, with the ends and the shifts that go with each."""
     found = {slide: (ends, shifts_of(values, row.token_ids, spans, ends)) for slide, ends in slides.items()}
-    return {slide: told for slide, told in found.items() if told[1]}
+    return {slide: reading for slide, reading in found.items() if reading[1]}
 
 
 def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[SampledSpan, ...]:
-    """The stretches that roles or messages say were sampled, each with the ends that it may have had."""
+    """The stretches that roles or messages say were sampled, each with its possible ends."""
     found = []
     for start, stop in trained_runs(view.sampled):
         first = stop
         while first > start and is_end(first - 1, row.token_ids, view, end_ids):
             first -= 1
         if first == stop < len(row.token_ids):
-            first = max(stop - 1, start)  # the turn has no end; what follows it may be the template's
+            first = max(stop - 1, start)  # no turn end: the last token may be the template's
         found.append(SampledSpan(start, tuple(range(first, stop + 1))))
     reasons = row.finish_reasons[-len(found) :] if found else ()
     for number, reason in zip(range(len(found) - len(reasons), len(found)), reasons, strict=True):
@@ -238,7 +225,7 @@ def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[Sa
 
 
 def _as_finished(span: SampledSpan, reason: str | None) -> SampledSpan:
-    """The span with the ends that its finish reason leaves."""
+    """The span with the ends that its finish reason allows."""
     if reason is None or len(span.ends) == 1:
         return span
     if reason in ("length", "max_tokens", "abort"):
@@ -247,7 +234,7 @@ def _as_finished(span: SampledSpan, reason: str | None) -> SampledSpan:
 
 
 def _by_values(span: SampledSpan, end: int | None, values: Values, far: int) -> int | None:
-    """Where a span ended, as its logprobs show it, `far` places off; None where a certain token may hide it."""
+    """Where a span ended, by its logprobs `far` places off; None where a certain token may hide it."""
     if end is not None:
         return end
     places = [one for one in span.ends if one > span.ends[0] and 0 <= one - 1 + far < len(values.real)]
@@ -260,11 +247,11 @@ def _by_values(span: SampledSpan, end: int | None, values: Values, far: int) -> 
 def shifts_of(
     values: Values, ids: Ids, spans: Sequence[SampledSpan], ends: Sequence[int | None]
 ) -> dict[int, tuple[int, ...]]:
-    """Every number of places by which the logprobs may lie off the spans, every value accounted for.
+    """Every number of places by which the logprobs may lie off the spans with every value accounted for.
 
-    Each with the ids of the tokens that then have to be certain by chance. What stands for no logprob inside a
-    span is a fault of its own where it cannot be one (null, 1.0), so that of two readings the one with fewer
-    faults stands. Where it can be one (0.0), only a reading that needs far more chance than another falls.
+    Each comes with the ids of the tokens that would have to be certain by chance. Fill inside a span is a fault
+    where it cannot be a logprob (null, 1.0): then the readings with the fewest faults stand. Where it can be one
+    (0.0), a reading falls only if it needs far more chance than another.
     """
     missing: dict[int, Offsets] = {}
     for far in range(-FARTHEST, FARTHEST + 1):
@@ -283,6 +270,6 @@ def shifts_of(
 
 
 def _events(ids: Ids, places: Offsets) -> tuple[int, ...]:
-    """The first token of each run of these places, once each: what follows it, or is like it, is no new chance."""
+    """The id of the first token of each run of these places, once each: later or equal ones are no new chance."""
     first = places[np.diff(places, prepend=-2) > 1] if len(places) else places
     return tuple(np.unique(ids[first]).tolist())

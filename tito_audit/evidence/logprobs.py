@@ -1,4 +1,4 @@
-"""How far the logprobs of a row lie off their tokens, as far as rules and repairs both ask it."""
+"""How far the logprobs of a row lie off their tokens, for rules and repairs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from tito_audit.evidence.slides import FARTHEST
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.rollout import TrainingRow, trained_runs
 
-__all__ = ["ROUNDING", "LogprobShift", "shifts"]
-
 ROUNDING = 1e-3
 """Values this close are the same number: logs round, some to four decimals."""
 _FARTHEST_SHIFT = 4
@@ -24,24 +22,24 @@ _FARTHEST_SHIFT = 4
 
 @dataclass(frozen=True, slots=True)
 class LogprobShift:
-    """A stretch of the row whose logprobs lie off their tokens or are others than the calls recorded."""
+    """A stretch of the row whose logprobs lie off their tokens or are not those that the calls recorded."""
 
     start: int
     end: int
     turn: int | None
     offset: int
-    """Places late (+) or early (-); 0 when no offset makes them the calls' values."""
+    """Places late (+) or early (-); 0 when no offset gives the calls' values."""
     by_calls: bool
     values: int
-    """Values that are not their token's."""
+    """How many values are not their token's."""
     among: tuple[int, ...] = ()
-    """Without calls, every offset that accounts for the row; several: the row cannot tell which it is."""
+    """Without calls, every offset that accounts for the row; if several, the row does not show which it is."""
     against_mask: bool = False
-    """True where only mask and logprobs were held against each other: which of the two is off is not known."""
+    """True where only mask and logprobs were compared, so that which of the two is off is unknown."""
 
     @property
     def undecided(self) -> bool:
-        """Whether something is wrong that the row alone cannot name."""
+        """Whether the row alone shows that something is off, but not what."""
         return self.against_mask or len(self.among) > 1
 
 
@@ -63,7 +61,7 @@ def _against_calls(
     evidence: Evidence, row: TrainingRow, logprobs: Logprobs, view: RowView, expected: Logprobs
 ) -> list[LogprobShift]:
     """Turns whose values are not those of their call, with the offset at which they are."""
-    # Infinite values are LPR503's, and nothing can be told from their differences.
+    # Infinite values are LPR503's, and their differences show nothing.
     known = np.isfinite(expected) & ~view.drifted
     expected = np.where(known, expected, np.nan)
     wrong = known & ~(np.abs(logprobs - expected) <= ROUNDING)
@@ -72,8 +70,8 @@ def _against_calls(
     if not wrong.any():
         return []
     wrong &= np.isfinite(logprobs)
-    for silent in (*IMPOSSIBLE, *(() if row.sentinel is None else (row.sentinel,))):
-        wrong &= logprobs != silent
+    for fill in (*IMPOSSIBLE, *(() if row.sentinel is None else (row.sentinel,))):
+        wrong &= logprobs != fill
     runs = trained_runs(wrong)
     turns = [
         (turn, spans) for turn, spans in sampled_turns(evidence) if any(runs_inside(runs, a, b) for a, b in spans)
@@ -91,27 +89,27 @@ def _against_calls(
 def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]) -> int:
     """The offset at which all values inside the spans are the expected ones; 0 when there is none.
 
-    At least two values must be wrong where they stand and right at the offset, so that a row of values
-    close to zero proves nothing.
+    At least two values must be wrong in place and right at the offset, so that a row of values close to zero
+    proves nothing.
     """
-    for far in range(1, _FARTHEST_SHIFT + 1):
-        for offset in (far, -far):
-            cured = 0
+    for distance in range(1, _FARTHEST_SHIFT + 1):
+        for offset in (distance, -distance):
+            corrected = 0
             for start, end in spans:
                 here = np.arange(max(start, start - offset), min(end, end - offset))
                 here = here[~np.isnan(expected[here])]
                 moved = np.abs(logprobs[here + offset] - expected[here]) <= ROUNDING
                 if not moved.all():
                     break
-                cured += int((~(np.abs(logprobs[here] - expected[here]) <= ROUNDING)).sum())
+                corrected += int((~(np.abs(logprobs[here] - expected[here]) <= ROUNDING)).sum())
             else:
-                if cured >= 2:
+                if corrected >= 2:
                     return offset
     return 0
 
 
 def _by_the_row(evidence: Evidence, row: TrainingRow) -> list[LogprobShift]:
-    """The whole sampled part where its values lie off it, or may: see `judgement`."""
+    """The whole sampled part if its values lie off it, or may: see `judgement`."""
     found = judgement(evidence)
     if found is None:
         return _against_mask(row)
@@ -120,13 +118,13 @@ def _by_the_row(evidence: Evidence, row: TrainingRow) -> list[LogprobShift]:
         return []
     open_ = found.mask_slide or any(reading.right for reading in found.standing)
     if 0 in offsets and not found.values.certain and open_:
-        return []  # a certain token may be why; then only the log as a whole can tell
+        return []  # a certain token may be why; only the whole log can show that
     trained = row.loss_mask if row.loss_mask is not None else found.values.real
     return [_shift(found.spans, offsets, int((trained & ~found.values.real).sum()))]
 
 
 def _against_mask(row: TrainingRow) -> list[LogprobShift]:
-    """The whole trained part where its values lie off it and nothing says what was sampled."""
+    """The whole trained part if its values lie off it, where nothing says what was sampled."""
     if row.loss_mask is None or not row.loss_mask.any() or row.loss_mask.all():
         return []
     spans = tuple(SampledSpan(start, (end,)) for start, end in trained_runs(row.loss_mask))

@@ -1,4 +1,4 @@
-"""The loss mask of a row against what was sampled, as far as rules and repairs both ask it."""
+"""The loss mask of a row compared with what was sampled, for rules and repairs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,11 @@ from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import TrainingRow, trained_runs
 
-__all__ = [
-    "WholeMask",
-    "is_end",
-    "mask_slide",
-    "proven_slide",
-    "runs_inside",
-    "sampled_turns",
-    "trained_as_sampled",
-    "unslid",
-    "whole_mask",
-]
-
 _FARTHEST_SLIDE = 2
 
 
 class WholeMask(StrEnum):
-    """A mask that is wrong as a whole, so that no part of it is worth a finding of its own."""
+    """How a mask is wrong as a whole, so that no part of it needs a finding of its own."""
 
     NOTHING = "all zeros"
     EVERYTHING = "all ones"
@@ -42,17 +30,17 @@ class WholeMask(StrEnum):
 
 
 def trained_as_sampled(evidence: Evidence) -> bool:
-    """Whether the loss mask of the row is exactly what was sampled: then no part of it is wrong."""
+    """Whether the loss mask of the row trains exactly what was sampled."""
     return evidence.once("trained as sampled", _trained_as_sampled)
 
 
 def whole_mask(evidence: Evidence) -> WholeMask | None:
-    """What is wrong with the mask as a whole; None when it is worth looking at its parts."""
+    """What is wrong with the mask as a whole; None when only parts of it may be wrong."""
     return evidence.once("whole mask", _whole_mask)
 
 
 def proven_slide(evidence: Evidence) -> int:
-    """How far the loss mask of the row slid, as `mask_slide` has it; 0 without mask or sampling."""
+    """How far the loss mask of the row slid, by `mask_slide`; 0 without a mask or a view of what was sampled."""
     return evidence.once("proven slide", _proven_slide)
 
 
@@ -86,17 +74,17 @@ def _whole_mask(evidence: Evidence) -> WholeMask | None:
 
 
 def mask_slide(trained: Mask, sampled: Mask) -> int:
-    """How far every trained run lies behind (+) or before (-) a sampled run; 0 when it does not.
+    """How far every trained run lies after (+) or before (-) a sampled run; 0 when it does not.
 
-    A run cut off by the end of the row may be shorter. Both a trained token that was not sampled and a
-    sampled one that is not trained have to be there, else it is no slide but a run of another length.
+    A run cut off by the end of the row may be shorter. There must be both a trained token that was not sampled and
+    a sampled one that is not trained; otherwise a run has another length and did not slide.
     """
     if not (trained & ~sampled).any() or not (sampled & ~trained).any():
         return 0
     runs, full = set(trained_runs(sampled)), len(sampled)
     mine = trained_runs(trained)
-    for far in range(1, _FARTHEST_SLIDE + 1):
-        for offset in (far, -far):
+    for distance in range(1, _FARTHEST_SLIDE + 1):
+        for offset in (distance, -distance):
             if all(
                 (start - offset, end - offset) in runs or (end == full and (start - offset, full) in runs)
                 for start, end in mine
@@ -106,7 +94,7 @@ def mask_slide(trained: Mask, sampled: Mask) -> int:
 
 
 def unslid(trained: Mask, sampled: Mask) -> Mask | None:
-    """The mask with every trained run on the sampled run that it slid off; None when it did not slide."""
+    """`[T]` the mask with every trained run moved back onto its sampled run; None when it did not slide."""
     offset = mask_slide(trained, sampled)
     if not offset:
         return None
@@ -119,7 +107,7 @@ def unslid(trained: Mask, sampled: Mask) -> Mask | None:
 
 
 def sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int, int]]]]:
-    """The sampled stretches of the row, turn by turn; turn None where no call says which it was."""
+    """The sampled stretches of the row by turn; turn None where no call says which it was."""
     return evidence.once("sampled turns", _sampled_turns)
 
 
@@ -127,7 +115,7 @@ def _sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int,
     view = evidence.row
     if view is None:
         return []
-    # A stretch is cut where one sampled token is another turn's than the sampled one before it.
+    # A stretch is cut where a sampled token belongs to another turn than the sampled token before it.
     turn, sampled = view.turn, view.sampled
     cuts = (((turn[1:] != turn[:-1]) & sampled[1:] & sampled[:-1]).nonzero()[0] + 1).tolist()
     turns: dict[int, list[tuple[int, int]]] = {}
@@ -140,7 +128,7 @@ def _sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int,
 
 
 def runs_inside(runs: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of runs, which are in order, that lie inside `[start, end)`."""
+    """The parts of these runs, given in order, that lie inside `[start, end)`."""
     found = []
     for at in range(bisect_right(runs, start, key=itemgetter(1)), len(runs)):
         first, last = max(runs[at][0], start), min(runs[at][1], end)
@@ -151,19 +139,19 @@ def runs_inside(runs: Sequence[tuple[int, int]], start: int, end: int) -> list[t
 
 
 def is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:
-    """Whether a row token ends a turn, by its id or by its role."""
+    """Whether a row token ends a turn, by its id or its role."""
     return int(ids[position]) in end_ids or view.roles[position] == TURN_END
 
 
 def _starts_with_prompt(row: TrainingRow, view: RowView | None) -> bool:
-    """True when the row is known to open with tokens that were given, not sampled."""
+    """True when the row is known to start with tokens that were given, not sampled."""
     if row.prompt_length is not None:
         return row.prompt_length > 0
     return view is not None and not bool(view.sampled[0]) and (view.proven or view.roles[0] != UNKNOWN)
 
 
 def _inverted(row: TrainingRow, view: RowView, end_ids: frozenset[int]) -> bool:
-    """True when the mask trains what was given and leaves out what was sampled, turn ends aside."""
+    """True when the mask trains what was given and leaves out what was sampled, apart from turn ends."""
     assert row.loss_mask is not None
     if not view.sampled.any() or view.sampled.all():
         return False

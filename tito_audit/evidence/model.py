@@ -1,4 +1,4 @@
-"""Evidence: all a rule may look at."""
+"""Evidence: everything that a rule may look at."""
 
 from __future__ import annotations
 
@@ -17,18 +17,6 @@ from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.record.testimony import Reading
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = [
-    "Against",
-    "Built",
-    "Difference",
-    "Evidence",
-    "Explained",
-    "RowView",
-    "SampledSpan",
-    "TextSide",
-]
-
-
 T = TypeVar("T")
 
 
@@ -43,7 +31,7 @@ class Against(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """One side of a difference with the text around it, for naming a cause."""
+    """One side of a difference with the text around it, from which a cause is named."""
 
     ids: Ids
     """`[N]` the tokens of the difference itself."""
@@ -56,14 +44,14 @@ class TextSide:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """What explains a difference because writing the messages so gives the recorded tokens there."""
+class Construction:
+    """An explanation of a difference: messages written this way give the recorded tokens there."""
 
     code: str
     """The rule that owns it."""
     cause: str
     what: str
-    """The cause as a clause of its message."""
+    """The cause as a clause for a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +70,15 @@ class Difference:
     severity: Severity
     """ERROR when a later prompt or the training row holds the other tokens, NOTE when harmless."""
     effect: str
-    """What became of it, as a clause: `turn 3's prompt holds the re-encoded form`."""
+    """Its effect, as a clause: `turn 3's prompt holds the re-encoded form`."""
     sampled: bool
     """True when the recorded tokens were generated (a completion), not given."""
     message_index: int | None = None
     """The message it lies in, when known."""
     later_turn: int | None = None
     """The turn whose prompt holds the other tokens, when against the next prompt."""
-    built: Built | None = None
-    """What was constructed and gave the recorded tokens; None: nothing did, and the bytes have to tell."""
+    construction: Construction | None = None
+    """What gave the recorded tokens; None: nothing did, and the cause is read from the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +96,9 @@ class SampledSpan:
     """A stretch of the row that a model sampled."""
 
     start: int
-    """Its first token, right behind the generation prompt."""
+    """Its first token, right after the generation prompt."""
     ends: tuple[int, ...]
-    """Where it may end, in order: in front of the turn's end tokens, or behind them if those were sampled too."""
+    """Where it may end, in order: before the turn's end tokens, or after them if those were sampled too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +110,8 @@ class RowView:
     proven: bool
     """True when calls prove it, False when it is derived from the roles of the messages."""
     roles: Sequence[str]
-    """Whose token it is, one entry a token: `assistant`, `user`, `system`, `tool`, `template`
-    (scaffold), `generation prompt`, `turn end`, or `unknown`."""
+    """The role of each token: `assistant`, `user`, `system`, `tool`, `template` (scaffold), `generation prompt`,
+    `turn end`, or `unknown`."""
     turn: Ids
     """`[T]` the turn that sampled it, -1 elsewhere."""
     turn_offset: Ids
@@ -133,7 +121,7 @@ class RowView:
     drifted: Mask
     """True where the row's token lies in a difference against the calls or the rendering."""
     spans: tuple[SampledSpan, ...] = ()
-    """What was sampled as far as roles and messages tell it, the ends left open; () where calls prove it."""
+    """What roles and messages say was sampled, with the ends left open; () where calls prove it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +130,9 @@ class Evidence:
 
     rollout: Rollout
     vocabulary: Vocabulary | None
-    """For showing pieces and testing ids; None without a tokenizer."""
+    """To show pieces and look up ids; None without a tokenizer."""
     present: Needs = Needs.NOTHING
-    """What a rule may count on."""
+    """What there is of what rules need."""
     bos_id: int | None = None
     end_ids: frozenset[int] = frozenset()
     """Ids that end a turn: the tokenizer's end tokens and the control tokens that the template closes
@@ -162,16 +150,19 @@ class Evidence:
     recovery_problems: tuple[tuple[int, str], ...] = ()
     """(turn, what could not be recovered from its token strings)."""
     log_reading: Reading | None = None
-    """How the rows of the log were written, where all of them together prove it; None: nothing does."""
+    """How the rows of the log were written, where all of them together prove it; else None."""
     speakers: Speakers = DEFAULT
-    """Which roles were sampled, as far as the run states it."""
+    """Which roles were sampled, as the settings say."""
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What several rules work out of the same evidence, kept by name. Never evidence itself."""
+    """What several rules compute from this evidence, by name. Never evidence itself."""
 
     @property
     def generated_in_row(self) -> Mask | None:
-        """`[T]` the generated tokens of the training row of a log without calls: those that its mask trains,
-        without a mask those that the messages say were sampled; None where there are calls, or nothing says."""
+        """`[T]` the generated tokens of the training row of a log without calls.
+
+        Those that its mask trains; without a mask, those that the messages say were sampled. None where there are
+        calls, or nothing says what was sampled.
+        """
         row = self.rollout.training_row
         if self.rollout.turns or row is None:
             return None
@@ -180,13 +171,13 @@ class Evidence:
         return self.row.sampled if self.row is not None else None
 
     def once(self, name: str, work: Callable[[Evidence], T]) -> T:
-        """What `work` makes of this evidence, worked out once."""
+        """What `work` returns for this evidence, computed once."""
         if name not in self.memo:
             self.memo[name] = work(self)
         value: T = self.memo[name]
         return value
 
     def side(self, ids: Ids) -> Side:
-        """Ids with how each reads, for a finding; pieces are empty without a tokenizer."""
+        """Ids and their pieces, for a finding; pieces are empty without a tokenizer."""
         pieces = tuple(self.vocabulary.piece(int(i)) for i in ids) if self.vocabulary else ()
         return Side(tuple(int(i) for i in ids), pieces)

@@ -1,4 +1,4 @@
-"""A block of other bytes as the tokens of it that differ."""
+"""A block whose bytes differ, narrowed to the tokens that differ."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.align.prefix import common_ends
 from tito_audit.align.runs import equal_runs, gaps
 
-__all__ = ["Block", "narrowed"]
-
 Block = tuple[BlockKind, int, int, int, int]
 """Kind, recorded start and end, canonical start and end."""
 
 _BROKEN = "\ufffd"
 _LONGEST = 2000
-"""Tokens of a side up to which a block is looked into."""
+"""The most tokens on a side of a block that is narrowed further."""
 
 
 def narrowed(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
-    """The parts of a block that differ; the block itself where it is all one difference.
+    """The parts of a block that differ; one part where all of it does.
 
-    Tokens that both sides begin or end with are no part of it. Where nothing differs but control tokens that the
-    canonical side drops, or broken characters that it writes as U+FFFD, each of those is a part.
+    Tokens that both sides begin or end with are cut off. Where only control tokens that the canonical side drops,
+    or broken characters that it writes as U+FFFD, differ, each of those is a part.
     """
     kind, start, end, c_start, c_end = block
     if kind is not BlockKind.DRIFT:
@@ -38,12 +36,12 @@ def narrowed(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
         _part(whole[1] + i, whole[1] + i_end, whole[3] + j, whole[3] + j_end)
         for i, i_end, j, j_end in gaps(equal_runs(a, b), len(a), len(b))
     ]
-    told = len(parts) > 1 and all(_dropped_or_broken(part, recorded, canonical) for part in parts)
-    return parts if told else [whole]
+    separate = len(parts) > 1 and all(_dropped_or_broken(part, recorded, canonical) for part in parts)
+    return parts if separate else [whole]
 
 
 def _dropped_or_broken(part: Block, recorded: Pieces, canonical: Pieces) -> bool:
-    """Whether a part is control tokens that were dropped, or bytes that are no text and what decoding writes."""
+    """Whether a part is dropped control tokens, or invalid UTF-8 and the text that decoding gives for it."""
     kind, start, end, c_start, c_end = part
     if kind is BlockKind.EXTRA:
         return bool(recorded.control[start:end].all())
@@ -52,7 +50,7 @@ def _dropped_or_broken(part: Block, recorded: Pieces, canonical: Pieces) -> bool
 
 
 def _text(data: bytes) -> str:
-    """Bytes as text, with each run of broken characters as one: decoders differ in their number."""
+    """Bytes as text, each run of broken characters as one: decoders differ in how many they write."""
     return re.sub(f"{_BROKEN}+", _BROKEN, data.decode("utf-8", "replace"))
 
 

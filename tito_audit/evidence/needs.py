@@ -1,4 +1,4 @@
-"""What a rule may have to see, and the words for its absence."""
+"""What a rule may need, and the words for what is missing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from enum import Flag, auto
 
 from tito_audit.record.stated import NotRead, Unread
 
-__all__ = ["Needs", "words_for"]
-
 
 class Needs(Flag):
-    """What a rule has to see; members joined by | are alternatives."""
+    """What a rule needs; members joined by | are alternatives."""
 
     NOTHING = 0
     MESSAGES = auto()
@@ -33,7 +31,7 @@ _WORDS = {
     Needs.PROMPTS: "no prompt ids",
     Needs.COMPLETIONS: "no completion ids",
     Needs.COMPLETION_LOGPROBS: "no logprobs",
-    Needs.SEVERAL_CALLS: "one call only",
+    Needs.SEVERAL_CALLS: "only one call",
     Needs.ROW: "no training row",
     Needs.MASK: "no loss mask",
     Needs.ROW_LOGPROBS: "no logprobs in a training row",

@@ -1,4 +1,4 @@
-"""What a prompt has in common with the prompts before it, so that only what is new is looked at.
+"""Prompts compared only where they differ from the prompts before them.
 
 A conversation of T calls holds O(T²) tokens of prompts, of which O(T) are new.
 """
@@ -17,18 +17,16 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.tokens.prefix_cache import KnownText, KnownTexts
 
-__all__ = ["Comparison", "GrownPieces", "Spelled", "compared", "settled"]
-
 _KEPT = 4
 """Sequences whose pieces are remembered: two chains with their other sides."""
 _WORTH = 64
-"""Tokens in common from which on pieces are joined."""
+"""The fewest shared tokens for which pieces are reused."""
 _REPLACED = "\ufffd"
-"""What stands for broken characters, whatever their bytes were."""
+"""The text of broken characters, whatever their bytes were."""
 
 
-class GrownPieces:
-    """The pieces of sequences that begin alike, worked out once for what they have in common."""
+class PiecesCache:
+    """The pieces of sequences that begin alike, computed once for what they share."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
@@ -55,7 +53,7 @@ class GrownPieces:
 
 
 def _joined(known: Pieces, shared: int, rest: Pieces, ids: Ids) -> Pieces:
-    """The first tokens of known pieces and what follows them as the pieces of all ids."""
+    """The pieces of `ids`: the first `shared` of known pieces, then `rest`."""
     size = int(known.end[shared - 1])
     return Pieces(
         ids,
@@ -65,19 +63,19 @@ def _joined(known: Pieces, shared: int, rest: Pieces, ids: Ids) -> Pieces:
     )
 
 
-class Spelled:
-    """Texts that recorded ids spell: a guess at a text that the record spells is no guess any more."""
+class SpelledTexts:
+    """Texts that recorded ids are known to spell, to confirm texts of the fast renderer."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
         self._known = KnownTexts(reference.tokenizer.cuts)
 
     def keep(self, text: str, recorded: Ids) -> None:
-        """Take note that these ids stand for this text."""
+        """Note that these ids spell this text."""
         self._known.keep(text, recorded)
 
-    def bears_out(self, text: str, recorded: Ids) -> bool:
-        """True if the ids spell just this text, in whatever tokens."""
+    def confirms(self, text: str, recorded: Ids) -> bool:
+        """Whether the ids spell exactly this text, in any tokens."""
         if _REPLACED in text:
             return False
         known, shared = self._known.find(text)
@@ -98,7 +96,7 @@ class Comparison:
         self.recorded = recorded
 
     def shared(self, text: str, recorded: Ids, reference: Reference) -> int:
-        """How many cuts another text and its record begin with in common, the last at a control token."""
+        """How many cuts from the start another text and its ids share with these, the last at a control token."""
         shared = self.canonical.shared(text)
         ids, tokens = self.canonical.ids, self.canonical.tokens
         while shared and ids[tokens[shared - 1] - 1] not in reference.vocabulary.special_ids:
@@ -107,23 +105,22 @@ class Comparison:
         return shared if np.array_equal(self.recorded.ids[:first], recorded[:first]) else 0
 
 
-def compared(
-    text: str, recorded: Ids, before: Comparison | None, reference: Reference, pieces: GrownPieces
+def compare_text(
+    text: str, recorded: Ids, before: Comparison | None, reference: Reference, pieces: PiecesCache
 ) -> tuple[list[Stretch], Comparison | None]:
-    """Where recorded ids are not those of a text, beyond what was compared `before`; and the comparison.
+    """Where recorded ids differ from those of a text, after the part compared `before`; and the new comparison.
 
-    Ids of the same bytes are paired by the ends of their tokens, so what stands before a control token that
-    both have says nothing of what stands behind it. Without such bytes, or without anything in common,
-    all is compared, and the stretches are those of all.
+    Ids with equal bytes are paired by where their tokens end, so what precedes a shared control token does not
+    affect what follows it. With other bytes, or with nothing in common, the whole text is compared.
     """
     shared = before.shared(text, recorded, reference) if before is not None else 0
     if before is not None and shared:
-        found = _behind(text, recorded, before, shared, reference)
+        found = _compare_rest(text, recorded, before, shared, reference)
         if found is not None:
             return found
     encoded = reference.encode_as(text, recorded)
     if np.array_equal(encoded, recorded):
-        return [], settled(text, recorded, reference)
+        return [], comparison_of_equal(text, recorded, reference)
     held, canonical = pieces.of(recorded), pieces.of(encoded)
     found_all = stretches(held, canonical, align(held, canonical))
     if held.data != canonical.data:
@@ -136,16 +133,16 @@ def compared(
     return found_all, Comparison(theirs, mine) if alike else None
 
 
-def settled(text: str, ids: Ids, reference: Reference) -> Comparison:
-    """The comparison of a text whose ids are the recorded ones."""
+def comparison_of_equal(text: str, ids: Ids, reference: Reference) -> Comparison:
+    """The comparison of a text whose ids are the recorded ids."""
     known = KnownText(reference.tokenizer.cuts, text, ids)
     return Comparison(known, known)
 
 
-def _behind(
+def _compare_rest(
     text: str, recorded: Ids, before: Comparison, shared: int, reference: Reference
 ) -> tuple[list[Stretch], Comparison] | None:
-    """The same from the last shared control token on; None where not all there is spelled alike."""
+    """The same from the last shared control token on; None where the bytes or the cuts there differ."""
     characters, first = before.canonical.up_to(shared)
     mine = before.recorded.up_to(shared)[1] - 1
     first -= 1
@@ -181,5 +178,5 @@ def _behind(
 
 
 def _cut_alike(held: Pieces, canonical: Pieces, mine: Offsets, theirs: Offsets) -> bool:
-    """True if the cuts of two sequences, given as the tokens up to them, are at the same bytes."""
+    """Whether the cuts of two sequences, given as token counts, are at the same bytes."""
     return len(mine) == len(theirs) and np.array_equal(held.end[mine - 1], canonical.end[theirs - 1])

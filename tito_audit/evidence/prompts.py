@@ -1,4 +1,4 @@
-"""Each prompt, and the last answer, against what the template writes for the messages."""
+"""Each prompt, and the last answer, compared with what the template writes for the messages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Stretch, difference, region_of, stretches
 from tito_audit.evidence.model import Against, Difference
-from tito_audit.evidence.prefix_reuse import Comparison, GrownPieces, Spelled, compared, settled
+from tito_audit.evidence.prefix_reuse import (
+    Comparison,
+    PiecesCache,
+    SpelledTexts,
+    compare_text,
+    comparison_of_equal,
+)
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Forms
 
-__all__ = ["RenderedText", "RenderedTexts", "prompt_messages", "render_texts", "rendered_differences"]
-
-KEPT = "harmless as logged: the prompt keeps the tokens that were seen before; the template would write this"
-OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
+_KEPT = "harmless as logged: the prompt keeps the tokens that were seen before; the template would write this"
+_OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
 _SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 
 
@@ -33,8 +37,8 @@ class RenderedText:
     """A text that the template writes."""
 
     text: str
-    settled: bool
-    """True if it is known to lead to the recorded ids."""
+    matches_record: bool
+    """True if it is known to encode as the recorded ids."""
 
 
 RenderedTexts = dict[int | None, RenderedText]
@@ -42,7 +46,7 @@ RenderedTexts = dict[int | None, RenderedText]
 
 
 def prompt_messages(rollout: Rollout, turn: int) -> tuple[Message, ...] | None:
-    """What a call was sent, as far as the log says; None when it does not."""
+    """The messages that a call was sent; None when the log does not say."""
     call = rollout.turns[turn]
     if call.prompt_messages is not None:
         return call.prompt_messages
@@ -65,7 +69,7 @@ def render_texts(
     last = rollout.turns[-1] if rollout.turns else None
     if last is not None and last.message_index is not None and last.prompt_messages is None:
         jobs.append((None, rollout.messages[: last.message_index + 1], False))
-    spelled, forms = Spelled(reference), Forms()
+    spelled, forms = SpelledTexts(reference), Forms()
     for key, messages, opens in jobs:
         quick = reference.render_fast(
             messages, rollout.tools, rollout.template_kwargs, opens_answer=opens, forms=forms
@@ -73,16 +77,16 @@ def render_texts(
         recorded = rollout.turns[-1].seen_ids if key is None else rollout.turns[key].prompt_ids
         if quick is not None and recorded is not None:
             if reference.leads_to(quick, recorded, goes_on=key is None):
-                texts[key] = RenderedText(quick, settled=True)
+                texts[key] = RenderedText(quick, matches_record=True)
                 if key is not None:
                     spelled.keep(quick, recorded)
                 continue
-            if key is not None and spelled.bears_out(quick, recorded):
-                texts[key] = RenderedText(quick, settled=False)
+            if key is not None and spelled.confirms(quick, recorded):
+                texts[key] = RenderedText(quick, matches_record=False)
                 continue
         try:
             text = reference.render(messages, rollout.tools, rollout.template_kwargs, opens_answer=opens)
-            texts[key] = RenderedText(text, settled=False)
+            texts[key] = RenderedText(text, matches_record=False)
         except RenderError as error:
             if not errors or errors[-1][1] != str(error):
                 errors.append((key, str(error)))
@@ -92,26 +96,26 @@ def render_texts(
 def rendered_differences(
     rollout: Rollout, chains: Chains, texts: RenderedTexts, reference: Reference
 ) -> list[Difference]:
-    """Where prompts, and the last answer, hold other tokens than the template writes, each said once."""
+    """Where prompts and the last answer hold other tokens than the template writes, each difference once."""
     out: list[Difference] = []
     said: dict[int, set[tuple[int, int, bytes]]] = {}
     comparisons: dict[int, Comparison | None] = {}
-    pieces = GrownPieces(reference)
+    pieces = PiecesCache(reference)
     indices = tuple(turn.message_index for turn in rollout.turns)
     for k, turn in enumerate(rollout.turns):
         link = chains.link(k)
         parent = link.parent if link and link.kind is LinkKind.CONTINUES else None
         said[k] = set() if parent is None else said[parent]
         rendered = texts.get(k)
-        if turn.prompt_ids is None or rendered is None or rendered.settled:
+        if turn.prompt_ids is None or rendered is None or rendered.matches_record:
             continue
         old = link.at if link else 0
         regions = chains.regions[parent] if parent is not None else ()
         if regions:
             old = regions[-1].end
-        # What the parent's prompt holds otherwise was said or passed over there.
+        # Differences in the parent's prompt were reported or skipped there.
         before = None if parent is None else _comparison(rollout, parent, texts, comparisons, reference)
-        found, comparisons[k] = compared(rendered.text, turn.prompt_ids, before, reference, pieces)
+        found, comparisons[k] = compare_text(rendered.text, turn.prompt_ids, before, reference, pieces)
         for stretch in found:
             in_answer = region_of(stretch, regions) is not None
             if stretch.key in said[k] or (in_answer and stretch.kind in _SAME_BYTES):
@@ -123,7 +127,7 @@ def rendered_differences(
                     stretch,
                     Against.TEMPLATE,
                     Severity.NOTE if kept else Severity.WARNING,
-                    KEPT if kept else OFF_TEMPLATE,
+                    _KEPT if kept else _OFF_TEMPLATE,
                     regions=regions,
                     turn=k,
                     message_indices=indices,
@@ -141,8 +145,8 @@ def _comparison(
 ) -> Comparison | None:
     """How the prompt of an earlier turn compares with its text; None where they are not the same bytes."""
     ids, rendered = rollout.turns[turn].prompt_ids, texts.get(turn)
-    if turn not in known and ids is not None and rendered is not None and rendered.settled:
-        known[turn] = settled(rendered.text, ids, reference)
+    if turn not in known and ids is not None and rendered is not None and rendered.matches_record:
+        known[turn] = comparison_of_equal(rendered.text, ids, reference)
     return known.get(turn)
 
 
@@ -153,11 +157,11 @@ def _last_answer(
     reference: Reference,
     said: dict[int, set[tuple[int, int, bytes]]],
 ) -> list[Difference]:
-    """Where the template would write the last answer otherwise; its missing end is not a difference."""
+    """Where the template would write the last answer differently; its missing end is not a difference."""
     last = len(rollout.turns) - 1
     seen = chains.seen[last] if last >= 0 else None
     rendered = texts.get(None)
-    if seen is None or rendered is None or rendered.settled:
+    if seen is None or rendered is None or rendered.matches_record:
         return []
     encoded = reference.encode_as(rendered.text, seen)
     if np.array_equal(encoded[: len(seen)], seen):
@@ -175,9 +179,9 @@ def _last_answer(
             message_indices=tuple(turn.message_index for turn in rollout.turns),
         )
         for stretch in stretches(recorded, canonical, align(recorded, canonical, open_end=True))
-        if own.start <= stretch.start < len(recorded) and _tells(stretch, said[last])
+        if own.start <= stretch.start < len(recorded) and _is_new(stretch, said[last])
     ]
 
 
-def _tells(stretch: Stretch, said: set[tuple[int, int, bytes]]) -> bool:
+def _is_new(stretch: Stretch, said: set[tuple[int, int, bytes]]) -> bool:
     return stretch.kind not in _SAME_BYTES and stretch.key not in said

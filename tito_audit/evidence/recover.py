@@ -1,4 +1,4 @@
-"""Ids for tokens that a log holds as strings and bytes only: a guess, and counted where it is one."""
+"""Ids of tokens that a log holds only as strings and bytes; ambiguous ones are counted."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.rollout import TokenText
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["RecoveredIds", "recover_ids"]
-
 _BYTES_STRING = re.compile(r"bytes:((?:\\x[0-9a-fA-F]{2})+)")
-"""How completions spell a token that is no text on its own: `bytes:\\xe2\\x9c`."""
+"""How completions APIs write a token that is not valid text on its own: `bytes:\\xe2\\x9c`."""
 _REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredIds:
-    """What a list of token strings says about the ids."""
+    """The ids recovered from a list of token strings."""
 
     ids: Ids | None
-    """`[C]` one id a token; None when a token has no id in the vocabulary."""
+    """`[C]` the id of each token; None when a token has no id in the vocabulary."""
     problem: str | None
-    """Which token has none, and why; None when all were found."""
+    """Which token has no id, and why; None when all were found."""
     ambiguous: int
     """Tokens whose bytes several ids spell; one of them was chosen."""
 
@@ -54,11 +52,11 @@ def recover_ids(
 
 
 def _candidates(token: TokenText, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """All ids that the token may be."""
+    """Every id that the token may have."""
     if _lost_bytes(token) or _is_silent(token):
         return ()
     if token.data == b"":
-        # A special token has no bytes of its own; only its literal tells it.
+        # A special token has no bytes of its own; only its text identifies it.
         named = vocabulary.ids_of_bytes(token.text.encode("utf-8", "surrogatepass"))
         return tuple(found for found in named if found in vocabulary.added_ids)
     return vocabulary.ids_of_bytes(_bytes_of(token))
@@ -90,5 +88,5 @@ def _reason(token: TokenText) -> str:
     if _lost_bytes(token):
         return "lost its bytes: the server wrote a replacement character where a character was cut"
     if _is_silent(token):
-        return "has neither text nor bytes, so nothing tells which special token it was"
-    return "is no token of this vocabulary: the log comes from another tokenizer, or the text was changed"
+        return "has neither text nor bytes, so which special token it was is unknown"
+    return "is not a token of this vocabulary: the log comes from another tokenizer, or the text was changed"

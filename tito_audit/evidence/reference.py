@@ -1,4 +1,4 @@
-"""The canonical side: what tokenizer and template write today, asked for once per text."""
+"""The canonical side: what tokenizer and template write today, computed once per text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.heads import Heads, heads_of
+from tito_audit.evidence.headers import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.speakers import DEFAULT, Speakers
@@ -17,8 +17,6 @@ from tito_audit.render.renderer import Forms, Renderer
 from tito_audit.tokens.byte_fidelity import keeps_bytes
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
-
-__all__ = ["Reference", "heads_in", "pieces_of"]
 
 _TURN_ENDS = frozenset(
     (
@@ -31,7 +29,7 @@ only where a vocabulary has it."""
 
 
 _ONE_IN = 256
-"""Of the segments that equal what was recorded, one in so many is proved all the same."""
+"""One in this many segments that equal the recorded ids is checked with the reference encoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +50,20 @@ class Reference:
         """Ids that end a turn: the tokenizer's own end tokens and those of published templates."""
         return _named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
 
-    def heads(self, kwargs: Mapping[str, object]) -> Heads:
-        """How the messages of a row are headed, by what the template opens an answer with."""
-        opener = self.renderer.opener(kwargs) if self.renderer is not None else ""
-        return heads_in(self.vocabulary, opener, self.speakers)
+    def headers(self, kwargs: Mapping[str, object]) -> Headers:
+        """The message headers of a row, given its template arguments."""
+        generation_prompt = self.renderer.opener(kwargs) if self.renderer is not None else ""
+        return headers_in(self.vocabulary, generation_prompt, self.speakers)
 
     def pieces(self, ids: Ids) -> Pieces:
         """Token ids with their bytes; ids outside the vocabulary have none."""
         return pieces_of(ids, self.vocabulary)
 
-    def spell(self, ids: Ids, size: int, text: str) -> bool:
-        """Whether the bytes of these ids, so many of them, are those of a text that encodes as them."""
+    def has_bytes_of(self, ids: Ids, size: int, text: str) -> bool:
+        """Whether a text, encoded as these ids, has their bytes; `size` is how many bytes they have."""
         try:
             data = text.encode()
-        except UnicodeEncodeError:  # half a surrogate pair, which no tokenizer takes as it is
+        except UnicodeEncodeError:  # a lone surrogate, which no tokenizer keeps
             data = text.encode("utf-8", "surrogatepass")
         else:
             if len(data) == size and keeps_bytes(self.tokenizer.normal_form, data):
@@ -73,14 +71,14 @@ class Reference:
         return len(data) == size and self.vocabulary.data(ids) == data
 
     def spells(self, ids: Ids, text: str) -> bool:
-        """Whether these ids stand for just this text, in whatever tokens; False where it holds U+FFFD.
+        """Whether these ids spell exactly this text, in any tokens; False for a text with U+FFFD.
 
-        That character is what broken ones read as, whatever their bytes were.
+        Broken characters decode to it, whatever their bytes were.
         """
         return "\ufffd" not in text and self.text(ids) == text
 
     def tail_start(self, prompt: Ids) -> int:
-        """Where the last control token of a prompt sits: what follows it can mix with a completion."""
+        """Where a prompt's last control token is, 0 without one: what follows it may merge with a completion."""
         end, size = len(prompt), 64
         while end:
             start = max(end - size, 0)
@@ -91,7 +89,7 @@ class Reference:
         return 0
 
     def text(self, ids: Ids) -> str:
-        """The text these tokens stand for, control tokens as their literal text."""
+        """The text of these tokens, control tokens as their literal text."""
         return self.vocabulary.text(ids)
 
     def encode(self, text: str) -> Ids:
@@ -99,10 +97,10 @@ class Reference:
         return self.tokenizer.encode(text)
 
     def encode_as(self, text: str, recorded: Ids) -> Ids:
-        """`[N]` the tokens of a text today, which are compared with `recorded` and nothing else.
+        """`[N]` the tokens of a text today, for comparison with `recorded` only.
 
-        Where the fast encoder gives the recorded ids, they are taken over, and a sample of them is proved;
-        what differs is proved by the reference before anything is said of it.
+        Where the fast encoder gives the recorded ids, they are accepted, and a sample of them is checked. What
+        differs is checked with the reference encoder before it is reported.
         """
         (fast,) = self.tokenizer.encode_fast_batch([text])
         if np.array_equal(fast, recorded) and self.tokenizer.sampled_check([text], [fast], _ONE_IN):
@@ -110,11 +108,11 @@ class Reference:
         return self.tokenizer.proved(text, fast, recorded)
 
     def reencoded(self, ids: Ids) -> Ids:
-        """`[N]` the tokens today of the text that recorded ids stand for."""
+        """`[N]` the tokens today of the text that these ids spell."""
         return self.encode_as(self.text(ids), ids)
 
     def leads_to(self, text: str, recorded: Ids, *, goes_on: bool = False) -> bool:
-        """Whether a text encodes as these ids; with `goes_on`, as them and more."""
+        """Whether a text encodes as these ids; with `goes_on`, as these and more."""
         return self.tokenizer.leads_to(text, recorded, _ONE_IN, goes_on=goes_on)
 
     def render_fast(
@@ -126,7 +124,7 @@ class Reference:
         opens_answer: bool,
         forms: Forms | None = None,
     ) -> str | None:
-        """The text as the faster template engine writes it; a guess that only the recorded ids can bear out."""
+        """The text as the fast template engine writes it: a guess until the recorded ids confirm it."""
         assert self.renderer is not None
         return self.renderer.render_fast(
             messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs, forms=forms
@@ -150,7 +148,7 @@ class Reference:
 
 
 def pieces_of(ids: Ids, vocabulary: Vocabulary | None) -> Pieces:
-    """Token ids with their bytes; without a vocabulary every id spells itself in four, which compares ids."""
+    """Token ids with their bytes; without a vocabulary each id is its own four bytes, so that ids are compared."""
     if vocabulary is None:
         plain = np.ascontiguousarray(ids, np.int32)
         return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
@@ -159,12 +157,12 @@ def pieces_of(ids: Ids, vocabulary: Vocabulary | None) -> Pieces:
 
 
 @lru_cache(maxsize=32)
-def heads_in(vocabulary: Vocabulary, opener: str, speakers: Speakers) -> Heads:
-    """How messages are headed with the tokens of a vocabulary, where an answer is opened with this text."""
+def headers_in(vocabulary: Vocabulary, generation_prompt: str, speakers: Speakers) -> Headers:
+    """Message headers in the tokens of a vocabulary, for a template with this generation prompt."""
     texts = {token: vocabulary.piece(token) for token in vocabulary.added_ids}
-    heads = heads_of(opener, tuple(texts.values()), speakers)
+    headers = headers_of(generation_prompt, tuple(texts.values()), speakers)
     plain = vocabulary.added_ids - vocabulary.special_ids
-    return replace(heads, ids=frozenset(token for token in plain if texts[token] in heads.literals))
+    return replace(headers, ids=frozenset(token for token in plain if texts[token] in headers.literals))
 
 
 @lru_cache(maxsize=8)

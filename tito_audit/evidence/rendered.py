@@ -1,4 +1,4 @@
-"""The whole conversation as the template writes it, with whose byte each byte is."""
+"""The whole conversation as the template writes it, with the role of each byte."""
 
 from __future__ import annotations
 
@@ -11,41 +11,39 @@ from numpy.typing import NDArray
 from tito_audit.align.drift import align
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles
+from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
-from tito_audit.record.speakers import GIVEN_ANSWER, unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
 from tito_audit.render.sentinels import SpanKind
 from tito_audit.render.span_builder import Span
 from tito_audit.render.spans import Rendering, spans, spans_fast
-
-__all__ = ["COMMON_ROLES", "Owners", "Written", "castings", "write_conversation"]
-
 
 COMMON_ROLES = frozenset(("system", "user", "assistant", "tool"))
 """Roles that every template knows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Owners:
-    """Whose the bytes of a text are, span by span."""
+class ByteRoles:
+    """The role of each byte of a text, span by span."""
 
     names: tuple[str, ...]
-    """Role names that `codes` counts in."""
+    """Role names, indexed by `codes`."""
     codes: NDArray[np.int16]
     """`[S]` the role of each span."""
     starts: Offsets
-    """`[S]` the byte at which each span begins, the first at 0; a span ends where the next begins."""
+    """`[S]` the first byte of each span, starting at 0; a span ends where the next begins."""
     sampled: tuple[tuple[int, int], ...]
-    """Stretches of bytes that the model would have generated; none is empty."""
+    """Byte ranges that the model would have generated; none is empty."""
     size: int
-    """Bytes in all, more than none."""
+    """Bytes in all, at least 1."""
 
     def of_tokens(self, at: Offsets) -> tuple[Roles, Mask]:
-        """`[N]` each: the role of the byte at which each token begins, and whether the model would generate it.
+        """The role of each token's first byte, and whether the model would generate it, `[N]` each.
 
-        `at` is where each token begins; it never falls. What begins behind the last byte is that byte's.
+        `at` is the byte at which each token begins, in ascending order. A token after the last byte counts as that
+        byte.
         """
         first = at.searchsorted(self.starts)
         counts = np.empty_like(first)
@@ -60,26 +58,26 @@ class Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RenderedConversation:
     """A rendered conversation, encoded."""
 
     ids: Ids
     """`[N]` its tokens today."""
     starts: Offsets
-    """`[N]` the byte at which each of them begins."""
-    owners: Owners | None
-    """Whose its bytes are; None when that is not known."""
+    """`[N]` the byte at which each token begins."""
+    byte_roles: ByteRoles | None
+    """The role of each byte; None when unknown."""
 
 
-def write_conversation(rollout: Rollout, reference: Reference) -> tuple[Written | None, str | None]:
-    """All messages as the template writes them today; or None and why it cannot."""
+def render_conversation(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
+    """All messages as the template writes them today; or None and why it cannot write them."""
     if all(message.role in COMMON_ROLES for message in rollout.messages):
-        return _write(rollout, reference)
+        return _render(rollout, reference)
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
-    first: tuple[Written | None, str | None] | None = None
+    first: tuple[RenderedConversation | None, str | None] | None = None
     best, most = None, -1
-    for messages in castings(rollout.messages):
-        found = _write(replace(rollout, messages=messages), reference)
+    for messages in role_assignments(rollout.messages):
+        found = _render(replace(rollout, messages=messages), reference)
         first = first or found
         if found[0] is None:
             continue
@@ -91,9 +89,9 @@ def write_conversation(rollout: Rollout, reference: Reference) -> tuple[Written 
     return best or first or (None, None)
 
 
-def castings(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
-    """The messages in their roles, and then in roles that every template knows, as loaders put them before they
-    render: what tools returned as theirs, or as what the user said."""
+def role_assignments(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
+    """The messages in their own roles, then in roles that every template knows, as loaders map them before they
+    render: tool outputs as `tool`, then as `user`."""
     others = [message for message in messages if message.role not in COMMON_ROLES]
     yield messages
     for of_tools in ("tool", "user") if any(unknown_role_name(one.speaker) is None for one in others) else ():
@@ -107,36 +105,36 @@ def _in_role(message: Message, role: str) -> Message:
     return replace(message, role=role, wire={**message.wire, "role": role}, stated_speaker=message.speaker)
 
 
-def _write(rollout: Rollout, reference: Reference) -> tuple[Written | None, str | None]:
-    """The messages in the very roles that they have."""
+def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
+    """The messages rendered in the roles that they have."""
     renderer = reference.renderer
     assert renderer is not None
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
     guess = spans_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     if guess is not None and reference.leads_to(guess.text, recorded):
-        return _written(rollout, guess, recorded, reference), None
+        return _encoded(rollout, guess, recorded, reference), None
     if guess is not None and reference.spells(recorded, guess.text):
-        rendering = guess  # other tokens of this very text bear it out as well
+        rendering = guess  # other tokens of exactly this text confirm it as well
     else:
         try:
             rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs, guess=guess)
         except RenderError as error:
             return None, str(error)
-    return _written(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
+    return _encoded(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
 
 
-def _written(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Reference) -> Written:
+def _encoded(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Reference) -> RenderedConversation:
     """A rendered conversation with its tokens."""
     lengths = reference.vocabulary.byte_lengths(ids)
     ends = lengths.cumsum()
     size = int(ends[-1]) if len(ends) else 0
-    # Where a normaliser changed the text, its spans say nothing of the bytes of the tokens.
-    known = reference.spell(ids, size, rendering.text)
-    return Written(ids, ends - lengths, _owners(rollout, rendering, size) if known else None)
+    # Where a normalizer changed the text, its spans do not fit the bytes of the tokens.
+    known = reference.has_bytes_of(ids, size, rendering.text)
+    return RenderedConversation(ids, ends - lengths, _byte_roles(rollout, rendering, size) if known else None)
 
 
-def _owners(rollout: Rollout, rendering: Rendering, size: int) -> Owners | None:
-    """Whose each byte of a text is; None where an answer of the model is not found in it."""
+def _byte_roles(rollout: Rollout, rendering: Rendering, size: int) -> ByteRoles | None:
+    """The role of each byte of a text; None where one of the model's answers is not found in it."""
     ranges = [rendering.sampled.get(i) for i, message in enumerate(rollout.messages) if message.sampled]
     sampled = [found for found in ranges if found is not None]
     if not size or not ranges or len(sampled) < len(ranges):
@@ -145,7 +143,7 @@ def _owners(rollout: Rollout, rendering: Rendering, size: int) -> Owners | None:
     byte = _byte_offsets(rendering.text, edges)
     names: dict[str, int] = {}
     codes = [names.setdefault(_role_name(span, rollout.messages), len(names)) for span in rendering.spans]
-    return Owners(
+    return ByteRoles(
         tuple(names),
         np.array(codes, np.int16),
         np.array([byte[span.start] for span in rendering.spans], np.int64),
@@ -164,7 +162,7 @@ def _role_name(span: Span, messages: Sequence[Message]) -> str:
 
 
 def _byte_offsets(text: str, places: Iterable[int]) -> dict[int, int]:
-    """At which byte of a text in UTF-8 each of these characters begins."""
+    """The byte of the UTF-8 text at which each of these characters begins."""
     if text.isascii():
         return {place: place for place in places}
     out: dict[int, int] = {}

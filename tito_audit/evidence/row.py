@@ -1,4 +1,4 @@
-"""The training row against the calls, else against the rendered messages, else against itself."""
+"""The training row compared with the calls, else with the rendered messages, else with its re-encoding."""
 
 from __future__ import annotations
 
@@ -12,44 +12,42 @@ from tito_audit.align.blocks import Blocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import LinkKind, last_calls
-from tito_audit.evidence.answers import answered, answers_begun, logprobs_prove, marked
+from tito_audit.evidence.answers import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
 from tito_audit.evidence.model import Against, Difference, RowView
 from tito_audit.evidence.reference import Reference, pieces_of
-from tito_audit.evidence.rendered import COMMON_ROLES, Written
-from tito_audit.evidence.roles import ASSISTANT, TURN_END, Roles, token_roles, unknown_roles
+from tito_audit.evidence.rendered import COMMON_ROLES, RenderedConversation
+from tito_audit.evidence.roles import TURN_END, Roles, token_roles, unknown_roles
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
-from tito_audit.record.speakers import unknown_role_name
-
-__all__ = ["row_against_calls", "row_against_itself", "row_against_template"]
+from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 
 Found = tuple[RowView | None, list[Difference]]
 
 
 def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | None) -> Found:
-    """Which row tokens were sampled, by the calls; and where the row holds others than were sampled."""
+    """Which row tokens were sampled, by the calls; and where the row holds other tokens than were sampled."""
     row = rollout.training_row
     assert row is not None
     held = _pieces(row.token_ids, reference)
-    view = _Columns(rollout, row, held, reference)
+    view = _RowColumns(rollout, row, held, reference)
     out: list[Difference] = []
     keys: set[tuple[object, ...]] = set()
     windowed = any(link.kind is LinkKind.REWRITTEN for link in chains.links)
-    for leaf, recorded, blocks in _laid_over(chains, held, reference):
+    for leaf, recorded, blocks in _align_chains(chains, held, reference):
         found = [
             stretch
             for stretch in stretches(recorded, held, blocks)
             if stretch.start < len(recorded) and not view.claimed(stretch.canonical_start, stretch.canonical_end)
         ]
         if not view.take(blocks, chains.regions[leaf]):
-            continue  # the row is of another chain and holds little of this one
+            continue  # the row belongs to another chain and holds little of this one
         for stretch in found:
             region = region_of(stretch, chains.regions[leaf])
             if windowed and stretch.canonical_start == stretch.canonical_end:
-                continue  # an answer that the history dropped on purpose is not in the row, and that is no drift
+                continue  # an answer that was dropped from the history on purpose is no drift
             one = difference(
                 stretch,
                 Against.ROW,
@@ -67,18 +65,18 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
 
 
 def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int) -> Severity:
-    """ERROR where the row trains on what was not sampled; a drifted context is a warning."""
+    """ERROR where the row trains on what was not sampled; WARNING for drifted context."""
     if region is None:
         return Severity.WARNING
-    # Of tokens that the row lacks, their neighbours tell whether the answer is trained there.
+    # For tokens that the row lacks, their neighbors show whether the answer is trained there.
     around = slice(max(start - 1, 0), end + 1) if start == end else slice(start, end)
     if row.loss_mask is None or row.loss_mask[around].any():
         return Severity.ERROR
     return Severity.WARNING
 
 
-def _laid_over(chains: Chains, held: Pieces, reference: Reference | None) -> list[tuple[int, Pieces, Blocks]]:
-    """Every leaf aligned with the row, the one that the row holds most of first."""
+def _align_chains(chains: Chains, held: Pieces, reference: Reference | None) -> list[tuple[int, Pieces, Blocks]]:
+    """The chain of every leaf aligned with the row, the one that the row holds most of first."""
     laid = []
     for leaf in _leaves(chains):
         seen = chains.seen[leaf]
@@ -89,7 +87,7 @@ def _laid_over(chains: Chains, held: Pieces, reference: Reference | None) -> lis
 
 
 def _leaves(chains: Chains) -> list[int]:
-    """Turns that no later turn extends: their prompt + completion holds a whole chain."""
+    """Turns that no later turn continues: their prompt + completion holds a whole chain."""
     parents = {
         link.turn: link.parent
         for link in chains.links
@@ -99,12 +97,12 @@ def _leaves(chains: Chains) -> list[int]:
 
 
 def _pieces(ids: Ids, reference: Reference | None) -> Pieces:
-    """Pieces with a tokenizer; without one they compare ids."""
+    """The pieces of these ids; without a tokenizer, pieces that compare ids."""
     return pieces_of(ids, reference.vocabulary if reference is not None else None)
 
 
-class _Columns:
-    """The columns of a RowView while the chains are laid over the row."""
+class _RowColumns:
+    """The columns of a RowView, filled chain by chain."""
 
     def __init__(self, rollout: Rollout, row: TrainingRow, held: Pieces, reference: Reference | None) -> None:
         size = len(row.token_ids)
@@ -120,7 +118,7 @@ class _Columns:
         self.laid = False
 
     def take(self, blocks: Blocks, regions: Sequence[Region]) -> bool:
-        """Lay one chain over the row; False, and nothing laid, when less than half of it is there."""
+        """Fill in one chain; False, and nothing filled in, when the row holds less than half of it."""
         recorded, held = blocks.matched()
         if not regions or len(recorded) * 2 < regions[-1].end:
             return False
@@ -141,7 +139,7 @@ class _Columns:
         return True
 
     def claimed(self, start: int, end: int) -> bool:
-        """Whether a call laid before sampled what the row holds there; of a place, on both sides of it."""
+        """Whether a call filled in before sampled these row tokens; for an empty range, those on both sides."""
         if start == end:
             start, end = start - 1, end + 1
         return start >= 0 and end <= len(self.turn) and bool((self.turn[start:end] >= 0).all())
@@ -152,34 +150,34 @@ class _Columns:
             return None
         sampled = self.turn >= 0
         ends = sampled & np.isin(self.ids, list(self.end_ids))
-        roles = self.roles.given(ASSISTANT, sampled).given(TURN_END, ends)
+        roles = self.roles.with_role(ASSISTANT, sampled).with_role(TURN_END, ends)
         expected = self.expected if self.any_logprobs else None
         return RowView(sampled, True, roles, self.turn, self.offset, expected, self.drifted)
 
 
-def row_against_template(rollout: Rollout, written: Written, reference: Reference) -> Found:
-    """Whose each row token is, by the rendered messages; and where the template writes other tokens."""
+def row_against_template(rollout: Rollout, rendered: RenderedConversation, reference: Reference) -> Found:
+    """The role of each row token, by the rendered messages; and where the template writes other tokens."""
     row = rollout.training_row
     assert row is not None
-    if row.token_ids is written.ids or np.array_equal(row.token_ids, written.ids):
-        if written.owners is None:
-            return _view_by_roles(reference.pieces(written.ids), rollout, reference), []
-        return _view(*written.owners.of_tokens(written.starts)), []
-    held, canonical = reference.pieces(row.token_ids), reference.pieces(written.ids)
+    if row.token_ids is rendered.ids or np.array_equal(row.token_ids, rendered.ids):
+        if rendered.byte_roles is None:
+            return _view_by_roles(reference.pieces(rendered.ids), rollout, reference), []
+        return _view(*rendered.byte_roles.of_tokens(rendered.starts)), []
+    held, canonical = reference.pieces(row.token_ids), reference.pieces(rendered.ids)
     blocks = align(held, canonical, open_end=True)
     other = not canonical.data.startswith(held.data)
     headed = _view_by_roles(held, rollout, reference) if other else None
-    if written.owners is None:
+    if rendered.byte_roles is None:
         view = _view_by_roles(held, rollout, reference)
     elif headed is not None and _answers_in(headed) == sum(message.sampled for message in rollout.messages):
-        view = headed  # the row's own headers are nearer to it than those of a text that it is not
+        view = headed  # the row's own headers fit better than those of a text that differs from it
     else:
-        view = _view(*written.owners.of_tokens(_canonical_bytes(held, canonical, blocks)))
-    generated = None if written.owners is None else written.owners.of_tokens(written.starts)[1]
-    if not marked(held, canonical, reference):
-        view = None  # encoded without the template, it has no place that a message could be found by
+        view = _view(*rendered.byte_roles.of_tokens(_canonical_bytes(held, canonical, blocks)))
+    generated = None if rendered.byte_roles is None else rendered.byte_roles.of_tokens(rendered.starts)[1]
+    if not has_template_markers(held, canonical, reference):
+        view = None  # encoded without the template, so that nothing shows where its messages are
     if view is not None:
-        view = answers_begun(view, rollout, held, blocks)
+        view = with_answer_starts(view, rollout, held, blocks)
         for _, start, end, _, _ in blocks.differing():
             view.drifted[start:end] = True
     out = []
@@ -188,10 +186,10 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
             continue  # the row ends before the template does
         if _names_role(stretch, rollout):
             continue  # a role that the template does not know was rendered as one that it does
-        own = answered(view, generated, stretch)
+        own = answer_at(view, generated, stretch)
         mine = own is not None
         same_bytes = stretch.recorded.data == stretch.canonical.data
-        proven = own is not None and view is not None and logprobs_prove(row, view, own)
+        proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         found = difference(
             stretch,
@@ -207,7 +205,7 @@ def row_against_template(rollout: Rollout, written: Written, reference: Referenc
 
 
 def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
-    """Whether a stretch is no more than the log's name of a role where the template has a common one."""
+    """Whether a stretch is only the log's name for a role where the template has a common one."""
     recorded, canonical = (
         side.data.decode("utf-8", "replace").strip() for side in (stretch.recorded, stretch.canonical)
     )
@@ -216,16 +214,16 @@ def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
 
 
 def _effect(mine: bool, proven: bool) -> str:
-    """What a difference against the template did, as a clause."""
+    """The effect of a difference against the template, as a clause."""
     if proven:
-        return "its logprobs say that it was sampled so: it would drift if the messages were rendered again"
+        return "its logprobs show that it was sampled this way: it would drift if the messages were rendered again"
     if mine:
         return "it may be what was sampled; only a log with the calls could prove it"
     return "the row holds tokens that the template does not write for these messages"
 
 
 def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
-    """Whose each row token is, by its control tokens; and where the row is not what encoding it gives."""
+    """The role of each row token, by its control tokens; and where the row differs from its re-encoding."""
     row = rollout.training_row
     assert row is not None
     held = reference.pieces(row.token_ids)
@@ -238,7 +236,7 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
             stretch,
             Against.REENCODED,
             Severity.NOTE,
-            "harmless if it was sampled so: it would drift if the text were encoded again",
+            "harmless if it was sampled this way: it would drift if the text were encoded again",
             regions=(),
             turn=None,
             where=Where.ROW,
@@ -249,7 +247,7 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> Found:
 
 
 def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
-    """What was sampled as the role markers have it; None when there are none."""
+    """What was sampled, by the role markers; None when there are none."""
     roles = _roles(held, rollout, reference)
     sampled = roles.among((ASSISTANT, TURN_END))
     nameless = any(unknown_role_name(message.speaker) is not None for message in rollout.messages)
@@ -257,18 +255,18 @@ def _view_by_roles(held: Pieces, rollout: Rollout, reference: Reference) -> RowV
 
 
 def _answers_in(view: RowView) -> int:
-    """How many answers the role markers of a row head: none begins but behind its header."""
+    """How many answers the role markers of a row show: each begins after its header."""
     return len(trained_runs(view.sampled))
 
 
 def _roles(held: Pieces, rollout: Rollout, reference: Reference) -> Roles:
-    """The role of each token of the row as the role markers have it."""
-    return token_roles(held, reference.end_ids(), reference.heads(rollout.template_kwargs))
+    """The role of each row token, by the role markers."""
+    return token_roles(held, reference.end_ids(), reference.headers(rollout.template_kwargs))
 
 
 def _view(roles: Sequence[str], sampled: Mask) -> RowView:
-    nobody = np.full(len(sampled), -1, np.int32)
-    return RowView(sampled, False, roles, nobody, nobody.copy(), None, np.zeros(len(sampled), np.bool_))
+    no_turn = np.full(len(sampled), -1, np.int32)
+    return RowView(sampled, False, roles, no_turn, no_turn.copy(), None, np.zeros(len(sampled), np.bool_))
 
 
 def _starts(held: Pieces) -> NDArray[np.int64]:
@@ -277,7 +275,7 @@ def _starts(held: Pieces) -> NDArray[np.int64]:
 
 
 def _canonical_bytes(held: Pieces, canonical: Pieces, blocks: Blocks) -> NDArray[np.int64]:
-    """`[T]` for each row token the byte of the canonical text that it stands at."""
+    """`[T]` the byte of the canonical text at which each row token lies."""
     starts = _starts(held)
     block_of = np.searchsorted(blocks.recorded_end, np.arange(len(held)), side="right")
     ends = np.concatenate((np.zeros(1, np.int64), held.end))

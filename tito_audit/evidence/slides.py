@@ -11,21 +11,19 @@ from tito_audit.evidence.model import SampledSpan
 from tito_audit.record.arrays import Mask
 from tito_audit.record.rollout import trained_runs
 
-__all__ = ["FARTHEST", "Ends", "slides_of"]
-
 FARTHEST = 4
-"""Places by which a mask or a column is looked for off its tokens."""
+"""The most places off its tokens at which a mask or a column is looked for."""
 Ends: TypeAlias = tuple[int | None, ...]
-"""Of each span, where sampling ended; None where nothing tells which of its ends it was."""
+"""Where the sampling of each span ended; None where it is unknown which of its ends it was."""
 
 
 def slides_of(
     mask: Mask | None, spans: tuple[SampledSpan, ...], first: int
 ) -> tuple[dict[int | None, Ends], Ends]:
-    """Every number of places by which all trained runs may lie off their spans, and where each span then ended.
+    """Every number of places by which all trained runs may lie off their spans, with the ends of the spans then.
 
-    `first` is the first token that the mask says anything of: what slid before it is lost. Behind it the ends that
-    hold where no one number accounts for the mask: those of the spans that it trains, or leaves out, as they are.
+    Also the ends for a mask that no single number accounts for: those of the spans that it trains, or leaves out,
+    in place. `first` is the first token that the mask covers: what slid before it is lost.
     """
     known = tuple(span.ends[0] if len(span.ends) == 1 else None for span in spans)
     if mask is None or not mask.any():
@@ -38,7 +36,7 @@ def slides_of(
     slides: dict[int | None, Ends] = {
         far: _together(known, ends) for far, ends in found.items() if ends is not None
     }
-    if ends is not None:  # of one span, which the mask covers from its first token on, more than one may account
+    if ends is not None:  # a single span from the mask's first token on may fit several slides
         return slides, slides[0]
     turned = ~mask
     turned[:first] = False
@@ -47,12 +45,12 @@ def slides_of(
         ends = [next(iter(_fitted(span, runs, 0, bounds) or ()), None) for span in spans]
     irregular = _together(known, ends)
     if any(not (mask & ~_sampled(spans, ends, len(mask))).any() for ends in slides.values()):
-        slides = {0: irregular, **slides}  # it trains nothing else, so part of an answer may be left out
+        slides = {0: irregular, **slides}  # nothing else is trained, so part of an answer may be left out
     return slides, irregular
 
 
 def _sampled(spans: Sequence[SampledSpan], ends: Ends, size: int) -> Mask:
-    """`[T]` what was sampled, or may have been, if the spans ended there."""
+    """`[T]` what was or may have been sampled, if the spans ended there."""
     out = np.zeros(size, np.bool_)
     for span, end in zip(spans, ends, strict=True):
         out[span.start : span.ends[-1] if end is None else end] = True
@@ -62,7 +60,7 @@ def _sampled(spans: Sequence[SampledSpan], ends: Ends, size: int) -> Mask:
 def _slid(
     runs: dict[int, int], spans: tuple[SampledSpan, ...], far: int, bounds: tuple[int, int]
 ) -> list[int | None] | None:
-    """Where each span ended if the trained runs lie `far` places off all of them; None where they do not."""
+    """Where each span ended if the trained runs lie `far` places off the spans; None where they do not."""
     fitted = [_fitted(span, runs, far, bounds) for span in spans]
     if sum(bool(ends) for ends in fitted) != len(runs) or any(ends == [] for ends in fitted):
         return None
@@ -74,9 +72,9 @@ def _together(known: Ends, ends: Sequence[int | None]) -> Ends:
 
 
 def _fitted(span: SampledSpan, runs: dict[int, int], far: int, bounds: tuple[int, int]) -> list[int] | None:
-    """The ends of a span with which a run lies `far` places off it; None where no run begins there.
+    """The ends of a span for which a run lies `far` places off it; None where no run begins there.
 
-    [] where one begins there and ends elsewhere.
+    [] where a run begins there but ends elsewhere.
     """
     first, size = bounds
     start = max(span.start + far, first)

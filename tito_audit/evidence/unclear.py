@@ -1,4 +1,4 @@
-"""Roles of a training row that are not known, so that nobody can say which of their tokens were sampled."""
+"""Unknown roles of a training row, whose tokens may or may not have been sampled."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from tito_audit.evidence.roles import Roles
 from tito_audit.record.arrays import Mask
 from tito_audit.record.speakers import unknown_role_name
 
-__all__ = ["Unclear", "unclear_roles", "unclear_tokens"]
-
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """Roles that are neither sampled nor given by name."""
+    """Roles that are not known to be sampled or given."""
 
     names: tuple[str, ...]
     """As logged, those of trained tokens first."""
@@ -25,12 +23,12 @@ class Unclear:
 
 
 def unclear_roles(evidence: Evidence) -> Unclear | None:
-    """Roles that leave open which tokens of the row were sampled; None where none does, or calls prove it."""
+    """The roles that leave open which row tokens were sampled; None where none does, or calls prove it."""
     return evidence.once("unclear roles", _unclear_roles)
 
 
 def unclear_tokens(evidence: Evidence) -> Mask:
-    """`[T]` bool, True where the role of a token of the row is not known; the end of its turn included."""
+    """`[T]` bool, True where the role of a row token is unknown, the end of its turn included."""
     return evidence.once("unclear tokens", _unclear_tokens)
 
 
@@ -51,7 +49,7 @@ def _unclear_roles(evidence: Evidence) -> Unclear | None:
     if view is None or view.proven or row is None or row.loss_mask is None:
         return None
     tokens = unclear_tokens(evidence) & row.loss_mask
-    heads = [unknown_role_name(view.roles[at]) for at in tokens.nonzero()[0].tolist()]
+    in_row = [unknown_role_name(view.roles[at]) for at in tokens.nonzero()[0].tolist()]
     said = [unknown_role_name(message.speaker) for message in evidence.rollout.messages]
-    names = tuple(dict.fromkeys(name for name in (*heads, *said) if name is not None))
+    names = tuple(dict.fromkeys(name for name in (*in_row, *said) if name is not None))
     return Unclear(names, tokens) if names else None

@@ -42,12 +42,12 @@ __all__ = [
 ]
 
 LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))
-"""Names under which logprobs stand in a row or a call."""
+"""Column names for the logprobs of a row or a call."""
 
 
 @cache
 def all_formats() -> tuple[Format, ...]:
-    """Every format, in the order in which they are tried."""
+    """Every format, in the order they are tried."""
     found = plugins(__name__, Format, lambda format: format.name)
     return tuple(sorted(found, key=lambda format: (format.precedence, format.name)))
 
@@ -63,7 +63,7 @@ def pick_format(row: Row) -> Format:
     wrapped = wrapped_at(row, all_formats())
     if wrapped is not None:
         path, name = wrapped
-        raise RecordError(f"{columns}What lies at {path} looks like {name}: pass --rows-at {path}")
+        raise RecordError(f"{columns}The object at {path} looks like {name}: pass --rows-at {path}")
     raise RecordError(
         f"{columns}"
         "Name the columns of ids with --map (for example --map token_ids=NAME), or the format with --format; "

@@ -1,4 +1,4 @@
-"""Requests and answers of the Messages API in chat form, as servers turn them before they apply a template.
+"""Requests and answers of the Messages API in chat form, as servers convert them before they apply a template.
 
 vllm-project/vllm `vllm/entrypoints/anthropic/serving_messages.py`, OpenPipe/ART `trajectories/_tokenize.py`.
 """
@@ -13,19 +13,17 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.record.message import Message, ToolSpec, as_message, without_arrays
 
-__all__ = ["Asked", "anthropic_answer", "anthropic_request"]
-
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatRequest:
     """A request in chat form."""
 
     messages: tuple[Message, ...]
-    """() when it holds what chat messages have no place for, such as a document."""
+    """() if it holds something that chat messages cannot express, such as a document."""
     tools: tuple[ToolSpec, ...]
 
 
-def anthropic_request(request: Mapping[str, Any]) -> Asked:
+def anthropic_request(request: Mapping[str, Any]) -> ChatRequest:
     """The messages and tools of a request."""
     request = without_arrays(request)
     wires: list[dict[str, Any]] = []
@@ -41,17 +39,17 @@ def anthropic_request(request: Mapping[str, Any]) -> Asked:
         known = known and made is not None
         wires += made or []
     messages = tuple(as_message(wire, "request.messages") for wire in wires) if known else ()
-    return Asked(messages, _tools(request.get("tools")))
+    return ChatRequest(messages, _tools(request.get("tools")))
 
 
 def anthropic_answer(response: Mapping[str, Any]) -> Message | None:
-    """The answer as an assistant message; None when it holds something else than text, thinking and tool calls."""
+    """The answer as an assistant message; None if it holds anything but text, thinking and tool calls."""
     wires = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
     return as_message(wires[0], "response.content") if wires is not None and len(wires) == 1 else None
 
 
 def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The chat messages that one message becomes: results of tools are messages of their own."""
+    """The chat messages that one message becomes: each tool result is a message of its own."""
     role, content = message.get("role"), message.get("content")
     if isinstance(content, str) or content is None:
         return [{"role": role, "content": content}]
@@ -90,7 +88,7 @@ def _content(texts: list[str]) -> object:
 
 
 def _joined(content: object) -> str | None:
-    """Text, or blocks of nothing but text; None for others."""
+    """The text of a string or of text-only blocks; None for anything else."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list | tuple):

@@ -1,7 +1,7 @@
-"""One ART trajectory, the same in a JSONL group and inside a Parquet row, as rollouts.
+"""One ART trajectory as rollouts, the same in a JSONL group and inside a Parquet row.
 
 A trajectory holds histories (`messages_and_choices`, where a sampled turn is a choice object) or, in later
-versions, `exchanges` as they went over the wire. OpenPipe/ART `src/art/trajectories.py`, later
+versions, `exchanges` as they were sent over the wire. OpenPipe/ART `src/art/trajectories.py`, later
 `src/art/trajectories/__init__.py`; checked with openpipe-art 0.5.18.
 """
 
@@ -19,17 +19,15 @@ from tito_audit.formats._call_log import FindSource, Part, part_of
 from tito_audit.formats._choice_sources import choice_source
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import Exchange
-from tito_audit.formats._responses_read import answered
+from tito_audit.formats._responses_read import choice_call
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.stated import Stated
 
-__all__ = ["is_trajectory", "trajectory_parts"]
-
 
 def is_trajectory(value: object) -> bool:
-    """True for an object with histories or exchanges as ART writes them."""
+    """True for an object with histories or exchanges in the form ART writes."""
     if not isinstance(value, Mapping):
         return False
     exchanges = value.get("exchanges")
@@ -43,7 +41,7 @@ def trajectory_parts(
 ) -> list[Part]:
     """The rollouts of a trajectory at `path` of the row: its histories, then its exchanges.
 
-    One that holds neither gives a rollout without messages, whose ids nobody misses.
+    A trajectory with neither gives a rollout without messages, which needs no ids.
     """
     facts = replace(stated, policy_versions=_policies(trajectory))
     parts = [_history(root, one, at, place, name, facts) for one, at in _histories(trajectory, path)]
@@ -55,13 +53,13 @@ def trajectory_parts(
 
 
 def _histories(trajectory: Mapping[str, Any], path: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
-    """The objects that hold messages and choices: the trajectory itself, then its further histories."""
+    """The objects that hold messages and choices: the trajectory itself, then its additional histories."""
     if trajectory.get("messages_and_choices") is not None:
         yield trajectory, path
     more = trajectory.get("additional_histories")
     if more is None:
         return
-    where = _words((*path, "additional_histories"))
+    where = _path_text((*path, "additional_histories"))
     if not isinstance(more, list | tuple):
         raise RecordError(f"{where} is not a list of histories")
     for number, history in enumerate(more):
@@ -75,7 +73,7 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
     path = (*path, "messages_and_choices")
     entries = history.get("messages_and_choices", ())
     if not isinstance(entries, list | tuple):
-        raise RecordError(f"{_words(path)} is not a list of messages and choices")
+        raise RecordError(f"{_path_text(path)} is not a list of messages and choices")
     messages: list[Message] = []
     turns: list[Turn] = []
     sources: list[FindSource] = []
@@ -84,11 +82,11 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
     for index, entry in enumerate(entries):
         if not _is_choice(entry):
             wire = message_wire(entry) if isinstance(entry, Mapping) else entry
-            messages.append(as_message(wire, f"{_words(path)}[{index}]"))
+            messages.append(as_message(wire, f"{_path_text(path)}[{index}]"))
             continue
-        found = answered({}, entry, entry)
+        found = choice_call({}, entry, entry)
         if found.message is None:
-            raise RecordError(f"{_words(path)}[{index}].message is not an answer of the assistant")
+            raise RecordError(f"{_path_text(path)}[{index}].message is not an assistant message")
         messages.append(found.message)
         turns.append(_turn(found.turn, index, stated))
         at = (*path, index)
@@ -97,7 +95,7 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
         wanted |= found.wants_ids
         copies = copies or found.disagreement or ""
     facts = replace(stated, copies_disagree=copies, ids_wanted=wanted)
-    tools = as_tools(history.get("tools"), _words((*path[:-1], "tools")))
+    tools = as_tools(history.get("tools"), _path_text((*path[:-1], "tools")))
     return Part(
         Rollout(place, name, tuple(messages), tools, turns=tuple(turns if wanted else ()), stated=facts),
         tuple(sources if wanted else ()),
@@ -105,23 +103,23 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
 
 
 def _turn(turn: Turn, index: int, stated: Stated) -> Turn:
-    """The turn of a choice, with the weights of the trajectory where they did not change on the way."""
+    """The turn of a choice, with the trajectory's weight version if that did not change along the way."""
     versions = stated.policy_versions
     known = turn.weight_versions or ((str(versions[0]),) if len(set(versions)) == 1 else ())
     return replace(turn, message_index=index, weight_versions=known)
 
 
 def _is_choice(entry: object) -> bool:
-    """True for a sampled turn. A table leaves out fields that are null, so `finish_reason` may be missing."""
+    """True for a sampled turn. A table omits null fields, so `finish_reason` may be missing."""
     return isinstance(entry, Mapping) and isinstance(entry.get("message"), Mapping) and "role" not in entry
 
 
 def _policies(trajectory: Mapping[str, Any]) -> tuple[int, ...]:
-    """The versions of the weights at the first and the last call, where the trajectory names both."""
+    """The weight versions at the first and the last call, if the trajectory names both."""
     versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
     known = tuple(version for version in versions if type(version) is int)
     return known if len(known) == len(versions) else ()
 
 
-def _words(path: Sequence[str | int]) -> str:
+def _path_text(path: Sequence[str | int]) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")

@@ -1,7 +1,7 @@
-"""What ART captured on the wire, one list for each kind of endpoint, as threads of calls.
+"""The exchanges ART captured on the wire, one list for each kind of endpoint, as threads of calls.
 
-Chat completions and completions hold ids as vLLM answers them; a Responses object holds them in
-`token_generations`, a Messages answer beside its content. OpenPipe/ART `src/art/trajectories/_protocols.py`
+Chat completions and completions hold ids as vLLM returns them; a Responses object holds them in
+`token_generations`, a Messages answer next to its content. OpenPipe/ART `src/art/trajectories/_protocols.py`
 and `_tokenize.py` (unreleased after 0.5.18).
 """
 
@@ -27,14 +27,12 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 
-__all__ = ["KINDS", "exchange_threads"]
-
 KINDS = ("chat_completions", "completions", "responses", "messages")
-"""The lists of exchanges, in the order in which ART reads them."""
+"""The lists of exchanges, in the order ART reads them."""
 
 
 def exchange_threads(root: Row, exchanges: object, path: Path) -> list[list[LoggedCall]]:
-    """The calls of a trajectory's exchanges at `path`, each thread in the order in which it was asked."""
+    """The calls of a trajectory's exchanges at `path` as threads, each in the order of its requests."""
     if not isinstance(exchanges, Mapping):
         raise RecordError("exchanges is not an object with one list for each kind of endpoint")
     found: list[list[LoggedCall]] = []
@@ -58,7 +56,7 @@ def _parts_of(exchange: object, where: str) -> Mapping[str, Any]:
 
 
 def _in_time(exchanges: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The exchanges' numbers by when they were asked and answered; as they stand where a time is unreadable."""
+    """The exchanges' numbers sorted by start and end time; in log order if a time cannot be read."""
     try:
         times = [[datetime.fromisoformat(one[key]) for key in ("start_time", "end_time")] for one in exchanges]
         return sorted(range(len(exchanges)), key=times.__getitem__)
@@ -67,7 +65,7 @@ def _in_time(exchanges: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _calls(root: Row, kind: str, exchange: Mapping[str, Any], path: Path) -> list[list[LoggedCall]]:
-    """The calls of an exchange, one after the other; each as its choices."""
+    """The calls of an exchange in order, each as a list of its choices."""
     request, response = exchange["request"], exchange["response"]
     if kind == "messages":
         return [[_message_call(request, response, (*path, "response"))]]
@@ -95,7 +93,7 @@ def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path:
 
 
 def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> Iterator[LoggedCall]:
-    """The calls of a Responses exchange: one for each of its generations, which write some items each."""
+    """The calls of a Responses exchange: one for each generation, which wrote one or more items."""
     output = response.get("output")
     if not isinstance(output, list | tuple):
         raise RecordError("exchanges.responses[].response.output is not a list of items")
@@ -128,16 +126,18 @@ def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: 
 
 
 def _indices(generation: Mapping[str, Any], count: int, number: int) -> list[int]:
-    """Which output items a generation wrote."""
+    """The numbers of the output items that a generation wrote."""
     values = generation.get("output_indices")
     own = as_ids([] if values is None else values, f"token_generations[{number}].output_indices").tolist()
     if any(not 0 <= value < count for value in own) or own != sorted(set(own)):
-        raise RecordError(f"token_generations[{number}].output_indices are not those of output items, in order")
+        raise RecordError(
+            f"token_generations[{number}].output_indices is not an ascending list of output item indices"
+        )
     return [int(value) for value in own]
 
 
 def _answer(items: Sequence[Any]) -> Message | None:
-    """The assistant message that items write; None when they write none or several."""
+    """The assistant message that items make up; None if they make up none or several."""
     written = [step.message for step in steps(items, "output")]
     return written[0] if len(written) == 1 and written[0].role == "assistant" else None
 
@@ -168,12 +168,12 @@ def _generation_turn(generation: Mapping[str, Any], number: int) -> Turn:
 def _generation_source(
     response: Mapping[str, Any], generation: Mapping[str, Any], path: Path, number: int, alone: bool
 ) -> CallSource:
-    """Where a generation is; a count of tokens is its own where it is `alone`."""
+    """Where a generation is stored; the response's token counts are its own if it is `alone`."""
     where = (*path, "token_generations", number)
     entries = generation.get("output_tokens")
     return CallSource(
         prompts=plain_sources([(*where, "prompt_token_ids")] if "prompt_token_ids" in generation else []),
         logprobs=(Source((*where, "output_tokens"), Layout.ENTRIES, (0, len(entries))),) if entries else (),
         counters=(Counter((*path, "usage")),) if alone and isinstance(response.get("usage"), Mapping) else (),
-        whole="output_tokens holds ids and logprobs together, so none of either can go",
+        whole="output_tokens holds ids and logprobs together, so neither can be dropped",
     )

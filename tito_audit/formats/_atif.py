@@ -14,23 +14,21 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_message
 from tito_audit.record.rollout import Turn
 
-__all__ = ["EXTRA", "IDS", "Call", "Conversation", "conversation_of", "routing_of", "step_turn"]
-
-IDS = ("prompt_token_ids", "completion_token_ids")
-EXTRA = "extra."
-"""In front of the name of a column that stands in `metrics.extra`."""
+ID_NAMES = ("prompt_token_ids", "completion_token_ids")
+EXTRA_PREFIX = "extra."
+"""Prefix for the name of a column that is in `metrics.extra`."""
 
 Wire = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """An agent's step that one model call wrote, or several."""
+class StepCall:
+    """An agent's step, written by one or several model calls."""
 
     step: int
     """Its position in `steps`."""
     message: int
-    """Of the conversation's messages, the one that it wrote."""
+    """The index of the message it wrote."""
     metrics: Wire
     merged: bool
     """The metrics are sums over several calls."""
@@ -41,17 +39,17 @@ class Conversation:
     """The steps of one trajectory."""
 
     messages: tuple[Message, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[StepCall, ...]
     unread: tuple[str, ...]
-    """What a model saw in a form that the trajectory does not tell."""
+    """What a model saw in a form that the trajectory does not record."""
 
 
 def conversation_of(steps: object, where: str) -> Conversation:
-    """All steps in order; `where` names their list in errors."""
+    """The messages and calls of all steps, in order; `where` names the list of steps in errors."""
     if not isinstance(steps, Sequence) or isinstance(steps, str):
         raise RecordError(f"{where} is not a list of steps")
     messages: list[Message] = []
-    calls: list[Call] = []
+    calls: list[StepCall] = []
     unread: set[str] = set()
     for number, step in enumerate(steps):
         here = f"{where}[{number}]"
@@ -61,7 +59,7 @@ def conversation_of(steps: object, where: str) -> Conversation:
         if source != "agent":
             messages.append(as_message({"role": source, "content": step.get("message")}, here))
             if len(_results(step, here)):
-                # What a harness reports to a model has no form that all of them share.
+                # Harnesses share no format for what they report to a model.
                 unread.add("observation of a step without an agent")
             continue
         wire = _answer(step, here)
@@ -71,15 +69,15 @@ def conversation_of(steps: object, where: str) -> Conversation:
     return Conversation(tuple(messages), tuple(calls), tuple(sorted(unread)))
 
 
-def step_turn(call: Call, where: str, *, message_index: int | None, text: str | None) -> Turn:
-    """The model call of a step. One whose metrics are sums over several calls has no ids of its own."""
+def step_turn(call: StepCall, where: str, *, message_index: int | None, text: str | None) -> Turn:
+    """The model call of a step. If its metrics are sums over several calls, it has no ids of its own."""
     extra = call.metrics.get("extra")
     extra = extra if isinstance(extra, Mapping) else {}
     if call.merged:
         return Turn(None, None, message_index=message_index, finish_reason=finish_reason(extra))
     try:
-        prompt, completion = ((name, call.metrics.get(name)) for name in IDS)
-        others = {EXTRA + name: found for name, found in other_columns(extra, ()).items()}
+        prompt, completion = ((name, call.metrics.get(name)) for name in ID_NAMES)
+        others = {EXTRA_PREFIX + name: found for name, found in other_columns(extra, ()).items()}
         turn = turn_of_tokens(prompt, completion, lambda: flat_logprobs(call.metrics, "logprobs"), others)
     except RecordError as error:
         raise RecordError(f"{where}.metrics: {error}") from None
@@ -92,30 +90,30 @@ def step_turn(call: Call, where: str, *, message_index: int | None, text: str | 
     )
 
 
-def routing_of(holder: Wire) -> Iterator[str]:
-    """Keys of what was computed over a whole prompt and cannot be rebuilt for another."""
+def routing_keys(holder: Wire) -> Iterator[str]:
+    """Keys of data computed over a whole prompt, which cannot be rebuilt for another prompt."""
     for name, value in holder.items():
         if value is not None and policy_of(name) is MovePolicy.DROP:
             yield name
 
 
-def _calls(step: Wire, number: int, message: int, where: str) -> Iterator[Call]:
-    """The call of an agent's step, if one made it and it is told here and not elsewhere."""
+def _calls(step: Wire, number: int, message: int, where: str) -> Iterator[StepCall]:
+    """The call of an agent's step, if a call made it and it was not copied from elsewhere."""
     metrics, count = step.get("metrics"), step.get("llm_call_count")
     if metrics is not None and not isinstance(metrics, Mapping):
         raise RecordError(f"{where}.metrics is not an object")
     if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
         raise RecordError(f"{where}.llm_call_count is {count!r}, not a number of calls")
     metrics = {} if metrics is None else metrics
-    # A table has every key, so metrics that say nothing are none.
+    # A table has every key, so metrics that are all null count as missing.
     told = any(value is not None for value in metrics.values())
     if step.get("is_copied_context") is True or (count is None and not told) or count == 0:
         return
-    yield Call(number, message, metrics, count is not None and count > 1)
+    yield StepCall(number, message, metrics, count is not None and count > 1)
 
 
 def _answer(step: Wire, where: str) -> dict[str, Any]:
-    """An agent's step in chat form, its arguments as the objects that the log has."""
+    """An agent's step in chat form; arguments stay the objects that the log has."""
     calls = step.get("tool_calls")
     content = step.get("message")
     wire: dict[str, Any] = {"role": "assistant", "content": content}
@@ -127,7 +125,7 @@ def _answer(step: Wire, where: str) -> dict[str, Any]:
         isinstance(call, Mapping) and isinstance(call.get("function_name"), str) for call in calls
     ):
         raise RecordError(f"{where}.tool_calls is not a list of calls with a `function_name`")
-    # A message is required, so an answer of calls only has an empty one where chat servers have null.
+    # `message` is required, so an answer that is only tool calls has "" where chat servers have null.
     return {
         **wire,
         "content": None if isinstance(content, str) and not content else content,
@@ -143,7 +141,7 @@ def _answer(step: Wire, where: str) -> dict[str, Any]:
 
 
 def _observed(step: Wire, where: str) -> Iterator[Message]:
-    """What came back: of a tool call as a tool's message, of another action as a user's."""
+    """The results of a step: of tool calls as tool messages, of other actions as user messages."""
     for number, result in enumerate(_results(step, where)):
         here = f"{where}.observation.results[{number}]"
         if not isinstance(result, Mapping):

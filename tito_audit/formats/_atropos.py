@@ -1,4 +1,4 @@
-"""One Atropos sample as a training row; groups, items and sequence nodes differ in their wrapping only."""
+"""One Atropos sample as a training row; groups, items and sequence nodes only wrap it differently."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._calls import is_messages
-from tito_audit.formats._columns import Raw, ids_or_none, is_list, is_numbers, policy_of
+from tito_audit.formats._columns import Raw, ids_or_none, is_list, is_messages, is_numbers, policy_of
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["KNOWN", "SENTINEL", "sample_columns", "sample_messages", "sample_row"]
-
 SENTINEL = 1.0
-"""What Atropos writes where nothing was sampled; no logprob can be above zero, so it is safe to tell."""
+"""What Atropos writes where nothing was sampled; logprobs are never above zero, so it is unambiguous."""
 
-KNOWN = {
+TOKEN_COLUMNS = {
     "advantages": MovePolicy.MOVE,
     "token_scores": MovePolicy.MOVE,
     "token_weights": MovePolicy.MOVE,
     "ref_logprobs": MovePolicy.STALE,
-    # A teacher's k best ids and their values for each position of these very ids: they lose their sense
-    # with the first changed token before them, and only the teacher could give new ones.
+    # A teacher's top k ids and their values at each position of exactly these ids: after the first changed
+    # token they are meaningless, and only the teacher could compute new ones.
     "distill_token_ids": MovePolicy.STALE,
     "distill_logprobs": MovePolicy.STALE,
 }
-"""Per-token columns that Atropos itself or its environments write."""
+"""Per-token columns that Atropos or its environments write."""
 
 _NOT_PER_TOKEN = {
     "tokens",
@@ -53,14 +50,14 @@ def sample_row(
     other: Mapping[str, tuple[Raw, MovePolicy]],
     name: str,
 ) -> TrainingRow | None:
-    """The training row of one sample; None when it holds no ids."""
+    """The training row of one sample; None if it holds no ids."""
     ids = ids_or_none(tokens, name)
     if ids is None:
         return None
     for column, entries in (mask, logprobs):
         if entries is not None and not is_list(entries):
-            raise RecordError(f"column {column!r} of {name} is not a list with one entry a token")
-    # [1] on a longer sample is what environments write that compute no mask.
+            raise RecordError(f"column {column!r} of {name} is not a list with one entry per token")
+    # Environments that compute no mask write [1] on a longer sample.
     absent = mask[1] is None or (len(mask[1]) == 1 and len(ids) != 1)
     return training_row(
         ids,
@@ -73,7 +70,7 @@ def sample_row(
 
 
 def sample_columns(row: Mapping[str, Any], index: int | None) -> dict[str, tuple[Raw, MovePolicy]]:
-    """The other per-token columns of sample `index` of a group, or of an item when that is None.
+    """The other per-token columns of sample `index` of a group, or of an item if `index` is None.
 
     Environments add their own; a list as long as the tokens has to move with them.
     """
@@ -82,16 +79,16 @@ def sample_columns(row: Mapping[str, Any], index: int | None) -> dict[str, tuple
         if name in _NOT_PER_TOKEN or not is_list(value):
             continue
         entries: Any = value if index is None else value[index] if index < len(value) else None
-        if is_list(entries) and (name in KNOWN or is_numbers(entries)):
-            found[name] = (entries, KNOWN.get(name, policy_of(name)))
+        if is_list(entries) and (name in TOKEN_COLUMNS or is_numbers(entries)):
+            found[name] = (entries, TOKEN_COLUMNS.get(name, policy_of(name)))
     return found
 
 
 def sample_messages(value: object, where: str) -> tuple[Message, ...]:
-    """The conversation of one sample; () when it is not what the tokens were rendered from.
+    """The conversation of one sample; () if the tokens were not rendered from it.
 
     Messages may also be plain strings without roles, or one made-up user message around the decoded
-    tokens. A template applied to such a list would find drift everywhere, so they count as not logged.
+    tokens. Rendering such a list would show drift everywhere, so it counts as not logged.
     """
     if not is_messages(value):
         return ()

@@ -1,6 +1,6 @@
 """One sample of a batch: prompt and response ids with columns over the response, as trainers keep them.
 
-A row holds one sample, or a batch of them as parallel lists: one list a sample in every column.
+A row holds one sample, or a batch as parallel lists: every column has one list per sample.
 """
 
 from __future__ import annotations
@@ -29,24 +29,15 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import Source, Sources
 
-__all__ = [
-    "batch_read",
-    "batch_sources",
-    "batch_update",
-    "is_batch",
-    "sample_rollout",
-    "updated_sample",
-]
-
 
 def is_batch(row: Row, name: str) -> bool:
-    """True when the column holds a list of lists: one a sample."""
+    """True if the column holds a list of lists: one per sample."""
     value: Any = row.get(name)
     return is_list(value) and len(value) > 0 and (value[0] is None or is_list(value[0]))
 
 
 def _batch_samples(row: Row, ids: str) -> Samples:
-    """The samples of a batch; the row itself where it is one."""
+    """The samples of a batch; the row itself if it is one sample."""
     if not is_batch(row, ids):
         return Samples((row,), lambda _, name: Source((name,)))
     size = len(row[ids])
@@ -58,40 +49,40 @@ def _batch_samples(row: Row, ids: str) -> Samples:
 
 
 def batch_read(row: Row, place: Place, ids: str, read: ReadSample) -> Sequence[Rollout]:
-    """A rollout for each sample of a batch, or the one of a row that is a sample."""
+    """One rollout for each sample of a batch; a single one if the row is one sample."""
     return samples_read(_samples(row, ids), place, read) if is_batch(row, ids) else (read(row, place),)
 
 
 def batch_sources(row: Row, ids: str, rollouts: Sequence[Rollout]) -> list[Sources]:
-    """Where a batch holds its samples. Beside others a mask that trains all of a sample is how a call is told."""
+    """Where a batch holds its samples. Next to training rows, a mask that trains a whole sample marks a call."""
     samples = _batch_samples(row, ids)
     found = sources_in(samples, rollouts)
     mixed = any(rollout.training_row is not None for rollout in rollouts)
     for number, (rollout, sample) in enumerate(zip(rollouts, samples.rows, strict=True)):
         mask = samples.source(number, first_list(sample, RESPONSE_MASKS) or "")
         if mixed and rollout.turns and mask is not None:
-            found[number] = replace(found[number], told=(mask.path,))
+            found[number] = replace(found[number], implied=(mask.path,))
     return found
 
 
 def batch_update(
-    row: Row, mended: Sequence[RepairedRollout], ids: str, read: ReadSample, update: UpdateSample
+    row: Row, repaired: Sequence[RepairedRollout], ids: str, read: ReadSample, update: UpdateSample
 ) -> Sequence[Row]:
-    """The row with what its samples say from now on."""
-    if not mended:
+    """The row with its repaired samples."""
+    if not repaired:
         return ()
     samples = _batch_samples(row, ids)
-    new = updated_samples(samples, mended, read, update)
+    new = updated_samples(samples, repaired, read, update)
     return (put_back(row, samples, new, ids) if is_batch(row, ids) else new[0],)
 
 
 def sample_rollout(
     row: Row, place: Place, format_name: str, names: Collection[str], *, prompt: object = None
 ) -> Rollout:
-    """A sample in the columns that `generic` reads: a training row, or one call that is all trained.
+    """A sample in the columns that `generic` reads: a training row, or one call that is trained as a whole.
 
-    `names` are the columns of ids; a sample without any entry in them wants none. `prompt` is what was
-    asked, as messages, where the log keeps it beside the columns.
+    `names` are the columns of ids; a sample with no entry in any of them needs no ids. `prompt` holds the
+    prompt's messages, if the log keeps them next to the columns.
     """
     flat = any(is_list(row.get(name)) for name in FLAT_IDS)
     trained: TrainingRow | None = flat_row(row, has_calls=False) if flat else split_row(row)
@@ -104,7 +95,7 @@ def sample_rollout(
         plain = {name: value for name, value in row.items() if name not in ("messages", *FLAT_IDS)}
         turns = (call_turn(plain, prompt_messages=asked or None),)
     if trained is not None and asked:
-        messages = ()  # a question alone is not what the row was rendered from
+        messages = ()  # the row was rendered from more than the prompt
     tools = as_tools(parsed(row, "tools"), "tools")
     return Rollout(
         place, format_name, messages, tools, turns=turns, training_row=with_finishes(trained, row), stated=stated
@@ -112,31 +103,31 @@ def sample_rollout(
 
 
 def updated_sample(row: Row, before: Rollout, one: RepairedRollout) -> Row:
-    """A sample with its columns as they are from now on."""
+    """The sample with the columns of its repaired rollout."""
     if one.turns_from != tuple(range(len(before.turns))):
-        raise RecordError("the sample is one call and cannot be left without it")
+        raise RecordError("the sample is a single call, which cannot be removed")
     new: Row = row
     for old_turn, turn in zip(before.turns, one.rollout.turns, strict=True):
         new = updated_call(new, old_turn, turn, skip=("messages", *FLAT_IDS))
     old, trained = before.training_row, one.rollout.training_row
     if old is None or trained is None:
         if old is not trained:
-            raise RecordError("a training row can neither be added to these columns nor be taken away")
+            raise RecordError("a training row can neither be added to these columns nor removed")
         return new
     return updated_flat(new, old, trained, skip=("messages", "tools"))
 
 
 def _samples(row: Row, ids: str) -> list[Row]:
-    """The samples of a batch: of each list as long as the batch its entries, of anything else but lists itself.
+    """The samples of a batch: an entry of each list that is as long as the batch, and every value that is no list.
 
-    RecordError where a column that holds lists has another number of them.
+    RecordError if a column of lists has another length.
     """
     size = len(row[ids])
     for name, value in row.items():
         nested = is_list(value) and len(value) > 0 and is_list(value[0])
         if nested and len(value) != size:
             raise RecordError(
-                f"column {name!r} holds {len(value)} lists for {size} samples: whose they are cannot be told"
+                f"column {name!r} holds {len(value)} lists for {size} samples, so they cannot be matched"
             )
     columns = {name: value for name, value in row.items() if _is_column(value, size)}
     rest = {name: value for name, value in row.items() if not is_list(value)}
@@ -144,7 +135,7 @@ def _samples(row: Row, ids: str) -> list[Row]:
 
 
 def _messages(row: Row, prompt: object) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """All messages of a sample if its answers are among them, and those of its prompt."""
+    """All messages of a sample, if they include its answers, and the messages of its prompt."""
     found = as_messages(parsed(row, "messages"), "messages")
     if found and any(not message.given for message in found):
         return found, ()

@@ -10,8 +10,6 @@ from tito_audit.errors import RecordError
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["moved_boundaries"]
-
 _LONG = 2000
 _Region = tuple[int, int, int, int]
 """A changed stretch: `[start, end)` of the old ids, then of the new ones."""
@@ -20,11 +18,11 @@ _Region = tuple[int, int, int, int]
 def moved_boundaries(
     before: TrainingRow, after: TrainingRow, ends: Sequence[int], generated: Sequence[bool]
 ) -> list[int]:
-    """The positions in the new ids of boundaries in the old, both with 0 in front and their length at the end.
+    """The positions in the new ids of the boundaries `ends` in the old; both start with 0 and end with the length.
 
-    A boundary beside a token that stayed goes with it. One inside a change, or with new tokens on it, goes
-    where the mask switches between what was sampled and what was not; `generated` says which messages
-    were sampled. RecordError when neither tells.
+    A boundary next to an unchanged token moves with it. One inside a change, or where tokens were inserted,
+    goes where the mask switches between sampled and not sampled; `generated` says which messages were
+    sampled. RecordError if neither applies.
     """
     regions = _regions(before.token_ids, after.token_ids)
     out = [0]
@@ -33,24 +31,24 @@ def moved_boundaries(
         if region is None:
             out.append(end + sum(r[3] - r[2] - (r[1] - r[0]) for r in regions if r[1] < end))
         elif region[0] < region[1] and end in region[:2]:
-            # Old tokens on one side only changed: the boundary is where the change begins or ends.
+            # Only tokens on one side changed: the boundary is where the change begins or ends.
             out.append(region[2] if end == region[0] else region[3])
         else:
             out.append(_switch(region, after.loss_mask, generated[number], generated[number + 1], number))
     out.append(len(after.token_ids))
     if any(a > b for a, b in itertools.pairwise(out)):
-        raise RecordError("which message the changed tokens belong to cannot be told")
+        raise RecordError("it is unclear which message the changed tokens belong to")
     return out
 
 
 def _regions(old: Ids, new: Ids) -> list[_Region]:
-    """The changed stretches in order; none of them touch."""
-    # With very many tokens the frequent ones are no anchors, or the search would take minutes.
+    """The changed stretches in order; no two are adjacent."""
+    # In very long sequences frequent tokens are not used as anchors, or the search would take minutes.
     return list(gaps(paired_runs(old, new, frequent_from=_LONG + 1), len(old), len(new)))
 
 
 def _switch(region: _Region, mask: Mask | None, left: bool, right: bool, number: int) -> int:
-    """Where in a change the mask goes over from one message's kind of token to the next one's."""
+    """Where in a change the mask switches from one message's kind of token to the next one's."""
     start, end = region[2:]
     if start == end:
         return start
@@ -60,6 +58,6 @@ def _switch(region: _Region, mask: Mask | None, left: bool, right: bool, number:
         if own[:at].all():
             return start + at
     raise RecordError(
-        f"the tokens between message_log[{number}] and message_log[{number + 1}] changed, and which of the two "
-        "messages they belong to cannot be told"
+        f"the tokens between message_log[{number}] and message_log[{number + 1}] changed, and it is unclear which "
+        "of the two messages they belong to"
     )

@@ -1,4 +1,4 @@
-"""Calls that a log holds with what each was sent, as rollouts; and the same calls written again."""
+"""Calls logged with what each was sent, as rollouts; and the same calls written back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row, SourcesOf
 from tito_audit.formats._choice_sources import choice_source
 from tito_audit.formats._responses_log import Exchange, choices
-from tito_audit.formats._responses_read import answered, request_facts, request_fields, request_messages
+from tito_audit.formats._responses_read import choice_call, request_facts, request_fields, request_messages
 from tito_audit.formats._sources import of_calls
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.edits import Path
@@ -21,21 +21,8 @@ from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import NOTHING_STATED, Stated
 
-__all__ = [
-    "FindSource",
-    "LoggedCall",
-    "Part",
-    "chat_calls",
-    "numbered",
-    "part_of",
-    "parts_sources",
-    "parts_written",
-    "rewritten_parts",
-    "threads",
-]
-
 FindSource = Callable[[], CallSource]
-"""Where a call is in the row that was read; looked for only when something is to be written."""
+"""Finds where a call is in its row; called only when something has to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +33,18 @@ class LoggedCall:
     """Without `message_index` and `prompt_messages`."""
     source: FindSource
     prompt: tuple[Message, ...] = ()
-    """() when the log does not say what it was sent."""
+    """() if the log does not say what it was sent."""
     answer: Message | None = None
     tools: tuple[ToolSpec, ...] = ()
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
     stated: Stated = NOTHING_STATED
     wants_ids: bool = True
-    """False: there is neither an id nor a place for one."""
+    """False if the log has neither ids nor a column for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rollout of a row, and where each of its calls is."""
+    """One rollout of a row, and where each of its calls is stored."""
 
     rollout: Rollout
     sources: tuple[FindSource, ...]
@@ -69,7 +56,7 @@ PartsOf = Callable[[Row, Place], Sequence[Part]]
 def chat_calls(
     root: Row, request: Mapping[str, Any], response: Mapping[str, Any], asked: Path, path: Path
 ) -> list[LoggedCall]:
-    """One call for each choice of a chat answer or completion at `path` of the row; [] when it has none."""
+    """One call for each choice of a chat answer or completion at `path` of the row; [] if it has none."""
     listed = response.get("choices")
     if isinstance(listed, list | tuple) and not listed:
         return []
@@ -78,7 +65,7 @@ def chat_calls(
     calls = []
     for number, choice in enumerate(choices(response)):
         at = path if choice is response else (*path, "choices", number)
-        one = answered(request, response, choice, number)
+        one = choice_call(request, response, choice, number)
         source = partial(choice_source, root, found, path, at, one.turn)
         stated = replace(request_facts(request, response), copies_disagree=one.disagreement or "")
         calls.append(
@@ -88,10 +75,10 @@ def chat_calls(
 
 
 def threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[LoggedCall]]:
-    """Calls that may be one conversation together, in order; each exchange is given as its choices.
+    """Calls grouped into possible conversations, in order; each exchange is given as a list of its choices.
 
-    Calls with other models, tools or template arguments are another agent's. Of several choices the one that
-    a later call was sent back stays in line, else the first; each of the others stands alone.
+    Calls with other models, tools or template arguments belong to another agent. Of several choices, the one
+    that a later call was sent (else the first) continues the conversation; each other one is a thread by itself.
     """
     lines: list[list[Sequence[LoggedCall]]] = []
     for exchange in exchanges:
@@ -102,17 +89,17 @@ def threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[LoggedCall]]
             lines.append(line := [])
         line.append(exchange)
     found: list[list[LoggedCall]] = []
-    beside: list[list[LoggedCall]] = []
+    alternatives: list[list[LoggedCall]] = []
     for line in lines:
         kept = [_continued(exchange, line[number + 1 :]) for number, exchange in enumerate(line)]
         found.append([exchange[k] for exchange, k in zip(line, kept, strict=True)])
         for exchange, k in zip(line, kept, strict=True):
-            beside += [[call] for n, call in enumerate(exchange) if n != k]
-    return [*found, *beside]
+            alternatives += [[call] for n, call in enumerate(exchange) if n != k]
+    return [*found, *alternatives]
 
 
 def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated) -> Part:
-    """The rollout of one thread: its messages are the last call's, and a call that fits into them says so."""
+    """The rollout of one thread: its messages are the last call's, and calls that fit into them have an index."""
     last = calls[-1]
     messages = last.prompt if last.answer is None or not last.prompt else (*last.prompt, last.answer)
     # What only one of the calls states and all should be known by.
@@ -135,7 +122,7 @@ def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated
 
 
 def numbered(parts: Sequence[Part], place: Place) -> tuple[Part, ...]:
-    """The parts of a row with their places in it."""
+    """The parts of a row, numbered in order."""
     return tuple(
         replace(part, rollout=replace(part.rollout, place=replace(place, item=item)))
         for item, part in enumerate(parts)
@@ -145,23 +132,23 @@ def numbered(parts: Sequence[Part], place: Place) -> tuple[Part, ...]:
 def parts_written(parts_of: PartsOf) -> Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]:
     """The `update` of a format whose rows hold threads of calls."""
 
-    def update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-        return (rewritten_parts(row, mended, parts_of),)
+    def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+        return (rewritten_parts(row, repaired, parts_of),)
 
     return update
 
 
-def rewritten_parts(row: Row, mended: Sequence[RepairedRollout], parts_of: PartsOf) -> Row:
-    """The row with what the rollouts say; itself when that is nothing new, RecordError where it has no place."""
-    items = [one.rollout.place.item for one in mended]
+def rewritten_parts(row: Row, repaired: Sequence[RepairedRollout], parts_of: PartsOf) -> Row:
+    """The row with its repaired rollouts; the same object if nothing changed. RecordError for a fork."""
+    items = [one.rollout.place.item for one in repaired]
     if len(set(items)) != len(items):
-        raise RecordError("this format holds each conversation once, and the parts of a fork have no place in it")
+        raise RecordError("this format holds each conversation once and cannot hold the parts of a fork")
 
     def read(again: Row, place: Place) -> Sequence[Rollout]:
         return tuple(part.rollout for part in parts_of(again, place))
 
-    stays = "this format has no way to leave out a call of a conversation"
-    return rewritten_calls(row, mended, read, parts_sources(parts_of), stays=stays)
+    stays = "this format cannot leave out a call of a conversation"
+    return rewritten_calls(row, repaired, read, parts_sources(parts_of), stays=stays)
 
 
 def parts_sources(parts_of: PartsOf) -> SourcesOf:
@@ -190,7 +177,7 @@ def _continued(exchange: Sequence[LoggedCall], after: Sequence[Sequence[LoggedCa
 
 
 def _same(left: Sequence[Message], right: Sequence[Message]) -> bool:
-    """True if these are the same messages; only what rules and templates read is compared."""
+    """True if these are the same messages, comparing only what rules and templates read."""
     return len(left) == len(right) and all(
         a is b or (a.role, a.text, a.reasoning, a.tool_calls) == (b.role, b.text, b.reasoning, b.tool_calls)
         for a, b in zip(left, right, strict=True)

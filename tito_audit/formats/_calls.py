@@ -1,4 +1,4 @@
-"""One model call as a Turn, under whatever names it was logged, and the message that it wrote."""
+"""One model call as a Turn, whatever its columns are called, and the message that it wrote."""
 
 from __future__ import annotations
 
@@ -21,27 +21,12 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._copies import Copy, call_counts, with_copies, with_counts
 from tito_audit.formats._turns import turn_of_tokens
-from tito_audit.formats._update import as_logged, at_most_one_each, logprobs_as_logged, with_values
+from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.formats._values import as_logged, logprobs_as_logged
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-
-__all__ = [
-    "CALL_LISTS",
-    "CALL_LOGPROBS",
-    "COMPLETION_IDS",
-    "PROMPT_IDS",
-    "answers",
-    "call_turn",
-    "finish_reason",
-    "is_messages",
-    "messages_of_row",
-    "updated_call",
-    "updated_single_call",
-    "weight_versions",
-    "written_once",
-]
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
 COMPLETION_IDS = (
@@ -90,8 +75,8 @@ def call_turn(
 ) -> Turn:
     """The call that an object holds; `where` names the object in errors, "" for the row itself.
 
-    Ids that are missing, null or empty leave a turn without them and with its text, so that rules can
-    say so. Where only one side is empty, that side is known to have no token.
+    Missing, null or empty ids give a turn with text and without ids, so that rules can report it. If only
+    one side is empty, that side is known to have no tokens.
     """
     prompt_name = first_filled(entry, _ENTRY_PROMPT)
     completion_name = first_filled(entry, _ENTRY_COMPLETION)
@@ -126,9 +111,9 @@ def call_turn(
 def updated_call(
     entry: Mapping[str, Any], before: Turn, after: Turn, *, skip: Collection[str] = ()
 ) -> Mapping[str, Any]:
-    """The object that holds a call, with its prompt and columns as they are from now on.
+    """The object that holds a call, with the prompt and columns of `after`.
 
-    Columns of `skip` belong to something else. RecordError when the object has no column for a prompt.
+    Columns in `skip` belong to something else. RecordError if the object has no column for a prompt.
     """
     now = {column.name: column.values for column in after.columns}
     columns: dict[str, Any] = {}
@@ -143,33 +128,33 @@ def updated_call(
 
 
 def updated_single_call(
-    row: Row, read: Callable[[Row, Place], Sequence[Rollout]], mended: Sequence[RepairedRollout]
+    row: Row, read: Callable[[Row, Place], Sequence[Rollout]], repaired: Sequence[RepairedRollout]
 ) -> Sequence[Row]:
-    """The row of a format whose rows are one call each, with what its call says now."""
-    if not mended:
+    """The row of a format with one call per row, with its repaired call."""
+    if not repaired:
         return ()
-    before = read(row, mended[0].rollout.place)
-    (after,) = at_most_one_each(before, mended)
+    before = read(row, repaired[0].rollout.place)
+    (after,) = at_most_one_each(before, repaired)
     if after.turns_from != (0,):
-        raise RecordError("the row is one call and cannot be left without it")
+        raise RecordError("the row is a single call, which cannot be removed")
     return (updated_call(row, before[0].turns[0], after.rollout.turns[0], skip=("messages",)),)
 
 
-def answers(messages: Sequence[Message], calls: int) -> list[int | None]:
-    """The message that each of `calls` calls wrote, in order; None where the log does not tell."""
+def answer_indices(messages: Sequence[Message], calls: int) -> list[int | None]:
+    """The index of the message that each of `calls` calls wrote, in order; None if that is unclear."""
     indices = [i for i, message in enumerate(messages) if message.sampled]
-    # More answers than calls: the first ones are examples in the prompt, which nobody sampled.
-    # Fewer: a retry, a sub-agent or a compacted history wrote nothing that is left, and which of the
-    # calls that was cannot be told without looking at tokens.
+    # More answers than calls: the first ones are examples in the prompt, which were not sampled.
+    # Fewer: a retry, a sub-agent or a compacted history left no message, and only the tokens could show
+    # which calls those were.
     if len(indices) < calls or not calls:
         return [None] * calls
     return list(indices[-calls:])
 
 
 def written_once(turns: Sequence[Turn], messages: Sequence[Message]) -> tuple[Turn, ...]:
-    """The calls, of which each wrote a message behind those of the calls before it.
+    """The calls, each with a message after those of the calls before it.
 
-    Where two name the same message, as a retry does, it is the later one's, and the other keeps what it was sent.
+    If two name the same message, as a retry does, it belongs to the later one; the other keeps what it was sent.
     """
     limit = len(messages)
     found: list[Turn] = []
@@ -194,7 +179,7 @@ def finish_reason(entry: Mapping[str, Any]) -> str | None:
 
 
 def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """The versions of the weights that a call names; () when it names none."""
+    """The weight versions that a call names; () if it names none."""
     value = entry.get("weight_versions", entry.get("weight_version"))
     if value is None:
         return ()
@@ -202,15 +187,15 @@ def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def messages_of_row(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages that a training row was rendered from; () when no answer can be among them.
+    """The messages that a training row was rendered from; () if they cannot include an answer.
 
-    What was asked alone is not the row: rendered, it would lack all that was sampled.
+    A prompt alone is not the row: rendered, it would lack everything that was sampled.
     """
     return messages if any(not message.given for message in messages) else ()
 
 
 def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Collection[str]) -> Mapping[str, Any]:
-    """The call with its prompt in every copy that it holds, and the counts of it."""
+    """The call with its new prompt in every copy that it holds, and its counts updated."""
     old, new = before.prompt_ids, after.prompt_ids
     if old is new or (old is not None and new is not None and np.array_equal(old, new)):
         return entry
@@ -227,7 +212,7 @@ def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Coll
 
 
 def _without_answer(messages: tuple[Message, ...] | None, text: str | None) -> tuple[Message, ...] | None:
-    """What was sent. Some logs append the answer to it, which shows where the text is the same."""
+    """The messages that were sent. Some logs append the answer, recognized by its text."""
     if not messages or not messages[-1].sampled or text is None:
         return messages
     return messages[:-1] if messages[-1].text == text else messages

@@ -1,4 +1,4 @@
-"""Where an answer of a server holds a call: every copy of its prompt and of its logprobs."""
+"""Where a server's answer holds a call: every copy of its prompt and of its logprobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._responses_log import Exchange, answers, exchange, is_numbers, logged_tokens, scores_of
+from tito_audit.formats._responses_log import Exchange, all_choices, exchange, is_numbers, logged_tokens, scores_of
 from tito_audit.formats._sources import at, of_calls, plain_sources, same_as
 from tito_audit.formats._turn_change import logged_logprobs, same_floats
 from tito_audit.record.arrays import Ids, Logprobs, as_floats
@@ -15,19 +15,17 @@ from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 
-__all__ = ["ONE_CALL", "choice_source", "choice_sources"]
-
-ONE_CALL = "an answer holds one call; leaving it out would leave nothing"
+ONE_CALL = "an answer holds a single call, which cannot be left out"
 _PROMPT_KEYS = ("prompt_token_ids", "input_ids", "token_ids", "prompt")
 _SCORES = "output_token_logprobs"
 _PARTS = ("", "meta_info", "usage")
-"""The answer or its choice itself, and the objects in it that say more of the prompt."""
+"""Where prompt data may be: the answer or choice itself, and the objects in it."""
 
 
 def choice_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     """The source of each choice of the row's answers."""
     found = exchange(row)
-    listed = list(answers(found)) if found is not None else []
+    listed = list(all_choices(found)) if found is not None else []
     return of_calls(
         [
             choice_source(row, found, path if choice is response else path[:-2], path, turn)
@@ -39,7 +37,7 @@ def choice_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def choice_source(row: Row, found: Exchange, above: Path, path: Path, turn: Turn) -> CallSource:
-    """The source of one choice at `path` of the answer at `above`, with every copy that the row holds."""
+    """The source of the choice at `path`, in the answer at `above`, with every copy that the row holds."""
     holders = list(dict.fromkeys((above, path)))
     inner = [(*holder, part) if part else holder for holder in holders for part in _PARTS]
     inner = [one for one in inner if isinstance(_get(row, one), Mapping)]
@@ -54,7 +52,7 @@ def choice_source(row: Row, found: Exchange, above: Path, path: Path, turn: Turn
 
 
 def _prompts(row: Row, found: Exchange, holders: Sequence[Path], prompt: Ids | None) -> Iterator[Path]:
-    """Every copy of the prompt: the answer's, the choice's, and those of the request, be it one of a batch."""
+    """Every copy of the prompt: in the answer, the choice and the request, also if that has a batch of prompts."""
     for holder in dict.fromkeys((*holders, *found.request_paths)):
         for name in _PROMPT_KEYS if holder in found.request_paths else _PROMPT_KEYS[:1]:
             value = at(row, holder).get(name)
@@ -95,5 +93,5 @@ def _floats(values: Sequence[Any]) -> Logprobs | None:
 
 
 def _get(row: Row, path: Path) -> Any:
-    """The value at a path whose last key may be missing."""
+    """The value at a path; None if its last key is missing."""
     return at(row, path[:-1]).get(path[-1]) if path and isinstance(path[-1], str) else at(row, path)

@@ -1,4 +1,4 @@
-"""Which column of a row is which, by the names in use; shared by the formats that hold plain columns."""
+"""Which column of a row is which, by the names in use; shared by formats with plain columns."""
 
 from __future__ import annotations
 
@@ -16,32 +16,10 @@ from tito_audit.record.arrays import Ids, as_ids, json_kind
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.stated import Stated
 
-__all__ = [
-    "FLAT_IDS",
-    "MASKS",
-    "ROW_LOGPROBS",
-    "SEGMENTS",
-    "STALE",
-    "Raw",
-    "first_filled",
-    "first_list",
-    "first_text",
-    "flat_logprobs",
-    "holds_ids",
-    "ids_or_none",
-    "is_list",
-    "is_messages",
-    "is_numbers",
-    "other_columns",
-    "parsed",
-    "policy_of",
-    "stated_facts",
-]
-
 Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 
 FLAT_IDS = ("token_ids", "tokens", "input_ids")
-"""Names under which a whole sequence of ids stands in a row."""
+"""Column names for a whole sequence of ids."""
 
 MASKS = (
     "loss_mask",
@@ -57,7 +35,7 @@ MASKS = (
     "action_mask",
     "labels",
 )
-"""Names under which a loss mask stands in a row."""
+"""Column names for a loss mask."""
 
 ROW_LOGPROBS = (
     "logprobs",
@@ -73,10 +51,10 @@ ROW_LOGPROBS = (
     "sampling_per_token_logps",
     "old_log_probs",
 )
-"""Names under which the logprobs of a row stand in it."""
+"""Column names for the logprobs of a row."""
 
 SEGMENTS = ("segment_ids", "document_ids", "doc_ids", "sequence_ids", "sample_ids")
-"""Names under which a row of several samples has the number of its sample for each token."""
+"""Column names for the sample number of each token, in a row of several samples."""
 
 STALE = {
     # Computed from the old ids by a trainer, a critic, a reference model or a teacher.
@@ -110,7 +88,7 @@ STALE = {
     "trainer_logprobs",
     "values",
 }
-"""Columns that somebody else than the sampler computed."""
+"""Columns computed by something other than the sampler."""
 _DROP = {
     "expert_indices",
     "rollout_expert_indices",
@@ -124,7 +102,7 @@ _GROUPS = ("group", "group_id", "group_index")
 
 
 def is_list(value: object) -> bool:
-    """True for a list as storage gives it: a Python list or a numpy array."""
+    """True for a list as storage returns it: a Python list or a numpy array."""
     return isinstance(value, list | tuple | np.ndarray)
 
 
@@ -138,7 +116,7 @@ def is_messages(value: object) -> bool:
 
 
 def is_numbers(value: object) -> bool:
-    """True for a list whose first entries are numbers; the rest is not looked at."""
+    """True for a list whose first entries are numbers or null; the rest is not checked."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "iufb"
     return isinstance(value, list | tuple) and all(
@@ -147,7 +125,7 @@ def is_numbers(value: object) -> bool:
 
 
 def holds_ids(value: object) -> bool:
-    """True for a list that may hold ids: whole numbers, two or more, or lists or objects with such a list."""
+    """True for a list that may hold ids: two or more whole numbers, or lists or objects that hold such a list."""
     if isinstance(value, np.ndarray):
         return value.ndim > 1 or (value.dtype.kind in "iu" and len(value) > 1)
     if not isinstance(value, list | tuple) or not value:
@@ -160,7 +138,7 @@ def holds_ids(value: object) -> bool:
 
 
 def first_list(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The first of these columns that holds a list, be it empty; None when none does."""
+    """The first of these columns that holds a list, even an empty one; None if none does."""
     return next((name for name in names if is_list(row.get(name))), None)
 
 
@@ -172,22 +150,22 @@ def first_filled(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The first of these columns that holds a string, as that string."""
+    """The text of the first of these columns that holds a string; None if none does."""
     return next((row[name] for name in names if isinstance(row.get(name), str)), None)
 
 
 def ids_or_none(value: object, name: str) -> Ids | None:
-    """Token ids `[N]` int32; None for the ways a log says that it has none: null and an empty list."""
+    """Token ids `[N]` int32; None for null and for an empty list, which is how logs say that they have none."""
     if value is None or (is_list(value) and not len(value)):  # type: ignore[arg-type]
         return None
-    return as_ids(value, name)  # type: ignore[arg-type]  # what is no list is refused there, by name
+    return as_ids(value, name)  # type: ignore[arg-type]  # as_ids refuses what is not a list, and names it
 
 
 def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] | None:
-    """A logprob column as (name, one number a token); None when the row has none.
+    """A logprob column as (name, one number per token); None if the row has none.
 
-    An object is OpenAI's (`content` with a `logprob` each, or `token_logprobs`); lists inside the list are
-    SGLang's `[logprob, id, text]` or the k best, sampled token first: both have the value in front.
+    An object is OpenAI's (`content` entries with a `logprob`, or `token_logprobs`); lists inside the list are
+    SGLang's `[logprob, id, text]` or the top k with the sampled token first: in both the value comes first.
     """
     value = row.get(name) if name is not None else None
     if name is None or value is None:
@@ -202,17 +180,16 @@ def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] |
     if not is_list(value):
         raise RecordError(f"column {name!r} is {json_kind(value)}, not a list of logprobs")
     if len(value) and is_list(value[0]):
-        # A table of numbers may have made arrays of the inner lists; tolist gives back plain numbers.
+        # A table of numbers may have turned the inner lists into arrays; tolist returns plain numbers.
         inner = [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in value]
         return name, [entry[0] if is_list(entry) and len(entry) else None for entry in inner]
     return name, value
 
 
 def other_columns(row: Mapping[str, Any], taken: Collection[str]) -> dict[str, tuple[Raw, MovePolicy]]:
-    """Every list that may have an entry a token, but those `taken`; lengths decide later what fits.
+    """Every list that may have one entry per token, except those in `taken`; lengths decide later what fits.
 
-    An unknown list of numbers as long as the tokens counts as theirs until proven otherwise: it has to
-    move with them.
+    An unknown list of numbers as long as the tokens is taken to describe them: it has to move with them.
     """
     found: dict[str, tuple[Raw, MovePolicy]] = {}
     for name, value in row.items():
@@ -225,7 +202,7 @@ def other_columns(row: Mapping[str, Any], taken: Collection[str]) -> dict[str, t
 
 
 def policy_of(name: str) -> MovePolicy:
-    """What becomes of a column when its tokens change, as its name tells."""
+    """What happens to a column when its tokens change, by its name."""
     if name in _DROP:
         return MovePolicy.DROP
     if name in ("position_ids", "attention_mask", *SEGMENTS):
@@ -234,7 +211,7 @@ def policy_of(name: str) -> MovePolicy:
 
 
 def stated_facts(row: Mapping[str, Any]) -> Stated:
-    """What the row says about itself: `model` and `tokenizer` by name, `id` if it is a text, and `group`."""
+    """What the row says about itself: the names of `model` and `tokenizer`, `id` if a string, and `group`."""
     stated = model_facts(row)
     if isinstance(row.get("id"), str):
         stated = stated.with_facts(id=row["id"])
@@ -243,7 +220,7 @@ def stated_facts(row: Mapping[str, Any]) -> Stated:
 
 
 def parsed(row: Mapping[str, Any], name: str) -> Any:
-    """A column's value, read out of a JSON string where a table could only hold it as one."""
+    """A column's value, parsed if it is a JSON string, as in tables that can hold it no other way."""
     value = row.get(name)
     if not isinstance(value, str):
         return value

@@ -1,4 +1,4 @@
-"""What a row repeats of its ids: the same list under another name or deeper down, and stored counts."""
+"""What a row repeats about its ids: the same list under another name or deeper down, and stored counts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,6 @@ from numpy.typing import NDArray
 from tito_audit.formats._columns import is_list, is_numbers
 from tito_audit.formats._values import as_logged
 from tito_audit.record.rollout import TrainingRow, Turn
-
-__all__ = [
-    "Copy",
-    "CountPairs",
-    "call_counts",
-    "row_counts",
-    "total_counts",
-    "with_copies",
-    "with_counts",
-    "with_list",
-]
 
 _Object = TypeVar("_Object", bound=Mapping[str, Any])
 
@@ -68,7 +57,7 @@ _COUNTERS = ("usage", "meta_info")
 """Objects in a row or a call that hold such counts."""
 
 CountPairs = Mapping[str, Sequence[tuple[int, int]]]
-"""Name of a count to what it may have been and what that is now."""
+"""Each count's name to pairs of a value it may have had and the value that becomes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +71,9 @@ class Copy:
 
 
 def with_copies(value: Any, copies: Sequence[Copy], skip: Collection[str] = ()) -> Any:
-    """An object in which every list equal to a copy's old ids holds the new ones; itself without such.
+    """The object with the new ids in every list equal to a copy's old ids; the same object if there is none.
 
-    Objects are looked into, lists of objects too; what stands under a key of `skip` is not.
+    Nested objects and lists are searched too, except under the keys in `skip`.
     """
     if not copies:
         return value
@@ -100,13 +89,13 @@ def with_copies(value: Any, copies: Sequence[Copy], skip: Collection[str] = ()) 
 
 
 def with_list(old: Sequence[Any], entries: list[Any]) -> Any:
-    """The entries as a list; `old` itself when it holds the same objects."""
+    """The entries as a list; `old` itself if it holds the same objects."""
     same = len(old) == len(entries) and all(a is b for a, b in zip(old, entries, strict=True))
     return old if same else entries
 
 
 def with_counts(value: _Object, pairs: CountPairs) -> _Object:
-    """An object with its stored counts brought up to date; itself when none was true before and is not now."""
+    """The object with its stored counts updated; the same object if no count that was right has changed."""
     changed: dict[str, Any] = {}
     for name, inner in value.items():
         if name in _COUNTERS and isinstance(inner, Mapping):
@@ -119,7 +108,7 @@ def with_counts(value: _Object, pairs: CountPairs) -> _Object:
 
 
 def row_counts(before: TrainingRow, after: TrainingRow) -> CountPairs:
-    """What the counts stored beside a training row say, before and after."""
+    """The counts that may be stored with a training row, before and after."""
     old, new = len(before.token_ids), len(after.token_ids)
     widths = (
         before.padding.left + old + before.padding.right,
@@ -138,12 +127,12 @@ def row_counts(before: TrainingRow, after: TrainingRow) -> CountPairs:
 
 
 def total_counts(old: int, new: int) -> CountPairs:
-    """What the counts of all tokens of a row say, before and after."""
+    """The counts of all tokens of a row, before and after."""
     return {name: [(old, new)] for name in _TOTAL}
 
 
 def call_counts(before: Turn, after: Turn) -> CountPairs:
-    """What the counts stored beside a call say, before and after; completions never change."""
+    """The counts that may be stored with a call, before and after; completions never change."""
     if before.prompt_ids is None or after.prompt_ids is None:
         return {}
     prompts = (len(before.prompt_ids), len(after.prompt_ids))

@@ -1,4 +1,4 @@
-"""Where the samples of a packed row begin and end, by whatever column of the row says so."""
+"""Where the samples of a packed row begin and end, by whichever column of the row says so."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import SEGMENTS, is_list, is_messages, is_numbers, parsed
-from tito_audit.formats._padding import trained_by
+from tito_audit.formats._padding import trained_tokens
 from tito_audit.record.arrays import Mask, as_floats
 
-__all__ = ["BOUNDS", "LENGTHS", "Cuts", "cuts_of"]
-
-Cuts: TypeAlias = tuple[tuple[int, int], ...]
-"""The half-open range of each sample, in order; what lies between or around them is padding."""
+SampleRanges: TypeAlias = tuple[tuple[int, int], ...]
+"""The half-open range of each sample, in order; tokens outside of them are padding."""
 
 LENGTHS = (
     "seq_lens",
@@ -33,79 +31,79 @@ LENGTHS = (
     "doc_lengths",
     "document_lengths",
 )
-"""Names under which a row says how many tokens each of its samples has."""
+"""Column names for how many tokens each sample of a row has."""
 BOUNDS = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens_k")
-"""Names under which a row says where its samples end, counted from its beginning."""
+"""Column names for where the samples of a row end, counted from the row's start."""
 _WHOLE = "attention_mask"
-"""Numbers the samples from 1 in some packers."""
+"""Some packers number the samples in it, from 1."""
 
-_Said: TypeAlias = NDArray[np.int64]
+_Integers: TypeAlias = NDArray[np.int64]
 
 
-def cuts_of(row: Row, ids: str) -> Cuts | None:
-    """The samples of a row whose ids stand in column `ids`; None when nothing says that there are several.
+def sample_ranges(row: Row, ids: str) -> SampleRanges | None:
+    """The samples of a row whose ids are in column `ids`; None if nothing says that there are several.
 
-    RecordError when two columns say different things, or one counts tokens that are not there.
+    RecordError if two columns disagree, or one counts tokens that do not exist.
     """
     size = len(row[ids])
-    said: dict[str, Cuts] = {}
-    for names, read in _WAYS.items():
+    found_by: dict[str, SampleRanges] = {}
+    for names, read in _READERS.items():
         for name in names:
             values = _whole_numbers(row.get(name))
             found = None if values is None else read(values, name, _Row(row, size))
             if found is not None and len(found) > 1:
-                said[name] = found
-    if not said or size <= len(next(iter(said.values()))):
+                found_by[name] = found
+    if not found_by or size <= len(next(iter(found_by.values()))):
         return None
-    (name, cuts), *others = said.items()
+    (name, cuts), *others = found_by.items()
     for other, found in others:
         if _starts(found) != _starts(cuts):
             raise RecordError(
-                f"{name} and {other} cut the row into different samples, so nothing says where one ends"
+                f"{name} and {other} cut the row into different samples, so it is unclear where one ends"
             )
-    _refuse_gaps(cuts, name, row, ids)
+    _check_gaps(cuts, name, row, ids)
     return cuts
 
 
 class _Row:
-    """What a column is held against."""
+    """A row and its size, which a column is checked against."""
 
     def __init__(self, row: Row, size: int) -> None:
         self.row, self.size = row, size
 
     def trained(self) -> Mask:
-        return trained_by(self.row, self.size)
+        return trained_tokens(self.row, self.size)
 
     def visible(self) -> Mask:
         seen = _whole_numbers(self.row.get(_WHOLE))
         return np.ones(self.size, np.bool_) if seen is None or len(seen) != self.size else np.asarray(seen > 0)
 
 
-def _by_lengths(values: _Said, name: str, row: _Row) -> Cuts | None:
+def _by_lengths(values: _Integers, name: str, row: _Row) -> SampleRanges | None:
     if len(values) < 2 or (values < 0).any():
         return None
     ends = np.cumsum(values)
     if ends[-1] > row.size:
         raise RecordError(
-            f"{name} counts {ends[-1]} tokens in {len(values)} samples, and the row holds {row.size}: nothing "
-            "says where a sample ends"
+            f"{name} counts {ends[-1]} tokens in {len(values)} samples, but the row holds {row.size}: it is "
+            "unclear where a sample ends"
         )
     return _between([0, *ends.tolist()])
 
 
-def _by_bounds(values: _Said, name: str, row: _Row) -> Cuts | None:
+def _by_bounds(values: _Integers, name: str, row: _Row) -> SampleRanges | None:
     bounds = values[values >= 0]
     if len(bounds) < 3 or bounds[0] != 0 or (np.diff(bounds) < 0).any():
         return None
     if bounds[-1] > row.size:
         raise RecordError(
-            f"{name} ends at token {bounds[-1]}, and the row holds {row.size}: nothing says where a sample ends"
+            f"{name} ends at token {bounds[-1]}, but the row holds {row.size}: it is unclear where a sample ends"
         )
     return _between(bounds.tolist())
 
 
-def _by_positions(values: _Said, name: str, row: _Row) -> Cuts | None:
-    """Runs of 0, 1, 2, …; a 0 by itself is padding at an end of the row, or wherever nobody sees it."""
+def _by_positions(values: _Integers, name: str, row: _Row) -> SampleRanges | None:
+    """Runs of 0, 1, 2, …; a lone 0 is padding at either end of the row, or where the attention mask hides it."""
     if len(values) != row.size or not row.size:
         return None
     visible = row.visible()
@@ -117,23 +115,23 @@ def _by_positions(values: _Said, name: str, row: _Row) -> Cuts | None:
     if len(starts) < 2 or starts[0] != 0 or not ((np.diff(inner) == 1) | (inner[1:] == 0)).all():
         return None
     cuts = _between([*(first + starts).tolist(), first + len(inner)])
-    while cuts and _alone(cuts[0]):
+    while cuts and _is_lone(cuts[0]):
         cuts = cuts[1:]
-    while cuts and _alone(cuts[-1]):
+    while cuts and _is_lone(cuts[-1]):
         cuts = cuts[:-1]
-    if any(_alone(cut) and visible[cut[0]] for cut in cuts):
+    if any(_is_lone(cut) and visible[cut[0]] for cut in cuts):
         return None
-    return tuple(cut for cut in cuts if not _alone(cut))
+    return tuple(cut for cut in cuts if not _is_lone(cut))
 
 
-def _by_segments(values: _Said, name: str, row: _Row) -> Cuts | None:
-    """Runs of one number; not those that only repeat what is trained, or that are of one conversation: turns."""
+def _by_segments(values: _Integers, name: str, row: _Row) -> SampleRanges | None:
+    """Runs of one number; None if they only repeat the loss mask, or are the turns of one conversation."""
     if len(values) != row.size or not row.size or is_messages(parsed(row.row, "messages")):
         return None
     if name == _WHOLE and values.max() < 2:
         return None
     edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), row.size]
-    padding = {-1} | ({0} if values.min() == 0 and _is_zero_outside(values) else set())
+    padding = {-1} | ({0} if values.min() == 0 and _is_zero_at_end(values) else set())
     visible = row.visible()
     runs = [
         (start, end)
@@ -148,7 +146,7 @@ def _by_segments(values: _Said, name: str, row: _Row) -> Cuts | None:
     return tuple(runs)
 
 
-_WAYS: Mapping[tuple[str, ...], Callable[[_Said, str, _Row], Cuts | None]] = {
+_READERS: Mapping[tuple[str, ...], Callable[[_Integers, str, _Row], SampleRanges | None]] = {
     LENGTHS: _by_lengths,
     BOUNDS: _by_bounds,
     ("position_ids",): _by_positions,
@@ -156,7 +154,7 @@ _WAYS: Mapping[tuple[str, ...], Callable[[_Said, str, _Row], Cuts | None]] = {
 }
 
 
-def _whole_numbers(value: Any) -> _Said | None:
+def _whole_numbers(value: Any) -> _Integers | None:
     """A list of whole numbers; None for anything else."""
     if not is_list(value) or not len(value) or not is_numbers(value):
         return None
@@ -169,33 +167,33 @@ def _whole_numbers(value: Any) -> _Said | None:
     return values.astype(np.int64)
 
 
-def _between(bounds: list[int]) -> Cuts:
+def _between(bounds: list[int]) -> SampleRanges:
     return tuple((start, end) for start, end in pairwise(bounds) if start < end)
 
 
-def _without_tail(values: _Said) -> _Said:
-    """Positions without the number that is repeated at their end, which is padding."""
+def _without_tail(values: _Integers) -> _Integers:
+    """Positions without the number repeated at their end, which is padding."""
     changes = np.flatnonzero(np.diff(values))
     end = int(changes[-1]) + 2 if len(changes) else 1
     return values if end == len(values) else values[: end - 1]
 
 
-def _alone(cut: tuple[int, int]) -> bool:
+def _is_lone(cut: tuple[int, int]) -> bool:
     return cut[1] - cut[0] == 1
 
 
-def _is_zero_outside(values: _Said) -> bool:
-    """Whether zeros stand at the end or the beginning only, where packers that count from 1 have padding."""
+def _is_zero_at_end(values: _Integers) -> bool:
+    """Whether zeros are only at the end, where packers that count from 1 put padding."""
     some = np.flatnonzero(values)
     return bool(len(some)) and values[0] != 0 and bool((values[some[0] : some[-1] + 1] != 0).all())
 
 
-def _starts(cuts: Cuts) -> list[int]:
+def _starts(cuts: SampleRanges) -> list[int]:
     return [start for start, end in cuts if end - start > 1]
 
 
-def _refuse_gaps(cuts: Cuts, name: str, row: Row, ids: str) -> None:
-    """RecordError if more than padding is in no sample: tokens that are trained, or that are seen and differ."""
+def _check_gaps(cuts: SampleRanges, name: str, row: Row, ids: str) -> None:
+    """RecordError if tokens outside of all samples are not padding: trained, or visible and not all the same."""
     held = _Row(row, len(row[ids]))
     outside = np.ones(held.size, np.bool_)
     for start, end in cuts:

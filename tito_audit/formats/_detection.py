@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS, is_messages
-from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, parsed
+from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, is_messages, parsed
 from tito_audit.record.finding import Result
-
-__all__ = ["Detection", "Near", "near_formats", "told_by"]
 
 _NODES = 2_000
 """Objects and lists of a row that are looked into."""

@@ -1,4 +1,4 @@
-"""Why the sampled turns of a training row ended, as far as its row says so."""
+"""Why the sampled turns of a training row ended, if the row says so."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 from tito_audit.formats._columns import is_list
 from tito_audit.record.rollout import TrainingRow, Turn
 
-__all__ = ["finish_word", "with_finishes"]
-
 _EACH = ("finish_reasons", "stop_reasons")
 _ONE = ("finish_reason", "stop_reason", *_EACH)
-_INSIDE = ("metadata", "meta_info", "extra_info")
+_CONTAINERS = ("metadata", "meta_info", "extra_info")
 _CUT = ("is_truncated", "truncated")
 _WORDS = {
     **dict.fromkeys(("stop", "completed", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token"), "stop"),
@@ -23,26 +21,27 @@ _WORDS = {
     **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call"), "tool_calls"),
 }
 _STATUS = {"completed": "stop", "truncated": "length", "aborted": "abort"}
-"""slime's and miles' `status` (THUDM/slime `slime/utils/types.py`); others say nothing of the last turn."""
+"""`status` of slime and miles (THUDM/slime `slime/utils/types.py`); other values do not say why a turn ended."""
 
 
 def with_finishes(
     trained: TrainingRow | None, row: Mapping[str, Any], turns: Sequence[Turn] = ()
 ) -> TrainingRow | None:
-    """The training row with why its last turns ended: as its calls say, or its row, or an object of the row."""
+    """The training row with the finish reasons of its last turns, from its calls, the row, or an object in it."""
     if trained is None:
         return None
     of_turns = tuple(finish_word(turn.finish_reason) for turn in turns)
     if any(of_turns):
         return replace(trained, finish_reasons=of_turns)
-    said = (
-        _said(row) or next((found for name in _INSIDE if (found := _said(row.get(name)))), ()) or _of_status(row)
-    )
-    return replace(trained, finish_reasons=said) if said else trained
+    reasons = _named_reasons(row)
+    for name in _CONTAINERS:
+        reasons = reasons or _named_reasons(row.get(name))
+    reasons = reasons or _reason_by_status(row)
+    return replace(trained, finish_reasons=reasons) if reasons else trained
 
 
 def finish_word(value: object) -> str | None:
-    """`stop`, `length` or `tool_calls` for what frameworks call so, else the log's own word; None: nothing."""
+    """`stop`, `length` or `tool_calls` for the frameworks' words for them, else the log's own; None if unset."""
     if isinstance(value, Mapping):
         value = value.get("type")
     if not isinstance(value, str) or not value:
@@ -50,8 +49,8 @@ def finish_word(value: object) -> str | None:
     return _WORDS.get(value.lower(), value)
 
 
-def _said(row: object) -> tuple[str | None, ...]:
-    """What one object says by the names of reasons."""
+def _named_reasons(row: object) -> tuple[str | None, ...]:
+    """The reasons that one object names; () if it names none."""
     if not isinstance(row, Mapping):
         return ()
     for name in _EACH:
@@ -64,8 +63,8 @@ def _said(row: object) -> tuple[str | None, ...]:
     return () if word is None else (word,)
 
 
-def _of_status(row: Mapping[str, Any]) -> tuple[str | None, ...]:
-    """What a row says of its end without a reason: slime's status, or that it was cut."""
+def _reason_by_status(row: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """The reason implied by slime's status, or by a flag that the row was truncated."""
     status = row.get("status")
     word = _STATUS.get(status) if isinstance(status, str) else None
     if word is None and any(row.get(name) is True for name in _CUT):

@@ -1,4 +1,4 @@
-"""Training rows out of plain columns: one flat list of ids, or prompt and response ids with a mask."""
+"""Training rows from plain columns: one flat list of ids, or prompt and response ids with a mask."""
 
 from __future__ import annotations
 
@@ -25,23 +25,21 @@ from tito_audit.formats._columns import (
     other_columns,
 )
 from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
-from tito_audit.formats._padding import PROMPT_LENGTHS, hidden_over, without_padding
-from tito_audit.formats._update import as_logged, column_as_logged, updated_columns, with_values
+from tito_audit.formats._padding import PROMPT_LENGTHS, hidden_tokens, without_padding
+from tito_audit.formats._update import column_as_logged, updated_columns, with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
 
-__all__ = ["RESPONSE_MASKS", "flat_row", "split_row", "updated_flat"]
-
 RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
 
 
 def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
-    """The training row of a flat list of ids; None when the list is empty.
+    """The training row of a flat list of ids; None if the list is empty.
 
-    A row that also has calls keeps the columns named after completions for them, where they do not fit
-    the row: `has_calls` says so.
+    With `has_calls` the row also holds calls, and columns named after completions belong to them.
     """
     name = first_filled(row, FLAT_IDS)
     row, padding, hidden = without_padding(row, name)
@@ -57,7 +55,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         logprobs=flat_logprobs(row, logprobs),
         other=other_columns(row, _taken(mask, logprobs)),
         prompt_length=prompt_length,
-        # slime and miles, which are the ones to write this length: no mask means all of the response.
+        # Only slime and miles write this length, and for them no mask means the whole response.
         absent_mask_trains_response=stated and mask is None,
         shifts=None,
     )
@@ -67,9 +65,9 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
 def split_row(row: Row) -> TrainingRow | None:
     """The training row of prompt and response ids whose mask has untrained tokens in the response.
 
-    None when there is no such mask: then the response is what one call sampled. A mask that fits neither
-    the response nor the whole makes a row too, since a rule has to see it, and so does a trained token that an
-    attention mask hides.
+    None if there is no such mask: then one call sampled the whole response. A mask that fits neither the
+    response nor the whole sequence makes a row too, so that a rule sees it, and so does a trained token that
+    the attention mask hides.
     """
     prompt_name, response_name = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)
     mask = first_list(row, RESPONSE_MASKS)
@@ -80,7 +78,7 @@ def split_row(row: Row) -> TrainingRow | None:
     if response is None:
         return None
     prompt = empty_ids() if prompt is None else prompt
-    hidden = hidden_over(row, len(prompt) + len(response))
+    hidden = hidden_tokens(row, len(prompt) + len(response))
     if _trains_all_of_response(row[mask], prompt, response) and (
         hidden is None or not hidden[len(prompt) :].any()
     ):
@@ -105,11 +103,10 @@ def updated_flat(
     skip: Collection[str] = (),
     has_turn: bool = False,
 ) -> Row:
-    """A flat or split row with its columns, copies and counts as they are from now on.
+    """A flat or split row with the columns, copies and counts of `after`.
 
-    What stands under a name of `skip` is not the row's own; with `has_turn`, neither are the columns of
-    a prompt and a completion, which say what a call was given and wrote. `ids` is the column of the ids
-    where a format knows it.
+    Columns in `skip` are not the training row's; with `has_turn`, neither are those of a prompt and a
+    completion, which belong to a call. `ids` is the column of the ids, if the format knows it.
     """
     name = ids or first_filled(row, FLAT_IDS)
     name = name if name is not None and len(row[name]) else None
@@ -146,17 +143,17 @@ def _split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, A
         raise RecordError("nothing would be left of the response")
     if after.loss_mask is not None and not after.loss_mask[:start].any() and after.loss_mask[start:].all():
         raise RecordError(
-            f"column {mask!r} would train all of the response, and a row of these columns whose mask does that "
-            "says that one call sampled it"
+            f"column {mask!r} would train all of the response, and a row with such a mask is read as one sampled "
+            "call"
         )
     values = {response: as_logged(after.token_ids[start:], row[response])}
     return values if prompt is None else {**values, prompt: as_logged(after.token_ids[:start], row[prompt])}
 
 
 def _part_copies(row: Row, before: TrainingRow, after: TrainingRow) -> Iterator[Copy]:
-    """The beginning and the end of the row as other columns repeat them.
+    """The start and the end of the row, as other columns repeat them.
 
-    RecordError when it cannot be told where such a part ends from now on.
+    RecordError if it is unclear where such a part ends now.
     """
     full = len(before.token_ids)
     ends = [] if before.prompt_length is None else [(before.prompt_length, "")]
@@ -171,14 +168,14 @@ def _part_copies(row: Row, before: TrainingRow, after: TrainingRow) -> Iterator[
         to = _boundary(before, after, at)
         if to is None:
             raise RecordError(
-                f"column {name!r} repeats a part of the ids, and where that part ends now cannot be told"
+                f"column {name!r} repeats a part of the ids, and it is unclear where that part ends now"
             )
         yield Copy(before.token_ids[:at], after.token_ids[:to], PROMPT_IDS)
         yield Copy(before.token_ids[at:], after.token_ids[to:], COMPLETION_IDS)
 
 
 def _boundary(before: TrainingRow, after: TrainingRow, at: int) -> int | None:
-    """Where a boundary between two tokens went: with the prompt's end, or with the unchanged side of it."""
+    """The new position of a boundary: the prompt's end, or next to the unchanged side; None if unclear."""
     if at == before.prompt_length and after.prompt_length is not None:
         return after.prompt_length
     if np.array_equal(before.token_ids[:at], after.token_ids[:at]):
@@ -189,7 +186,7 @@ def _boundary(before: TrainingRow, after: TrainingRow, at: int) -> int | None:
 
 
 def _padded_lengths(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
-    """Lengths of the prompt that count the padding on the left, which `flat_row` leaves unread."""
+    """Prompt lengths that include the padding on the left, which `flat_row` does not read."""
     left = before.padding.left
     values: dict[str, Any] = {}
     for name in PROMPT_LENGTHS if left else ():
@@ -198,14 +195,14 @@ def _padded_lengths(row: Row, before: TrainingRow, after: TrainingRow) -> dict[s
             continue
         to = _boundary(before, after, length - left)
         if to is None:
-            raise RecordError(f"{name} counts the padding, and where the prompt ends now cannot be told")
+            raise RecordError(f"{name} counts the padding, and it is unclear where the prompt ends now")
         if after.padding.left + to != length:
             values[name] = after.padding.left + to
     return values
 
 
 def _other_masks(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
-    """Further masks that say what the loss mask says (`labels` beside `loss_mask`), from the mask as it is now."""
+    """Further masks that repeat the loss mask (`labels` next to `loss_mask`), from the new mask."""
     if before.loss_mask is None or after.loss_mask is None:
         return {}
     values: dict[str, Any] = {}
@@ -234,9 +231,9 @@ def _mask_values(after: TrainingRow, encoding: MaskEncoding) -> NDArray[Any]:
 
 
 def _with_sentinel(row: TrainingRow) -> TrainingRow:
-    """The row with what it writes where no logprob exists: the one value that all untrained tokens share.
+    """The row with the value it writes where no logprob exists: the one that all untrained tokens share.
 
-    Most trainers write 0.0 there, Atropos 1.0, others null; no name tells which of them wrote this row.
+    Most trainers write 0.0 there, Atropos 1.0, others null; no column name says which of them wrote this row.
     """
     if row.logprobs is None or row.loss_mask is None:
         return row
@@ -256,7 +253,7 @@ def _with_sentinel(row: TrainingRow) -> TrainingRow:
 
 
 def _trains_all_of_response(mask: Raw, prompt: Ids, response: Ids) -> bool:
-    """True for a mask that says no more than that everything sampled is trained."""
+    """True for a mask that trains everything sampled and nothing else."""
     if len(mask) == len(prompt) + len(response) != len(response):
         if mask[: len(prompt)].any() if isinstance(mask, np.ndarray) else any(mask[: len(prompt)]):
             return False
@@ -269,12 +266,12 @@ def _trains_all_of_response(mask: Raw, prompt: Ids, response: Ids) -> bool:
 
 
 def _taken(mask: str | None, logprobs: str | None) -> set[str]:
-    """The columns that are not among the others, ids under every name included."""
+    """The columns that are not counted as others, including ids under every name."""
     return {mask or "", logprobs or "", *FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, "attention_mask"}
 
 
 def _prompt_length(row: Row, full: int) -> tuple[int | None, bool]:
-    """Tokens before the first sampled one, and whether the row told it as the length of the response."""
+    """The number of tokens before the first sampled one, and whether the row gave it as the response's length."""
     response = row.get("response_length")
     if type(response) is int and 0 <= response <= full:
         return full - response, True
@@ -290,7 +287,7 @@ def _prompt_length(row: Row, full: int) -> tuple[int | None, bool]:
 
 def _starts_with(row: Row, prompt: Raw) -> bool:
     name = first_filled(row, FLAT_IDS)
-    # A list inside the list is no id; compared with one it may be an array, which is neither equal nor not.
+    # An inner list is not an id; compared with one it may give an array, which has no truth value.
     if name is None or any(map(is_list, prompt[:1])):
         return False
     return bool(_plain(row[name][: len(prompt)]) == _plain(prompt))

@@ -24,54 +24,41 @@ from tito_audit.formats._responses_items import (
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message
 
-__all__ = [
-    "CALL_KEYS",
-    "Call",
-    "Layout",
-    "cut_by_length",
-    "holds_tokens",
-    "is_chat",
-    "layout_of",
-    "opens",
-    "output_path",
-    "request_of",
-]
-
 CALL_KEYS = (*TOKEN_KEYS, *TEXT_KEYS, "routed_experts")
-"""What a call leaves on an item or message beside what a template reads."""
+"""Keys of an item or message that hold a call's tokens and that no template reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class GymCall:
     """One model call: what it was sent, what it wrote, and the objects that hold it."""
 
     prompt: tuple[Message, ...]
     answer: Message
-    bearer: Item | None
+    token_item: Item | None
     """The item or message that holds its tokens."""
     items: tuple[Item, ...]
-    """All that it wrote, the bearer among them."""
+    """All items that it wrote, including `token_item`."""
     transition: int | None = None
-    """The inner list of the output that it ends; None where the output is one list."""
+    """The number of the output's inner list that it ends; None if the output is one list."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What a row holds, before its tokens are looked at."""
+class GymLayout:
+    """The messages and calls of a row, before its tokens are read."""
 
     messages: tuple[Message, ...]
-    calls: tuple[Call, ...]
-    asked: bool
-    """Whether the row holds what stood before the output."""
+    calls: tuple[GymCall, ...]
+    has_request: bool
+    """Whether the row holds what came before the output."""
 
 
 def is_chat(row: Row) -> bool:
-    """True for the chat form, whose tokens sit on messages."""
+    """True for the chat form, whose tokens are on messages."""
     return "responses_create_params" not in row and "output" not in row
 
 
 def output_path(row: Row) -> Path:
-    """Where the list is that holds the calls."""
+    """The path of the list that holds the calls."""
     if is_chat(row):
         return ("messages",)
     return ("response", "output") if "responses_create_params" in row else ("output",)
@@ -86,11 +73,11 @@ def request_of(row: Row) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return params, response
 
 
-def layout_of(row: Row) -> Layout:
+def layout_of(row: Row) -> GymLayout:
     """All messages of a row and its calls, in order."""
     if is_chat(row):
         messages, calls = _chat(row["messages"])
-        return Layout(messages, tuple(calls), True)
+        return GymLayout(messages, tuple(calls), True)
     params, response = request_of(row)
     before, output = _before(params, response), response["output"]
     if len(output) and isinstance(output[0], list | tuple):
@@ -98,33 +85,33 @@ def layout_of(row: Row) -> Layout:
     else:
         messages, calls = _conversation([*before, *steps(output, "response.output")], len(before))
         calls = _captured(calls)
-    return Layout(messages, tuple(calls), bool(before))
+    return GymLayout(messages, tuple(calls), bool(before))
 
 
-def opens(messages: Sequence[Message]) -> bool:
-    """True if these begin a conversation: with a message that is neither an answer nor a tool's."""
+def starts_conversation(messages: Sequence[Message]) -> bool:
+    """True if the first message is neither an answer nor a tool's, so that a conversation starts here."""
     return bool(messages) and messages[0].role not in ("assistant", "tool")
 
 
 def holds_tokens(item: Item) -> bool:
-    """True if there are ids among the token fields of an item or message."""
+    """True if an item or message has ids in its token fields."""
     values = [item.get(key) for key in ("prompt_token_ids", "generation_token_ids")]
     return any(isinstance(value, list | tuple | np.ndarray) and len(value) > 0 for value in values)
 
 
 def cut_by_length(response: Mapping[str, Any]) -> bool:
-    """True if the answer says that its last call ran into the limit of tokens."""
+    """True if the answer says that its last call hit the token limit."""
     details = response.get("incomplete_details")
     return isinstance(details, Mapping) and text_of(details.get("reason")) == "max_output_tokens"
 
 
-def _chat(wires: Sequence[Any]) -> tuple[tuple[Message, ...], list[Call]]:
+def _chat(wires: Sequence[Any]) -> tuple[tuple[Message, ...], list[GymCall]]:
     messages = tuple(
         as_message(message_wire(wire, CALL_KEYS) if isinstance(wire, Mapping) else wire, f"messages[{i}]")
         for i, wire in enumerate(wires)
     )
     calls = [
-        Call(messages[:i], messages[i], wire, (wire,))
+        GymCall(messages[:i], messages[i], wire, (wire,))
         for i, wire in enumerate(wires)
         if _is_answer(wire) and any(wire.get(key) is not None for key in CALL_KEYS)
     ]
@@ -132,7 +119,7 @@ def _chat(wires: Sequence[Any]) -> tuple[tuple[Message, ...], list[Call]]:
 
 
 def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[Step]:
-    """What stood before the output: the request's input, or what the agent says it made of it."""
+    """The messages before the output: the request's input, or the agent's own version of it."""
     agent_input = response.get("agent_input")
     if isinstance(agent_input, list):
         return input_steps({**params, "input": agent_input}, "response.agent_input")
@@ -143,38 +130,38 @@ def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[Step
 
 def _conversation(
     found: Sequence[Step], first: int, transition: int | None = None
-) -> tuple[tuple[Message, ...], list[Call]]:
-    """All messages, and the calls from step `first` on: those before are history that others wrote."""
+) -> tuple[tuple[Message, ...], list[GymCall]]:
+    """All messages, and the calls from step `first` on; earlier answers are history."""
     messages = tuple(step.message for step in found)
     calls = [
-        Call(messages[:i], step.message, step.bearer, step.items, transition)
+        GymCall(messages[:i], step.message, step.token_item, step.items, transition)
         for i, step in enumerate(found)
         if i >= first and step.is_call
     ]
     return messages, calls
 
 
-def _captured(calls: list[Call]) -> list[Call]:
-    """The calls without the answers before the first that has token fields, if any has.
+def _captured(calls: list[GymCall]) -> list[GymCall]:
+    """The calls from the first one with token fields on; all calls if none has any.
 
-    Those are history, as in a row that holds the later part of a rollout: the first prompt repeats them,
-    and whoever trains on the row passes over them.
+    Earlier answers are history, as in a row that holds the later part of a rollout: the first prompt repeats
+    them, and training on the row skips them.
     """
-    first = next((i for i, call in enumerate(calls) if call.bearer is not None), 0)
-    return calls[first:] if calls and holds_tokens(calls[first].bearer or {}) else calls
+    first = next((i for i, call in enumerate(calls) if call.token_item is not None), 0)
+    return calls[first:] if calls and holds_tokens(calls[first].token_item or {}) else calls
 
 
 def _transitions(
     before: Sequence[Step], output: Sequence[Sequence[Item]]
-) -> tuple[tuple[Message, ...], list[Call]]:
-    """Output as a list of lists, each repeating the history of one call: its last."""
+) -> tuple[tuple[Message, ...], list[GymCall]]:
+    """The messages and calls of an output that is a list of lists, each with the history of its last call."""
     messages: tuple[Message, ...] = ()
-    calls: list[Call] = []
+    calls: list[GymCall] = []
     for number, inner in enumerate(output):
         found = steps(inner, f"response.output[{number}]")
         system = [step for step in before if not step.items and step.message.role == "system"]
-        # A history that opens with what no model wrote holds the request already, but not its instructions.
-        found = [*(system if opens([step.message for step in found]) else before), *found]
+        # A history that starts a conversation already holds the request, but not its instructions.
+        found = [*(system if starts_conversation([step.message for step in found]) else before), *found]
         messages, own = _conversation(found, 0, number)
         calls.extend(own[-1:])
     return messages, calls

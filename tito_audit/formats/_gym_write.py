@@ -1,4 +1,4 @@
-"""A NeMo-Gym row written again: the tokens of its calls in every copy, and one row for each part of a fork."""
+"""A NeMo-Gym row written back: the tokens of its calls in every copy, and one row for each part of a fork."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._gym_calls import (
     CALL_KEYS,
-    Layout,
+    GymLayout,
     cut_by_length,
     holds_tokens,
     is_chat,
@@ -26,22 +26,21 @@ from tito_audit.formats._turn_change import (
     Change,
     Read,
     changes_of,
+    check_written,
     recounted,
     rollouts_before,
     same_ids,
-    says_this,
 )
-from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._update import with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.formats._writer import lengths_of
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, Turn
 
-__all__ = ["updated_rows"]
-
-_OF_OTHERS = ("responses_create_params", "agent_input", "seed_obs")
-"""What the rollout was given; it stays as it is."""
+_INPUT_KEYS = ("responses_create_params", "agent_input", "seed_obs")
+"""The rollout's inputs, which never change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,54 +50,54 @@ class _Carrier:
     path: Path
     item: Item
     turns: tuple[int, ...]
-    """One, unless two calls hold the same tokens; none if no call of the row has these."""
+    """One, unless several calls hold the same tokens; none if no call of the row has them."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """A row, its rollout, and where the row holds it."""
+class _LocatedRow:
+    """A row, its rollout, and where the row stores it."""
 
     row: Row
     rollout: Rollout
-    layout: Layout
+    layout: GymLayout
     output: Path
     items: tuple[tuple[Path, ...], ...]
-    """For each call the places of all that it wrote, in order."""
+    """For each call the paths of all items that it wrote, in order."""
     carriers: tuple[_Carrier, ...]
 
 
-def updated_rows(row: Row, mended: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
-    """The row with what its rollout says, or one row for each part of it; itself when nothing is new."""
-    (rollout,) = rollouts_before(row, mended, read)
-    changes = [changes_of(rollout, one) for one in mended]
-    if len(mended) == 1 and not changes[0] and len(mended[0].turns_from) == len(rollout.turns):
+def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
+    """The row with its repaired rollout, or a row for each part of a fork; the same object if nothing changed."""
+    (rollout,) = rollouts_before(row, repaired, read)
+    changes = [changes_of(rollout, one) for one in repaired]
+    if len(repaired) == 1 and not changes[0] and len(repaired[0].turns_from) == len(rollout.turns):
         return (row,)
-    held = _held(row, rollout)
+    held = _located(row, rollout)
     rows = []
-    for one, changed in zip(mended, changes, strict=True):
+    for one, changed in zip(repaired, changes, strict=True):
         new = _part(held, one, changed)
         (again,) = read(new, rollout.place)
-        says_this(again, one, rollout)
+        check_written(again, one, rollout)
         rows.append(new)
     return tuple(rows)
 
 
-def _part(held: _Held, one: RepairedRollout, changes: Mapping[int, Change]) -> Row:
-    """The row with the turns that are left, as they are from now on."""
+def _part(held: _LocatedRow, one: RepairedRollout, changes: Mapping[int, Change]) -> Row:
+    """The row of one part: the turns that it keeps, as repaired."""
     kept = one.turns_from
     edits = [*_changed_items(held, changes), *_counts(held, one)]
     if len(kept) == len(held.rollout.turns):
         return with_edits(held.row, edits)  # type: ignore[no-any-return]
     if not kept:
-        raise RecordError("a part of the rollout has no calls, so there is no row to write")
+        raise RecordError("a part of the rollout has no calls, so it has no row")
     row = with_edits(held.row, [*edits, *_stripped(held, kept)])
-    return with_edits(row, [*_cut(held, row, kept), *_uncut_end(held, kept)])  # type: ignore[no-any-return]
+    return with_edits(row, [*_cut(held, row, kept), *_cleared_end(held, kept)])  # type: ignore[no-any-return]
 
 
-def _held(row: Row, rollout: Rollout) -> _Held:
+def _located(row: Row, rollout: Rollout) -> _LocatedRow:
     layout, output = layout_of(row), output_path(row)
     if len(layout.calls) != len(rollout.turns):
-        raise RecordError("the row holds answers without their tokens, so there is nothing to write them to")
+        raise RecordError("the row holds answers without tokens, so there is no place to write them")
     items = tuple(_places(at(row, output), output, layout))
     own = {path: number for number, paths in enumerate(items) for path in paths}
     carriers = [
@@ -106,16 +105,16 @@ def _held(row: Row, rollout: Rollout) -> _Held:
         for path, item in _walk(row, ())
         if path in own or holds_tokens(item)
     ]
-    return _Held(row, rollout, layout, output, items, tuple(carriers))
+    return _LocatedRow(row, rollout, layout, output, items, tuple(carriers))
 
 
-def _places(output: Sequence[Any], path: Path, layout: Layout) -> Iterator[tuple[Path, ...]]:
-    """For each call the places of its items, which stand in the output in the order of the calls."""
+def _places(output: Sequence[Any], path: Path, layout: GymLayout) -> Iterator[tuple[Path, ...]]:
+    """For each call the paths of its items, which are in the output in the order of the calls."""
     at = 0
     for call in layout.calls:
         found: list[Path] = []
         if call.transition is not None:
-            # The last call of a list that repeats those before it.
+            # The last call of a list that repeats the earlier ones.
             inner = output[call.transition]
             last = len(inner)
             for item in reversed(call.items):
@@ -131,11 +130,11 @@ def _places(output: Sequence[Any], path: Path, layout: Layout) -> Iterator[tuple
 
 
 def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
-    """Every object in what the rollout made, with its place."""
+    """Every object in the row with its path, except in the rollout's inputs."""
     if isinstance(value, Mapping):
         yield path, value
         for key, inner in value.items():
-            if key not in _OF_OTHERS and isinstance(inner, Mapping | list | tuple):
+            if key not in _INPUT_KEYS and isinstance(inner, Mapping | list | tuple):
                 yield from _walk(inner, (*path, key))
     elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping | list | tuple):
         for number, inner in enumerate(value):
@@ -156,8 +155,8 @@ def _turns_of(item: Item, turns: Sequence[Turn]) -> tuple[int, ...]:
     )
 
 
-def _changed_items(held: _Held, changes: Mapping[int, Change]) -> Iterator[Edit]:
-    """Each item that holds tokens of a changed call, as it is from now on."""
+def _changed_items(held: _LocatedRow, changes: Mapping[int, Change]) -> Iterator[Edit]:
+    """An edit for each item that holds tokens of a changed call."""
     for carrier in held.carriers:
         wanted = [changes.get(number) for number in carrier.turns]
         change = next((one for one in wanted if one is not None), None)
@@ -165,8 +164,8 @@ def _changed_items(held: _Held, changes: Mapping[int, Change]) -> Iterator[Edit]
             continue
         if not all(one is not None and same_ids(one.prompt_ids, change.prompt_ids) for one in wanted):
             raise RecordError(
-                f"calls {' and '.join(map(str, carrier.turns))} hold the same tokens and should have different "
-                "ones from now on; the log does not say which of them a copy repeats"
+                f"calls {' and '.join(map(str, carrier.turns))} hold the same tokens and would get different "
+                "ones; the log does not say which of them a copy repeats"
             )
         new = with_values(carrier.item, dict(_values(carrier.item, change)))
         if new is not carrier.item:
@@ -174,7 +173,7 @@ def _changed_items(held: _Held, changes: Mapping[int, Change]) -> Iterator[Edit]
 
 
 def _values(item: Item, change: Change) -> Iterator[tuple[str, Any]]:
-    """What changes in one copy: the fields that say what the call said before."""
+    """The fields that change in one copy: those that had the call's old values."""
     before, prompt = change.before, change.prompt_ids
     if prompt is not None and same_ids(_ids(item, "prompt_token_ids"), before.prompt_ids):
         yield "prompt_token_ids", as_logged(prompt, item["prompt_token_ids"])
@@ -200,8 +199,8 @@ def _is_copy(value: Any, column: Any) -> bool:
     return isinstance(value, list | tuple | np.ndarray) and as_logged(column, value) is value
 
 
-def _counts(held: _Held, one: RepairedRollout) -> Iterator[Edit]:
-    """Counts that the row or its answer states of all calls, or of the last one."""
+def _counts(held: _LocatedRow, one: RepairedRollout) -> Iterator[Edit]:
+    """Edits to the counts that the row or its answer has for all calls or for the last one."""
     before, after = held.rollout.turns, one.rollout.turns
     ways = [[lengths_of(turns), lengths_of(turns[-1:])] for turns in (before, after)]
     for path in ((), ("usage",), ("response",), ("response", "usage")):
@@ -209,15 +208,15 @@ def _counts(held: _Held, one: RepairedRollout) -> Iterator[Edit]:
             yield Edit((*path, name), value)
 
 
-def _stripped(held: _Held, kept: Collection[int]) -> Iterator[Edit]:
-    """The calls of other parts without their tokens; their text stays, for the prompts repeat it."""
+def _stripped(held: _LocatedRow, kept: Collection[int]) -> Iterator[Edit]:
+    """Edits that remove the tokens of other parts' calls; their text stays, because the prompts repeat it."""
     last = max(kept)
     for number, call in enumerate(held.layout.calls):
         between = min(kept) < number < last and number not in kept
         if between and call.transition is None and not is_chat(held.row):
             raise RecordError(
-                f"call {number} lies between the calls of one part and belongs to another; in one list of items "
-                "it would be read as a call that lost its tokens"
+                f"call {number} is between the calls of one part and belongs to another; in one list of items it "
+                "would read as a call that lost its tokens"
             )
     for carrier in held.carriers:
         if carrier.path[: len(held.output)] == held.output and not set(carrier.turns) & set(kept):
@@ -227,8 +226,8 @@ def _stripped(held: _Held, kept: Collection[int]) -> Iterator[Edit]:
                     yield Edit((*carrier.path, name), ABSENT)
 
 
-def _cut(held: _Held, row: Row, kept: Collection[int]) -> Iterator[Edit]:
-    """The output up to the part's last call, and of transitions only those of the part."""
+def _cut(held: _LocatedRow, row: Row, kept: Collection[int]) -> Iterator[Edit]:
+    """Edits that cut the output after the part's last call and keep only the part's transitions."""
     calls, last = held.layout.calls, max(kept)
     output = at(row, held.output)
     ends = last == len(calls) - 1
@@ -242,8 +241,8 @@ def _cut(held: _Held, row: Row, kept: Collection[int]) -> Iterator[Edit]:
         yield Edit(held.output, list(output[:stop]))
 
 
-def _uncut_end(held: _Held, kept: Collection[int]) -> Iterator[Edit]:
-    """What the answer says of its last call, out of a part that ends before it."""
+def _cleared_end(held: _LocatedRow, kept: Collection[int]) -> Iterator[Edit]:
+    """An edit that clears what the answer says about its last call, if the part ends before that call."""
     if max(kept) == len(held.layout.calls) - 1 or is_chat(held.row):
         return
     _, response = request_of(held.row)

@@ -1,4 +1,4 @@
-"""Logprobs in lists that hold more than them: objects a token, triples, lists beside other lists."""
+"""Logprobs stored together with other data: one object per token, triples, parallel lists."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._turn_change import same_floats
-from tito_audit.formats._update import as_logged
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.sources import Layout
 
-__all__ = ["rescored"]
-
 
 def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: Ids | None) -> Any:
-    """A value of this layout with `new` logprobs in place of `old`; itself when they are the same.
+    """A value of this layout with `new` logprobs in place of `old`; the same object if they are equal.
 
-    Where there are fewer, the entries that go take what is beside them along. RecordError where the log does not
-    tell which ones go. `ids` are those of the completion.
+    If there are fewer, whole entries are dropped; RecordError if it is unclear which ones. `ids` are the
+    completion's.
     """
     if layout is Layout.PLAIN:
         return as_logged(new, value)
@@ -33,7 +31,7 @@ def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: I
 
 
 def _entries(entries: Sequence[Any], old: Logprobs, new: Logprobs) -> Any:
-    """Objects with a `logprob` each."""
+    """The list of objects with a `logprob` each, rescored."""
     if len(new) != len(old):
         start = _kept_from(old, new, [])
         return list(entries[start : start + len(new)])
@@ -48,7 +46,7 @@ def _entries(entries: Sequence[Any], old: Logprobs, new: Logprobs) -> Any:
 
 
 def _triples(entries: Sequence[Any], old: Logprobs, new: Logprobs, completion: Ids | None) -> Any:
-    """`[logprob, id, text]`; each keeps its id and its text."""
+    """The `[logprob, id, text]` entries, rescored; each keeps its id and text."""
     if len(new) != len(old):
         ids = [int(entry[1]) for entry in entries]
         start = _kept_from(old, new, [] if completion is None else [(ids, completion.tolist())])
@@ -59,7 +57,7 @@ def _triples(entries: Sequence[Any], old: Logprobs, new: Logprobs, completion: I
 
 
 def _scored(entry: Any, value: Any) -> Any:
-    """One triple with another logprob, as the kind of list it is."""
+    """One triple with another logprob, still a list or an array."""
     if value is entry[0] or _both_unknown(value, entry[0]):
         return entry
     if isinstance(entry, np.ndarray) and entry.dtype.kind == "f":
@@ -69,7 +67,7 @@ def _scored(entry: Any, value: Any) -> Any:
 
 
 def _parallel(logged: Mapping[str, Any], old: Logprobs, new: Logprobs) -> Mapping[str, Any]:
-    """The lists of a completion's logprobs."""
+    """The parallel lists of a completion's logprobs, rescored."""
     if len(new) == len(old):
         return {**logged, "token_logprobs": as_logged(new, logged["token_logprobs"])}
     start = _kept_from(old, new, [])
@@ -82,7 +80,7 @@ def _parallel(logged: Mapping[str, Any], old: Logprobs, new: Logprobs) -> Mappin
 
 
 def _kept_from(old: Logprobs, new: Logprobs, also: Sequence[tuple[list[int], list[int]]]) -> int:
-    """The first of the old entries that are kept, which have to lie together; `also` must agree."""
+    """The index of the first entry kept; kept entries are contiguous, and the pairs in `also` must match too."""
     size = len(new)
     starts = [
         start
@@ -92,13 +90,13 @@ def _kept_from(old: Logprobs, new: Logprobs, also: Sequence[tuple[list[int], lis
     ]
     if len(starts) != 1:
         raise RecordError(
-            f"{len(old)} logprobs should become {size}, and the log does not tell which of its entries go"
+            f"{len(old)} logprobs should become {size}, and it is unclear which of the log's entries to drop"
         )
     return starts[0]
 
 
 def _kept_objects(values: Sequence[Any], was: Sequence[Any]) -> list[Any]:
-    """The new values, with the old object wherever the value is the same."""
+    """The new values, with the old object wherever the values are equal."""
     return [before if value == before else value for value, before in zip(values, was, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""A user's own column names turned into ours and back, for `--map token_ids=tokens`."""
+"""A user's column names mapped to ours and back, for `--map token_ids=tokens`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Row
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._values import equal_values
-
-__all__ = ["CANONICAL_COLUMNS", "map_columns", "unmap_columns"]
 
 CANONICAL_COLUMNS = (
     "token_ids",
@@ -26,21 +24,21 @@ CANONICAL_COLUMNS = (
     "finish_reason",
     "text",
 )
-"""The names that `--map` knows, all read by the format `generic`."""
+"""The names that `--map` accepts, all read by the format `generic`."""
 
 
 def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
     """The row with columns under our names: `mapping` is ours -> the log's.
 
-    A dot in the log's name leads into an object (`extra.tokens`) unless a column is called so with its
-    dot. A mapped column at the top of the row no longer appears under its old name, or it would be read
-    twice. SetupError for a name that is not ours, RecordError for one that the row does not have.
+    A dot in the log's name leads into an object (`extra.tokens`), unless a column has that name with the
+    dot. A mapped top-level column no longer appears under its old name, or it would be read twice.
+    SetupError for a name that is not ours, RecordError for one that the row does not have.
     """
     unknown = [name for name in mapping if name not in CANONICAL_COLUMNS]
     if unknown:
         raise SetupError(
-            f"--map {unknown[0]}=…: no such column here. The names on the left are ours: "
-            f"{', '.join(CANONICAL_COLUMNS)}; the log's own name goes to the right."
+            f"--map {unknown[0]}=…: no such column. The name on the left is one of "
+            f"{', '.join(CANONICAL_COLUMNS)}; the log's own name goes on the right."
         )
     found = {ours: _value_at(row, theirs) for ours, theirs in mapping.items()}
     rest = {name: value for name, value in row.items() if name not in set(mapping.values())}
@@ -66,10 +64,10 @@ def _value_at(row: Row, path: str) -> Any:
 
 
 def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]) -> Row:
-    """The log's row with what changed in the row that `map_columns` made of it; itself when nothing did.
+    """The log's row with the changes made to its mapped form; the same object if nothing changed.
 
     Mapped columns go back to the log's names, dotted ones into their objects; unchanged objects are
-    shared. RecordError when two of our names lead to one column and say different things of it.
+    shared. RecordError if two of our names map to one column and now differ.
     """
     before = map_columns(original_row, mapping)
     row: Row = original_row
@@ -82,7 +80,7 @@ def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]
         if value is before[ours]:
             continue
         if path in written and not _agree(written[path], value):
-            raise RecordError(f"--map leads two columns to {path!r}, and they differ after the repair")
+            raise RecordError(f"--map maps two columns to {path!r}, and they differ after the repair")
         written[path] = value
         row = _with_value_at(row, path, value)
     return row
@@ -93,7 +91,7 @@ def _agree(one: Any, other: Any) -> bool:
 
 
 def _with_value_at(row: Mapping[str, Any], path: str, value: Any) -> Mapping[str, Any]:
-    """The row with a value at a path that exists in it; objects beside the path are shared."""
+    """The row with a value at a path that exists in it; objects off the path are shared."""
     if path in row or "." not in path:
         return {**row, path: value}
     name, rest = path.split(".", 1)

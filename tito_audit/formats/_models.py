@@ -1,4 +1,4 @@
-"""Which model and tokenizer a row names, wherever it does, and what is only a stand-in for a name."""
+"""Which model and tokenizer a row names, wherever it does, ignoring placeholder names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any
 
 from tito_audit.record.stated import Stated
 
-__all__ = ["model_facts", "one_model", "real_name"]
-
 _NAMES = (
     ("model", "model_name", "model_name_or_path", "model_path", "model_id"),
     ("tokenizer", "tokenizer_name", "tokenizer_name_or_path", "tokenizer_path"),
 )
-_INSIDE = ("metadata", "meta_info", "extra_info", "config", "sampling_args", "agent", "response", "request")
+_CONTAINERS = ("metadata", "meta_info", "extra_info", "config", "sampling_args", "agent", "response", "request")
 _CALLS = ("calls", "turns", "steps", "trajectory")
 _MOST_CALLS = 256
 _STAND_INS = {
@@ -33,11 +31,11 @@ _STAND_INS = {
     "string",
     "unknown",
 }
-"""What clients send where a server has one model and asks for no name (NeMo-Gym, OpenAI-compatible servers)."""
+"""What clients send to a server that has one model and needs no name (NeMo-Gym, OpenAI-compatible servers)."""
 
 
 def real_name(value: object) -> str | None:
-    """The name of a model or tokenizer; None for anything else, and for what only stands in for a name."""
+    """The name of a model or tokenizer; None for anything else, and for a placeholder."""
     if isinstance(value, Mapping):
         value = value.get("name")
     if not isinstance(value, str) or value.strip().lower() in _STAND_INS:
@@ -46,19 +44,19 @@ def real_name(value: object) -> str | None:
 
 
 def one_model(names: Sequence[object]) -> str | None:
-    """The one real name among those of several calls; None when there is none or there are several."""
+    """The one real name among those of several calls; None if there is none or more than one."""
     found = {name for one in names if (name := real_name(one)) is not None}
     return found.pop() if len(found) == 1 else None
 
 
 def model_facts(row: Mapping[str, Any]) -> Stated:
-    """`model` and `tokenizer` as the row names them, an object in it, or all of its calls."""
+    """`model` and `tokenizer` as named by the row, an object in it, or all of its calls."""
     model, tokenizer = (_in_row(row, names) or one_model(list(_of_calls(row, names))) for names in _NAMES)
     return Stated(model=model, tokenizer=tokenizer)
 
 
 def _in_row(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    objects = [row, *(value for name in _INSIDE if isinstance(value := row.get(name), Mapping))]
+    objects = [row, *(value for name in _CONTAINERS if isinstance(value := row.get(name), Mapping))]
     return next((found for one in objects for name in names if (found := real_name(one.get(name)))), None)
 
 

@@ -1,4 +1,4 @@
-"""Packed rows: several samples in one list of ids, each a rollout with its own part of every column."""
+"""Packed rows: several samples in one list of ids, each a rollout with its own slice of every column."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, first_filled, is_list, parsed
 from tito_audit.formats._copies import total_counts, with_counts
-from tito_audit.formats._cuts import BOUNDS, LENGTHS, Cuts, cuts_of
-from tito_audit.formats._padding import trained_by
+from tito_audit.formats._cuts import BOUNDS, LENGTHS, SampleRanges, sample_ranges
+from tito_audit.formats._padding import trained_tokens
 from tito_audit.formats._samples import ReadSample, Samples, UpdateSample, put_back, samples_read, updated_samples
-from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._update import with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source
 
-__all__ = ["Packed", "packed", "packed_read", "packed_update"]
-
 _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_length", "prompt_lens": "prompt_len"}
-"""Lists with a number a sample, and what a sample calls its own."""
+"""Lists with one number per sample, and the name of that number in a sample."""
 _CONVERSATIONS = ("messages", "prompt", "completion")
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A row that holds several samples, taken apart."""
+    """A row that holds several samples, split into them."""
 
     ids: str
-    cuts: Cuts
+    cuts: SampleRanges
     samples: tuple[Row, ...]
-    """The row of each as it would be by itself."""
-    parts: Mapping[str, Cuts]
-    """Columns of which a sample has a range of entries, and those ranges."""
+    """Each sample as a row of its own."""
+    parts: Mapping[str, SampleRanges]
+    """For columns of which each sample has a range of entries, those ranges."""
     places: Mapping[str, str]
-    """Names in a sample whose column has one entry a sample, to the name of that column."""
+    """For columns with one entry per sample, the name in a sample to the name in the row."""
 
     @property
-    def parted(self) -> Samples:
-        """The samples, and where the row holds their columns."""
+    def as_samples(self) -> Samples:
+        """The samples, and where the row stores their columns."""
         return Samples(self.samples, self._source)
 
     def _source(self, number: int, name: str) -> Source | None:
-        """Where the row holds a column of a sample; None where it holds one for all of them."""
+        """Where the row stores a column of a sample; None if all samples share it."""
         if name in self.parts:
             return Source((name,), part=self.parts[name][number])
         if len(self.samples) == 1:
@@ -55,17 +54,17 @@ class Packed:
 
 
 def packed(row: Row) -> Packed | None:
-    """The samples of a packed row; None when nothing says that it is one, or whose entries are whose.
+    """The samples of a packed row; None if nothing says that it is packed.
 
-    RecordError when what says so contradicts itself.
+    RecordError if its columns disagree about where samples end.
     """
     ids = first_filled(row, FLAT_IDS)
     if ids is None or not len(row[ids]):
         return None
-    cuts = cuts_of(row, ids)
+    cuts = sample_ranges(row, ids)
     if cuts is None:
         return None
-    parts: dict[str, Cuts] = {}
+    parts: dict[str, SampleRanges] = {}
     places: dict[str, str] = {}
     rest: dict[str, Any] = {}
     for name, value in row.items():
@@ -73,18 +72,18 @@ def packed(row: Row) -> Packed | None:
             continue
         if (ranges := _ranges(row, name, ids, cuts)) is not None:
             parts[name] = ranges
-        elif _is_each(value, name, len(cuts)):
+        elif _is_per_sample(value, name, len(cuts)):
             places[_SINGULAR.get(name, name)] = name
         elif name in MASKS or name in ROW_LOGPROBS:
             if value is not None:
-                return _whole(row, ids)
-        elif name == "tools" or (not is_list(value) and _holds_for_all(name, value)):
+                return _unsplit(row, ids)
+        elif name == "tools" or (not is_list(value) and _applies_to_all(name, value)):
             rest[name] = value
     samples = tuple(
         {
             **rest,
             **{name: row[name][start:end] for name, ranges in parts.items() for start, end in (ranges[number],)},
-            **{name: _listed(row, there)[number] for name, there in places.items()},
+            **{name: _entries(row, there)[number] for name, there in places.items()},
         }
         for number in range(len(cuts))
     )
@@ -92,16 +91,16 @@ def packed(row: Row) -> Packed | None:
 
 
 def packed_read(one: Packed, place: Place, read: ReadSample) -> tuple[Rollout, ...]:
-    """A rollout for each sample."""
+    """One rollout for each sample."""
     return samples_read(one.samples, place, read)
 
 
 def packed_update(
-    row: Row, one: Packed, mended: Sequence[RepairedRollout], read: ReadSample, update: UpdateSample
+    row: Row, one: Packed, repaired: Sequence[RepairedRollout], read: ReadSample, update: UpdateSample
 ) -> Sequence[Row]:
-    """The row with what its samples say from now on, and where each of them ends now."""
-    samples = one.parted
-    new = updated_samples(samples, mended, read, update)
+    """The row with its repaired samples and their new boundaries."""
+    samples = one.as_samples
+    new = updated_samples(samples, repaired, read, update)
     made = put_back(row, samples, new, one.ids)
     if made is row:
         return (row,)
@@ -110,18 +109,18 @@ def packed_update(
     made = with_counts(made, total_counts(len(row[one.ids]), len(made[one.ids])))
     again = packed(made)
     if len(new) > 1 and (again is None or [end - start for start, end in again.cuts] != sizes):
-        raise RecordError("where one sample ends and the next begins could not be told any more")
+        raise RecordError("it would be unclear where one sample ends and the next begins")
     return (made,)
 
 
-def _whole(row: Row, ids: str) -> Packed:
-    """A row whose mask or logprobs fit its samples nowhere: read as one, so that a rule can say by how much."""
+def _unsplit(row: Row, ids: str) -> Packed:
+    """A row whose mask or logprobs do not fit its samples, read as one sample so that a rule can report it."""
     kept = {name: value for name, value in row.items() if name not in _CONVERSATIONS}
     return Packed(ids, ((0, len(row[ids])),), (kept,), {}, {})
 
 
-def _ranges(row: Row, name: str, ids: str, cuts: Cuts) -> Cuts | None:
-    """The entries that each sample has of a column: one a token, or of logprobs one a trained token."""
+def _ranges(row: Row, name: str, ids: str, cuts: SampleRanges) -> SampleRanges | None:
+    """Each sample's range of a column: one entry per token, or for logprobs one per trained token."""
     value = row[name]
     if not is_list(value):
         return None
@@ -130,15 +129,15 @@ def _ranges(row: Row, name: str, ids: str, cuts: Cuts) -> Cuts | None:
         return cuts
     if name not in ROW_LOGPROBS or (len(value) and is_list(value[0])):
         return None
-    trained = trained_by(row, size)
+    trained = trained_tokens(row, size)
     if len(value) != trained.sum() or not len(value):
         return None
     before = np.concatenate(([0], np.cumsum(trained)))
     return tuple((int(before[start]), int(before[end])) for start, end in cuts)
 
 
-def _is_each(value: Any, name: str, count: int) -> bool:
-    """Whether a column has one entry a sample; a conversation is a list, and what takes a mask's place is one."""
+def _is_per_sample(value: Any, name: str, count: int) -> bool:
+    """Whether a column has one entry per sample, each a list or null if it is a conversation, mask or logprobs."""
     if name in _CONVERSATIONS:
         value = parsed({name: value}, name)
     if not is_list(value) or len(value) != count:
@@ -148,21 +147,21 @@ def _is_each(value: Any, name: str, count: int) -> bool:
     return True
 
 
-def _listed(row: Row, name: str) -> Sequence[Any]:
+def _entries(row: Row, name: str) -> Sequence[Any]:
     value = parsed(row, name) if name in _CONVERSATIONS else row[name]
     found: Sequence[Any] = value.tolist() if isinstance(value, np.ndarray) else value
     return found
 
 
-def _holds_for_all(name: str, value: Any) -> bool:
-    """Whether what a row says once is true of each sample: a number counts or scores all of them."""
+def _applies_to_all(name: str, value: Any) -> bool:
+    """Whether a value that a row has once applies to each sample; numbers do not, as they count or score all."""
     if name in _CONVERSATIONS:
         return False
     return isinstance(value, str | bool | Mapping) or value is None or name.startswith("group")
 
 
 def _boundaries(row: Row, one: Packed, sizes: Sequence[int]) -> dict[str, Any]:
-    """The columns that say how long the samples are, for their lengths from now on."""
+    """The columns that say how long the samples are, for their new lengths."""
     old = [end - start for start, end in one.cuts]
     if list(sizes) == old:
         return {}

@@ -1,4 +1,4 @@
-"""What an attention mask says of a row: where its padding ends, and which of its tokens nobody sees."""
+"""What an attention mask says about a row: where its padding ends, and which of its tokens are hidden."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from tito_audit.record.build import column_values
 from tito_audit.record.column import mask_encoding, trained_of
 from tito_audit.record.rollout import Padding
 
-__all__ = ["PROMPT_LENGTHS", "hidden_over", "trained_by", "without_padding"]
-
 PROMPT_LENGTHS = ("prompt_length", "prompt_len")
 
 
 def without_padding(row: Row, name: str | None) -> tuple[Row, Padding, Mask | None]:
-    """The row with every column as long as the ids cut to its tokens, and which of those are hidden.
+    """The row with padding cut from every column as long as the ids, the padding, and which tokens are hidden.
 
-    Padding is what the attention mask hides at the ends, as far as no loss mask trains it.
+    Padding is what the attention mask hides at either end, unless the loss mask trains it.
     """
     mask = row.get("attention_mask")
     if name is None or not is_list(mask) or len(mask) != len(row[name]):  # type: ignore[arg-type]
@@ -30,7 +28,7 @@ def without_padding(row: Row, name: str | None) -> tuple[Row, Padding, Mask | No
     visible = as_floats(mask, "attention_mask") > 0  # type: ignore[arg-type]
     if not visible.any() or visible.all():
         return row, Padding(), None
-    kept = np.flatnonzero(visible | trained_by(row, len(visible)))
+    kept = np.flatnonzero(visible | trained_tokens(row, len(visible)))
     start, end = int(kept[0]), int(kept[-1]) + 1
     hidden = None if visible[start:end].all() else ~visible[start:end]
     if end - start == len(visible):
@@ -39,13 +37,13 @@ def without_padding(row: Row, name: str | None) -> tuple[Row, Padding, Mask | No
         column: value[start:end] if is_list(value) and len(value) == len(row[name]) else value
         for column, value in row.items()
     }
-    # Lengths that count the padding on the left say nothing about what is left.
+    # Prompt lengths that include the padding on the left do not fit the cut row.
     cut = {k: v for k, v in cut.items() if k not in PROMPT_LENGTHS} if start else cut
     return cut, Padding(start, len(visible) - end), hidden
 
 
-def trained_by(row: Row, width: int) -> Mask:
-    """What the row's loss mask trains of all its entries, padding too; nothing where it is none of that width."""
+def trained_tokens(row: Row, width: int) -> Mask:
+    """`[width]` what the row's loss mask trains, padding included; all False if no mask has that width."""
     name = first_filled(row, MASKS)
     if name is None or len(row[name]) != width:
         return np.zeros(width, np.bool_)
@@ -54,8 +52,8 @@ def trained_by(row: Row, width: int) -> Mask:
     return np.zeros(width, np.bool_) if encoding is None else trained_of(values, encoding)
 
 
-def hidden_over(row: Row, width: int) -> Mask | None:
-    """What an attention mask over all tokens of a prompt and a response hides of them; None: nothing."""
+def hidden_tokens(row: Row, width: int) -> Mask | None:
+    """`[width]` which tokens of a prompt and its response the attention mask hides; None if it hides none."""
     mask = row.get("attention_mask")
     if not is_list(mask) or len(mask) != width:  # type: ignore[arg-type]
         return None

@@ -1,7 +1,7 @@
 """Items of the Responses API as chat messages and model calls; shared by the formats that log them.
 
-A call writes several items (reasoning, text, tool calls) which are one assistant message. So items are
-grouped into calls first, and only then is it asked which of them holds the tokens.
+A call writes several items (reasoning, text, tool calls) that form one assistant message. So items are
+grouped into calls first; which of them holds the tokens is decided after that.
 """
 
 from __future__ import annotations
@@ -15,32 +15,16 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.record.message import Message, ToolSpec, as_message
 
-__all__ = [
-    "ITEMS_UNREAD",
-    "TEXT_KEYS",
-    "TOKEN_KEYS",
-    "Item",
-    "Step",
-    "chat_tools",
-    "filled_list",
-    "input_steps",
-    "is_response_object",
-    "message_wire",
-    "steps",
-    "text_of",
-    "unread_types",
-]
-
 Item = Mapping[str, Any]
 
 ITEMS_UNREAD = "the answer has items that chat messages have no place for, such as a hosted web search"
 """Why messages of such an answer are not read."""
 
 TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""What NeMo-Gym puts on one item of a call; they come together or not at all."""
+"""What NeMo-Gym puts on one item of a call: all three or none."""
 
 TEXT_KEYS = ("prompt_str", "generation_str")
-"""What NeMo-RL leaves of them when it logs a NeMo-Gym result: the decoded prompt and generation."""
+"""What NeMo-RL keeps of them when it logs a NeMo-Gym result: the decoded prompt and generation."""
 
 _KNOWN = ("message", "reasoning", "function_call", "function_call_output")
 
@@ -58,20 +42,23 @@ class Step:
         return self.message.role == "assistant"
 
     @property
-    def bearer(self) -> Item | None:
-        """The item that holds the tokens of the call; None when none of them does."""
+    def token_item(self) -> Item | None:
+        """The item that holds the tokens of the call; None if none does."""
         keys = (*TOKEN_KEYS, *TEXT_KEYS)
-        bearers = [item for item in self.items if any(item.get(key) is not None for key in keys)]
-        return next((item for item in reversed(bearers) if _bears(item)), bearers[-1] if bearers else None)
+        token_items = [item for item in self.items if any(item.get(key) is not None for key in keys)]
+        return next(
+            (item for item in reversed(token_items) if _holds_generation(item)),
+            token_items[-1] if token_items else None,
+        )
 
 
 def text_of(*values: object) -> str | None:
-    """The first of these values that is text and not empty; None when none is."""
+    """The first of these values that is a nonempty string; None if none is."""
     return next((value for value in values if isinstance(value, str) and value), None)
 
 
 def filled_list(*values: object) -> Sequence[Any]:
-    """The first of these values that is a list with something in it; () when none is."""
+    """The first of these values that is a nonempty list; () if none is."""
     return next((value for value in values if isinstance(value, list | tuple) and value), ())
 
 
@@ -96,7 +83,7 @@ def input_steps(params: Mapping[str, Any], where: str) -> list[Step]:
 
 
 def steps(items: object, where: str) -> list[Step]:
-    """The messages that a list of items writes, in order; items of an unknown type are left out."""
+    """The messages that a list of items forms, in order; items of an unknown type are left out."""
     if not isinstance(items, Sequence) or isinstance(items, str):
         raise RecordError(f"{where} is not a list of items")
     if not all(isinstance(item, Mapping) for item in items):
@@ -115,17 +102,17 @@ def steps(items: object, where: str) -> list[Step]:
 
 
 def unread_types(items: object) -> tuple[str, ...]:
-    """The item types that chat messages have no place for, such as a hosted web search."""
+    """The item types that chat messages cannot express, such as a hosted web search."""
     if not isinstance(items, Sequence) or isinstance(items, str):
         return ()
     return tuple(sorted({_type(item) for item in items if isinstance(item, Mapping)} - set(_KNOWN)))
 
 
 def chat_tools(tools: object, where: str) -> tuple[ToolSpec, ...]:
-    """Tools of the flat Responses form in chat form; tools of other types than `function` stay as they are.
+    """Tools of the flat Responses form in chat form; tools of types other than `function` stay as they are.
 
-    The key order is the one in which servers hand functions to templates, and `strict` is left out as
-    NeMo-Gym does: it is an instruction to a hosted service and would show up in the prompt.
+    Keys are in the order in which servers pass functions to templates. `strict` is left out, as NeMo-Gym
+    does: it is an instruction to a hosted service and would show up in the prompt.
     """
     if tools is None:
         return ()
@@ -137,13 +124,13 @@ def chat_tools(tools: object, where: str) -> tuple[ToolSpec, ...]:
 
 
 def message_wire(message: Mapping[str, Any], dropped: Collection[str] = ()) -> dict[str, Any]:
-    """A message as a template is given it: without empty fields, which templates test for presence."""
+    """A message as templates get it: without empty fields, because templates test for presence."""
     wire = {
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in message.items()
         if key not in dropped and value is not None and not _is_empty_list(value)
     }
-    # A template may ask for the content of a message that has none, and Parquet keeps no null.
+    # A template may read the content of a message that has none, and Parquet keeps no nulls.
     wire.setdefault("content", None)
     return wire
 
@@ -155,19 +142,19 @@ def _calls(run: Sequence[Item], where: str) -> Iterator[Step]:
 
 
 def _groups(run: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """A run of assistant items, cut where several of them hold tokens.
+    """A run of assistant items, split into calls if several of them hold tokens.
 
-    The tokens usually sit on the last item of a call, so a call ends there. Some log them on the text
-    before the tool calls: calls without tokens right after a text go with it.
+    The tokens are usually on the last item of a call, so a call ends there. Some logs have them on the text
+    before the tool calls: tool calls without tokens right after a text belong to it.
     """
-    ends = [i + 1 for i, item in enumerate(run) if _bears(item)]
+    ends = [i + 1 for i, item in enumerate(run) if _holds_generation(item)]
     start = 0
     for end in ends[:-1]:
         stop = end
         if _type(run[end - 1]) == "message":
-            while _type(run[stop]) == "function_call" and not _bears(run[stop]):
+            while _type(run[stop]) == "function_call" and not _holds_generation(run[stop]):
                 stop += 1
-            # A streak of calls that ends in tokens is the next call's.
+            # Tool calls that end in one with tokens belong to the next call.
             stop = end if _type(run[stop]) == "function_call" else stop
         yield run[start:stop]
         start = stop
@@ -193,7 +180,7 @@ def _assistant_wire(group: Sequence[Item], where: str) -> dict[str, Any]:
 
 
 def _other_wire(item: Item, where: str) -> dict[str, Any]:
-    """The message of an item that no model wrote."""
+    """The message of an item that a model did not write."""
     if _type(item) == "function_call_output":
         content = _content(item.get("output"), where)
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
@@ -201,7 +188,7 @@ def _other_wire(item: Item, where: str) -> dict[str, Any]:
 
 
 def _content(value: object, where: str) -> object:
-    """Content parts in chat form; text alone becomes one string, as servers join it for templates."""
+    """Content parts in chat form; text-only parts become one string, as servers join them for templates."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return value
     if not all(isinstance(part, Mapping) for part in value):
@@ -231,7 +218,7 @@ def _answer_text(item: Item, where: str) -> str:
 
 
 def _reasoning(item: Item) -> Iterator[str]:
-    """The reasoning texts of an item: its summary, or its content where servers log it there."""
+    """The reasoning texts of an item: its summary, or its content if the server logs them there."""
     for part in filled_list(item.get("summary"), item.get("content")):
         if isinstance(part, Mapping) and isinstance(part.get("text"), str) and part["text"]:
             yield part["text"]
@@ -262,7 +249,7 @@ def _is_answer(item: Item) -> bool:
     return _type(item) == "message" and text_of(item.get("role")) == "assistant"
 
 
-def _bears(item: Item) -> bool:
+def _holds_generation(item: Item) -> bool:
     generated = item.get("generation_token_ids")
     return isinstance(generated, list | tuple | np.ndarray) and len(generated) > 0
 

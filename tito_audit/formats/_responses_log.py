@@ -1,7 +1,7 @@
 """Answers of inference servers as callers log them, with or without their requests.
 
-One reader for three formats: vLLM, SGLang and OpenAI answer in the same shape and differ in where they put
-token ids. A row is an answer, an answer and its request under two keys, or both spread over one object.
+One reader for three formats: answers of vLLM, SGLang and OpenAI have the same shape and differ in where they
+put token ids. A row is an answer, an answer and its request under two keys, or both merged into one object.
 """
 
 from __future__ import annotations
@@ -20,24 +20,8 @@ from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import TokenText
 
-__all__ = [
-    "FLOOR",
-    "Exchange",
-    "Generated",
-    "answers",
-    "choices",
-    "exchange",
-    "generated",
-    "has_meta_info",
-    "has_server_ids",
-    "is_numbers",
-    "logged_tokens",
-    "scores_of",
-    "token_texts",
-]
-
 FLOOR = -9999.0
-"""What OpenAI-style servers write for a logprob that is not available."""
+"""What OpenAI-style servers write for an unavailable logprob."""
 
 _REQUEST_KEYS = ("request", "input")
 _RESPONSE_KEYS = ("response", "output")
@@ -51,31 +35,31 @@ class Exchange:
     """One answer (or a list of them) and what is known of its request."""
 
     request: Mapping[str, Any]
-    """Empty when the log holds answers only."""
+    """Empty if the log holds only answers."""
     responses: tuple[Mapping[str, Any], ...]
     request_paths: tuple[Path, ...] = ()
-    """The objects of the row that hold the request's fields, the one that counts first."""
+    """The objects of the row that hold the request's fields, the one that takes precedence first."""
     response_paths: tuple[Path, ...] = ()
     """Where in the row each answer is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What a choice says about the tokens of its call."""
+    """The tokens of a choice."""
 
     ids: Ids | None
     logprobs: tuple[str, Sequence[Any]] | None
-    """Where they were found, and the values."""
+    """The name of their column, and the values."""
     from_meta_info: bool
     """The logprobs are SGLang's, which has no floor."""
     texts: tuple[TokenText, ...] | None
-    """Tokens as text when there are no ids."""
+    """Tokens as text if there are no ids."""
     disagreement: str | None
-    """How two copies of the ids differ; None when they agree or there is one."""
+    """How two copies of the ids differ; None if they agree or there is only one."""
 
 
 def exchange(row: Row) -> Exchange | None:
-    """The answer and the request of a row; None if the row is none of the shapes."""
+    """The answer and the request of a row; None if the row has none of the known shapes."""
     if _is_response(row):
         asked = next((key for key in _REQUEST_KEYS if _is_request(row.get(key))), None)
         return _exchange(row, asked, {(): row})
@@ -89,20 +73,20 @@ def exchange(row: Row) -> Exchange | None:
 
 
 def _exchange(row: Row, asked: str | None, found: Mapping[Path, Mapping[str, Any]]) -> Exchange:
-    """The answers with the request under the key `asked`; None: its fields are the row's own."""
+    """The answers with the request under the key `asked`; if that is None, the row itself is the request."""
     request, paths = _request(row if asked is None else row[asked], () if asked is None else (asked,))
     return Exchange(request, tuple(found.values()), paths, tuple(found))
 
 
-def answers(found: Exchange) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], int, Path]]:
-    """Each answer with each of its choices, the choice's number, and where in the row the choice is."""
+def all_choices(found: Exchange) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], int, Path]]:
+    """Every choice of every answer: the answer, the choice, its number, and its path in the row."""
     for response, path in zip(found.responses, found.response_paths, strict=True):
         for number, choice in enumerate(choices(response)):
             yield response, choice, number, path if choice is response else (*path, "choices", number)
 
 
 def choices(response: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The choices of an answer; an SGLang answer without any is its own."""
+    """The choices of an answer; an SGLang answer without `choices` is its own choice."""
     found = response.get("choices")
     if found is None:
         return (response,)
@@ -112,7 +96,7 @@ def choices(response: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         raise RecordError("choices is empty: the server gave no answer, so there is nothing to audit")
     if any(choice.get("delta") is not None for choice in found):
         raise RecordError(
-            "choices holds a chunk of a stream. Ids and logprobs of one answer lie in several of them; "
+            "choices holds a chunk of a stream. Ids and logprobs of one answer are spread over several chunks; "
             "log the joined answer"
         )
     return found
@@ -124,7 +108,7 @@ def has_meta_info(found: Exchange) -> bool:
 
 
 def has_server_ids(found: Exchange) -> bool:
-    """True if an answer has ids where vLLM puts them: a list of its own, or the token strings."""
+    """True if an answer has ids where vLLM puts them: in their own list, or as token strings."""
     if any(response.get("prompt_token_ids") is not None for response in found.responses):
         return True
     return any(
@@ -181,7 +165,7 @@ def is_numbers(value: object) -> bool:
 
 
 def logged_tokens(choice: Mapping[str, Any]) -> tuple[str, list[str], list[Any] | None]:
-    """Where the logprobs are, the token strings beside them, and the values; None without any."""
+    """The name of the logprobs' column, their token strings, and the values (None if there are none)."""
     logged = choice.get("logprobs")
     if not isinstance(logged, Mapping):
         return "logprobs", [], None
@@ -196,7 +180,7 @@ def logged_tokens(choice: Mapping[str, Any]) -> tuple[str, list[str], list[Any] 
 
 
 def _plain(value: object) -> list[Any] | None:
-    """A list as plain values, also where Parquet made it an array; None for what is none."""
+    """A list or array as a list of plain values; None for anything else."""
     if isinstance(value, np.ndarray):
         return list(value.tolist())
     return list(value) if isinstance(value, list | tuple) else None
@@ -219,9 +203,9 @@ def _number(value: object) -> float:
 
 
 def scores_of(choice: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | None:
-    """The (logprob, id) pairs out of SGLang's `[logprob, id, text]` entries; None when there are none.
+    """The (logprob, id) pairs of SGLang's `[logprob, id, text]` entries; None if there are none.
 
-    Parquet makes such an entry an array of floats; whole ones are ids again.
+    Parquet turns such an entry into an array of floats, from which ids are converted back.
     """
     meta = choice.get("meta_info")
     entries = meta.get(name) if isinstance(meta, Mapping) else None
@@ -239,7 +223,7 @@ def _id(value: object) -> object:
 
 
 def _disagreement(copies: Mapping[str, Ids]) -> str | None:
-    """Two copies of one call's ids that differ, and where; the first copy is the one that is read."""
+    """How two copies of one call's ids differ; None if all agree. The first copy is the one that is read."""
     (kept, ids), *others = copies.items() or [("", np.empty(0))]
     for name, other in others:
         if np.array_equal(ids, other):
@@ -252,7 +236,7 @@ def _disagreement(copies: Mapping[str, Ids]) -> str | None:
 
 
 def _responses(value: object, key: str) -> dict[Path, Mapping[str, Any]]:
-    """The answers under a key and where they are: an object, one wrapped with its HTTP status, or a list."""
+    """The answers under a key by their paths: an object, one wrapped with its HTTP status, or a list."""
     if isinstance(value, Mapping):
         if _is_response(value):
             return {(key,): value}
@@ -277,7 +261,7 @@ def _is_response(value: Mapping[str, Any]) -> bool:
 
 
 def _is_choice(value: object) -> bool:
-    """An answer of a server, not of a multiple-choice question."""
+    """True for a choice of a server's answer, as opposed to one of a multiple-choice question."""
     return isinstance(value, Mapping) and any(key in value for key in _CHOICE_KEYS)
 
 
@@ -286,7 +270,7 @@ def _is_request(value: object) -> bool:
 
 
 def _request(value: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], tuple[Path, ...]]:
-    """The request's fields, out of an HTTP wrapper and with what clients send as `extra_body`."""
+    """The request's fields, taken out of an HTTP wrapper, with what clients send as `extra_body`."""
     body = value.get("body")
     if isinstance(body, Mapping) and not _is_response(body):
         value, path = body, (*path, "body")
@@ -297,7 +281,7 @@ def _request(value: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], t
 
 
 def _first_choices(found: Exchange) -> list[Mapping[str, Any]]:
-    """The first choice of each answer: enough to tell the server."""
+    """The first choice of each answer, which is enough to recognize the server."""
     first = []
     for response in found.responses:
         listed = response.get("choices")

@@ -1,4 +1,4 @@
-"""From a logged answer to rollouts: one for each choice, all of them with the request's messages."""
+"""A logged answer as rollouts: one for each choice, all with the request's messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import (
     FLOOR,
     Generated,
-    answers,
+    all_choices,
     choices,
     exchange,
     generated,
@@ -29,35 +29,33 @@ from tito_audit.record.message import Message, as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.stated import Stated, as_group
 
-__all__ = ["Answered", "answered", "request_facts", "request_fields", "request_messages", "rollouts_of"]
-
 _ID_KEYS = ("token_ids", "output_ids", "prompt_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ChoiceCall:
     """One choice of an answer."""
 
     turn: Turn
-    """Without what it was sent: neither `message_index` nor `prompt_messages`."""
+    """Has neither `message_index` nor `prompt_messages`."""
     message: Message | None
-    """None for a completion, and for a message that is not the assistant's."""
+    """None for a completion, and for a message of another role."""
     disagreement: str | None
     """How two copies of its ids differ."""
     wants_ids: bool
-    """False: it has neither ids nor tokens as text, and no column for them."""
+    """False if it has neither ids nor tokens as text, and no column for them."""
 
 
-def answered(
+def choice_call(
     request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any], number: int = 0
-) -> Answered:
+) -> ChoiceCall:
     """The call that wrote choice `number` of an answer; `response` may be the choice itself."""
     tokens = generated(choice)
     message = _answer(choice)
     turn = _with_prompt(_turn(tokens, choice, response, message), request, response, choice, number)
     nothing = turn.prompt_ids is None and tokens.ids is None and tokens.texts is None
     said = message if message is not None and message.role == "assistant" else None
-    return Answered(turn, said, tokens.disagreement, not nothing or _wants_ids(choice))
+    return ChoiceCall(turn, said, tokens.disagreement, not nothing or _wants_ids(choice))
 
 
 def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
@@ -65,7 +63,7 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
     found = exchange(row)
     if found is None:
         raise RecordError("no answer of a server: an object with `choices` or `meta_info` is expected")
-    listed = [(response, choice, number) for response, choice, number, _ in answers(found)]
+    listed = [(response, choice, number) for response, choice, number, _ in all_choices(found)]
     base = Rollout(place, name, **request_fields(found.request))
     before = request_messages(found.request)
     return tuple(
@@ -75,7 +73,7 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
 
 
 def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> Stated:
-    """What a request and its answer state about the model and its template."""
+    """What a request and its answer say about the model and its template."""
     template = request.get("chat_template")
     stated = Stated(model=real_name(response.get("model")) or real_name(request.get("model")))
     return stated.with_facts(chat_template=template) if isinstance(template, str) else stated
@@ -91,7 +89,7 @@ def request_fields(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def request_messages(request: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The messages of a chat request, without empty fields; () when it has none."""
+    """The messages of a chat request, without empty fields; () if it has none."""
     wires = request.get("messages")
     if isinstance(wires, list | tuple):
         wires = [message_wire(wire) if isinstance(wire, Mapping) else wire for wire in wires]
@@ -107,7 +105,7 @@ def _rollout(
 ) -> Rollout:
     """The rollout of one choice."""
     response, choice, number = answer
-    found = answered(request, response, choice, number)
+    found = choice_call(request, response, choice, number)
     messages = (*before, found.message) if before and found.message is not None else ()
     turn = replace(found.turn, message_index=len(before) if messages else None)
     stated = replace(request_facts(request, response), copies_disagree=found.disagreement or "")
@@ -123,7 +121,7 @@ def _rollout(
 def _turn(
     tokens: Generated, choice: Mapping[str, Any], response: Mapping[str, Any], message: Message | None
 ) -> Turn:
-    """What was generated; nothing of the prompt yet."""
+    """The turn with what was generated; its prompt is added later."""
     values, columns = call_columns(
         empty_ids() if tokens.ids is None else tokens.ids,
         logprobs=None if tokens.ids is None else tokens.logprobs,
@@ -149,7 +147,7 @@ def _with_prompt(
     choice: Mapping[str, Any],
     number: int,
 ) -> Turn:
-    """The turn with its prompt as ids and as text, from wherever the log holds them."""
+    """The turn with its prompt as ids and as text, wherever the log holds them."""
     prompt = request.get("prompt")
     if isinstance(prompt, list) and prompt and not is_numbers(prompt):
         # A batch of prompts: the choices of the first come first.
@@ -175,7 +173,7 @@ def _with_prompt(
 
 
 def _scored_prompt(choice: Mapping[str, Any]) -> Ids | None:
-    """The prompt out of SGLang's scores of it; None when it scored only a part."""
+    """The prompt's ids from SGLang's prompt logprobs; None if only a part was scored."""
     meta = choice.get("meta_info")
     scored = scores_of(choice, "input_token_logprobs")
     if not scored or not isinstance(meta, Mapping):
@@ -194,7 +192,7 @@ def _answer(choice: Mapping[str, Any]) -> Message | None:
 
 
 def _text(choice: Mapping[str, Any], message: Message | None) -> str | None:
-    """The decoded completion, where the log has it in one piece."""
+    """The decoded completion; None if the log does not have it in one piece."""
     if message is None:
         return choice["text"] if isinstance(choice.get("text"), str) else None
     whole = not message.tool_calls and message.reasoning is None
@@ -221,7 +219,7 @@ def _weight_versions(choice: Mapping[str, Any], response: Mapping[str, Any]) -> 
 
 
 def _other_columns(choice: Mapping[str, Any]) -> dict[str, tuple[Any, MovePolicy]]:
-    """Every other list of a choice that may hold an entry a token."""
+    """Every other list of a choice that may have one entry per token."""
     found: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in choice.items():
         if name == "routed_experts" and isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Training rows written again: of rows that are one sample, and of rows that hold several."""
+"""Training rows written back: for rows that are one sample, and for rows that hold several."""
 
 from __future__ import annotations
 
@@ -10,21 +10,11 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._update import as_logged, at_most_one_each, with_values
+from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import CallSource, Source, Sources
-
-__all__ = [
-    "ReadSample",
-    "Samples",
-    "UpdateSample",
-    "put_back",
-    "row_written",
-    "samples_read",
-    "sources_in",
-    "updated_samples",
-]
 
 ReadSample = Callable[[Row, Place], Rollout]
 UpdateSample = Callable[[Row, Rollout, RepairedRollout], Row]
@@ -32,12 +22,12 @@ UpdateSample = Callable[[Row, Rollout, RepairedRollout], Row]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A row that holds several samples, taken apart."""
+    """A row that holds several samples, split into them."""
 
     rows: tuple[Row, ...]
-    """The row of each as it would be by itself."""
+    """Each sample as a row of its own."""
     source: Callable[[int, str], Source | None]
-    """Where the whole row holds a column of a sample; None where it holds one for all of them."""
+    """Where the whole row stores a column of a sample; None if all samples share it."""
 
 
 def row_written(
@@ -45,17 +35,17 @@ def row_written(
     written: Callable[[Row, TrainingRow, TrainingRow], Row],
     what: str = "this format's row",
 ) -> Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]:
-    """The `update` of a format whose rows are one training row each, or none; `written` is given what changed."""
+    """The `update` of a format with at most one training row per row; `written` gets the row, before and after."""
 
-    def update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-        if not mended:
+    def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+        if not repaired:
             return ()
-        before = read(row, mended[0].rollout.place)
-        (one,) = at_most_one_each(before, mended)
+        before = read(row, repaired[0].rollout.place)
+        (one,) = at_most_one_each(before, repaired)
         old, new = before[0].training_row, one.rollout.training_row
         if old is None or new is None:
             if old is not new:
-                raise RecordError(f"a training row can neither be added to {what} nor be taken away")
+                raise RecordError(f"a training row can neither be added to {what} nor removed")
             return (row,)
         return (written(row, old, new),)
 
@@ -63,7 +53,7 @@ def row_written(
 
 
 def sources_in(samples: Samples, rollouts: Sequence[Rollout]) -> list[Sources]:
-    """Where a row holds the columns of its samples."""
+    """Where a row stores the columns of its samples."""
     found = []
     for number, rollout in enumerate(rollouts):
         names = [column.name for one in (rollout.training_row, *rollout.turns) if one for column in one.columns]
@@ -74,7 +64,7 @@ def sources_in(samples: Samples, rollouts: Sequence[Rollout]) -> list[Sources]:
 
 
 def samples_read(samples: Iterable[Row], place: Place, read: ReadSample) -> tuple[Rollout, ...]:
-    """A rollout for each sample; RecordError naming the one that cannot be read."""
+    """One rollout for each sample; RecordError naming the one that cannot be read."""
     found = []
     for item, sample in enumerate(samples):
         try:
@@ -85,18 +75,18 @@ def samples_read(samples: Iterable[Row], place: Place, read: ReadSample) -> tupl
 
 
 def updated_samples(
-    samples: Samples, mended: Sequence[RepairedRollout], read: ReadSample, update: UpdateSample
+    samples: Samples, repaired: Sequence[RepairedRollout], read: ReadSample, update: UpdateSample
 ) -> list[Row]:
-    """The samples as their rollouts have them from now on."""
-    before = samples_read(samples.rows, replace(mended[0].rollout.place, item=0), read)
-    chosen = at_most_one_each(before, mended)
+    """The samples with their repaired rollouts."""
+    before = samples_read(samples.rows, replace(repaired[0].rollout.place, item=0), read)
+    chosen = at_most_one_each(before, repaired)
     return [update(*each) for each in zip(samples.rows, before, chosen, strict=True)]
 
 
 def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
-    """The row with the columns of its samples that changed, in their places; itself when none did.
+    """The row with its samples' changed columns put back; the same object if none changed.
 
-    A column that a sample lost is null for each of its `ids`.
+    A column that a sample lost becomes null for each of its `ids`.
     """
     values: dict[str, Any] = {}
     parts: dict[str, list[tuple[int, int, list[Any]]]] = {}
@@ -106,7 +96,7 @@ def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
                 continue
             source = samples.source(number, name)
             if source is None:
-                raise RecordError(f"column {name!r} is one for all samples and cannot change for one of them")
+                raise RecordError(f"column {name!r} is shared by all samples and cannot change for one of them")
             column, *place = source.path
             if source.part is not None:
                 own = [None] * len(sample[ids]) if value is None else _plain(value)
@@ -121,7 +111,7 @@ def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
 
 
 def _spliced(original: Any, parts: Sequence[tuple[int, int, list[Any]]]) -> Any:
-    """A list with other entries in place of some of its own."""
+    """A list with some ranges of entries replaced."""
     entries = _plain(original)
     for start, end, own in reversed(parts):
         entries[start:end] = own

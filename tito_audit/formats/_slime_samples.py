@@ -1,4 +1,4 @@
-"""Samples of slime and miles: one list of ids whose end is the response, and columns over that end.
+"""Samples of slime and miles: one list of ids that ends with the response, and columns over the response.
 
 THUDM/slime and radixark/miles `utils/types.py` (`Sample`).
 """
@@ -23,26 +23,40 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["fits_response", "sample_row", "updated_sample"]
-
 _MASK, _LOGPROBS = "loss_mask", "rollout_log_probs"
-_OF_TOKENS = {
+_TOKEN_BOUND = {
     "mopd_teacher_log_probs": Alignment.RESPONSE,
     "rollout_indexer_topk": Alignment.ROWS_MINUS_1,
     "rollout_routed_experts": Alignment.ROWS_MINUS_1,
     "rollout_top_p_token_ids": Alignment.RAGGED,
     "rollout_top_p_token_offsets": Alignment.RAGGED,
 }
-"""What an engine or a teacher said of exactly these tokens, in forms that can go nowhere else."""
+"""Data from an engine or a teacher about exactly these tokens, in forms that cannot move to others."""
 _NESTED = ("rollout_topk_token_ids", "rollout_topk_log_probs")
-"""Lists of the k best, one a response token."""
-_ASIDE = ("metadata", "train_metadata", "multimodal_inputs", "multimodal_train_inputs", "messages", "tools")
-_TAKEN = {"tokens", _MASK, _LOGPROBS, "weight_versions", "attention_mask", *_OF_TOKENS, *_NESTED, *_ASIDE}
+"""Lists of the top k, one per response token."""
+_OTHERS = (
+    "metadata",
+    "train_metadata",
+    "multimodal_inputs",
+    "multimodal_train_inputs",
+    "messages",
+    "tools",
+)
+_TAKEN = {
+    "tokens",
+    _MASK,
+    _LOGPROBS,
+    "weight_versions",
+    "attention_mask",
+    *_TOKEN_BOUND,
+    *_NESTED,
+    *_OTHERS,
+}
 _TAKEN |= {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
 
 
 def fits_response(row: Row) -> bool:
-    """Whether nothing says that the loss mask covers more than the response."""
+    """False if the loss mask covers all tokens rather than the response."""
     tokens, mask, length = row.get("tokens"), row.get(_MASK), row.get("response_length")
     if not is_list(tokens) or not is_list(mask) or type(length) is not int:
         return True
@@ -50,20 +64,20 @@ def fits_response(row: Row) -> bool:
 
 
 def sample_row(row: Row) -> TrainingRow | None:
-    """The training row of a sample; None when it holds no ids.
+    """The training row of a sample; None if it holds no ids.
 
-    RecordError when the response is longer than the tokens, or nothing tells where it begins.
+    RecordError if the response is longer than the tokens, or it is unclear where it begins.
     """
     ids = ids_or_none(row["tokens"], "tokens")
     length, mask = row.get("response_length"), row.get(_MASK)
     if type(length) is not int or length < 0:
-        raise RecordError(f"response_length is {_said(length)}, so nothing tells where the response begins")
+        raise RecordError(f"response_length is {_shown(length)}, so it is unclear where the response begins")
     if mask is not None and not is_list(mask):
-        raise RecordError(f"column {_MASK!r} is {_said(mask)}, not a list of one entry a response token")
+        raise RecordError(f"column {_MASK!r} is {_shown(mask)}, not a list of one entry per response token")
     if ids is None:
         return None
     if length > len(ids):
-        raise RecordError(f"response_length is {length}, and the column 'tokens' holds {len(ids)} ids only")
+        raise RecordError(f"response_length is {length}, but the column 'tokens' holds only {len(ids)} ids")
     other = other_columns(row, _TAKEN)
     for name in _NESTED:
         if is_list(row.get(name)):
@@ -77,24 +91,24 @@ def sample_row(row: Row) -> TrainingRow | None:
         sentinel=0.0,
         absent_mask_trains_response=mask is None,
     )
-    fixed = [_fixed(name, row[name]) for name in _OF_TOKENS if row.get(name) is not None]
+    fixed = [_bound_column(name, row[name]) for name in _TOKEN_BOUND if row.get(name) is not None]
     return replace(trained, columns=(*trained.columns, *fixed)) if fixed else trained
 
 
 def updated_sample(row: Row, before: TrainingRow, after: TrainingRow) -> Row:
-    """The sample with its row as it is from now on, in every column, copy and count; itself when it is as before.
+    """The sample with the columns, copies and counts of `after`; the same object if nothing changed.
 
-    What belongs to exactly the old tokens is null where they changed.
+    Data about exactly the old tokens becomes null if they changed.
     """
     new = updated_flat(row, before, after, ids="tokens", skip=("messages", "tools"))
     new = with_values(new, _missing_mask(row, before, after))
     if np.array_equal(before.token_ids, after.token_ids):
         return new
-    return with_values(new, {name: None for name in _OF_TOKENS if row.get(name) is not None})
+    return with_values(new, {name: None for name in _TOKEN_BOUND if row.get(name) is not None})
 
 
 def _missing_mask(row: Row, before: TrainingRow, after: TrainingRow) -> Mapping[str, Any]:
-    """A mask in the place of null, which trains the whole response, where not all of it is trained now."""
+    """A mask to replace null, which trains the whole response, if not all of it is trained now."""
     if row.get(_MASK) is not None or after.loss_mask is None or before.loss_mask is None:
         return {}
     start = after.prompt_length or 0
@@ -107,14 +121,14 @@ def _missing_mask(row: Row, before: TrainingRow, after: TrainingRow) -> Mapping[
     return {_MASK: after.loss_mask[start:].astype(np.int64).tolist()}
 
 
-def _fixed(name: str, value: Any) -> Column:
-    """A column that goes as soon as a token changes; without values where it is packed into a string."""
+def _bound_column(name: str, value: Any) -> Column:
+    """A column that is dropped as soon as a token changes; without values if it is packed into a string."""
     values: NDArray[Any] = np.empty(len(value) if is_list(value) else 0, object)
     values[:] = list(value) if is_list(value) else []
-    return Column(name, ColumnRole.OTHER, values, _OF_TOKENS[name], MovePolicy.DROP)
+    return Column(name, ColumnRole.OTHER, values, _TOKEN_BOUND[name], MovePolicy.DROP)
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "missing or null"
     if isinstance(value, int | float):

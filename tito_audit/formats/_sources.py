@@ -1,4 +1,4 @@
-"""What formats say of where a row holds its rollouts, and how they find it."""
+"""Helpers by which formats say where a row stores its rollouts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.sources import CallSource, Source, Sources
 
-__all__ = ["at", "copies_of", "object_at", "of_calls", "own_sources", "plain_sources", "same_as"]
-
 
 def own_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    """The sources of a row that is one training row or one call: every column stands in it under its own name."""
+    """The sources of a row that is one training row or one call: every column is in it under its own name."""
     return [
         Sources({name: (Source((name,)),) for name in row}, tuple(CallSource(entry=()) for _ in rollout.turns))
         for rollout in rollouts
@@ -39,7 +37,7 @@ def at(row: Any, path: Path) -> Any:
 
 
 def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
-    """The object at a path of keys; an empty one where there is none."""
+    """The object at a path of keys; {} if there is none."""
     for key in path:
         row = (
             row.get(key)
@@ -52,12 +50,12 @@ def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
 
 
 def plain_sources(paths: Iterable[Path]) -> tuple[Source, ...]:
-    """Places with one entry a token."""
+    """Sources with one entry per token, one for each path."""
     return tuple(map(Source, paths))
 
 
 def copies_of(value: Any, path: Path, names: Collection[str], wanted: Any) -> Iterator[Path]:
-    """The place of every list of numbers under one of these names that equals `wanted`, at any depth."""
+    """The path of every list of numbers that equals `wanted` and has one of these names, at any depth."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key in names and same_as(inner, wanted):
@@ -70,7 +68,7 @@ def copies_of(value: Any, path: Path, names: Collection[str], wanted: Any) -> It
 
 
 def same_as(value: Any, wanted: Ids | Sequence[Any] | None) -> bool:
-    """Whether a value is a list of these numbers."""
+    """Whether a value is a list equal to these numbers."""
     if wanted is None or not is_list(value) or len(value) != len(wanted) or not is_numbers(value):
         return False
     try:

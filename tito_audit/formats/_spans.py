@@ -16,31 +16,29 @@ from tito_audit.errors import RecordError
 from tito_audit.formats._responses_items import message_wire, text_of
 from tito_audit.record.message import Message, ToolSpec, as_message
 
-__all__ = ["as_chat", "literal", "span_tools", "unflattened"]
-
-_DEEP = 16
+_MAX_DEPTH = 16
 
 
 def unflattened(attributes: Mapping[str, Any], prefix: str) -> Any:
-    """What stands below a prefix, keys of numbers as lists; None when nothing does."""
+    """The nested value below a prefix, with numbered keys as lists; None if there is none."""
     start = f"{prefix}."
     nested: dict[str, Any] = {}
     for key, value in attributes.items():
         if not isinstance(key, str) or not key.startswith(start) or value is None:
             continue
-        steps = key[len(start) :].split(".", _DEEP)
+        steps = key[len(start) :].split(".", _MAX_DEPTH)
         inner = nested
         for step in steps[:-1]:
             deeper = inner.setdefault(step, {})
             if not isinstance(deeper, dict):
-                raise RecordError(f"attributes: {key!r} goes on behind a value")
+                raise RecordError(f"attributes: {key!r} continues the key of a value")
             inner = deeper
         inner[steps[-1]] = value
     return _listed(nested) if nested else None
 
 
 def literal(value: Any) -> Any:
-    """A value, read out of the text in which a span keeps it: JSON, or as Python prints it."""
+    """A value, parsed if it is text: JSON, or a literal as Python prints it."""
     if not isinstance(value, str):
         return value
     try:
@@ -54,9 +52,9 @@ def literal(value: Any) -> Any:
 
 
 def as_chat(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, ...]:
-    """The messages that a span's contents make; () when they are not all there.
+    """The messages in a span's contents; () if some are missing.
 
-    A span keeps an answer's tool calls apart, so contents that lack them are no conversation.
+    A span stores an answer's tool calls separately, so contents that lack them are not a conversation.
     """
     entries = list(raw) if isinstance(raw, list | tuple) else [raw] if isinstance(raw, Mapping) else []
     messages: list[Message] = []
@@ -78,7 +76,7 @@ def as_chat(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, .
 
 
 def span_tools(functions: Any) -> tuple[ToolSpec, ...]:
-    """The tools of a request, whose parameters are JSON text."""
+    """The tools of a request, whose parameters are JSON strings."""
     if not isinstance(functions, list | tuple):
         return ()
     return tuple(
@@ -89,7 +87,7 @@ def span_tools(functions: Any) -> tuple[ToolSpec, ...]:
 
 
 def _wire(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry in chat form: its calls have name and arguments on the outside."""
+    """One entry in chat form; its tool calls have name and arguments at the top level."""
     wire = message_wire(entry, ("finish_reason", "index"))
     wire["content"] = _content(wire.get("content"))
     calls = wire.get("tool_calls")
@@ -106,7 +104,7 @@ def _call(call: Any) -> Any:
 
 
 def _content(value: Any) -> Any:
-    """Text as it is, or the parts that the tracer wrote as JSON text."""
+    """Text as it is, or the content parts that the tracer wrote as a JSON string."""
     if not isinstance(value, str) or not value.startswith('[{"'):
         return value
     try:
@@ -119,12 +117,12 @@ def _content(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """Objects whose keys count from 0 as lists."""
+    """The value with every object whose keys count from 0 turned into a list."""
     if not isinstance(value, dict):
         return value
     inner = {key: _listed(one) for key, one in value.items()}
     numbers: Sequence[str] = sorted((key for key in inner if key.isdecimal()), key=int)
     if numbers and [int(key) for key in numbers] == list(range(len(numbers))):
-        # Beside the entries a tracer may keep facts about all of them (`prompt_filter_results`).
+        # Next to the entries a tracer may keep facts about all of them (`prompt_filter_results`).
         return [inner[key] for key in numbers]
     return inner

@@ -1,4 +1,4 @@
-"""The chunks of a streamed chat answer joined, with where in them each token's logprob is."""
+"""The chunks of a streamed chat answer joined, with where in the chunks each token's logprob is."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from tito_audit.formats._sources import plain_sources
 from tito_audit.record.edits import Path
 from tito_audit.record.sources import CallSource, Layout, Source
 
-__all__ = ["Joined", "is_chunks", "joined"]
-
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
 _SILENT = ("role", "tool_calls", *_TEXTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A streamed answer in one piece."""
+    """A streamed answer, joined."""
 
     response: Mapping[str, Any]
     chunks: Sequence[Mapping[str, Any]]
@@ -41,7 +39,7 @@ class Joined:
             if end > start:
                 logprobs.append(Source(where, Layout.ENTRIES, (start, end)))
             start = end
-        whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can go"
+        whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can be dropped"
         return CallSource(plain_sources(prompts), tuple(logprobs), whole=whole)
 
 
@@ -51,7 +49,7 @@ def is_chunks(value: object) -> bool:
 
 
 def joined(chunks: Sequence[Mapping[str, Any]]) -> Joined:
-    """The answer that the chunks of one choice make; RecordError for several choices and for unknown deltas."""
+    """The answer that the chunks of one choice add up to; RecordError for several choices and unknown deltas."""
     message: dict[str, Any] = {"role": "assistant"}
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": None}
     response: dict[str, Any] = {"choices": [choice]}
@@ -78,20 +76,20 @@ def joined(chunks: Sequence[Mapping[str, Any]]) -> Joined:
 
 
 def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The choice of a chunk; None for one that only counts, as the last of a stream does."""
+    """The choice of a chunk; None for one that only has counts, like the last one of a stream."""
     listed = chunk.get("choices")
     if listed is None or (is_list(listed) and not len(listed)):
         return None
     if not isinstance(listed, list | tuple) or len(listed) != 1 or not isinstance(listed[0], Mapping):
-        raise RecordError("a stream of several choices: their chunks are not told apart. Log the joined answer")
+        raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
     index = listed[0].get("index")
     if index is not None and (type(index) is not int or index):
-        raise RecordError("a stream of several choices: their chunks are not told apart. Log the joined answer")
+        raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
     return listed[0]
 
 
 def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: object) -> None:
-    """A delta added to the message that it goes on with."""
+    """Add a delta to the message it belongs to."""
     if delta is None:
         return
     if not isinstance(delta, Mapping):

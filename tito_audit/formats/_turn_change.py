@@ -1,4 +1,4 @@
-"""What a repair changed in the calls of a rollout, and whether a row written again says so."""
+"""What a repair changed in the calls of a rollout, and whether the written row reads that way."""
 
 from __future__ import annotations
 
@@ -16,18 +16,6 @@ from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
 
-__all__ = [
-    "Change",
-    "Read",
-    "changes_of",
-    "logged_logprobs",
-    "recounted",
-    "rollouts_before",
-    "same_floats",
-    "same_ids",
-    "says_this",
-]
-
 Read = Callable[[Row, Place], Sequence[Rollout]]
 
 _PROMPT_COUNTS = ("input_tokens", "prompt_tokens", "num_prompt_tokens")
@@ -36,33 +24,33 @@ _COMPLETION_COUNTS = ("output_tokens", "completion_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one call says otherwise from now on."""
+    """What a repair changed in one call."""
 
     before: Turn
     after: Turn
     prompt_ids: Ids | None
-    """None: as before."""
+    """None if unchanged."""
     logprobs: Logprobs | None
-    """None: as before."""
+    """None if unchanged."""
     columns: Mapping[str, NDArray[Any] | None]
-    """Every other column that changed, by name; None for one that is gone."""
+    """Every other column that changed, by name; None for one that was dropped."""
 
     @property
     def recorded_logprobs(self) -> Logprobs | None:
-        """The logprobs as the log has them, also where they fit no completion."""
+        """The logprobs as the log has them, even if they fit no completion."""
         recovered = self.after.ids_from is IdsFrom.RECOVERED
         return logged_logprobs(self.before if recovered else replace(self.before, token_texts=None))
 
 
-def rollouts_before(row: Row, mended: Sequence[RepairedRollout], read: Read) -> Sequence[Rollout]:
-    """The rollouts of the row as it is."""
-    if not mended:
-        raise RecordError("no rollout of the row is left, so there is no row to write")
-    return read(row, replace(mended[0].rollout.place, item=0))
+def rollouts_before(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Rollout]:
+    """The rollouts of the row before the repair."""
+    if not repaired:
+        raise RecordError("no rollout of the row is left, so no row can be written")
+    return read(row, replace(repaired[0].rollout.place, item=0))
 
 
 def changes_of(before: Rollout, one: RepairedRollout) -> dict[int, Change]:
-    """What changed, by the number of the turn before; RecordError for what no log can take."""
+    """What changed, by the turn's number before the repair; RecordError for changes that no log can hold."""
     numbers = one.turns_from
     if len(numbers) != len(one.rollout.turns) or any(not 0 <= n < len(before.turns) for n in numbers):
         raise RecordError("the turns of the repaired rollout are not those of the row")
@@ -72,32 +60,33 @@ def changes_of(before: Rollout, one: RepairedRollout) -> dict[int, Change]:
     return {number: change for number, change in found.items() if change is not None}
 
 
-def says_this(rollout: Rollout, wanted: RepairedRollout, was: Rollout) -> None:
-    """Raise RecordError unless a row written again reads as the repair wants it."""
+def check_written(rollout: Rollout, wanted: RepairedRollout, was: Rollout) -> None:
+    """Raise RecordError unless the written row reads as the repair wants it."""
     if len(rollout.turns) != len(wanted.rollout.turns):
         raise RecordError(
-            f"the row would be read as {len(rollout.turns)} calls where the repair leaves {len(wanted.turns_from)}"
+            f"the row would read as {len(rollout.turns)} calls, but the repair leaves {len(wanted.turns_from)}"
         )
     for number, turn, want in zip(wanted.turns_from, rollout.turns, wanted.rollout.turns, strict=True):
         recovered = turn.completion_ids is None and want.ids_from is IdsFrom.RECOVERED
         if not same_ids(turn.prompt_ids, want.prompt_ids):
-            raise RecordError(f"the row has no place of its own for the prompt that call {number} should have")
+            raise RecordError(f"the row has no separate place for the new prompt of call {number}")
         if not recovered and not same_ids(turn.completion_ids, want.completion_ids):
-            raise RecordError(f"the row would be read with another completion of call {number}")
+            raise RecordError(f"the row would read with another completion of call {number}")
         said, logprobs = turn.completion_logprobs, want.completion_logprobs
         if said is not None and logprobs is not None and not _agree(said, logprobs):
-            raise RecordError(f"the row would be read with other logprobs of call {number}")
-        sent = _asked(was, was.turns[number])
-        if sent is not None and _asked(rollout, turn) != sent:
-            raise RecordError(f"the row would be read with other messages around call {number}")
+            raise RecordError(f"the row would read with other logprobs of call {number}")
+        sent = _sent_messages(was, was.turns[number])
+        if sent is not None and _sent_messages(rollout, turn) != sent:
+            raise RecordError(f"the row would read with other messages around call {number}")
 
 
 def recounted(
     holder: Mapping[str, Any], before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]
 ) -> dict[str, int]:
-    """Stored counts that counted the tokens of `before` and count those of `after` from now on, by name.
+    """The stored counts that change, by name, where they counted the tokens of `before`.
 
-    Both hold the ways to count, as tokens of prompts and of completions; the first that fits is taken.
+    `before` and `after` list possible ways to count, each as (prompt tokens, completion tokens); the first
+    that matches is used.
     """
     prompt_name = next((key for key in _PROMPT_COUNTS if type(holder.get(key)) is int), None)
     completion_name = next((key for key in _COMPLETION_COUNTS if type(holder.get(key)) is int), None)
@@ -107,7 +96,7 @@ def recounted(
             found[prompt_name] = new[0]
         if completion_name is not None and holder[completion_name] == old[1]:
             found[completion_name] = new[1]
-        # A completion alone is no proof of the way to count where there is a count of prompts.
+        # If there is a count of prompts, a match of the completion alone does not prove the way to count.
         if prompt_name is not None and prompt_name not in found:
             continue
         if type(holder.get("total_tokens")) is int and holder["total_tokens"] == sum(old):
@@ -118,12 +107,12 @@ def recounted(
 
 
 def same_ids(left: Ids | None, right: Ids | None) -> bool:
-    """True for the same ids, or for none on both sides."""
+    """True for equal ids, or if both are None."""
     return left is right or (left is not None and right is not None and np.array_equal(left, right))
 
 
 def same_floats(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
-    """True for the same numbers, NaN at the same places; or for none on both sides."""
+    """True for equal numbers with NaN in the same places, or if both are None."""
     return left is right or (
         left is not None and right is not None and np.array_equal(left, right, equal_nan=True)
     )
@@ -150,7 +139,7 @@ def _changed_columns(before: Turn, after: Turn, number: int) -> dict[str, NDArra
     now = {column.name: column for column in after.columns}
     added = [name for name in now if name not in {column.name for column in before.columns}]
     if added:
-        raise RecordError(f"call {number} has no column {added[0]!r} in the log, and none is added")
+        raise RecordError(f"call {number} has no column {added[0]!r} in the log, and none can be added")
     changed: dict[str, NDArray[Any] | None] = {}
     for column in before.columns:
         new = now.get(column.name)
@@ -172,13 +161,13 @@ def _same_column(old: Column, new: Column) -> bool:
 def _changed_logprobs(
     before: Turn, after: Turn, columns: dict[str, NDArray[Any] | None], number: int
 ) -> Logprobs | None:
-    """The new logprobs; what `columns` says of them is taken out of it unless they are gone."""
+    """The new logprobs, None if unchanged; their column is removed from `columns` unless it was dropped."""
     column = _logprob_column(before)
     moved = columns.pop(column.name, None) if column is not None and columns.get(column.name) is not None else None
     recorded, said = Change(before, after, None, None, {}).recorded_logprobs, after.completion_logprobs
     if moved is not None:
         if said is not None and not _agree(moved, said):
-            raise RecordError(f"call {number} has one set of logprobs in its column and another beside it")
+            raise RecordError(f"call {number} has one set of logprobs in its column and another one in the turn")
         return np.asarray(moved, np.float64)
     if column is not None and column.name in columns:
         return None
@@ -187,7 +176,7 @@ def _changed_logprobs(
             columns[column.name] = None
         return None
     if recorded is None:
-        raise RecordError(f"call {number} has no logprobs in the log, and none are added")
+        raise RecordError(f"call {number} has no logprobs in the log, and none can be added")
     return None if same_floats(recorded, said) else said
 
 
@@ -196,7 +185,7 @@ def _logprob_column(turn: Turn) -> Column | None:
 
 
 def logged_logprobs(turn: Turn) -> Logprobs | None:
-    """The logprobs of a call as its log has them, of ids or of token strings; also where they fit nothing."""
+    """The logprobs of a call as its log has them, for ids or for token strings, even if they fit neither."""
     column = _logprob_column(turn)
     if column is not None:
         return np.asarray(column.values, np.float64)
@@ -206,7 +195,7 @@ def logged_logprobs(turn: Turn) -> Logprobs | None:
 
 
 def _agree(column: NDArray[Any], logprobs: Logprobs) -> bool:
-    """The same values where both have one: a column may hold a sentinel where there is none."""
+    """True if the values are equal wherever both are known."""
     if len(column) != len(logprobs):
         return False
     values = column.astype(np.float64)
@@ -214,8 +203,8 @@ def _agree(column: NDArray[Any], logprobs: Logprobs) -> bool:
     return bool((values[known] == logprobs[known]).all())
 
 
-def _asked(rollout: Rollout, turn: Turn) -> object:
-    """What a call was sent and what it wrote, as far as both are messages of the log."""
+def _sent_messages(rollout: Rollout, turn: Turn) -> object:
+    """What a call was sent, as values that can be compared; None if the log has no messages for it."""
     sent = turn.prompt_messages
     if turn.message_index is not None and sent is None:
         sent = rollout.messages[: turn.message_index]

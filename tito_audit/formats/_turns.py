@@ -10,8 +10,6 @@ from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Turn
 
-__all__ = ["turn_of_tokens"]
-
 
 def turn_of_tokens(
     prompt: tuple[str, object],
@@ -21,8 +19,8 @@ def turn_of_tokens(
 ) -> Turn:
     """The turn of a prompt and a completion, each given as (name in the log, value); RecordError if not token ids.
 
-    A completion that is an empty list beside a prompt is known to have no token. Without ids an empty column says
-    nothing, and one with entries shows that ids are missing.
+    An empty completion with a prompt is known to have no tokens. Without ids, empty columns are ignored, and
+    columns with entries show that ids are missing.
     """
     prompt_ids, ids = ids_or_none(prompt[1], prompt[0]), ids_or_none(completion[1], completion[0])
     if ids is None and prompt_ids is not None and completion[1] is not None:

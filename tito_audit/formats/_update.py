@@ -1,4 +1,4 @@
-"""Writing a row again: values in the form the log had them, in a copy that shares what did not change."""
+"""Writing a row back: values in the log's own form, in a copy that shares what did not change."""
 
 from __future__ import annotations
 
@@ -17,32 +17,19 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow
 
-__all__ = [
-    "as_logged",
-    "as_padded",
-    "at_most_one_each",
-    "changed_columns",
-    "column_as_logged",
-    "logprobs_as_logged",
-    "padded",
-    "updated_columns",
-    "updated_row",
-    "with_values",
-]
-
 _STYLES = {MaskEncoding.BOOL: "b", MaskEncoding.FLOAT: "f", MaskEncoding.BINARY: "iu", MaskEncoding.LABELS: "iu"}
-"""The kinds of numpy numbers that a mask of this encoding can be told by."""
+"""The dtype kinds that a mask of this encoding can have."""
 
 
 def with_values(row: Row, values: Mapping[str, Any]) -> Row:
-    """The row with these values at these keys, in its key order; itself when all are there already."""
+    """The row with these values at these keys, in its key order; the same object if it has them all already."""
     if all(name in row and row[name] is value for name, value in values.items()):
         return row
     return {**row, **values}
 
 
 def padded(values: Any, padding: Padding, fill: Any) -> Any:
-    """A column with its padding around it, as the kind of list it is."""
+    """A column with padding added around it, still a list or an array."""
     if not padding.left and not padding.right:
         return values
     if isinstance(values, np.ndarray):
@@ -54,16 +41,16 @@ def padded(values: Any, padding: Padding, fill: Any) -> Any:
 def as_padded(
     values: NDArray[Any] | Sequence[Any], original: Any, before: TrainingRow, after: TrainingRow, fill: Any = None
 ) -> Any:
-    """One value a token in the log's form, with what the log had around it; `original` itself when equal.
+    """One value per token in the log's form, with the log's padding around them; `original` itself if equal.
 
-    Padding that grows repeats the outermost value it had; `fill` is for a column that had none.
-    RecordError when it grows and no value is known.
+    Padding that grows repeats its outermost value; `fill` is for a column that had none. RecordError if it
+    grows and no value is known.
     """
     inner = values.tolist() if isinstance(values, np.ndarray) else list(values)
     left, right = before.padding.left, before.padding.right
     old: list[Any] = original.tolist() if isinstance(original, np.ndarray) else list(original or ())
     if len(old) != left + len(before.token_ids) + right:
-        # The column did not fit, so what stood around its tokens cannot be told.
+        # The column did not fit, so its padding is unknown.
         old, left, right = [], 0, 0
     known = old[-1:] if right else old[:1] if left else [] if fill is None else [fill]
     ahead = _side(old[:left], after.padding.left, known, outer_first=True)
@@ -72,7 +59,7 @@ def as_padded(
 
 
 def changed_columns(before: TrainingRow, after: TrainingRow) -> dict[str, NDArray[Any] | None]:
-    """The columns whose values or mask style changed, by name; None for one that a repair dropped."""
+    """The columns whose values or mask encoding changed, by name; None for one that a repair dropped."""
     now = {column.name: column for column in after.columns}
     changed: dict[str, NDArray[Any] | None] = {}
     for column in before.columns:
@@ -87,12 +74,12 @@ def changed_columns(before: TrainingRow, after: TrainingRow) -> dict[str, NDArra
 def column_as_logged(
     original: Any, old: Column, new: Column | None, before: TrainingRow, after: TrainingRow
 ) -> Any:
-    """A column of a training row as the log writes it, padding included; None when it was dropped."""
+    """A column of a training row as the log writes it, padding included; None if it was dropped."""
     if new is None:
         return None
     if new.role is ColumnRole.LOGPROBS and _is_nested(original):
         return logprobs_as_logged(new.values, original)
-    blank = _blank(new)
+    blank = _fill_value(new)
     if new.encoding is not old.encoding and new.encoding is not None:
         whole = new.values.tolist()
         if new.alignment is Alignment.FULL:
@@ -104,9 +91,9 @@ def column_as_logged(
 
 
 def updated_columns(row: Row, before: TrainingRow, after: TrainingRow, ids: str | None) -> dict[str, Any]:
-    """The values of a flat training row's columns from now on, by name; unchanged ones are the row's own.
+    """The new values of a flat training row's columns, by name; unchanged ones are the same objects.
 
-    `ids` is the column of token ids; None when they are written elsewhere.
+    `ids` is the column of token ids; None if they are written elsewhere.
     """
     values: dict[str, Any] = {}
     if ids is not None:
@@ -124,10 +111,10 @@ def updated_columns(row: Row, before: TrainingRow, after: TrainingRow, ids: str 
 def updated_row(
     row: Row, before: TrainingRow | None, after: TrainingRow | None, ids: str, *, can_pad: bool = False
 ) -> Row:
-    """A row whose columns are one flat training row, with its counts; itself when nothing changed."""
+    """A row that is one flat training row, with new columns and counts; the same object if nothing changed."""
     if before is None or after is None:
         if before is not after:
-            raise RecordError("a training row can neither be added to this format's row nor be taken away")
+            raise RecordError("a training row can neither be added to this format's row nor removed")
         return row
     if not can_pad and after.padding != Padding():
         raise RecordError("this format has no padding: nothing in its rows would tell padding from tokens")
@@ -136,28 +123,28 @@ def updated_row(
     return with_counts(with_values(with_copies(row, copies), values), row_counts(before, after))
 
 
-def at_most_one_each(row_rollouts: Sequence[Rollout], mended: Sequence[RepairedRollout]) -> list[RepairedRollout]:
-    """The mended rollout of each of the row's rollouts, in order; RecordError for a fork or a gap."""
+def at_most_one_each(rollouts: Sequence[Rollout], repaired: Sequence[RepairedRollout]) -> list[RepairedRollout]:
+    """The repaired form of each of the row's rollouts, in order; RecordError if one is forked or missing."""
     by_item: dict[int, list[RepairedRollout]] = {}
-    for one in mended:
+    for one in repaired:
         by_item.setdefault(one.rollout.place.item, []).append(one)
-    if any(len(by_item.get(rollout.place.item, [])) != 1 for rollout in row_rollouts):
+    if any(len(by_item.get(rollout.place.item, [])) != 1 for rollout in rollouts):
         raise RecordError("this format holds one training row for each rollout and cannot hold a fork of it")
-    return [by_item[rollout.place.item][0] for rollout in row_rollouts]
+    return [by_item[rollout.place.item][0] for rollout in rollouts]
 
 
 def _side(old: list[Any], size: int, known: list[Any], *, outer_first: bool) -> list[Any]:
-    """Padding of a new size on one side: the outermost part of the old, or the old and more of the same."""
+    """Padding of a new size on one side: the outermost part of the old one, or the old one extended."""
     if size <= len(old):
         return old[:size] if outer_first else old[len(old) - size :]
     if not known:
-        raise RecordError("the row would be padded, and nothing in it says with what")
+        raise RecordError("the row would need padding, and nothing in it says with which value")
     more = known * (size - len(old))
     return more + old if outer_first else old + more
 
 
 def _attention(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
-    """`attention_mask` for the new length and padding, where the row has one over its ids."""
+    """`attention_mask` for the new length and padding, if the row has one over its ids."""
     original = row.get("attention_mask")
     left, full, right = before.padding.left, len(before.token_ids), before.padding.right
     if not is_list(original) or len(original) != left + full + right:  # type: ignore[arg-type]
@@ -166,32 +153,34 @@ def _attention(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, A
         return {"attention_mask": original}
     seen = np.unique(np.asarray(original)[left : left + full])
     if len(seen) != 1 or not seen[0] > 0:
-        raise RecordError("attention_mask hides tokens among others, and where they went cannot be told")
+        raise RecordError("attention_mask hides tokens between visible ones, and it is unclear where they are now")
     values = seen.tolist() * len(after.token_ids)
     return {"attention_mask": as_logged(padded(values, after.padding, 0), original)}
 
 
-def _blank(column: Column) -> Any:
-    """What a column says of an entry that is no token; None when nothing says so."""
+def _fill_value(column: Column) -> Any:
+    """What a column holds where there is no token; None if unknown."""
     if column.role is ColumnRole.LOSS_MASK:
         return -100 if column.encoding is MaskEncoding.LABELS else 0
     return column.sentinel
 
 
 def _restyled(values: list[Any], column: Column, original: Any) -> Any:
-    """A mask written in another style than the log had it; RecordError where a table's type forbids it."""
+    """A mask written in a new encoding; RecordError if the table's type cannot hold it."""
     encoding = column.encoding or MaskEncoding.BINARY
     kind = {MaskEncoding.BOOL: bool, MaskEncoding.FLOAT: float}.get(encoding, int)
     plain = [kind(value) for value in values]
     if not isinstance(original, np.ndarray):
         return plain
     if original.dtype.kind not in _STYLES.get(encoding, ""):
-        raise RecordError(f"column {column.name!r} is {original.dtype} in this table and holds no {encoding} mask")
+        raise RecordError(
+            f"column {column.name!r} is {original.dtype} in this table and cannot hold a {encoding} mask"
+        )
     return as_logged(plain, original)
 
 
 def _is_nested(original: object) -> bool:
-    """Logprobs that stand beside other facts: an object, or a list a token."""
+    """True for logprobs stored with other data: an object, or one list per token."""
     return isinstance(original, Mapping) or (
         isinstance(original, list | tuple) and len(original) > 0 and is_list(original[0])
     )

@@ -1,4 +1,4 @@
-"""Values of one column as a log writes them: whole numbers, null or NaN, arrays of a table's type."""
+"""Values of one column in the form a log writes them: whole numbers, null or NaN, arrays of a table's type."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import is_list
 
-__all__ = ["as_logged", "equal_values", "logprobs_as_logged"]
-
 
 def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any:
-    """One value a token in the form in which the log had the column; `original` itself when they are equal.
+    """One value per token in the form the log had the column; `original` itself if they are equal.
 
-    A numpy array stays one, of its type, unless a value is unknown and the type cannot say so;
-    RecordError when the type cannot hold a value. In a list, whole numbers stay whole numbers where the
-    log had only such, and NaN is written as null unless the column itself holds NaN.
+    A numpy array keeps its type, unless a value is unknown and the type has no NaN; RecordError if the
+    type cannot hold a value. In a list, whole numbers stay whole numbers if the log had only those, and
+    NaN is written as null unless the column itself holds NaN.
     """
     if values is None:
         return None
@@ -32,10 +30,10 @@ def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any
 
 
 def logprobs_as_logged(values: NDArray[Any], original: Any) -> Any:
-    """Logprobs put into objects or lists that hold more than them; `original` itself when they are equal.
+    """Logprobs put into objects or lists that also hold other data; `original` itself if they are equal.
 
     OpenAI's object keeps its tokens, SGLang's triples their ids and texts: only numbers change.
-    RecordError when there are more or fewer of them than before, since the rest cannot be made up.
+    RecordError if their number changes, because the other data cannot be made up.
     """
     if not isinstance(original, Mapping):
         return _with_fronts(values, original)
@@ -54,7 +52,7 @@ def logprobs_as_logged(values: NDArray[Any], original: Any) -> Any:
 
 
 def equal_values(new: Any, old: Any) -> bool:
-    """Whether two lists say the same, where NaN and null are both "unknown" and 1 is 1.0."""
+    """Whether two lists are equal, where NaN and null both mean "unknown" and 1 equals 1.0."""
     if new is old:
         return True
     if len(new) != len(old):
@@ -96,7 +94,7 @@ def _as_list(new: list[Any], old: list[Any]) -> list[Any]:
 
 
 def _with_fronts(values: NDArray[Any], original: Sequence[Any]) -> Any:
-    """Lists a token, each with its logprob in front."""
+    """One list per token with the logprob first, rescored."""
     _same_length(values, original)
     entries: list[Any] = []
     for value, entry in zip(values.tolist(), original, strict=True):
@@ -115,8 +113,8 @@ def _with_fronts(values: NDArray[Any], original: Sequence[Any]) -> Any:
 def _same_length(values: NDArray[Any], old: Sequence[Any]) -> None:
     if len(values) != len(old):
         raise RecordError(
-            f"the logprobs stand beside the texts or ids of {len(old)} tokens, and {len(values)} are to come: "
-            "what belongs beside the others was never recorded"
+            f"the logprobs are stored with the texts or ids of {len(old)} tokens and would become {len(values)}: "
+            "the texts and ids for that many cannot be made up"
         )
 
 
@@ -139,7 +137,7 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
     if isinstance(a, float) and isinstance(b, int):
-        b = _as_float(b)  # a whole number that no float holds was read as the nearest one
+        b = _as_float(b)  # a whole number that no float can hold was read as the nearest float
     elif isinstance(a, int) and isinstance(b, float):
         a = _as_float(a)
     return bool(a == b) or (_unknown(a) and _unknown(b))

@@ -1,7 +1,7 @@
-"""What a verifiers episode counts of its tokens: of each call, of a trace, of the whole.
+"""The token counts of a verifiers episode: for each call, for each trace, and in total.
 
-The counts of a trace are worked out from those of its calls: what each was given beyond the tokens of the call
-before it on its branch, and what it wrote. PrimeIntellect-ai/verifiers `verifiers/v1/trace.py`.
+The counts of a trace follow from those of its calls: what each was given beyond the tokens of the call before
+it on its branch, and what it wrote. PrimeIntellect-ai/verifiers `verifiers/v1/trace.py`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tito_audit.format import Row
-from tito_audit.formats._verifiers_graph import Branches, paths_of, prompts_of, trees_of
+from tito_audit.formats._verifiers_graph import Tree, paths_of, prompts_of, trees_of
 from tito_audit.record.edits import Edit, Path
-
-__all__ = ["counts_after"]
 
 _INPUT, _TOTAL = "num_input_tokens", "num_total_tokens"
 
 
 def counts_after(before: Row, after: Row) -> Iterator[Edit]:
-    """Edits to the counts of an episode whose prompts changed; those of a trace whose input was not true stay."""
+    """Edits to the counts of an episode whose prompts changed; a trace whose input count was wrong keeps it."""
     more = 0
     old_trees, new_trees = trees_of(before), trees_of(after)
     for path in dict.fromkeys(tree.path for tree in old_trees):
@@ -49,10 +47,10 @@ def _calls(trace: Mapping[str, Any]) -> Sequence[Any]:
     return calls if isinstance(calls, list | tuple) else ()
 
 
-def _usage_after(calls: Sequence[Any], old: Sequence[Branches], new: Sequence[Branches]) -> dict[int, int]:
-    """The prompt tokens of calls whose prompt got another length, by the number of the call.
+def _usage_after(calls: Sequence[Any], old: Sequence[Tree], new: Sequence[Tree]) -> dict[int, int]:
+    """The new `prompt_tokens` of calls whose prompt changed its length, by the number of the call.
 
-    `prompt_tokens` leaves out what came from a cache, which keeps its number.
+    `prompt_tokens` excludes cached tokens, whose number stays the same.
     """
     lengths = {n: len(ids) for tree in old for n, (ids, _) in prompts_of(tree).items()}
     now = {n: len(ids) for tree in new for n, (ids, _) in prompts_of(tree).items()}
@@ -74,8 +72,8 @@ def _given(usage: Mapping[str, Any]) -> int | None:
     return prompt + (cached if type(cached) is int else 0)
 
 
-def _new_input(calls: Sequence[Any], trees: Sequence[Branches], usage: Mapping[int, int]) -> int:
-    """Tokens fed in, each counted once, over all branches of a trace; `usage` are prompts of another count."""
+def _new_input(calls: Sequence[Any], trees: Sequence[Tree], usage: Mapping[int, int]) -> int:
+    """Input tokens of all branches of a trace, each counted once; `usage` has new counts of changed prompts."""
     by_node = {
         call["node"]: (number, call["usage"])
         for number, call in enumerate(calls)

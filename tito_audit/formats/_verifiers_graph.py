@@ -18,8 +18,6 @@ from tito_audit.formats._columns import is_list, parsed
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
 from tito_audit.record.edits import Path
 
-__all__ = ["Branches", "Node", "episode_of", "paths_of", "prompts_of", "trees_of", "wrapped_in"]
-
 _WRAPPER = "native_wrapper"
 
 
@@ -31,13 +29,13 @@ class Node:
     where: str
     parent: int | None
     ids: Ids
-    """`[N]` the tokens that it adds; empty when the log has none."""
+    """`[N]` the tokens that it adds; empty if the log has none."""
     mask: Mask
     """`[N]` True where sampled and trained."""
     sampled: bool
-    """Whether a model call wrote it."""
+    """True if a model call wrote it."""
     start: int
-    """Where in its tokens the completion starts; `N` when nothing in it was sampled."""
+    """Where in its tokens the completion starts; `N` if nothing in it was sampled."""
 
     @property
     def completion(self) -> Ids:
@@ -51,8 +49,8 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Branches:
-    """The branches of a trace whose roots were given the same tools: what is read as one rollout."""
+class Tree:
+    """The branches of a trace whose roots were given the same tools, read as one rollout."""
 
     trace: Mapping[str, Any]
     path: Path
@@ -60,18 +58,18 @@ class Branches:
     nodes: tuple[Node, ...]
     """All nodes of the trace, by number."""
     members: tuple[int, ...]
-    """The numbers of those that belong to these branches, in order."""
+    """The numbers of the nodes on these branches, in order."""
     tools: object
     """The tools as logged."""
 
     @property
     def sampled(self) -> tuple[int, ...]:
-        """The nodes that model calls wrote, in the order in which they were committed."""
+        """The nodes that model calls wrote, in the order they were committed."""
         return tuple(number for number in self.members if self.nodes[number].sampled)
 
     @property
     def linear(self) -> bool:
-        """Whether all nodes are one branch."""
+        """True if all nodes are on one branch."""
         return all(
             self.nodes[number].parent == before
             for before, number in zip((None, *self.members), self.members, strict=False)
@@ -79,9 +77,9 @@ class Branches:
 
 
 def wrapped_in(row: Row) -> Mapping[str, Any] | None:
-    """The `info` of an uploaded sample that holds the whole episode, parsed; None when it holds none.
+    """The `info` of an uploaded sample, parsed, if it holds the whole episode; else None.
 
-    prime-rl uploads samples whose columns are JSON strings, the episode among them under `native_wrapper`.
+    prime-rl uploads samples whose columns are JSON strings; `native_wrapper` inside `info` is the episode.
     """
     info = row.get("info")
     if isinstance(info, str):
@@ -92,21 +90,21 @@ def wrapped_in(row: Row) -> Mapping[str, Any] | None:
 
 
 def episode_of(row: Row) -> Row:
-    """The episode or bare trace that a row is or, as an uploaded sample, holds."""
+    """The episode or bare trace of a row: the row itself, or the one inside an uploaded sample."""
     if "traces" in row or "nodes" in row:
         return row
     info = wrapped_in(row)
     return row if info is None else info[_WRAPPER]
 
 
-def trees_of(episode: Row) -> list[Branches]:
-    """What is read as one rollout each, in the order of the traces; [] for an episode without traces."""
+def trees_of(episode: Row) -> list[Tree]:
+    """The trees of an episode, one rollout each, in the order of the traces; [] for an episode without traces."""
     traces = episode.get("traces")
     if traces is None:
         return list(_trees(episode, (), ""))
     if not isinstance(traces, list | tuple):
         raise RecordError("traces is not a list of traces")
-    found: list[Branches] = []
+    found: list[Tree] = []
     for number, trace in enumerate(traces):
         if not isinstance(trace, Mapping):
             raise RecordError(f"traces[{number}] is not a trace (an object)")
@@ -114,7 +112,7 @@ def trees_of(episode: Row) -> list[Branches]:
     return found
 
 
-def paths_of(tree: Branches) -> list[list[int]]:
+def paths_of(tree: Tree) -> list[list[int]]:
     """The branches as node numbers from the root to a leaf, in the order of the leaves."""
     parents = {tree.nodes[number].parent for number in tree.members}
     found = []
@@ -128,8 +126,8 @@ def paths_of(tree: Branches) -> list[list[int]]:
     return found
 
 
-def prompts_of(tree: Branches) -> dict[int, tuple[Ids, list[int]]]:
-    """For each sampled node its prompt `[P]` and the nodes before it; branches share what they share."""
+def prompts_of(tree: Tree) -> dict[int, tuple[Ids, list[int]]]:
+    """For each sampled node its prompt `[P]` and the numbers of the nodes before it."""
     found: dict[int, tuple[Ids, list[int]]] = {}
     for path in paths_of(tree):
         whole = np.concatenate([empty_ids(), *(tree.nodes[number].ids for number in path)])
@@ -142,11 +140,11 @@ def prompts_of(tree: Branches) -> dict[int, tuple[Ids, list[int]]]:
     return found
 
 
-def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Branches]:
-    """The branches of a trace by what tools their roots were given; at least one, be it empty."""
+def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:
+    """The branches of a trace, grouped by the tools their roots were given; at least one tree, possibly empty."""
     nodes = _nodes(trace, where)
     roots = [number for number, node in enumerate(nodes) if node.parent is None]
-    # Writers that know a root's tools leave the key out where there are none.
+    # Writers that record a root's tools omit the key if there are none.
     by_root = any(nodes[root].wire.get("tools") is not None for root in roots)
     tools = {root: nodes[root].wire.get("tools") if by_root else trace.get("tools") for root in roots}
     groups: dict[str, list[int]] = {} if roots else {"": []}
@@ -158,7 +156,7 @@ def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Branche
     for group in groups.values():
         own = set(group)
         members = tuple(number for number, root in enumerate(root_of) if root in own)
-        yield Branches(trace, path, nodes, members, tools[group[0]] if group else trace.get("tools"))
+        yield Tree(trace, path, nodes, members, tools[group[0]] if group else trace.get("tools"))
 
 
 def _nodes(trace: Mapping[str, Any], where: str) -> tuple[Node, ...]:
@@ -182,7 +180,7 @@ def _node(wire: object, number: int, where: str) -> Node:
     said = wire.get("sampled")
     sampled = bool(mask.any()) if said is None else said is True or (isinstance(said, np.bool_) and bool(said))
     if sampled and len(ids) and not mask.any():
-        mask = _known_otherwise(wire, ids, where)
+        mask = _mask_from_logprobs(wire, ids, where)
     start = int(mask.argmax()) if sampled and mask.any() else len(ids)
     return Node(wire, where, parent, ids, mask, sampled, start)
 
@@ -201,13 +199,13 @@ def _mask(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
         raise RecordError(f"{where}.mask holds something other than true and false")
     if len(mask) != len(ids):
         raise RecordError(
-            f"{where}.mask has {len(mask)} entries for {len(ids)} tokens: which were sampled cannot be told"
+            f"{where}.mask has {len(mask)} entries for {len(ids)} tokens: it is unclear which were sampled"
         )
     return mask.astype(np.bool_)
 
 
-def _known_otherwise(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
-    """What was sampled of a node whose mask is missing: its last tokens, as many as have logprobs."""
+def _mask_from_logprobs(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
+    """The mask of a node without one: its last tokens were sampled, as many as have logprobs."""
     mask = np.zeros(len(ids), np.bool_)
     logprobs, held = wire.get("logprobs"), wire.get("mask")
     if is_list(held) and len(held):  # type: ignore[arg-type]

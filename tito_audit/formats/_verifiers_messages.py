@@ -1,7 +1,7 @@
 """Messages and tools of verifiers in the chat form that templates read.
 
-Both of its record models write a tool call and a tool flat (`name`, `arguments`; `name`, `description`,
-`parameters`). What a template is handed is made of them as the training client does it:
+Both of its record models write tool calls and tools flat (`name`, `arguments`; `name`, `description`,
+`parameters`). They are converted for templates as the training client does it:
 PrimeIntellect-ai/verifiers `verifiers/v1/dialects/chat.py` (`message_to_wire`) and `v1/clients/train.py`
 (`tool_to_wire`).
 """
@@ -18,8 +18,6 @@ from tito_audit.errors import RecordError
 from tito_audit.formats._responses_items import message_wire, text_of
 from tito_audit.record.message import Message, ToolSpec, as_message, as_tools
 
-__all__ = ["chat_message", "chat_messages", "chat_tools"]
-
 
 def chat_message(value: object, where: str) -> Message:
     """A message with its tool calls in chat form; `where` names it in errors."""
@@ -35,7 +33,7 @@ def chat_message(value: object, where: str) -> Message:
 
 
 def chat_messages(values: object, where: str) -> tuple[Message, ...]:
-    """A list of messages in chat form; null, absence and a string, which is no conversation, give ()."""
+    """A list of messages in chat form; () for None and for a string, which is not a conversation."""
     if values is None or isinstance(values, str):
         return ()
     if not isinstance(values, Sequence):
@@ -56,7 +54,7 @@ def _chat_call(call: Any) -> Any:
     if not isinstance(call, Mapping) or isinstance(call.get("function"), Mapping):
         return call
     if text_of(call.get("type")) == "custom":
-        # What a free-form tool was given stands in `arguments` too; templates know no such call.
+        # The input of a free-form tool is in `arguments` too; templates do not support such calls.
         return {"id": call.get("id"), **call}
     function = {key: call[key] for key in ("name", "namespace", "arguments") if call.get(key) is not None}
     return {"id": call.get("id"), "type": "function", "function": function}

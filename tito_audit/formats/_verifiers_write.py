@@ -1,7 +1,7 @@
-"""A verifiers episode written again: logprobs and columns compacted by the mask, prompts cut into their nodes.
+"""A verifiers episode written back: logprobs and columns compacted by the mask, prompts split into their nodes.
 
-Its branches are sequences of their own already, so nothing is ever split; and what was sampled stays, so what
-changes is the tokens of messages before it and the columns beside it.
+Its branches already are separate sequences, so nothing is ever forked. Sampled tokens never change, so only
+the tokens of other messages and the columns change.
 """
 
 from __future__ import annotations
@@ -18,41 +18,39 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._boundaries import moved_boundaries
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._turn_change import Change, Read, changes_of, same_floats, same_ids, says_this
-from tito_audit.formats._update import as_logged, at_most_one_each, with_values
-from tito_audit.formats._values import equal_values
+from tito_audit.formats._turn_change import Change, Read, changes_of, check_written, same_floats, same_ids
+from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.formats._values import as_logged, equal_values
 from tito_audit.formats._verifiers_counts import counts_after
-from tito_audit.formats._verifiers_graph import Branches, Node, episode_of, prompts_of, trees_of, wrapped_in
+from tito_audit.formats._verifiers_graph import Node, Tree, episode_of, prompts_of, trees_of, wrapped_in
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, TrainingRow
 
-__all__ = ["updated_rows"]
-
 _DIGITS = 4
 """Decimals of per-token floats since release 0.4.0 (`RECORD_FLOAT_DECIMALS` in `v1/graph.py`)."""
 _UNREBUILT = ("routed_experts", "sampling_mask")
 Changed = dict[tuple[Path, int], dict[Path, Any]]
-"""Values from now on, by the path of the trace, the number of the node and the key in it."""
+"""New values by (path of the trace, number of the node), then by the key in the node."""
 
 
-def updated_rows(row: Row, mended: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
-    """The row with what its rollouts say; itself when nothing changed."""
-    if not mended:
+def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
+    """The row with its repaired rollouts; the same object if nothing changed."""
+    if not repaired:
         return ()
-    rollouts = read(row, mended[0].rollout.place)
-    if len({one.rollout.place.item for one in mended}) < len(mended):
+    rollouts = read(row, repaired[0].rollout.place)
+    if len({one.rollout.place.item for one in repaired}) < len(repaired):
         raise RecordError(
-            "a trace cannot hold a fork, and needs none: its branches are sequences of their own already"
+            "a trace cannot hold a fork and does not need one: its branches already are separate sequences"
         )
-    ones = at_most_one_each(rollouts, mended)
+    ones = at_most_one_each(rollouts, repaired)
     episode = episode_of(row)
     changed: Changed = {}
     trees = trees_of(episode) if "traces" in episode or "nodes" in episode else []
     for tree, before, one in zip(trees, rollouts, ones, strict=False):
         if len(one.turns_from) != len(before.turns):
-            raise RecordError("a call of a trace cannot be left out: the messages behind it stand on its tokens")
+            raise RecordError("a call of a trace cannot be left out: the messages after it build on its tokens")
         _row_stays(before.training_row, one.rollout.training_row)
         _collect(tree, before, changes_of(before, one), changed)
     if not changed:
@@ -65,12 +63,12 @@ def updated_rows(row: Row, mended: Sequence[RepairedRollout], read: Read) -> Seq
     written = with_edits(episode, edits)
     new = _put_back(row, with_edits(written, list(counts_after(episode, written))))
     for again, one, before in zip(read(new, rollouts[0].place), ones, rollouts, strict=True):
-        says_this(again, _as_rounded(one, again), before)
+        check_written(again, _as_rounded(one, again), before)
     return (new,)
 
 
 def _row_stays(before: TrainingRow | None, after: TrainingRow | None) -> None:
-    """Masks cannot say less than was sampled: a token out of the mask has no place for its logprob."""
+    """RecordError if the training row changed: a sampled token outside the mask has no place for its logprob."""
     same = before is after or (
         before is not None
         and after is not None
@@ -80,13 +78,13 @@ def _row_stays(before: TrainingRow | None, after: TrainingRow | None) -> None:
     )
     if not same:
         raise RecordError(
-            "a node's mask says what was sampled and its logprobs are those of the mask, so the loss of a "
-            "trace cannot be changed by itself"
+            "a node's mask says what was sampled, and its logprobs follow the mask, so the loss mask of a trace "
+            "cannot be changed by itself"
         )
 
 
-def _collect(tree: Branches, before: Rollout, changes: Mapping[int, Change], changed: Changed) -> None:
-    """What the changed calls of a rollout say of its nodes."""
+def _collect(tree: Tree, before: Rollout, changes: Mapping[int, Change], changed: Changed) -> None:
+    """Collect in `changed` the new values of a rollout's nodes."""
     prompts: dict[int, Ids] = {}
     for turn, change in changes.items():
         number = tree.sampled[turn]
@@ -96,26 +94,26 @@ def _collect(tree: Branches, before: Rollout, changes: Mapping[int, Change], cha
             values["logprobs",] = _logprobs(node, change.logprobs)
         for name, column in change.columns.items():
             keys: Path = (name,) if name in node.wire else tuple(name.split(".", 1))
-            values[keys] = _column(node, keys, column, _nothing(tree))
+            values[keys] = _column(node, keys, column, _null_value(tree))
         if change.prompt_ids is not None:
             prompts[number] = change.prompt_ids
     own = _own_tokens(tree, prompts)
     for number, ids in own.items():
         node = tree.nodes[number]
         values = changed.setdefault((tree.path, number), {})
-        for keys, value in _given_again(node, ids, _nothing(tree)).items():
+        for keys, value in _rewritten_node(node, ids, _null_value(tree)).items():
             values.setdefault(keys, value)
     for key in [key for key, values in changed.items() if not values]:
         del changed[key]
 
 
-def _nothing(tree: Branches) -> object:
-    """How this log says "none": episode lines leave nulls out, lines of a bare trace keep them."""
+def _null_value(tree: Tree) -> object:
+    """How this log writes a missing value: episodes omit the key, bare traces write null."""
     return None if any("parent" in node.wire for node in tree.nodes if node.parent is None) else ABSENT
 
 
 def _logprobs(node: Node, values: NDArray[np.float64]) -> Any:
-    """The logprobs of the tokens under the mask, with as many digits as before."""
+    """The logprobs of the masked-in tokens, with as many decimals as before."""
     original = node.wire.get("logprobs")
     compact = values[node.trained]
     if np.isnan(compact).any() and not _holds_null(original):
@@ -123,24 +121,24 @@ def _logprobs(node: Node, values: NDArray[np.float64]) -> Any:
     return as_logged(_rounded(compact, original), original)
 
 
-def _column(node: Node, keys: Path, values: NDArray[Any] | None, nothing: object) -> Any:
-    """Any other column, in the length in which the log has it; what cannot be told is left out whole."""
+def _column(node: Node, keys: Path, values: NDArray[Any] | None, null: object) -> Any:
+    """Any other column at the length it has in the log; dropped as a whole if a value is unknown."""
     original: Any = node.wire
     for key in keys:
         original = original[key]
     if values is None:
-        return nothing
+        return null
     if len(original) != np.count_nonzero(node.mask):
         values = np.concatenate([np.asarray(original, values.dtype)[: node.start], values])
     else:
         values = values[node.trained]
     if any(value is None or value != value for value in values.tolist()) and not _holds_null(original):
-        return nothing
+        return null
     return as_logged(_rounded(values, original), original)
 
 
-def _own_tokens(tree: Branches, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
-    """What each changed node adds from now on before its completion, out of the prompts that hold it."""
+def _own_tokens(tree: Tree, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
+    """The new tokens of each changed node before its completion, taken from the prompts that hold it."""
     before = prompts_of(tree)
     own: dict[int, Ids] = {}
     for number, ids in prompts.items():
@@ -156,7 +154,9 @@ def _own_tokens(tree: Branches, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
                     raise RecordError(f"{node.where} was sampled, and no repair may change what was sampled")
             elif not same_ids(part, own.get(n, node.ids[: node.start])):
                 if n in own:
-                    raise RecordError(f"{node.where} belongs to several branches, which would hold it otherwise")
+                    raise RecordError(
+                        f"{node.where} belongs to several branches, which would need different tokens in it"
+                    )
                 own[n] = part
     return own
 
@@ -166,17 +166,17 @@ def _size(node: Node, given: bool) -> int:
 
 
 def _cuts(old: Ids, new: Ids, ends: Sequence[int], sampled: Sequence[bool]) -> list[int]:
-    """Where the parts of a prompt end from now on."""
+    """Where the parts of a prompt end in the new ids."""
     try:
         return moved_boundaries(TrainingRow(old, None, None), TrainingRow(new, None, None), ends, sampled)
     except RecordError:
         raise RecordError(
-            "tokens between two messages of a branch changed, and to which of the two they belong cannot be told"
+            "tokens between two messages of a branch changed, and it is unclear which of the two they belong to"
         ) from None
 
 
-def _given_again(node: Node, ids: Ids, nothing: object) -> dict[Path, Any]:
-    """The values of a node whose tokens before its completion are others from now on."""
+def _rewritten_node(node: Node, ids: Ids, null: object) -> dict[Path, Any]:
+    """The new values of a node whose tokens before its completion changed to `ids`."""
     wire, old = node.wire, node.ids[: node.start]
     ids_now = np.concatenate([ids, node.completion])
     values: dict[Path, Any] = {("token_ids",): as_logged(ids_now, wire["token_ids"])}
@@ -187,16 +187,16 @@ def _given_again(node: Node, ids: Ids, nothing: object) -> dict[Path, Any]:
             raise RecordError(f"{node.where}.mask trains the tokens that would change")
         values["mask",] = as_logged(np.concatenate([np.zeros(len(ids), np.bool_), node.trained]), mask)
     if _is_filled(content):
-        told = _carried(old, ids, list(content), node.start)
-        # An empty list is how the log says that it is not known.
+        told = _moved_values(old, ids, list(content), node.start)
+        # In this log an empty list means unknown.
         values["is_content",] = [] if told is None else as_logged(told, content)
     for name, value in weights.items() if isinstance(weights, Mapping) else ():
         if _is_filled(value):
-            told = _carried(old, ids, list(value), node.start)
+            told = _moved_values(old, ids, list(value), node.start)
             if told is None:
                 raise RecordError(f"{node.where}.loss_weights.{name} weighs the tokens that would change")
             values["loss_weights", name] = as_logged(told, value)
-    values.update({(name,): nothing for name in _UNREBUILT if wire.get(name) is not None})
+    values.update({(name,): null for name in _UNREBUILT if wire.get(name) is not None})
     return values
 
 
@@ -204,10 +204,10 @@ def _is_filled(value: Any) -> bool:
     return is_list(value) and len(value) > 0
 
 
-def _carried(old: Ids, new: Ids, values: list[Any], start: int) -> list[Any] | None:
-    """The values of a node with those of its first `start` tokens, `old`, on the tokens that replace them.
+def _moved_values(old: Ids, new: Ids, values: list[Any], start: int) -> list[Any] | None:
+    """A node's values with those of its first `start` tokens, `old`, moved to the tokens that replace them.
 
-    None when what a token that was not there before should have is not known.
+    None if the value of an inserted token is unknown.
     """
     head, tail = common_ends(old, new)
     changed, room = values[head : start - tail], len(new) - head - tail
@@ -217,7 +217,7 @@ def _carried(old: Ids, new: Ids, values: list[Any], start: int) -> list[Any] | N
 
 
 def _rounded(values: NDArray[Any], original: Any) -> NDArray[Any]:
-    """Values with no more digits than the log's, where it rounds."""
+    """The values, rounded if the log's own values are."""
     if values.dtype.kind != "f" or not is_list(original):
         return values
     old = np.array([value for value in original if isinstance(value, float)], np.float64)
@@ -225,7 +225,7 @@ def _rounded(values: NDArray[Any], original: Any) -> NDArray[Any]:
 
 
 def _as_rounded(one: RepairedRollout, again: Rollout) -> RepairedRollout:
-    """What was wanted, with logprobs as the log rounds them."""
+    """The repaired rollout with logprobs rounded as in the log."""
     turns = []
     for want, got in zip(one.rollout.turns, again.turns, strict=False):
         wanted, said = want.completion_logprobs, got.completion_logprobs
@@ -242,7 +242,7 @@ def _holds_null(original: Any) -> bool:
 
 
 def _put_back(row: Row, episode: Row) -> Row:
-    """The row with its episode, inside the string of an uploaded sample where it is there."""
+    """The row with its new episode, inside the JSON string if the row is an uploaded sample."""
     if "traces" in row or "nodes" in row:
         return episode
     info = wrapped_in(row)

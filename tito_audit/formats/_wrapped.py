@@ -1,4 +1,4 @@
-"""Where rows lie inside a row that is none itself, for what is said of rows that no format takes."""
+"""Finds rows inside a row that no format recognizes, for the error message about it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from typing import Any
 
 from tito_audit.format import Format, Row
 
-__all__ = ["wrapped_at"]
-
 _DEPTH = 3
-_KEYS = 64
-_LOOKED_AT = 64
-"""Objects that are tried."""
+_MOST_KEYS = 64
+_MOST_OBJECTS = 64
+"""How many objects are tried."""
 
 
 def wrapped_at(row: Row, formats: Sequence[Format]) -> tuple[str, str] | None:
-    """The path at which the row holds rows of a format, as `--rows-at` takes it, and the name of that format; None
-    where nothing in it looks like a row."""
-    for (path, inner), _ in zip(_inside(row), range(_LOOKED_AT), strict=False):
-        # A message of a row that is not known may well hold ids; what is around it is the row then.
+    """The `--rows-at` path of rows inside this one and their format's name; None if nothing looks like a row."""
+    for (path, inner), _ in zip(_inside(row), range(_MOST_OBJECTS), strict=False):
+        # A message may hold ids, but then the row is the object around it.
         if "role" in inner:
             continue
         found = next((form.name for form in formats if form.matches(inner)), None)
@@ -29,12 +26,12 @@ def wrapped_at(row: Row, formats: Sequence[Format]) -> tuple[str, str] | None:
 
 
 def _inside(row: Row) -> Iterator[tuple[str, Row]]:
-    """The objects in a row, the outer ones first, with the first one of each list."""
+    """The objects in a row with their paths, outer ones first; only the first entry of each list."""
     level: list[tuple[str, Any]] = [("", row)]
     for _ in range(_DEPTH):
         below: list[tuple[str, Any]] = []
         for path, value in level:
-            for key in list(value)[:_KEYS]:
+            for key in list(value)[:_MOST_KEYS]:
                 inner = value[key]
                 while isinstance(inner, list | tuple) and inner:
                     inner = inner[0]

@@ -1,4 +1,4 @@
-"""Calls written again from their sources: what a repair changed, at every place of the row that holds it."""
+"""Calls written back: what a repair changed, at every place of the row that holds it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from tito_audit.formats._calls import updated_call
 from tito_audit.formats._logprob_lists import rescored
 from tito_audit.formats._sources import at
 from tito_audit.formats._spans import literal
-from tito_audit.formats._turn_change import Change, Read, changes_of, recounted, rollouts_before, says_this
-from tito_audit.formats._update import as_logged, at_most_one_each
+from tito_audit.formats._turn_change import Change, Read, changes_of, check_written, recounted, rollouts_before
+from tito_audit.formats._update import at_most_one_each
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
-
-__all__ = ["Totals", "calls_written", "lengths_of", "rewritten_calls"]
 
 Totals = Callable[[Row, Sequence[Rollout], Sequence[Rollout]], Iterator[Edit]]
 """Counts over several calls, from the rollouts before and after."""
@@ -33,34 +32,34 @@ Totals = Callable[[Row, Sequence[Rollout], Sequence[Rollout]], Iterator[Edit]]
 def calls_written(
     read: Read, sources: SourcesOf, **how: Any
 ) -> Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]:
-    """The `update` of a format whose rows hold calls; `how` is what else `rewritten_calls` may be told."""
+    """The `update` of a format whose rows hold calls; `how` are further arguments of `rewritten_calls`."""
 
-    def update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-        return (rewritten_calls(row, mended, read, sources, **how),)
+    def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+        return (rewritten_calls(row, repaired, read, sources, **how),)
 
     return update
 
 
 def rewritten_calls(
     row: Row,
-    mended: Sequence[RepairedRollout],
+    repaired: Sequence[RepairedRollout],
     read: Read,
     sources: SourcesOf,
     *,
     gone: Any = None,
     only_numbers: bool = False,
     totals: Totals | None = None,
-    stays: str = "a call can neither be left out of this format's row nor be moved in it",
+    stays: str = "a call can neither be left out of this format's row nor moved in it",
     row_stays: Callable[[TrainingRow | None, TrainingRow | None], None] | None = None,
 ) -> Row:
-    """The row with what its calls say from now on; itself when they say nothing new.
+    """The row with its repaired calls; the same object if nothing changed.
 
-    `gone` is put where a column is dropped: null, or ABSENT where the format leaves nulls out. With
-    `only_numbers` the format takes no null among logprobs, so an unknown one is refused. `stays` is why no call
-    can be left out; `row_stays` refuses a training row that says another thing than the calls.
+    `gone` replaces a dropped column: null, or ABSENT if the format omits nulls. With `only_numbers` the
+    format allows no null among logprobs, so unknown ones are refused. `stays` is the error if a call is left
+    out; `row_stays` raises if the training row may not change like this.
     """
-    before = rollouts_before(row, mended, read)
-    chosen = at_most_one_each(before, mended)
+    before = rollouts_before(row, repaired, read)
+    chosen = at_most_one_each(before, repaired)
     edits: dict[Path, Any] = {}
     changed = False
     where: Sequence[Sources] = ()
@@ -83,22 +82,20 @@ def rewritten_calls(
         edits[edit.path] = edit.value
     new: Row = with_edits(row, [Edit(path, value) for path, value in edits.items()])
     for rollout, one, was in zip(read(new, before[0].place), chosen, before, strict=True):
-        says_this(rollout, one, was)
+        check_written(rollout, one, was)
     return new
 
 
 def lengths_of(turns: Sequence[Turn]) -> tuple[int, int]:
-    """The tokens of all prompts and of all completions."""
+    """The number of tokens in all prompts and in all completions."""
     prompts = sum(len(turn.prompt_ids) for turn in turns if turn.prompt_ids is not None)
     return prompts, sum(len(turn.completion_ids) for turn in turns if turn.completion_ids is not None)
 
 
 def _add(edits: dict[Path, Any], edit: Edit) -> None:
-    """One edit more; RecordError where another call wants another value at its place."""
+    """Add an edit; RecordError if another call needs a different value at its path."""
     if edit.path in edits and not _same_value(edits[edit.path], edit.value):
-        raise RecordError(
-            f"{_words(edit.path)} belongs to several choices, which should have different ones from now on"
-        )
+        raise RecordError(f"{_path_text(edit.path)} belongs to several choices, which would need different values")
     edits[edit.path] = edit.value
 
 
@@ -114,9 +111,9 @@ def _call_edits(row: Row, source: CallSource, change: Change, gone: Any) -> Iter
 
 
 def _prompt_edits(row: Row, source: CallSource, change: Change, gone: Any) -> Iterator[Edit]:
-    """Every copy of the prompt; what was computed from the old one cannot stay."""
+    """Edits to every copy of the prompt, and to everything computed from the old one."""
     if source.scored:
-        raise RecordError("the server scored the prompt as it was, and nobody scored the one it should be")
+        raise RecordError("the server scored the old prompt, and there are no scores for the new one")
     for copy in source.prompts:
         yield from _edits(row, copy.path, partial(as_logged, change.prompt_ids))
     for path in source.blank:
@@ -141,11 +138,11 @@ def _count_edits(row: Row, counter: Counter, change: Change) -> Iterator[Edit]:
 
 
 def _logprob_edits(row: Row, source: CallSource, change: Change, new: Logprobs) -> Iterator[Edit]:
-    """Every copy of the logprobs, each in the form that it has."""
+    """Edits to every copy of the logprobs, each in its own form."""
     old, ids = change.recorded_logprobs, change.before.completion_ids
     assert old is not None
     if not source.logprobs:
-        raise RecordError("the log has these logprobs in no form that can be written")
+        raise RecordError("the log has these logprobs in a form that cannot be written")
     if any(copy.part is not None for copy in source.logprobs) and len(new) != len(old):
         raise RecordError(source.whole)
     for copy in source.logprobs:
@@ -167,7 +164,7 @@ def _column_edits(row: Row, source: CallSource, change: Change, gone: Any) -> It
 
 
 def _edits(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit]:
-    """What is written at a path, where that is anything new; inside the string of a list that is in one."""
+    """An edit at a path if its value changes; a list stored as a JSON string is rewritten inside the string."""
     value = at(row, path)
     was = literal(value)
     new = written(was)
@@ -185,7 +182,7 @@ def _refuse_unknown(change: Change) -> None:
         return
     was = change.recorded_logprobs
     if was is None or not np.isnan(was).any():
-        raise RecordError("logprobs of this format are numbers only, so an unknown one cannot be written")
+        raise RecordError("logprobs of this format can only be numbers, so an unknown one cannot be written")
 
 
 def _same_value(left: Any, right: Any) -> bool:
@@ -194,5 +191,5 @@ def _same_value(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def _words(path: Path) -> str:
+def _path_text(path: Path) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")

@@ -1,8 +1,8 @@
-"""Agent Lightning events as its server lists them, one a row, and lines that archive a rollout with all of them.
+"""Agent Lightning events as its server lists them, one per row, and lines that archive a rollout with its events.
 
-A `model_request` is a call: its request and the answer of a vLLM server, or, asked with `?format=triplet`, its
-ids alone. Other events, such as rewards, hold no tokens. Of calls with the same prompt in one attempt the
-framework trains on the last, so an archived rollout is read without the others.
+A `model_request` is a call: its request and the answer of a vLLM server or, if requested with `?format=triplet`,
+only its ids. Other events, such as rewards, hold no tokens. Of calls with the same prompt in one attempt the
+framework trains only on the last, so an archived rollout is read without the others.
 microsoft/agent-lightning `agentlightning/server/routes/events.py`, `server/proxy.py` (c632d8dd).
 """
 
@@ -37,8 +37,6 @@ from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
-
-__all__ = ["FORMAT"]
 
 _TRIPLET = ("prompt_token_ids", "response_token_ids")
 
@@ -82,7 +80,7 @@ def _is_event(row: object) -> bool:
 
 
 def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
-    """The call of an event, one for each choice of its answer; [] for what is no call or failed."""
+    """The calls of an event, one for each choice of its answer; [] if it is not a call or failed."""
     if not isinstance(event, Mapping) or not _is_event(event):
         raise RecordError(
             f"{path[0]}[{path[1]}] is not an event: `event_type`, `rollout_id` and `data` are expected"
@@ -96,7 +94,7 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
 
 
 def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
-    """The calls of a request with its answer, in one piece or as the chunks of a stream."""
+    """The calls of a request and its answer, which may be the chunks of a stream."""
     request, response = data.get("request"), data.get("response")
     if request is not None and not isinstance(request, Mapping):
         raise RecordError("data.request is not an object")
@@ -112,12 +110,12 @@ def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
 
 
 def _triplet(data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
-    """The call of an event that was trimmed to its ids."""
+    """The call of an event that was reduced to its ids."""
     return [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=path))]
 
 
 def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> LoggedCall:
-    """The call with what the event says of the server, and without its routing once the prompt is another."""
+    """The call with what its event says about the server."""
     server = data.get("server")
     server = server if isinstance(server, Mapping) else {}
     attempt = event.get("attempt_id")
@@ -127,11 +125,11 @@ def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any
         attempt=attempt if isinstance(attempt, int | str) else None,
     )
     turn = _versioned(call.turn, server.get("version", data.get("model_version")))
-    return replace(call, turn=turn, source=partial(_beside, call.source, data, path), stated=stated)
+    return replace(call, turn=turn, source=partial(_with_proxy_fields, call.source, data, path), stated=stated)
 
 
-def _beside(find: FindSource, data: Mapping[str, Any], path: Path) -> CallSource:
-    """The source of a call, with what the proxy took out of the answer: routing and another copy of the counts."""
+def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) -> CallSource:
+    """The source of a call, with what the proxy copied out of the answer: routing and the counts."""
     source = find()
     routing = [(*path, "routed_experts")] if "routed_experts" in data else []
     counters = [Counter((*path, "usage"))] if isinstance(data.get("usage"), Mapping) else []
@@ -153,7 +151,7 @@ def _failed(data: Mapping[str, Any]) -> bool:
 
 
 def _last_of_retries(exchanges: Sequence[list[LoggedCall]]) -> list[list[LoggedCall]]:
-    """The exchanges without those whose prompt the same attempt asked again later."""
+    """The exchanges without those whose prompt the same attempt sent again later."""
     by_prompt: dict[object, list[list[LoggedCall]]] = {}
     for number, calls in enumerate(exchanges):
         by_prompt.setdefault(_prompt_key(calls) or number, []).append(calls)
@@ -166,7 +164,7 @@ def _last_of_retries(exchanges: Sequence[list[LoggedCall]]) -> list[list[LoggedC
 
 
 def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource:
-    """The source of a call with those of the calls that asked the same before."""
+    """The source of a call, with those of earlier calls that sent the same prompt."""
     return replace(find(), retries=tuple((call.turn, call.source()) for call in retries))
 
 
@@ -176,7 +174,7 @@ def _prompt_key(calls: Sequence[LoggedCall]) -> tuple[object, bytes] | None:
 
 
 def _stated(holder: Mapping[str, Any]) -> Stated:
-    """The name of the rollout, where the event or the archived rollout has one."""
+    """The id of the rollout, if the event or the archived rollout has one."""
     name = next((holder[key] for key in ("rollout_id", "id") if isinstance(holder.get(key), str)), None)
     return Stated().with_facts(id=name)
 

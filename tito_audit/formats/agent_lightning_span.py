@@ -1,8 +1,8 @@
-"""Agent Lightning spans, and the triplets that its adapters make of them.
+"""Agent Lightning spans, and the triplets that its adapters make from them.
 
 A span of a model call has its ids in `attributes`, under the names of the tracer that wrote it: as lists, or as
-text where the proxy did. Other spans hold no tokens. A triplet is one call; a rollout of an earlier release
-lists them. microsoft/agent-lightning `types/tracer.py`, `adapter/triplet.py`; checked with agentlightning 0.3.0.
+text if the proxy wrote it. Other spans hold no tokens. A triplet is one call; earlier releases list them.
+microsoft/agent-lightning `types/tracer.py`, `adapter/triplet.py`; checked with agentlightning 0.3.0.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 _WEAVE = "agentlightning.operation.output"
 _RAW = "llm.hosted_vllm"
 _PROMPTS = ("prompt_token_ids", f"{_WEAVE}.prompt_token_ids", f"{_RAW}.prompt_token_ids")
@@ -44,14 +42,14 @@ _LOGPROBS = "logprobs.content"
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """Ids and logprobs as an object holds them, which may be as text."""
+class _TokenFields:
+    """Ids and logprobs as an object holds them, possibly as text."""
 
     holder: Mapping[str, Any]
     path: Path
     prompts: tuple[str, ...]
     completion: Any
-    """The list itself, out of what it lies in."""
+    """The list of ids, already unwrapped."""
     logprobs: str
 
 
@@ -92,10 +90,10 @@ def _is_triplet(value: object) -> bool:
 
 
 def _span(attributes: Mapping[str, Any], stated: Stated) -> LoggedCall:
-    """The call of one span; a span that is none wants no ids."""
+    """The call of one span; a span that is not a model call needs no ids."""
     found = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
     completion = None if found is None else _own_completion(literal(attributes[found]), found)
-    held = _Held(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
+    held = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
     prompt = as_chat(unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
     answer = as_chat(unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
     turn = _turn(held, _text(attributes.get("gen_ai.completion.0.finish_reason")))
@@ -111,7 +109,7 @@ def _span(attributes: Mapping[str, Any], stated: Stated) -> LoggedCall:
 
 
 def _own_completion(value: Any, name: str) -> Any:
-    """The ids of the first choice, where a list of choices was kept."""
+    """The ids of the first choice, if the value is a list of choices."""
     if name == f"{_RAW}.choices":
         first = value[0] if isinstance(value, list | tuple) and value else None
         return first.get("token_ids") if isinstance(first, Mapping) else None
@@ -123,8 +121,8 @@ def _own_completion(value: Any, name: str) -> Any:
 def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
     """The call of one triplet."""
     prompt, response = triplet["prompt"], triplet["response"]
-    asked = _Held(prompt, (*path, "prompt"), ("token_ids",), None, "")
-    held = _Held(response, (*path, "response"), (), response.get("token_ids"), "logprobs")
+    asked = _TokenFields(prompt, (*path, "prompt"), ("token_ids",), None, "")
+    held = _TokenFields(response, (*path, "response"), (), response.get("token_ids"), "logprobs")
     metadata = triplet.get("metadata")
     metadata = metadata if isinstance(metadata, Mapping) else {}
     request, said = metadata.get("request"), metadata.get("response")
@@ -157,8 +155,8 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
     )
 
 
-def _turn(held: _Held, finish_reason: str | None) -> Turn:
-    """Ids and logprobs as far as they are there; empty lists are how an adapter says that they are not."""
+def _turn(held: _TokenFields, finish_reason: str | None) -> Turn:
+    """The turn with the ids and logprobs that exist; adapters write empty lists for missing ones."""
     ids = ids_or_none(held.completion, "response token ids")
     entries = _entries(held)
     logprobs = [entry.get("logprob") for entry in entries or ()]
@@ -174,13 +172,13 @@ def _turn(held: _Held, finish_reason: str | None) -> Turn:
     )
 
 
-def _prompt(held: _Held) -> Any:
+def _prompt(held: _TokenFields) -> Any:
     name = next((name for name in held.prompts if held.holder.get(name) is not None), None)
     return None if name is None else ids_or_none(literal(held.holder[name]), name)
 
 
-def _entries(held: _Held) -> list[Mapping[str, Any]] | None:
-    """The tokens' logprobs as objects; None when there are none."""
+def _entries(held: _TokenFields) -> list[Mapping[str, Any]] | None:
+    """The tokens' logprobs as objects; None if there are none."""
     value = literal(held.holder.get(held.logprobs))
     if value is None:
         return None
@@ -189,15 +187,15 @@ def _entries(held: _Held) -> list[Mapping[str, Any]] | None:
     return list(value)
 
 
-def _source(held: _Held, prompt_ids: Ids | None) -> CallSource:
-    """Where an object holds its call: the prompt under each name that repeats it, the logprobs, the counts."""
+def _source(held: _TokenFields, prompt_ids: Ids | None) -> CallSource:
+    """Where an object stores its call: the prompt under each name that repeats it, the logprobs, the counts."""
     prompts = [name for name in held.prompts if same_as(literal(held.holder.get(name)), prompt_ids)]
     logprobs = (Source((*held.path, held.logprobs), Layout.ENTRIES),) if _entries(held) else ()
     return CallSource(
         plain_sources([(*held.path, name) for name in prompts]),
         logprobs,
         counters=(Counter(held.path, "gen_ai.usage."),),
-        whole="{name} holds texts beside the logprobs and cannot be left out",
+        whole="{name} holds texts along with the logprobs and cannot be left out",
     )
 
 

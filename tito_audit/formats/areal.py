@@ -1,4 +1,4 @@
-"""AReaL samples: tensors of a trajectory saved as lists, or one model response; each token with its version.
+"""AReaL samples: a trajectory's tensors saved as lists, or one model response, with a weight version per token.
 
 inclusionAI/AReaL `areal/api/io_struct.py` (`ModelResponse`), `areal/experimental/openai/types.py`
 (`to_tensor_dict`): `input_ids`, `loss_mask`, `logprobs`, `versions` over the whole sequence, padded on the right,
@@ -33,10 +33,8 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
-_NOBODY = -1
-"""The version of a token that no weights generated."""
+_NOT_SAMPLED = -1
+"""The version of a token that was not generated."""
 
 
 def _matches(row: Row) -> bool:
@@ -50,11 +48,11 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return packed_read(samples, place, _sample) if samples else batch_read(row, place, _ids(row), _sample)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     samples = _packed(row)
-    if samples is not None and mended:
-        return packed_update(row, samples, mended, _sample, _updated)
-    return batch_update(row, mended, _ids(row), _sample, _updated)
+    if samples is not None and repaired:
+        return packed_update(row, samples, repaired, _sample, _updated)
+    return batch_update(row, repaired, _ids(row), _sample, _updated)
 
 
 def _packed(row: Row) -> Packed | None:
@@ -76,25 +74,25 @@ def _sample(row: Row, place: Place) -> Rollout:
 
 
 def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
-    """A sample written again, where -1 is the version of a token that was put in."""
+    """The repaired sample, with version -1 for inserted tokens."""
     new = updated_sample(row, before, one)
     versions: Any = new.get("versions")
     if versions is row.get("versions") or not is_list(versions):
         return new
-    return with_values(new, {"versions": _with_nobody(versions, row["versions"])})
+    return with_values(new, {"versions": _with_filled_versions(versions, row["versions"])})
 
 
-def _with_nobody(versions: Any, original: Any) -> Any:
-    filled = [_NOBODY if value is None or value != value else value for value in list(versions)]
+def _with_filled_versions(versions: Any, original: Any) -> Any:
+    filled = [_NOT_SAMPLED if value is None or value != value else value for value in list(versions)]
     if any(value != int(value) for value in filled):
-        raise RecordError("column 'versions' holds a number that is no version")
+        raise RecordError("column 'versions' holds a number that is not a version")
     filled = [int(value) for value in filled]
     return np.array(filled, original.dtype) if isinstance(original, np.ndarray) else filled
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     one = _packed(row)
-    return batch_sources(row, _ids(row), rollouts) if one is None else sources_in(one.parted, rollouts)
+    return batch_sources(row, _ids(row), rollouts) if one is None else sources_in(one.as_samples, rollouts)
 
 
 FORMAT = Format(

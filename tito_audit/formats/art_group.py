@@ -1,6 +1,6 @@
-"""ART trajectory groups as JSONL: one line a group, a sampled turn is a choice object among the messages.
+"""ART trajectory groups as JSONL: one group per line; a sampled turn is a choice object among the messages.
 
-The writer takes `logprobs` off the choices; ids are there only if the server returned them.
+The writer removes `logprobs` from the choices; ids are there only if the server returned them.
 OpenPipe/ART `src/art/utils/trajectory_migration.py` (`serialize_trajectory_groups`), openpipe-art 0.5.18.
 """
 
@@ -15,8 +15,6 @@ from tito_audit.formats._call_log import Part, numbered, parts_sources, parts_wr
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import NOTHING_STATED, Stated
 from tito_audit.signature import Signature, keys, way
-
-__all__ = ["FORMAT"]
 
 
 def _matches(row: Row) -> bool:

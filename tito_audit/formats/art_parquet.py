@@ -1,8 +1,8 @@
-"""ART trajectories as Parquet rows: version 2 with the whole trajectory as JSON text, version 1 as text only.
+"""ART trajectories as Parquet rows: version 2 with the whole trajectory as a JSON string, version 1 text only.
 
-In version 2 `trajectory_json` counts and every other column repeats parts of it for queries, without ids;
-`group_json` is the same in all rows of a group. A group without trajectories is one row without a trajectory.
-OpenPipe/ART `src/art/utils/trajectory_logging.py` (version 1 as of 0.5.18; version 2 came after it).
+In version 2 messages and ids are read from `trajectory_json`; other columns repeat parts of it for queries,
+without ids, and `group_json` is the same in all rows of a group. A group without trajectories is one row without
+a trajectory. OpenPipe/ART `src/art/utils/trajectory_logging.py` (version 1 as of 0.5.18; version 2 came later).
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature, way
 
-__all__ = ["FORMAT"]
-
 _VERSION = 2
 _V1 = frozenset({"group_index", "reward", "metrics", "metadata", "tools", "logs", "messages"})
 
@@ -49,23 +47,25 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         return (_text_only(row, place),)
     if row["format_version"] != _VERSION:
         raise RecordError(
-            f"format_version is {row['format_version']}; of ART's Parquet files version {_VERSION} can be read, "
-            "and version 1, which has no such column"
+            f"format_version is {row['format_version']}; of ART's Parquet files only version {_VERSION} can be "
+            "read, and version 1, which has no such column"
         )
     if row["trajectory_json"] is None:
         return (Rollout(place, FORMAT.name, stated=_group(row).without_ids()),)
     return tuple(part.rollout for part in _parts_in(_group(row))(_trajectory(row), place))
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if "trajectory_json" not in row or row["trajectory_json"] is None:
-        if len(mended) != 1 or mended[0].rollout.turns or mended[0].rollout.training_row is not None:
-            raise RecordError("the row holds no tokens, and there is no place for any")
+        if len(repaired) != 1 or repaired[0].rollout.turns or repaired[0].rollout.training_row is not None:
+            raise RecordError("the row holds no tokens and has no place for any")
         return (row,)
-    if len(mended) > len({one.rollout.place.item for one in mended}):
-        raise RecordError("ART numbers the trajectories of a group without gaps: a fork's parts have no numbers")
+    if len(repaired) > len({one.rollout.place.item for one in repaired}):
+        raise RecordError(
+            "ART numbers the trajectories of a group without gaps, so the parts of a fork have no number"
+        )
     trajectory = _trajectory(row)
-    new = rewritten_parts(trajectory, mended, _parts_in(_group(row)))
+    new = rewritten_parts(trajectory, repaired, _parts_in(_group(row)))
     if new is trajectory:
         return (row,)
     return ({**row, "trajectory_json": rewritten_string(row["trajectory_json"], trajectory, new)},)
@@ -81,22 +81,22 @@ def _parts_in(stated: Stated) -> Any:
 def _trajectory(row: Row) -> Mapping[str, Any]:
     text = row["trajectory_json"]
     if not isinstance(text, str):
-        raise RecordError("trajectory_json is not a text of JSON")
+        raise RecordError("trajectory_json is not a JSON string")
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        # What Python writes and orjson refuses: NaN, and halves of characters.
+        # Python writes NaN and lone surrogates, which orjson refuses.
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            raise RecordError("trajectory_json is a text that is no JSON") from None
+            raise RecordError("trajectory_json is not valid JSON") from None
     if not isinstance(value, Mapping):
-        raise RecordError("trajectory_json holds no trajectory: an object is expected")
+        raise RecordError("trajectory_json is not a trajectory (an object)")
     return value
 
 
 def _text_only(row: Row, place: Place) -> Rollout:
-    """A row of version 1, which holds neither ids nor logprobs."""
+    """The rollout of a version 1 row, which holds neither ids nor logprobs."""
     messages = row.get("messages")
     if messages is not None and not isinstance(messages, list | tuple):
         raise RecordError("messages is not a list")

@@ -1,8 +1,8 @@
 """ATIF trajectories (Agent Trajectory Interchange Format): one JSON document each, written by Harbor agents.
 
-The steps of a conversation with what the tools said inside the agent's step; the ids of a call in the step's
-metrics. Each embedded sub-agent is a further rollout. harbor RFC 0001 and `harbor/models/trajectories/`; the
-package `atif` 1.8.0 has the same models. They forbid keys of other names, but keep what is in an `extra`.
+Tool results are inside the agent's step, and a call's ids are in the step's metrics. Each embedded sub-agent is
+another rollout. harbor RFC 0001 and `harbor/models/trajectories/`; the package `atif` 1.8.0 has the same models.
+They forbid unknown keys, but keep what is in an `extra`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._atif import EXTRA, IDS, Call, Conversation, conversation_of, routing_of, step_turn
+from tito_audit.formats._atif import (
+    EXTRA_PREFIX,
+    ID_NAMES,
+    Conversation,
+    StepCall,
+    conversation_of,
+    routing_keys,
+    step_turn,
+)
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
 from tito_audit.formats._models import one_model
@@ -26,8 +34,6 @@ from tito_audit.record.sources import CallSource, Counter, Sources
 from tito_audit.record.stated import Stated, Unread
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 _INNER = "subagent_trajectories"
 
 
@@ -38,21 +44,21 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(
-        _rollout(trajectory, _words(path), replace(place, item=item))
+        _rollout(trajectory, _path_text(path), replace(place, item=item))
         for item, (path, trajectory) in enumerate(_trajectories(row, ()))
     )
 
 
 def _trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """A trajectory and all that are embedded in it, each before its own."""
+    """A trajectory and all trajectories embedded in it with their paths, outer ones first."""
     if not isinstance(value, Mapping):
-        raise RecordError(f"{_words(path)[:-1]} is not a trajectory (an object)")
+        raise RecordError(f"{_path_text(path)[:-1]} is not a trajectory (an object)")
     yield path, value
     inner = value.get(_INNER)
     if inner is None:
         return
     if not isinstance(inner, list | tuple):
-        raise RecordError(f"{_words(path)}{_INNER} is not a list of trajectories")
+        raise RecordError(f"{_path_text(path)}{_INNER} is not a list of trajectories")
     for number, one in enumerate(inner):
         yield from _trajectories(one, (*path, _INNER, number))
 
@@ -68,28 +74,28 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
         because = "an observation of a step without an agent has no known form"
         stated = stated.with_facts(items_not_read=found.unread).not_read(Unread.MESSAGES, because)
     elif calls_unknown_tools(found.messages, tools):
-        # Calls that no tool definition knows are what the agent made of the model's text, and with tools
-        # that were not logged no prompt can be rendered again.
+        # The agent parsed these calls from the model's text, or their tools were not logged; either way no
+        # prompt can be rendered again.
         stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
     told = not stated.reasons
     turns: tuple[Turn, ...] = ()
-    if any(call.metrics.get(name) is not None for call in found.calls for name in IDS):
+    if any(call.metrics.get(name) is not None for call in found.calls for name in ID_NAMES):
         turns = tuple(_turn(call, found, f"{where}steps[{call.step}]", told) for call in found.calls)
     else:
         stated = stated.without_ids()
     return Rollout(place, FORMAT.name, found.messages if told else (), tools, turns=turns, stated=stated)
 
 
-def _turn(call: Call, found: Conversation, where: str, told: bool) -> Turn:
+def _turn(call: StepCall, found: Conversation, where: str, told: bool) -> Turn:
     message = found.messages[call.message]
-    # Reasoning and calls are a part of the completion that the message does not spell.
+    # The message's text does not contain reasoning and tool calls, which are part of the completion.
     whole = told and not message.tool_calls and message.reasoning is None and isinstance(message.content, str)
     index = call.message if told else None
     return step_turn(call, where, message_index=index, text=message.text if whole else None)
 
 
 def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation) -> Stated:
-    """The model, unless the steps of one trajectory name several."""
+    """The model, unless the steps of the trajectory name several."""
     usual = agent.get("model_name")
     named = [steps[call.step].get("model_name") for call in found.calls] or [usual]
     model = one_model([name if isinstance(name, str) else usual for name in named])
@@ -106,11 +112,11 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     )
 
 
-def _source(call: Call, path: Path) -> CallSource:
+def _source(call: StepCall, path: Path) -> CallSource:
     metrics = call.metrics
     extra = metrics.get("extra")
     extra = extra if isinstance(extra, Mapping) else {}
-    columns = {EXTRA + name: plain_sources([(*path, "extra", name)]) for name in extra}
+    columns = {EXTRA_PREFIX + name: plain_sources([(*path, "extra", name)]) for name in extra}
     prompt, scored = (
         plain_sources([(*path, name)] if is_list(metrics.get(name)) else [])
         for name in ("prompt_token_ids", "logprobs")
@@ -119,13 +125,13 @@ def _source(call: Call, path: Path) -> CallSource:
         prompts=prompt,
         logprobs=scored,
         columns={**columns, "logprobs": scored},
-        routing=tuple((*path, "extra", name) for name in routing_of(extra)),
+        routing=tuple((*path, "extra", name) for name in routing_keys(extra)),
         counters=(Counter(path),),
     )
 
 
 def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
-    """`final_metrics.total_prompt_tokens`, by as much as the prompts grew that it counts."""
+    """Edits to `final_metrics.total_prompt_tokens`, by as much as the prompts it counts have grown."""
     for (path, trajectory), old, new in zip(_trajectories(row, ()), before, after, strict=True):
         total = object_at(trajectory, "final_metrics").get("total_prompt_tokens")
         steps = trajectory["steps"]
@@ -140,7 +146,7 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
             yield Edit((*path, "final_metrics", "total_prompt_tokens"), total + grown)
 
 
-def _words(path: Path) -> str:
+def _path_text(path: Path) -> str:
     return "".join(f"{step}." if isinstance(step, str) else f"[{step}]." for step in path).replace(".[", "[")
 
 

@@ -22,8 +22,6 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source, Sources
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     if not {"tokens", "masks", "scores"} <= row.keys():
@@ -41,7 +39,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     masks = _per_sample(row, "masks", len(tokens))
     logprobs = _per_sample(row, "inference_logprobs", len(tokens))
     messages = row.get("messages")
-    # One conversation for all samples, or a list that does not pair with them, says nothing per sample.
+    # One conversation for all samples, or a list of another length, cannot be matched to samples.
     paired = is_list(messages) and len(messages) == len(tokens)  # type: ignore[arg-type]
     return tuple(
         Rollout(
@@ -65,7 +63,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _of_sample(row: Row, index: int) -> dict[str, Any]:
-    """What the lists of a group say of one sample beside its tokens."""
+    """What the lists of a group say about one sample besides its tokens."""
     return {
         name: value[index]
         for name, value in row.items()
@@ -75,38 +73,38 @@ def _of_sample(row: Row, index: int) -> dict[str, Any]:
     }
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    if not repaired:
         return ()
-    before = _read(row, mended[0].rollout.place)
+    before = _read(row, repaired[0].rollout.place)
     old = [
         {name: value[index] for name, value in row.items() if is_list(value) and index < len(value)}
         for index in range(len(before))
     ]
     new = [
         updated_row(sample, was.training_row, one.rollout.training_row, "tokens")
-        for sample, was, one in zip(old, before, at_most_one_each(before, mended), strict=True)
+        for sample, was, one in zip(old, before, at_most_one_each(before, repaired), strict=True)
     ]
     return (put_back(row, Samples(tuple(old), _source), new, "tokens"),)
 
 
 def _source(number: int, name: str) -> Source:
-    """Where a group holds a column of a sample."""
+    """Where a group stores a column of a sample."""
     return Source((name, number))
 
 
 def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
-    """A column's list for each sample; None where it has none. A lone `[[1]]` stands for no mask at all."""
+    """A column's list for each sample, None if a sample has none. A lone `[[1]]` means no mask at all."""
     value = row.get(name)
     if value is None:
         return [None] * count
     if not is_list(value) or not all(entry is None or is_list(entry) for entry in value):
-        raise RecordError(f"column {name!r} is not a list with one list a sample")
+        raise RecordError(f"column {name!r} is not a list with one list per sample")
     if len(value) == 1 and count > 1 and is_list(value[0]) and list(value[0]) == [1]:
         return [None] * count
     if len(value) != count:
         raise RecordError(
-            f"column {name!r} holds {len(value)} lists for {count} samples: whose they are cannot be told"
+            f"column {name!r} holds {len(value)} lists for {count} samples, so they cannot be matched"
         )
     return list(value)
 

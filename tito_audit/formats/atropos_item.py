@@ -1,4 +1,4 @@
-"""Atropos items: one completion by itself, with the columns of a group one list level up.
+"""Atropos items: a single completion, with a group's columns unnested by one list.
 
 NousResearch/atropos `atroposlib/envs/base.py` (`ScoredDataItem`).
 """
@@ -17,8 +17,6 @@ from tito_audit.formats._sources import own_sources
 from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, keys, way
-
-__all__ = ["FORMAT"]
 
 
 def _matches(row: Row) -> bool:

@@ -1,8 +1,8 @@
 """Atropos sequence nodes: what the managed server tracked for one text sequence, sampled ids included.
 
-Its state comes in two modes: a list of nodes, each the latest form of one conversation, and a tree, in
-which every call left a node under its full text (`sequences`, repeated as `tree`). A single node saved by
-itself is read too. NousResearch/atropos `atroposlib/envs/server_handling/managed_server.py`.
+Its state has two modes: a list of nodes, each the latest form of one conversation, and a tree, in which every
+call left a node under its full text (`sequences`, repeated as `tree`). A single saved node is read too.
+NousResearch/atropos `atroposlib/envs/server_handling/managed_server.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
-
-__all__ = ["FORMAT"]
 
 _COLUMNS = ("tokens", "masked_tokens", "logprobs")
 _KEYS = {"full_text", *_COLUMNS}
@@ -72,16 +70,16 @@ def _rollout(row: Row, node: Mapping[str, Any], place: Place) -> Rollout:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What becomes of one node."""
+    """What changes in one node."""
 
     node: Mapping[str, Any]
     key: object
-    """Its key in the container that was read: a number in a list, its text in a tree."""
+    """Its key in the container that was read: an index in a list, its text in a tree."""
     before: TrainingRow
     after: TrainingRow
 
-    def is_of(self, node: object) -> bool:
-        """Whether another container repeats the node as this one."""
+    def repeats(self, node: object) -> bool:
+        """Whether a node of another container repeats this one."""
         return (
             isinstance(node, Mapping)
             and text_of(node.get("full_text")) == text_of(self.node.get("full_text"))
@@ -93,11 +91,11 @@ class _Change:
         )
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    if not repaired:
         return ()
-    rollouts = _read(row, mended[0].rollout.place)
-    after = [one.rollout.training_row for one in at_most_one_each(rollouts, mended)]
+    rollouts = _read(row, repaired[0].rollout.place)
+    after = [one.rollout.training_row for one in at_most_one_each(rollouts, repaired)]
     if _is_node(row):
         return (updated_row(row, rollouts[0].training_row, after[0], "tokens"),)
     source, *_ = _held(row)
@@ -113,7 +111,7 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 
 def _container(held: Any, is_source: bool, changes: Sequence[_Change]) -> Any:
-    """One of the places that hold nodes, with every changed node as it is from now on."""
+    """One container of nodes, with every changed node replaced."""
     if not isinstance(held, Mapping):
         return with_list(held, [_node(node, i, is_source, changes) for i, node in enumerate(held)])
     new = {key: _node(node, key, is_source, changes) for key, node in held.items()}
@@ -121,8 +119,8 @@ def _container(held: Any, is_source: bool, changes: Sequence[_Change]) -> Any:
 
 
 def _node(node: Any, key: object, is_source: bool, changes: Sequence[_Change]) -> Any:
-    """A node, or what became of it; RecordError if two changed nodes are equal and this repeats one of them."""
-    mine = [change for change in changes if (change.key == key if is_source else change.is_of(node))]
+    """A node, replaced if it changed; RecordError if it repeats two equal nodes that changed differently."""
+    mine = [change for change in changes if (change.key == key if is_source else change.repeats(node))]
     made = [updated_row(node, change.before, change.after, "tokens") for change in mine]
     if any(
         not equal_values(made[0][name], other[name])
@@ -130,7 +128,9 @@ def _node(node: Any, key: object, is_source: bool, changes: Sequence[_Change]) -
         for name in _COLUMNS
         if is_list(node.get(name))
     ):
-        raise RecordError("two equal nodes were mended apart, and which of them the copy repeats cannot be told")
+        raise RecordError(
+            "two equal nodes were repaired differently, and it is unclear which of them the copy repeats"
+        )
     return made[0] if made else node
 
 
@@ -148,7 +148,7 @@ def _stated(row: Row, node: Mapping[str, Any]) -> Stated:
 
 
 def _nodes(row: Row) -> Sequence[Any]:
-    """The nodes of a saved state, in order; [] when it is none."""
+    """The nodes of a saved state, in order; [] if the row is not one."""
     held = _held(row)
     if not held:
         return []

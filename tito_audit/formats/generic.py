@@ -1,7 +1,7 @@
 """Generic columns: a flat training row, a split row, or a list of calls, under any of the names in use.
 
-The last resort of detection, and what `--map` leads to. What a column describes is decided by its length.
-verl, TRL, SkyRL and AReaL fields saved one sample a row are all rows of this kind.
+Tried last in detection, and the target of `--map`. What a column describes is decided by its length.
+Fields of verl, TRL, SkyRL and AReaL saved as one sample per row are all read by it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ from tito_audit.formats._calls import (
     CALL_LISTS,
     COMPLETION_IDS,
     PROMPT_IDS,
-    answers,
+    answer_indices,
     call_turn,
-    is_messages,
     messages_of_row,
     updated_call,
 )
-from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, parsed, stated_facts
+from tito_audit.formats._columns import (
+    FLAT_IDS,
+    first_filled,
+    holds_ids,
+    is_list,
+    is_messages,
+    parsed,
+    stated_facts,
+)
 from tito_audit.formats._copies import with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
@@ -36,15 +43,13 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.signature import Signature, Way, keys, way
 
-__all__ = ["FORMAT"]
-
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """The messages of a row, and whether they are only what its one call was sent."""
+    """The messages of a row, and whether they are only the prompt of its one call."""
 
     messages: tuple[Message, ...]
     prompt_only: bool = False
@@ -98,23 +103,23 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    if not repaired:
         return ()
     samples = packed(row) if _calls_name(row) is None else None
     if samples is not None:
-        return packed_update(row, samples, mended, _read_one, _updated)
-    before = _read_one(row, mended[0].rollout.place)
-    return tuple(_updated(row, before, one) for one in mended)
+        return packed_update(row, samples, repaired, _read_one, _updated)
+    before = _read_one(row, repaired[0].rollout.place)
+    return tuple(_updated(row, before, one) for one in repaired)
 
 
 def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
-    """The row as one mended rollout has it; a fork calls this once a part."""
+    """The row with one repaired rollout; called once for each part of a fork."""
     calls = _calls_name(row)
     if calls is not None:
         new = _with_calls(row, calls, before, one)
     elif one.turns_from != tuple(range(len(before.turns))):
-        raise RecordError("the row is one call and cannot be left without it")
+        raise RecordError("the row is a single call, which cannot be removed")
     else:
         new = row
         for old_turn, turn in zip(before.turns, one.rollout.turns, strict=True):
@@ -122,14 +127,14 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     old, trained = before.training_row, one.rollout.training_row
     if old is None or trained is None:
         if old is not trained:
-            raise RecordError("a training row can neither be added to these columns nor be taken away")
+            raise RecordError("a training row can neither be added to these columns nor removed")
         return new
     has_turn = calls is None and bool(before.turns)
     return updated_flat(new, old, trained, skip=(*CALL_LISTS, "messages", "tools"), has_turn=has_turn)
 
 
 def _with_calls(row: Row, name: str, before: Rollout, one: RepairedRollout) -> Row:
-    """The row with the calls that are left, their prompts and columns, and the messages up to the last."""
+    """The row with the remaining calls, their prompts and columns, and the messages up to the last call."""
     entries = parsed(row, name)
     kept = one.turns_from
     if not kept:
@@ -149,24 +154,24 @@ def _with_calls(row: Row, name: str, before: Rollout, one: RepairedRollout) -> R
 
 
 def _with_messages_of(row: Row, before: Rollout, kept: Sequence[int]) -> Row:
-    """The row with its messages cut after the answer of the last call that is left.
+    """The row with its messages cut after the answer of the last remaining call.
 
-    RecordError when reading the row again would say that a call wrote another answer than it did.
+    RecordError if the written row would read with a call paired with another answer.
     """
     wanted = [before.turns[number].message_index for number in kept]
     last = wanted[-1]
     if last is not None and kept[-1] != len(before.turns) - 1:
         row = _with_messages(row, last + 1)
-    if answers(_conversation(row).messages, len(kept)) != wanted:
+    if answer_indices(_conversation(row).messages, len(kept)) != wanted:
         raise RecordError(
-            "which messages the calls that are left belong to cannot be told: calls are paired with answers "
+            "it would be unclear which messages the remaining calls belong to: calls are paired with answers "
             "from the last one back"
         )
     return row
 
 
 def _with_messages(row: Row, count: int) -> Row:
-    """The row with its first `count` messages, which may be spread over a prompt and a completion."""
+    """The row with only its first `count` messages, which may be split into a prompt and a completion."""
     ahead = 0
     for name in ("messages",) if parsed(row, "messages") is not None else ("prompt", "completion"):
         messages = parsed(row, name)
@@ -178,7 +183,7 @@ def _with_messages(row: Row, count: int) -> Row:
 
 
 def _written(original: Any, old: Any, new: Any) -> Any:
-    """A value in place of another; inside a JSON string where a table holds it as one."""
+    """The value `new` in place of `old`; rewritten inside the string if the table holds it as JSON."""
     if not isinstance(original, str):
         return new
     from tito_audit.record.json_text import rewritten_string
@@ -189,7 +194,7 @@ def _written(original: Any, old: Any, new: Any) -> Any:
 def _holds_a_call(row: Row) -> bool:
     """Whether columns of completion ids mean a call.
 
-    A table gives every row the columns of all others: beside a training row, nulls are such columns.
+    In a table every row has the columns of all others, so next to a training row null columns do not count.
     """
     flat = any(is_list(row.get(name)) for name in FLAT_IDS)
     return any(name in row and (not flat or row[name] is not None) for name in COMPLETION_IDS)
@@ -209,9 +214,9 @@ def _conversation(row: Row) -> _Conversation:
 
 
 def _single_turn(row: Row, conversation: _Conversation) -> Turn:
-    """The one call of a split row: it wrote the last answer, unless the messages are what it was sent."""
+    """The one call of a split row: it wrote the last answer, unless the messages are only its prompt."""
     whole, answer = first_filled(row, FLAT_IDS), first_filled(row, COMPLETION_IDS)
-    # Beside a training row, what is as long as that is the row's and not the call's.
+    # Next to a training row, columns of its length belong to the row and not to the call.
     long = len(row[whole]) if whole is not None and (answer is None or len(row[whole]) != len(row[answer])) else -1
     plain = {
         name: value
@@ -221,7 +226,7 @@ def _single_turn(row: Row, conversation: _Conversation) -> Turn:
     messages = conversation.messages
     if conversation.prompt_only:
         return call_turn(plain, prompt_messages=messages)
-    (index,) = answers(messages, 1)
+    (index,) = answer_indices(messages, 1)
     return call_turn(plain, message_index=index)
 
 
@@ -231,12 +236,12 @@ def _call_turns(entries: Sequence[Any], name: str, messages: Sequence[Message]) 
             raise RecordError(f"{name}[{i}] is not a call (an object)")
     return tuple(
         call_turn(entry, f"{name}[{i}]", message_index=index)
-        for i, (entry, index) in enumerate(zip(entries, answers(messages, len(entries)), strict=True))
+        for i, (entry, index) in enumerate(zip(entries, answer_indices(messages, len(entries)), strict=True))
     )
 
 
 def _calls_name(row: Row) -> str | None:
-    """The column that lists the row's calls: objects of which one of the first has a column of ids."""
+    """The column that lists the row's calls: objects, one of the first of which has a column of ids."""
     for name in CALL_LISTS:
         entries = parsed(row, name)
         if isinstance(entries, list | tuple) and any(
@@ -247,7 +252,7 @@ def _calls_name(row: Row) -> str | None:
 
 
 def _numbers_elsewhere(row: Row) -> bool:
-    """True when a row of messages also has lists of whole numbers that may be ids under an unknown name."""
+    """True if a row of messages also has lists of whole numbers that may be ids under an unknown name."""
     return any(holds_ids(value) for name, value in row.items() if name not in ("messages", "tools"))
 
 
@@ -255,7 +260,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     calls = _calls_name(row)
     one = packed(row) if calls is None else None
     if one is not None:
-        return sources_in(one.parted, rollouts)
+        return sources_in(one.as_samples, rollouts)
     own = own_sources(row, rollouts)
     if calls is None:
         return own

@@ -1,6 +1,6 @@
-"""Harbor rollout details: the ids of every call of a trial, in `result.json` beside its ATIF trajectory.
+"""Harbor rollout details: the ids of every call of a trial, in `result.json` next to its ATIF trajectory.
 
-Each conversation is three lists with one list a call, the main agent's first. harbor
+Each conversation is three lists with one list per call, the main agent's first. harbor
 `models/agent/rollout_detail.py` (`RolloutDetail`), `models/agent/context.py` (`AgentContext`), `llms/chat.py`,
 which appends to the three lists independently: a call without logprobs makes one of them shorter.
 """
@@ -26,8 +26,6 @@ from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, Way, keys, way
 
-__all__ = ["FORMAT"]
-
 _COUNTS = ("n_input_tokens", "n_output_tokens", "rollout_details")
 _PROMPTS, _COMPLETIONS, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "logprobs"
 
@@ -40,12 +38,12 @@ class _Detail:
     prompts: Sequence[Any]
     completions: Sequence[Any]
     logprobs: Sequence[int | None]
-    """For each call the position of its logprobs; None where it has none."""
+    """For each call the position of its logprobs; None if it has none."""
     value: Mapping[str, Any]
 
     @property
     def extra(self) -> dict[str, Sequence[Any]]:
-        """What a provider said of each call, by its name."""
+        """The provider's further lists with one entry per call, by name."""
         found = object_at(self.value, "extra")
         size = len(self.completions)
         return {name: value for name, value in found.items() if is_list(value) and len(value) == size}
@@ -58,7 +56,7 @@ def _matches(row: Row) -> bool:
     if isinstance(steps, list | tuple) and any(isinstance(s, Mapping) and "agent_result" in s for s in steps):
         return True
     if "trial_name" in row and "agent_result" in row:
-        return result is None  # the trial failed before its agent had said anything
+        return result is None  # the trial failed before its agent returned anything
     if isinstance(row.get("rollout_details"), list | tuple):
         return True
     return _is_lists(row.get(_COMPLETIONS)) and (_PROMPTS not in row or _is_lists(row[_PROMPTS]))
@@ -81,7 +79,7 @@ def _details(row: Row) -> Iterator[_Detail]:
         if details is None:
             continue
         if not isinstance(details, list | tuple):
-            raise RecordError(f"{_words(path)} is not a list of conversations")
+            raise RecordError(f"{_path_text(path)} is not a list of conversations")
         for number, value in enumerate(details):
             yield _paired(value, (*path, number))
     if _is_lists(row.get(_COMPLETIONS)):
@@ -89,7 +87,7 @@ def _details(row: Row) -> Iterator[_Detail]:
 
 
 def _lists(row: Row) -> Iterator[tuple[Path, Any]]:
-    """Where lists of conversations stand: of the trial, of each of its steps, of an agent by itself."""
+    """The paths and values of lists of conversations: of the trial, of each step, of a lone agent result."""
     yield ("agent_result", "rollout_details"), object_at(row, "agent_result").get("rollout_details")
     steps = row.get("step_results")
     for number, step in enumerate(steps if isinstance(steps, list | tuple) else ()):
@@ -99,8 +97,8 @@ def _lists(row: Row) -> Iterator[tuple[Path, Any]]:
 
 
 def _paired(value: object, path: Path) -> _Detail:
-    """The three lists of a conversation, call by call; RecordError where that cannot be told."""
-    where = _words(path)
+    """The three lists of a conversation, paired call by call; RecordError if the pairing is unclear."""
+    where = _path_text(path)
     if not isinstance(value, Mapping):
         raise RecordError(f"{where} is not a conversation (an object)")
     prompts, completions, logprobs = (
@@ -111,7 +109,7 @@ def _paired(value: object, path: Path) -> _Detail:
     if prompts and len(prompts) != len(completions):
         raise RecordError(
             f"{where}{_PROMPTS} holds {len(prompts)} lists and {_COMPLETIONS} {len(completions)}: each is "
-            "appended by itself, so which call has no prompt cannot be told"
+            "appended to separately, so it is unclear which call has no prompt"
         )
     sizes = [len(ids) if is_list(ids) else 0 for ids in completions]
     return _Detail(
@@ -124,17 +122,17 @@ def _paired(value: object, path: Path) -> _Detail:
 
 
 def _positions(completions: Sequence[int], logprobs: Sequence[int], where: str) -> list[int | None]:
-    """For each call the position of its logprobs, told by their lengths where some calls have none."""
+    """For each call the position of its logprobs, matched by length if some calls have none."""
     if len(logprobs) == len(completions):
         return list(range(len(completions)))
     if not logprobs:
         return [None] * len(completions)
     first, last = _matched(completions, logprobs), _matched(completions[::-1], logprobs[::-1])
-    # Taken from either end the same calls are met if there is one way only to pair them.
+    # Matching from either end gives the same pairs only if there is a single way to pair them.
     if first is None or last is None or first != [len(completions) - 1 - at for at in reversed(last)]:
         raise RecordError(
             f"{where}{_LOGPROBS} holds {len(logprobs)} lists for {len(completions)} calls: each list is appended "
-            "by itself, and their lengths do not tell which call has none"
+            "to separately, and their lengths do not show which call has none"
         )
     found: list[int | None] = [None] * len(completions)
     for position, call in enumerate(first):
@@ -143,7 +141,7 @@ def _positions(completions: Sequence[int], logprobs: Sequence[int], where: str) 
 
 
 def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] | None:
-    """The first calls, in order, whose lengths are these; None when there are none."""
+    """The first calls, in order, with these lengths; None if there are none."""
     found: list[int] = []
     for call, size in enumerate(completions):
         if len(found) < len(logprobs) and size == logprobs[len(found)]:
@@ -156,12 +154,12 @@ def _lists_of(value: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
     if found is None:
         return ()
     if not is_list(found) or not all(one is None or is_list(one) for one in found):
-        raise RecordError(f"{where}{name} is not a list with one list a call")
+        raise RecordError(f"{where}{name} is not a list with one list per call")
     return found  # type: ignore[no-any-return]
 
 
 def _turns(detail: _Detail) -> tuple[Turn, ...]:
-    where = _words(detail.path)
+    where = _path_text(detail.path)
     turns = []
     for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
         at = detail.logprobs[number]
@@ -176,7 +174,7 @@ def _turns(detail: _Detail) -> tuple[Turn, ...]:
 
 
 def _columns(detail: _Detail, number: int) -> Iterator[tuple[str, tuple[Any, MovePolicy]]]:
-    """What a provider said token by token of a call."""
+    """The provider's per-token columns of a call."""
     for name, values in detail.extra.items():
         entries, policy = values[number], policy_of(name)
         if is_list(entries) and len(entries) > 1 and (is_numbers(entries) or policy is MovePolicy.DROP):
@@ -200,7 +198,7 @@ def _source(detail: _Detail, number: int) -> CallSource:
 
 
 def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
-    """`n_input_tokens` of an agent, if it counts the prompts of its conversations."""
+    """Edits to an agent's `n_input_tokens`, if it counts the prompts of its conversations."""
     details = list(_details(row))
     for holder in dict.fromkeys(detail.path[:-2] for detail in details if detail.path):
         own = [number for number, detail in enumerate(details) if detail.path[:-2] == holder]
@@ -222,7 +220,7 @@ def _is_lists(value: object) -> bool:
     return is_list(value) and len(value) > 0 and is_list(value[0])  # type: ignore[arg-type, index]
 
 
-def _words(path: Path) -> str:
+def _path_text(path: Path) -> str:
     return "".join(f"{step}." if isinstance(step, str) else f"[{step}]." for step in path).replace(".[", "[")
 
 

@@ -1,4 +1,4 @@
-"""Marin rollouts: one call, its prompt, its response and a reward a token.
+"""Marin rollouts: one call with its prompt, its response and a reward per token.
 
 Marin itself writes pickles, which are not read; this is the dataclass written as JSON.
 marin-community/marin `src/marin/rl/types.py` (`Rollout`).
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import answers, call_turn, updated_single_call
+from tito_audit.formats._calls import answer_indices, call_turn, updated_single_call
 from tito_audit.formats._columns import is_list, parsed, stated_facts
 from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
@@ -18,19 +18,17 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     if not {"prompt_tokens", "response_tokens"} <= row.keys():
         return False
-    # A number is a usage count.
+    # As a number it is a usage count.
     return is_list(row["prompt_tokens"]) or ("token_rewards" in row and row["prompt_tokens"] is None)
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     messages = as_messages(parsed(row, "messages"), "messages")
-    (index,) = answers(messages, 1)
+    (index,) = answer_indices(messages, 1)
     turn = call_turn({**row, "messages": None}, message_index=index)
     metadata = row.get("metadata")
     if isinstance(metadata, Mapping) and metadata.get("weight_step") is not None:
@@ -39,8 +37,8 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row)),)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_single_call(row, _read, mended)
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    return updated_single_call(row, _read, repaired)
 
 
 FORMAT = Format(

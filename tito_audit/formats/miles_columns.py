@@ -1,7 +1,7 @@
-"""The token columns that miles mirrors for its dashboard: Parquet, one row a sample, six columns.
+"""The token columns that miles mirrors for its dashboard: Parquet, one sample per row, six columns.
 
 radixark/miles `miles/ray/rollout/debug_data.py` (`save_dashboard_columns`). The conversations are in
-`trajectory/ID.jsonl` beside it, joined on `sample_index`; the same ids are in `rollout_data/ID.pt` once more.
+`trajectory/ID.jsonl` next to it, joined on `sample_index`; `rollout_data/ID.pt` repeats the ids.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import NOTHING_STATED
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 _COLUMNS = {"sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs"}
 _OURS = {"tito_audit"}
-"""What a repaired file has beside them."""
+"""The column that a repaired file adds."""
 
 
 def _matches(row: Row) -> bool:
@@ -33,8 +31,8 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     tokens, total = row["tokens"], row["total_length"]
     held = len(tokens) if is_list(tokens) else 0
     if tokens is not None and (type(total) is not int or total != held):
-        said = total if type(total) is int else "no number"
-        raise RecordError(f"total_length is {said}, and the column 'tokens' holds {held} ids")
+        said = total if type(total) is int else "not a number"
+        raise RecordError(f"total_length is {said}, but the column 'tokens' holds {held} ids")
     index = row["sample_index"]
     stated = NOTHING_STATED.with_facts(sample_index=index if type(index) is int else None)
     return (Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated),)

@@ -1,4 +1,4 @@
-"""Sessions of the miles session server: every call of one conversation, with the ids that went in and came out.
+"""Sessions of the miles session server: every call of one conversation, with the ids of prompt and completion.
 
 `GET /sessions/ID` answers `{session_id, records, metadata}`; a record is a chat request with `input_ids` and
 SGLang's answer to it. radixark/miles `miles/rollout/session/` (`types.py`, `core.py`).
@@ -20,16 +20,15 @@ from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._columns import ids_or_none, is_list
 from tito_audit.formats._copies import with_list
 from tito_audit.formats._responses_read import rollouts_of
-from tito_audit.formats._turn_change import changes_of, rollouts_before, says_this
-from tito_audit.formats._update import as_logged, with_values
+from tito_audit.formats._turn_change import changes_of, check_written, rollouts_before
+from tito_audit.formats._update import with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.signature import Signature, keys, way
-
-__all__ = ["FORMAT"]
 
 _RUNNING = "accumulated_token_ids"
 _VERDICT = "tito_session_mismatch"
@@ -42,9 +41,9 @@ class _Call:
     """A record that is a call."""
 
     number: int
-    """Its place among the records."""
+    """Its index among the records."""
     rollouts: tuple[Rollout, ...]
-    """What it says by itself; the first is the session's."""
+    """The record read by itself; the first rollout is the session's."""
 
 
 def _matches(row: Row) -> bool:
@@ -78,7 +77,7 @@ def _calls(row: Row, place: Place) -> list[_Call]:
             raise RecordError(f"records[{number}] is not a request and its answer (an object)")
         status = record.get("status_code")
         if isinstance(status, int | float | str) and status not in (200, "200"):
-            continue  # an error that the agent was told
+            continue  # an error returned to the agent
         try:
             rollouts = _record(record, place)
         except RecordError as error:
@@ -93,18 +92,18 @@ def _record(record: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _in_place(own: Rollout, messages: Sequence[Message]) -> Turn:
-    """The call with its place in the last call's conversation, or with its own where that is another."""
+    """The call with its index in the last call's conversation, or with its own messages if they differ."""
     (turn,) = own.turns
     index = turn.message_index
     if index is None:
         return turn
     mine = own.messages[: index + 1]
-    if [_told(one) for one in mine] == [_told(one) for one in messages[: index + 1]]:
+    if [_template_view(one) for one in mine] == [_template_view(one) for one in messages[: index + 1]]:
         return turn
     return replace(turn, message_index=None, prompt_messages=mine[:-1])
 
 
-def _told(message: Message) -> object:
+def _template_view(message: Message) -> object:
     """What a template reads of a message."""
     return message.role, message.text, message.reasoning, message.tool_calls
 
@@ -114,14 +113,14 @@ def _metadata(row: Row) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _running(row: Row) -> Ids | None:
+def _running_ids(row: Row) -> Ids | None:
     return ids_or_none(_metadata(row).get(_RUNNING), f"metadata.{_RUNNING}")
 
 
 def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
-    """By how many tokens the running sequence is shorter than what the last call saw and said.
+    """How many tokens the running sequence is shorter than the last call's prompt and completion.
 
-    None when it is no beginning of that, or lacks more than the server may trim.
+    None if it is not a prefix of them, or if more is missing than the server may trim.
     """
     seen, most = turn.seen_ids, _metadata(row).get(_TRIM)
     if seen is None:
@@ -132,8 +131,8 @@ def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
 
 
 def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:
-    """How the running sequence differs from the last call; None when it does not or cannot be compared."""
-    running = _running(row)
+    """How the running sequence differs from the last call; None if it does not or cannot be compared."""
+    running = _running_ids(row)
     if running is None or not turns or turns[-1].seen_ids is None:
         return None
     if _trimmed(row, running, turns[-1]) is not None:
@@ -141,13 +140,13 @@ def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:
     return f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call"
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    (before,) = rollouts_before(row, mended, _read)
-    return tuple(_updated(row, before, one) for one in mended)
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    (before,) = rollouts_before(row, repaired, _read)
+    return tuple(_updated(row, before, one) for one in repaired)
 
 
 def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
-    """The session as one mended rollout has it; a fork calls this once a part."""
+    """The session with one repaired rollout; called once for each part of a fork."""
     changes, kept = changes_of(before, one), one.turns_from
     if not changes and len(kept) == len(before.turns):
         return row
@@ -164,12 +163,12 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     new = with_values(row, {"records": with_list(row["records"], records)})
     new = with_values(new, _with_running(row, before.turns[-1], one.rollout.turns[-1]))
     (again,) = _read(new, before.place)
-    says_this(again, one, before)
+    check_written(again, one, before)
     return new
 
 
 def _updated_record(record: Row, call: _Call, turn: Turn) -> Row:
-    """A record whose call changed."""
+    """A record with its repaired call."""
     first, *others = call.rollouts
     (own,) = first.turns
     turn = replace(turn, message_index=own.message_index, prompt_messages=own.prompt_messages)
@@ -182,7 +181,7 @@ def _updated_record(record: Row, call: _Call, turn: Turn) -> Row:
 
 
 def _without_indexer(record: Row) -> Row:
-    """The record without what an engine selected for the old prompt, which is packed and cannot be cut."""
+    """The record without the engine's indexer choices for the old prompt, which are packed and cannot be cut."""
     response = record["response"]
     choices = [
         with_values(choice, {"meta_info": with_values(meta, {_INDEXER: None})})
@@ -195,8 +194,8 @@ def _without_indexer(record: Row) -> Row:
 
 
 def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
-    """`metadata` with the running sequence of the last call as it is now, and no verdict on the one before."""
-    running, metadata = _running(row), _metadata(row)
+    """`metadata` with the running sequence of the repaired last call, and without the verdict on the old one."""
+    running, metadata = _running_ids(row), _metadata(row)
     less = _trimmed(row, running, before) if running is not None else None
     seen = after.seen_ids
     if running is None or less is None or seen is None:

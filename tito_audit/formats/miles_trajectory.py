@@ -1,4 +1,4 @@
-"""The conversations that miles writes beside its token columns: JSONL, one sample a line, no ids.
+"""The conversations that miles writes next to its token columns: JSONL, one sample per line, no ids.
 
 radixark/miles `miles/ray/rollout/debug_data.py` (`trajectory_rows`). The ids of `trajectory/ID.jsonl` are in
 `dashboard_columns/rollout_ID.parquet`, joined on `sample_index`; tools are in neither.
@@ -18,8 +18,6 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Unread
 from tito_audit.signature import Signature, absent, way
 
-__all__ = ["FORMAT"]
-
 _TOKENS = "dashboard_columns/rollout_ID.parquet"
 
 
@@ -36,12 +34,12 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, as_messages(row["messages"], "messages"), stated=stated),)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    if not repaired:
         return ()
-    at_most_one_each(_read(row, mended[0].rollout.place), mended)
-    if any(one.rollout.turns or one.rollout.training_row is not None for one in mended):
-        raise RecordError(f"a line of messages holds no ids; they are in {_TOKENS} beside it")
+    at_most_one_each(_read(row, repaired[0].rollout.place), repaired)
+    if any(one.rollout.turns or one.rollout.training_row is not None for one in repaired):
+        raise RecordError(f"a line of messages holds no ids; they are in {_TOKENS} next to it")
     return (row,)
 
 

@@ -1,4 +1,4 @@
-"""NeMo-Gym rollouts: a request, a Responses object and a reward; the ids sit on its output items.
+"""NeMo-Gym rollouts: a request, a Responses object with ids on its output items, and a reward.
 
 The same three token fields are read from assistant messages in chat form, which is what NeMo-Gym sends to
 its model servers, and from a Responses object logged without its request.
@@ -15,7 +15,14 @@ import numpy as np
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import written_once
-from tito_audit.formats._gym_calls import Call, cut_by_length, is_chat, layout_of, opens, request_of
+from tito_audit.formats._gym_calls import (
+    GymCall,
+    cut_by_length,
+    is_chat,
+    layout_of,
+    request_of,
+    starts_conversation,
+)
 from tito_audit.formats._gym_write import updated_rows
 from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import (
@@ -37,16 +44,14 @@ from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.stated import Stated, Unread, as_group
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     response = row.get("response", row)
     if "responses_create_params" in row:
         return isinstance(response, Mapping) and isinstance(response.get("output"), Sequence)
-    if _bears_any(row.get("messages")):
+    if _any_holds_ids(row.get("messages")):
         return True
-    return is_response_object(row) and _bears_any(row["output"])
+    return is_response_object(row) and _any_holds_ids(row["output"])
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
@@ -65,36 +70,36 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     unread = _unread(response["output"])
     if unread:
         stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, ITEMS_UNREAD)
-    if unread or not (layout.asked or opens(messages)):
-        # Messages with a gap, or without their request, would be rendered as if nothing were missing.
+    if unread or not (layout.has_request or starts_conversation(messages)):
+        # Messages with gaps, or without their request, would render as if nothing were missing.
         messages = ()
         turns = tuple(replace(turn, message_index=None, prompt_messages=None) for turn in turns)
     tools = chat_tools(filled_list(params.get("tools"), response.get("tools")), "responses_create_params.tools")
     return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_rows(row, mended, _read)
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    return updated_rows(row, repaired, _read)
 
 
-def _turns(calls: Sequence[Call], messages: Sequence[Message]) -> tuple[Turn, ...]:
-    """One turn a call; none when the log holds neither ids nor decoded tokens."""
-    if all(call.bearer is None for call in calls):
+def _turns(calls: Sequence[GymCall], messages: Sequence[Message]) -> tuple[Turn, ...]:
+    """One turn per call; none if the log holds neither ids nor decoded tokens."""
+    if all(call.token_item is None for call in calls):
         return ()
     return written_once([_turn(call, messages) for call in calls], messages)
 
 
-def _wants_ids(calls: Sequence[Call]) -> bool:
+def _wants_ids(calls: Sequence[GymCall]) -> bool:
     """Whether the log has a place for ids."""
-    bearers = [call.bearer for call in calls if call.bearer is not None]
-    return any(bearer.get(key) is not None for bearer in bearers for key in TOKEN_KEYS)
+    items = [call.token_item for call in calls if call.token_item is not None]
+    return any(item.get(key) is not None for item in items for key in TOKEN_KEYS)
 
 
-def _turn(call: Call, messages: Sequence[Message]) -> Turn:
-    bearer = call.bearer or {}
+def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
+    token_item = call.token_item or {}
     index = len(call.prompt)
     in_place = index < len(messages) and _same(messages[: index + 1], (*call.prompt, call.answer))
-    text = text_of(bearer.get("generation_str"))
+    text = text_of(token_item.get("generation_str"))
     if text is None and not call.answer.tool_calls and call.answer.reasoning is None:
         text = call.answer.text
     turn = Turn(
@@ -102,19 +107,19 @@ def _turn(call: Call, messages: Sequence[Message]) -> Turn:
         completion_ids=None,
         message_index=index if in_place else None,
         prompt_messages=None if in_place else call.prompt,
-        prompt_text=text_of(bearer.get("prompt_str")),
+        prompt_text=text_of(token_item.get("prompt_str")),
         completion_text=text,
-        finish_reason="length" if text_of(bearer.get("status")) == "incomplete" else None,
+        finish_reason="length" if text_of(token_item.get("status")) == "incomplete" else None,
     )
-    prompt, generated = bearer.get("prompt_token_ids"), bearer.get("generation_token_ids")
+    prompt, generated = token_item.get("prompt_token_ids"), token_item.get("generation_token_ids")
     if not _filled(prompt) and not _filled(generated):
         return turn
     completion_ids = None if generated is None else as_ids(generated, "generation_token_ids")
-    logprobs = bearer.get("generation_log_probs")
+    logprobs = token_item.get("generation_log_probs")
     values, columns = call_columns(
         empty_ids() if completion_ids is None else completion_ids,
         logprobs=None if logprobs is None else ("generation_log_probs", logprobs),
-        other=_other_columns(bearer),
+        other=_other_columns(token_item),
     )
     return replace(
         turn,
@@ -125,10 +130,10 @@ def _turn(call: Call, messages: Sequence[Message]) -> Turn:
     )
 
 
-def _other_columns(bearer: Item) -> dict[str, tuple[Any, MovePolicy]]:
-    """Every other list that may hold an entry a token."""
+def _other_columns(token_item: Item) -> dict[str, tuple[Any, MovePolicy]]:
+    """Every other list that may have one entry per token."""
     found: dict[str, tuple[Any, MovePolicy]] = {}
-    for name, value in bearer.items():
+    for name, value in token_item.items():
         if name == "routed_experts" and isinstance(value, list):
             found[name] = (value, MovePolicy.DROP)
         elif name not in TOKEN_KEYS and _is_numbers(value):
@@ -148,7 +153,7 @@ def _stated(row: Row, response: Mapping[str, Any]) -> Stated:
 
 
 def _same(left: Sequence[Message], right: Sequence[Message]) -> bool:
-    """True if these are the same messages; only what rules and templates read is compared."""
+    """True if these are the same messages, comparing only what rules and templates read."""
     pairs = zip(left, right, strict=False)
     return len(left) == len(right) and all(
         (a.role, a.text, a.reasoning, a.tool_calls) == (b.role, b.text, b.reasoning, b.tool_calls)
@@ -161,7 +166,7 @@ def _unread(output: Sequence[Any]) -> tuple[str, ...]:
     return tuple(sorted({kind for items in inner for kind in unread_types(items)}))
 
 
-def _bears_any(values: object) -> bool:
+def _any_holds_ids(values: object) -> bool:
     if not isinstance(values, Sequence) or isinstance(values, str):
         return False
     return any(isinstance(value, Mapping) and value.get("generation_token_ids") is not None for value in values)

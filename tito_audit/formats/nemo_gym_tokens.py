@@ -1,7 +1,7 @@
-"""NeMo-Gym token capture: `ROLLOUT.tokens.jsonl`, one line a model call, in the order in which they ended.
+"""NeMo-Gym token capture: `ROLLOUT.tokens.jsonl`, one model call per line, in the order they ended.
 
-NVIDIA-NeMo/Gym `nemo_gym/token_id_capture/records.py` (`TokenEntry`). What each call was sent stands in the
-rollout row of the same rollout id; from version 2 on a line states the length and a digest of its tokens.
+NVIDIA-NeMo/Gym `nemo_gym/token_id_capture/records.py` (`TokenEntry`). The messages sent with each call are in the
+rollout row of the same rollout id; from version 2 on a line has the length and a digest of its tokens.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, way
 
-__all__ = ["FORMAT"]
-
 _VERSION = 3
 _DIGEST_OF = b"nemo-gym-tokens"
 _DIGEST_VERSION = 1
 _ROUTING = "routed_experts"
 _PARTS = ("tool_calls", "reasoning_content", "reasoning")
-"""What a chat message holds beside its text."""
+"""What a chat message holds besides its text."""
 
 
 def _matches(row: Row) -> bool:
@@ -48,11 +46,11 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     version = row.get("schema_version", _VERSION)
     if type(version) is not int or version < 1:
-        raise RecordError("schema_version is no version of a token capture, which are counted from 1")
+        raise RecordError("schema_version is not a version of a token capture; versions start at 1")
     if version > _VERSION:
         raise RecordError(
-            f"schema_version is {version}, and what is known here ends with {_VERSION}: a newer version may mean "
-            "something else by these columns"
+            f"schema_version is {version}, but only versions up to {_VERSION} are known: a newer one may use "
+            "these columns differently"
         )
     stated = Stated(model=real_name(row.get("model")), group=text_of(row.get("rollout_id")))
     stated = stated.with_facts(id=text_of(row["model_call_id"]))
@@ -60,7 +58,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _turn(row: Row) -> Turn:
-    """The one call of a line; without ids when nothing was captured."""
+    """The one call of a line; without ids if nothing was captured."""
     prompt, completion = ((name, row.get(name)) for name in TOKEN_KEYS[:2])
     logprobs = row.get("generation_log_probs")
     turn = turn_of_tokens(
@@ -74,7 +72,7 @@ def _turn(row: Row) -> Turn:
 
 
 def _answer(items: Any) -> tuple[str | None, bool]:
-    """The decoded completion where the answer is text alone, and whether the limit of tokens cut it."""
+    """The decoded completion if the answer is only text, and whether the token limit cut it off."""
     found = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
     cut = any(text_of(item.get("status")) == "incomplete" for step in found for item in step.items)
     if len(found) != 1 or any(item.get(part) for item in found[0].items for part in _PARTS):
@@ -84,20 +82,20 @@ def _answer(items: Any) -> tuple[str | None, bool]:
     return message.text if whole else None, cut
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    if not repaired:
         return ()
-    (before,) = _read(row, mended[0].rollout.place)
-    (after,) = at_most_one_each((before,), mended)
+    (before,) = _read(row, repaired[0].rollout.place)
+    (after,) = at_most_one_each((before,), repaired)
     if after.turns_from != (0,):
-        raise RecordError("the line is one call and cannot be left without it")
+        raise RecordError("the line is a single call, which cannot be removed")
     old, new = before.turns[0], after.rollout.turns[0]
     written = updated_call(row, old, new, skip=("output_items",))
-    return (with_values(written, dict(_told(row, old, new))),)
+    return (with_values(written, dict(_facts_of_tokens(row, old, new))),)
 
 
-def _told(row: Row, before: Turn, after: Turn) -> Iterator[tuple[str, Any]]:
-    """What a line says about its tokens beside them, where the prompt changed."""
+def _facts_of_tokens(row: Row, before: Turn, after: Turn) -> Iterator[tuple[str, Any]]:
+    """The new values of a line's facts about its tokens, if the prompt changed."""
     old, new = before.seen_ids, after.seen_ids
     if old is None or new is None or np.array_equal(old, new):
         return
@@ -107,12 +105,12 @@ def _told(row: Row, before: Turn, after: Turn) -> Iterator[tuple[str, Any]]:
         yield "cum_len", len(new)
     if row.get("digest") is not None:
         if text_of(row["digest"]) != _digest(old):
-            raise RecordError("the digest is not that of these tokens, so none can be written for others")
+            raise RecordError("the digest does not match these tokens, so none can be written for other tokens")
         yield "digest", _digest(new)
 
 
 def _digest(ids: Ids) -> str:
-    """SHA-256 of a sequence, as `compute_digest` of the capture takes it; ids are never negative."""
+    """SHA-256 of a sequence, as the capture's `compute_digest` computes it; ids are never negative."""
     header = struct.pack(">BQ", _DIGEST_VERSION, len(ids)) if len(ids) else b""
     return hashlib.sha256(_DIGEST_OF + header + ids.astype(">u8").tobytes()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""NeMo-RL training dump: one sample a line, every value but `idx` wrapped in a list of one.
+"""NeMo-RL training dump: one sample per line, every value but `idx` wrapped in a list of one.
 
 NVIDIA-NeMo/RL `nemo_rl/utils/logger.py` (`log_batched_dict_as_jsonl`). The newer data plane names the same
 columns `input_ids`, `token_mask` and `sample_mask`; both are read, wrapped or not. The distillation and
@@ -28,8 +28,6 @@ from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
 from tito_audit.signature import Signature, keys, way
-
-__all__ = ["FORMAT"]
 
 _IDS = ("token_ids", "input_ids")
 _MASK = ("token_loss_mask", "token_mask")
@@ -77,11 +75,11 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
-    """The columns with the padding on the right taken off."""
+    """The training row without its padding on the right."""
     padded = as_ids(values[name], name)
     length = _length(values.get("input_lengths"), len(padded))
     mask = next((key for key in _MASK if values.get(key) is not None), None)
-    # A column of another width than the ids is left whole: cutting it could make it fit by chance.
+    # A column of another width than the ids is not cut, which could make it fit by chance.
     cut = {
         key: value[:length] if len(value) == len(padded) else value
         for key, value in values.items()
@@ -101,12 +99,10 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The row with its columns as they are from now on, in lists of one where they were."""
+    """The row with its repaired columns, in lists of one if they were before."""
     values = _unwrapped(row)
     if new.padding.left:
-        raise RecordError(
-            "input_lengths counts from the first token, so the row can hold padding on the right only"
-        )
+        raise RecordError("input_lengths counts from the first token, so the row can be padded only on the right")
     if new.padding.right and values.get("input_lengths") is None:
         raise RecordError("the row has no input_lengths: nothing would tell padding from tokens")
     name = next((name for name in _IDS if values.get(name) is not None), "")
@@ -116,7 +112,7 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
 
 
 def _wrapped(value: Any, original: Any, unwrapped: Any) -> Any:
-    """A value in a list of one where the log had it in one."""
+    """A value, in a list of one if the log had it so."""
     if original is unwrapped:
         return value
     return np.array([value], original.dtype) if isinstance(original, np.ndarray) else [value]
@@ -124,12 +120,12 @@ def _wrapped(value: Any, original: Any, unwrapped: Any) -> Any:
 
 def _column(cut: Mapping[str, Any], name: str) -> Any:
     if name not in cut:
-        raise RecordError(f"column {name!r} is not a list of one entry a token")
+        raise RecordError(f"column {name!r} is not a list of one entry per token")
     return cut[name]
 
 
 def _length(stated: object, width: int) -> int:
-    """The tokens before the padding; all of them when the row does not say."""
+    """The number of tokens before the padding; all of them if the row does not say."""
     if stated is None:
         return width
     value = stated.item() if isinstance(stated, np.generic) else stated
@@ -156,7 +152,7 @@ def _first(values: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _unwrapped(row: Row) -> dict[str, Any]:
-    """The row's values without their lists of one; rows of the data plane have none."""
+    """The row's values without their lists of one, which rows of the data plane do not have."""
     ids = _first(row, _IDS)
     if ids is not None and not (_is_wrapped(ids) and isinstance(ids[0], list | np.ndarray)):
         return dict(row)

@@ -1,7 +1,7 @@
-"""NeMo-RL `message_log`: a conversation whose messages carry their own slices of the training row.
+"""NeMo-RL `message_log`: a conversation whose messages hold their own slices of the training row.
 
 NVIDIA-NeMo/RL `nemo_rl/data/llm_message_utils.py`. Its data processors put the *rendered* text into
-`content`, and conversations from NeMo-Gym have none; neither can be handed to a chat template.
+`content`, and conversations from NeMo-Gym have no content; neither can be rendered with a chat template.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._samples import row_written
-from tito_audit.formats._update import as_logged, changed_columns, with_values
+from tito_audit.formats._update import changed_columns, with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
@@ -32,12 +33,10 @@ from tito_audit.record.sources import Source, Sources
 from tito_audit.record.stated import Stated, Unread
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 _MASK = "token_loss_mask"
 _LOGPROBS = "generation_logprobs"
 _SENTINEL = 0.0
-"""What NeMo-RL writes for messages that nobody sampled when it flattens a conversation."""
+"""What NeMo-RL writes for messages that were not sampled when it flattens a conversation."""
 _OTHER_POLICIES = {"prev_logprobs": MovePolicy.STALE, "routed_experts": MovePolicy.DROP}
 _TOKEN_KEYS = ("token_ids", _MASK, _LOGPROBS)
 _MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<start_of_turn>|\[INST\]")
@@ -46,11 +45,11 @@ _MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<start_of_t
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """A per-message column put together for the whole conversation."""
+    """A per-message column concatenated for the whole conversation."""
 
     values: list[Any]
     fits: bool
-    """Every message had as many entries as tokens."""
+    """True if every message had as many entries as tokens."""
 
 
 def _matches(row: Row) -> bool:
@@ -77,7 +76,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> TrainingRow:
-    """All messages end to end; a column that misfits one message fits nowhere."""
+    """All messages concatenated; a column that does not fit one message fits none."""
     token_ids = np.concatenate([empty_ids(), *ids])
     mask, logprobs = _joined(log, ids, _MASK, 0), _joined(log, ids, _LOGPROBS, _SENTINEL)
     others = {name: _joined(log, ids, name, None) for name in _other_names(log)}
@@ -93,7 +92,7 @@ def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> Train
         sentinel=_SENTINEL,
     )
     if mask is None:
-        # Before NeMo-RL writes masks, what was generated is what it will train.
+        # Until NeMo-RL writes masks, it trains what was generated.
         generated = [_is_generated(entry) for entry in log]
         row = replace(row, loss_mask=np.repeat(generated, [len(own) for own in ids]))
     misfits = [(ColumnRole.LOSS_MASK, _MASK, mask), (ColumnRole.LOGPROBS, _LOGPROBS, logprobs)]
@@ -102,7 +101,7 @@ def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> Train
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The row with its messages' slices of the training row as they are from now on."""
+    """The row with its messages' slices of the repaired training row."""
     if new.padding != Padding():
         raise RecordError("messages have no padding: nothing in them would tell padding from tokens")
     log = _unwrapped(row["message_log"])
@@ -115,7 +114,7 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
 
 
 def _updated_log(log: Sequence[Mapping[str, Any]], old: TrainingRow, new: TrainingRow) -> list[Any]:
-    """The messages with their slices of the row as it is from now on."""
+    """The messages with their slices of the repaired training row."""
     lengths = [len(entry["token_ids"]) if _held(entry, "token_ids") else 0 for entry in log]
     generated = [_is_generated(entry) for entry in log]
     ends = [0, *np.cumsum(lengths).tolist()]
@@ -137,16 +136,16 @@ def _updated_log(log: Sequence[Mapping[str, Any]], old: TrainingRow, new: Traini
 
 
 def _slice(entry: Mapping[str, Any], name: str, part: Any, fill: object, number: int) -> Any:
-    """A message's part of a column; RecordError when there is something to write and no place for it."""
+    """A message's slice of a column; RecordError if it has values to write and no place for them."""
     if _held(entry, name) or (isinstance(entry.get(name), list | np.ndarray) and part is not None and len(part)):
         return as_logged(part, entry[name])
     if part is not None and any(not _says_nothing(value, fill) for value in part.tolist()):
-        raise RecordError(f"message_log[{number}] has no {name}, and the repair puts some there")
+        raise RecordError(f"message_log[{number}] has no {name}, and the repair would need it")
     return entry.get(name)
 
 
 def _says_nothing(value: object, fill: object) -> bool:
-    """What stands for a message without the column when the conversation is put together."""
+    """True for the value that a message without the column has in the concatenated one."""
     return value is None or value == fill or value != value
 
 
@@ -159,7 +158,7 @@ def _joined(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fil
     for number, (entry, own) in enumerate(zip(log, ids, strict=True)):
         part = entry[name] if _held(entry, name) else [fill] * len(own)
         if not isinstance(part, list | np.ndarray):
-            raise RecordError(f"message_log[{number}].{name} is not a list of one entry a token")
+            raise RecordError(f"message_log[{number}].{name} is not a list of one entry per token")
         fits = fits and len(part) == len(own)
         values.extend(part.tolist() if isinstance(part, np.ndarray) else part)
     return _Joined(values, fits)
@@ -171,7 +170,7 @@ def _misfit(role: ColumnRole, name: str, column: _Joined) -> Column:
 
 
 def _other_names(log: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Further keys that hold a list of numbers, or of lists of numbers, on some message."""
+    """Further keys that hold a list of numbers, or of lists of numbers, in at least one message."""
     names = {name: None for entry in log for name, value in entry.items() if _is_numbers(value)}
     return [name for name in names if name not in _TOKEN_KEYS]
 
@@ -185,7 +184,7 @@ def _is_numbers(value: object) -> bool:
 
 
 def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], Stated]:
-    """The messages if they are what a template was given; else none, and their texts as a stated fact."""
+    """The messages if a template can render them; else none, and their texts as a stated fact."""
     drop = {*_TOKEN_KEYS, *_other_names(log)}
     wires = [message_wire(entry, drop) for entry in log]
     messages = as_messages(wires, "message_log")
@@ -212,7 +211,7 @@ def _held(entry: Mapping[str, Any], name: str) -> bool:
 
 
 def _unwrapped(log: Sequence[Any]) -> Sequence[Any]:
-    """The conversation itself where a dump wraps it in a list of one."""
+    """The conversation itself, if a dump wraps it in a list of one."""
     return log[0] if len(log) == 1 and isinstance(log[0], list) else log
 
 

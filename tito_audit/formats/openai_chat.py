@@ -1,7 +1,7 @@
 """OpenAI answers as a caller logs them: chat completions, completions and Responses objects.
 
-There are no ids. Where logprobs were asked for there are token strings and bytes, from which ids are looked
-up later; what comes out is a guess and marked as one. openai Python package, response types.
+There are no ids. If logprobs were requested there are token strings and bytes, from which ids are looked up
+later; the result is a guess and marked as one. openai Python package, response types.
 """
 
 from __future__ import annotations
@@ -35,16 +35,14 @@ from tito_audit.record.sources import CallSource, Layout, Source, Sources
 from tito_audit.record.stated import Unread
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 
 def _matches(row: Row) -> bool:
     found = exchange(row)
-    return found is not None and not any(map(_bears_ids, found.responses))
+    return found is not None and not any(map(_holds_ids, found.responses))
 
 
-def _bears_ids(response: Mapping[str, Any]) -> bool:
-    """True for a Responses object with the ids of NeMo-Gym on its items: there is more in it than is read here."""
+def _holds_ids(response: Mapping[str, Any]) -> bool:
+    """True for a Responses object with NeMo-Gym's ids on its items, which is not read here."""
     items = filled_list(response.get("output"))
     return any(isinstance(item, Mapping) and item.get("generation_token_ids") is not None for item in items)
 
@@ -60,7 +58,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], place: Place) -> Rollout:
-    """A Responses object; its calls follow one another where the service ran tools between them."""
+    """The rollout of a Responses object; it has several calls if the service ran tools in between."""
     before = input_steps({"instructions": response.get("instructions"), **request}, "request")
     found = [*before, *steps(response["output"], "output")]
     stated = request_facts(request, response)
@@ -68,7 +66,7 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
     unread = unread_types(response["output"])
     if unread:
         stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, ITEMS_UNREAD)
-    # An instruction alone is no request: what the model was asked is still missing.
+    # Instructions alone are not a request: the user's input is still missing.
     asked = any(step.items or step.message.role == "user" for step in before)
     if unread or not asked or text_of(request.get("previous_response_id")):
         messages = ()
@@ -92,7 +90,7 @@ def _turn(step: Step, index: int | None) -> Turn:
         message_index=index,
         completion_text=message.text if whole else None,
         finish_reason="length" if incomplete else None,
-        # Reasoning and tool calls have no logprobs, so with them the tokens would have gaps.
+        # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
         token_texts=_token_texts(step.items) if whole else None,
     )
 
@@ -137,7 +135,7 @@ def _source(output: Sequence[Item], path: Path, call: Step) -> CallSource:
             start = end
     return CallSource(
         logprobs=tuple(source for source in sources if source.part != (0, 0)),
-        whole="the tokens of this answer are known from their logprobs alone, which cannot go",
+        whole="the tokens of this answer are known only from their logprobs, which cannot be dropped",
     )
 
 

@@ -1,7 +1,7 @@
-"""prime-rl training samples as JSON objects: one branch of a rollout, flat, or as it was split before.
+"""prime-rl training samples as JSON objects: one branch of a rollout, flat, or split as in older versions.
 
-Since June 2026 a sample is one flat sequence (`token_ids`, `mask`, …); before it was a prompt and a completion
-that holds the environment's tokens too. The framework itself sends them as msgpack without names
+Since June 2026 a sample is one flat sequence (`token_ids`, `mask`, …); before, it was a prompt and a completion
+that also holds the environment's tokens. The framework itself sends them as msgpack without names
 (`rollouts/step_N/rank_R.bin`), which is not read here. PrimeIntellect-ai/prime-rl
 `src/prime_rl/transports/rollouts/types.py` (`TrainingSample`), before `src/prime_rl/transport/types.py`.
 """
@@ -21,18 +21,17 @@ from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._samples import row_written
 from tito_audit.formats._sources import own_sources
-from tito_audit.formats._update import as_logged, updated_row, with_values
+from tito_audit.formats._update import updated_row, with_values
+from tito_audit.formats._values import as_logged
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
 from tito_audit.signature import Signature, way
 
-__all__ = ["FORMAT"]
-
 _SENTINEL = 0.0
-"""What stands for a token that nobody sampled."""
-_TELLING = (
+"""The logprob of a token that was not sampled."""
+_FLAT_MARKERS = (
     "temperatures",
     "rl_weights",
     "ce_weights",
@@ -41,9 +40,9 @@ _TELLING = (
     "mm_refs",
     "mm_kwargs",
 )
-_TELLING_BEFORE = ("completion_temperatures", "teacher_logprobs", "advantage", "prompt_mask")
+_SPLIT_MARKERS = ("completion_temperatures", "teacher_logprobs", "advantage", "prompt_mask")
 _JOINED = {"token_ids": ("prompt_ids", "completion_ids"), "mask": ("prompt_mask", "completion_mask")}
-"""Columns of a flat sample, and those of a split one that they are made of."""
+"""Columns of a flat sample, and the columns of a split one that they are joined from."""
 _UNREBUILT = ("routed_experts", "mm_token_type_ids")
 
 
@@ -54,7 +53,7 @@ def _matches(row: Row) -> bool:
     return (
         all(is_list(row.get(name)) for name in parts)
         and "completion_logprobs" in row
-        and any(name in row for name in _TELLING_BEFORE)
+        and any(name in row for name in _SPLIT_MARKERS)
         and not any(name in row for name in ("messages", "trajectory", "calls"))
     )
 
@@ -70,7 +69,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The sample as its row is from now on; a split one as the two parts of it."""
+    """The sample with its repaired row; a split sample gets its two parts."""
     if _is_flat(row):
         return updated_row(row, old, new, "token_ids")
     joined = {**row, **_joined(row)}
@@ -124,7 +123,7 @@ def _joined(row: Row) -> dict[str, Any]:
 
 
 def _others(row: Row, taken: Sequence[str], sizes: Sequence[int]) -> Mapping[str, tuple[Raw, MovePolicy]]:
-    """Every other list with an entry a token."""
+    """Every other list with one entry per token."""
     return {
         name: (value, MovePolicy.DROP if name in _UNREBUILT else policy_of(name))
         for name, value in row.items()
@@ -133,12 +132,12 @@ def _others(row: Row, taken: Sequence[str], sizes: Sequence[int]) -> Mapping[str
 
 
 def _list(row: Row, name: str) -> tuple[str, Raw] | None:
-    """A column by its name; None when the row has none."""
+    """A column with its name; None if the row does not have it."""
     value = row.get(name)
     if value is None or (is_list(value) and not len(value)):
         return None
     if not is_list(value):
-        raise RecordError(f"column {name!r} is not a list of one entry a token")
+        raise RecordError(f"column {name!r} is not a list of one entry per token")
     return name, value
 
 
@@ -151,7 +150,7 @@ def _is_flat(row: Row) -> bool:
         "token_ids" in row
         and "mask" in row
         and "logprobs" in row
-        and any(name in row for name in _TELLING)
+        and any(name in row for name in _FLAT_MARKERS)
         and not any(name in row for name in ("messages", "message", "loss_mask"))
     )
 

@@ -1,7 +1,7 @@
-"""prime-rl token exports: one trained sequence a line, with what sampler and trainer say of each token.
+"""prime-rl token exports: one trained sequence per line, with the sampler's and the trainer's data for each token.
 
-What the trainer computed (its logprobs, entropies, ratios, what it clipped) are facts about these ids: after a
-change they are unknown from the changed token on. PrimeIntellect-ai/prime-rl
+What the trainer computed (logprobs, entropies, ratios, clipping) holds for exactly these ids: after a change it
+is unknown from the changed token on. PrimeIntellect-ai/prime-rl
 `src/prime_rl/trainer/rl/token_export.py`.
 """
 
@@ -24,10 +24,8 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, way
 
-__all__ = ["FORMAT"]
-
 _SENTINEL = 0.0
-"""What the sampler's column holds for tokens that nobody sampled."""
+"""What the sampler's column holds for tokens that were not sampled."""
 _MASK, _LOGPROBS = "loss_mask", "inference_logprobs"
 
 
@@ -48,7 +46,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         return (Rollout(place, FORMAT.name, stated=stated.without_ids()),)
     for name in (_MASK, _LOGPROBS):
         if row.get(name) is not None and not is_list(row[name]):
-            raise RecordError(f"column {name!r} is not a list of one entry a token")
+            raise RecordError(f"column {name!r} is not a list of one entry per token")
     trained = training_row(
         ids,
         mask=None if row.get(_MASK) is None else (_MASK, row[_MASK]),
@@ -61,7 +59,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _other_columns(row: Row, size: int) -> dict[str, tuple[Any, MovePolicy]]:
-    """Every list with an entry a token; all columns of an export have one length."""
+    """Every other list with one entry per token; all columns of an export have the same length."""
     return {
         name: (value, policy_of(name))
         for name, value in row.items()

@@ -1,6 +1,6 @@
-"""rLLM episodes: trajectories of steps, each step one model call with the conversation it was part of.
+"""rLLM episodes: trajectories of steps, each step one model call with its conversation.
 
-rllm-org/rllm `rllm/eval/episode_store.py` (`EvalEpisodeStore`), one indented JSON document an episode, and its
+rllm-org/rllm `rllm/eval/episode_store.py` (`EvalEpisodeStore`), one indented JSON document per episode, and its
 compact form, `rllm/eval/episode_compact.py`, which keeps each message once. The training-time episode logger,
 `rllm/utils/episode_logger.py`, writes the same shape and drops the ids.
 """
@@ -26,8 +26,6 @@ from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated, Unread
 from tito_audit.signature import Signature, keys, way
-
-__all__ = ["FORMAT"]
 
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
 _COPIES = ("prompt_ids", "prompt_token_ids")
@@ -60,20 +58,20 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 def _rollout(trajectory: object, where: str, place: Place, stated: Stated) -> Rollout:
     steps = _steps(trajectory, where)
-    talks = [_talk(trajectory, step, f"{where}.steps[{i}]") for i, step in enumerate(steps)]
-    told = not any(calls_unknown_tools(talk, ()) for talk in talks)
+    conversations = [_conversation(trajectory, step, f"{where}.steps[{i}]") for i, step in enumerate(steps)]
+    told = not any(calls_unknown_tools(conversation, ()) for conversation in conversations)
     if not told:
-        # The tools are in the gateway's traces only, so these prompts cannot be written again.
+        # The tools are only in the gateway's traces, so these prompts cannot be rendered again.
         stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
-    messages = talks[-1] if talks and told else ()
+    messages = conversations[-1] if conversations and told else ()
     turns: tuple[Turn, ...] = ()
     if any(_filled(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
         turns = tuple(
-            _turn(step, talk, messages if told else None, f"{where}.steps[{i}]")
-            for i, (step, talk) in enumerate(zip(steps, talks, strict=True))
+            _turn(step, conversation, messages if told else None, f"{where}.steps[{i}]")
+            for i, (step, conversation) in enumerate(zip(steps, conversations, strict=True))
         )
     else:
-        # An evaluation that asked for no ids has empty lists, the logger of a training run no lists.
+        # An evaluation that requested no ids has empty lists, the training logger none at all.
         stated = stated.without_ids()
     pictured = [_is_multimodal(step.get(_PROMPT)) for step in steps]
     if any(pictured):
@@ -95,14 +93,14 @@ def _steps(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
     return steps
 
 
-def _talk(trajectory: object, step: Mapping[str, Any], where: str) -> tuple[Message, ...]:
-    """The conversation of a step, its answer included."""
+def _conversation(trajectory: object, step: Mapping[str, Any], where: str) -> tuple[Message, ...]:
+    """The conversation of a step, including its answer."""
     found = step.get("chat_completions")
     leaf = found.get("messages_ref") if isinstance(found, Mapping) else step.get("chat_completions_ref")
     if leaf is None:
         return as_messages(found, f"{where}.chat_completions")
     if not is_list(leaf) or len(leaf) != 2:
-        raise RecordError(f"{where}.chat_completions does not name a message and how many lead to it")
+        raise RecordError(f"{where}.chat_completions is not a message and the number of messages up to it")
     nodes = object_at(trajectory, "message_nodes")
     messages: list[Any] = []
     key = leaf[0]
@@ -113,24 +111,24 @@ def _talk(trajectory: object, step: Mapping[str, Any], where: str) -> tuple[Mess
         messages.append(node.get("m"))
         key = node.get("p")
     if not isinstance(leaf[1], int | float) or len(messages) != leaf[1]:
-        raise RecordError(f"{where}.chat_completions counts {leaf[1]} messages, and {len(messages)} lead there")
+        raise RecordError(f"{where}.chat_completions counts {leaf[1]} messages, but there are {len(messages)}")
     return as_messages(messages[::-1], f"{where}.chat_completions")
 
 
 def _turn(
-    step: Mapping[str, Any], talk: tuple[Message, ...], messages: Sequence[Message] | None, where: str
+    step: Mapping[str, Any], conversation: tuple[Message, ...], messages: Sequence[Message] | None, where: str
 ) -> Turn:
-    """The call of a step; without `messages` its conversation is left out, and its text stays."""
-    answer = talk[-1] if talk and talk[-1].role == "assistant" else None
-    sent = talk if answer is None else talk[:-1]
-    in_place = answer is not None and messages is not None and _begins(messages, talk)
+    """The call of a step; if `messages` is None, its messages are left out and its text stays."""
+    answer = conversation[-1] if conversation and conversation[-1].role == "assistant" else None
+    sent = conversation if answer is None else conversation[:-1]
+    in_place = answer is not None and messages is not None and _starts_with(messages, conversation)
     whole = answer is not None and not answer.tool_calls and answer.reasoning is None
     try:
         scored = step.get("logprobs")
         turn = turn_of_tokens(
             (_PROMPT, None if _is_multimodal(step.get(_PROMPT)) else step.get(_PROMPT)),
             (_RESPONSE, step.get(_RESPONSE)),
-            # An empty list is what a step is made with; it says no more than null.
+            # An empty list is a step's default and means the same as null.
             lambda: flat_logprobs(step, "logprobs") if _filled(scored) else None,
             other_columns(step, _TAKEN),
         )
@@ -140,7 +138,7 @@ def _turn(
         raise RecordError(f"{where}: {error}") from None
     return replace(
         turn,
-        message_index=len(talk) - 1 if in_place else None,
+        message_index=len(conversation) - 1 if in_place else None,
         prompt_messages=None if in_place or messages is None or not sent else sent,
         completion_text=answer.text if answer is not None and whole else None,
         finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
@@ -149,7 +147,7 @@ def _turn(
 
 
 def _in_order(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns, of which no two may claim one message: of a retry only the last wrote what is left."""
+    """The turns with each message claimed once: of a retried call, only the last attempt's message was kept."""
     found: list[Turn] = []
     least: int | None = None
     for turn in reversed(turns):
@@ -201,9 +199,9 @@ def _routing(step: Mapping[str, Any], output: Mapping[str, Any], path: Path) -> 
         yield (*path, "model_output", _ROUTING)
 
 
-def _begins(messages: Sequence[Message], talk: Sequence[Message]) -> bool:
-    return len(talk) <= len(messages) and all(
-        a is b or a.wire == b.wire for a, b in zip(messages, talk, strict=False)
+def _starts_with(messages: Sequence[Message], conversation: Sequence[Message]) -> bool:
+    return len(conversation) <= len(messages) and all(
+        a is b or a.wire == b.wire for a, b in zip(messages, conversation, strict=False)
     )
 
 
@@ -212,7 +210,7 @@ def _filled(value: object) -> bool:
 
 
 def _is_multimodal(value: object) -> bool:
-    """True for a prompt in which parts other than tokens stand between the ids."""
+    """True for a prompt that has other parts, such as images, between the ids."""
     return isinstance(value, list | tuple) and dict in set(map(type, value))
 
 

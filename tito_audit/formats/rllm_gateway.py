@@ -1,8 +1,8 @@
-"""rLLM gateway traces: one record a model call, with its request and the server's answer beside it.
+"""rLLM gateway traces: one record per model call, with its request and the server's answer.
 
 rllm-org/rllm `rllm-model-gateway/src/rllm_model_gateway/models.py` (`TraceRecord`), from SQLite or over HTTP.
-`raw_response` may hold the ids a second time. In cumulative token mode a stored record has only what its prompt
-adds to the call before it (`prompt_delta_token_ids`); a reader of the store puts the whole prompt back.
+`raw_response` may repeat the ids. In cumulative token mode a stored record has only what its prompt adds to the
+previous call (`prompt_delta_token_ids`); a reader of the store restores the whole prompt.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sourc
 from tito_audit.record.stated import Unread
 from tito_audit.signature import Signature, way
 
-__all__ = ["FORMAT"]
-
 _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
 _PROMPT_NAMES = ("prompt_token_ids", "prompt_ids", "prompt", "input_ids")
 _COMPLETION_NAMES = ("token_ids", "completion_token_ids", "response_token_ids", "output_ids")
@@ -50,7 +48,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     answer = row["response_message"]
     sent = as_messages(row.get("messages"), "messages")
     sent = sent or as_messages(request.get("messages"), "raw_request.messages")
-    # An answer without its request would be rendered as if nothing had been asked.
+    # An answer without its request would render as if there had been no prompt.
     said = as_message(answer, "response_message") if sent and answer else None
     messages = (*sent, said) if said is not None and said.role == "assistant" else ()
     tools = as_tools(request.get("tools"), "raw_request.tools")
@@ -94,7 +92,7 @@ def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn
 
 
 def _disagreement(row: Row) -> str | None:
-    """How the answer as the server gave it and the record differ in their ids."""
+    """How the ids of the record and of the server's raw answer differ; None if they do not."""
     response = object_at(row, "raw_response")
     choice = _choice(response)
     copies = [
@@ -149,7 +147,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def _scores_equal(content: object, logprobs: Any) -> bool:
-    """Whether the tokens of a chat answer have these logprobs."""
+    """True if the tokens of a chat answer have these logprobs."""
     if not isinstance(content, list | tuple) or not all(isinstance(entry, Mapping) for entry in content):
         return False
     try:
@@ -172,7 +170,7 @@ def _routing(row: Row) -> Iterator[Path]:
 
 
 def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
-    """`token_counts`, whose keys are the gateway's own."""
+    """Edits to `token_counts`, whose keys are the gateway's own."""
     counts = object_at(row, "token_counts")
     old, new = before[0].turns[0].prompt_ids, after[0].turns[0].prompt_ids
     sampled = before[0].turns[0].completion_ids

@@ -1,7 +1,7 @@
 """SGLang answers as a caller logs them: `/generate` and the chat endpoint with `return_meta_info`.
 
-The ids are there twice, as `output_ids` and inside the `[logprob, id, text]` triples of `meta_info`; where
-the two differ `output_ids` is read and the difference stated. sgl-project/sglang.
+The ids are there twice, as `output_ids` and inside the `[logprob, id, text]` triples of `meta_info`; if the two
+differ, `output_ids` is read and the difference reported. sgl-project/sglang.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from tito_audit.formats._responses_read import rollouts_of
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, keys, way
-
-__all__ = ["FORMAT"]
 
 
 def _matches(row: Row) -> bool:

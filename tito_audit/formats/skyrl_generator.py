@@ -1,7 +1,7 @@
-"""SkyRL generator output: a batch as parallel lists, one prompt, response and mask a sample.
+"""SkyRL generator output: a batch as parallel lists, with one prompt, response and mask per sample.
 
-NovaSky-AI/SkyRL `skyrl/train/generators/base.py` (`GeneratorOutput`, `TrajectoryID`), saved as one object a batch.
-With step-wise training each call of a conversation is a sample of its own. One sample a row is read as `generic`.
+NovaSky-AI/SkyRL `skyrl/train/generators/base.py` (`GeneratorOutput`, `TrajectoryID`), saved as one object per
+batch. With step-wise training each call of a conversation is a sample. One sample per row is read as `generic`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 _IDS = "response_ids"
 
 
@@ -36,8 +34,8 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return batch_read(row, place, _IDS, _sample)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return batch_update(row, mended, _IDS, _sample, updated_sample)
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    return batch_update(row, repaired, _IDS, _sample, updated_sample)
 
 
 def _sample(row: Row, place: Place) -> Rollout:

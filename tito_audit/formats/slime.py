@@ -1,8 +1,8 @@
-"""Samples of slime and miles, out of their Torch files or turned into JSON.
+"""Samples of slime and miles, from their Torch files or converted to JSON.
 
 THUDM/slime `slime/utils/types.py` (`Sample`), dumped by `slime/observability/rollout_data_utils.py`;
-radixark/miles `miles/utils/types.py`, dumped by `miles/ray/rollout/debug_data.py`. The engine may leave out
-the stop token that ended a response, so that a sample without one is no fault.
+radixark/miles `miles/utils/types.py`, dumped by `miles/ray/rollout/debug_data.py`. The engine may omit the
+stop token that ended a response, so a sample without one is not a fault.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import is_messages, weight_versions
-from tito_audit.formats._columns import is_list, parsed, stated_facts
+from tito_audit.formats._calls import weight_versions
+from tito_audit.formats._columns import is_list, is_messages, parsed, stated_facts
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._samples import row_written
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
@@ -23,10 +23,8 @@ from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
-"""`status` in the words of servers (`Sample.update_from_meta_info`); others say nothing of the last call."""
+"""`status` as servers' finish reasons (`Sample.update_from_meta_info`); others do not say why a call ended."""
 _OWN = ("rollout_log_probs", "status", "response", "loss_mask")
 
 
@@ -45,7 +43,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     metadata = row.get("metadata")
     metadata = metadata if isinstance(metadata, Mapping) else {}
     said = [parsed(row, "messages"), metadata.get("messages")]
-    # Messages that no answer is among are what was asked: rendered, they are no row.
+    # Messages without an answer are only the prompt, from which the row was not rendered.
     messages = next((value for value in said if is_messages(value) and _answered(value)), None)
     listed = [parsed(row, "tools"), parsed(metadata, "tools")]
     tools = next((value for value in listed if is_list(value) and len(value)), listed[0])

@@ -1,7 +1,7 @@
-"""Rows of text without ids: there is nothing in them to audit, and what would have to be saved instead is said.
+"""Rows of text without ids: they cannot be audited, and a notice says what to save instead.
 
-verl, TRL, SkyRL, AReaL and tinker-cookbook write such logs by themselves; others hold a prompt and what was
-written to it. Rows of `messages` alone are read as `generic`.
+verl, TRL, SkyRL, AReaL and tinker-cookbook write such logs themselves; others hold a prompt and a completion.
+Rows with only `messages` are read as `generic`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from tito_audit.record.message import Message, as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, keys, way
-
-__all__ = ["FORMAT"]
 
 _KNOWN: tuple[tuple[frozenset[str], str], ...] = (
     (
@@ -47,13 +45,13 @@ _KNOWN: tuple[tuple[frozenset[str], str], ...] = (
     ),
     (
         frozenset({"schema_version", "traj_idx"}),
-        "a tinker-cookbook rollout summary. It holds lengths and rewards. Save the datums that are trained on "
+        "a tinker-cookbook rollout summary. It holds lengths and rewards. Save the datums used for training "
         "instead, one object each: model_input and loss_fn_inputs",
     ),
 )
-"""Keys of logs known to hold no ids, and what to say of each."""
-_OF_TOKENS = {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS}
-"""Columns beside which a text is not all that was recorded, or was meant to be."""
+"""Keys of logs known to hold no ids, and the notice for each."""
+_TOKEN_COLUMNS = {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS}
+"""Columns that show that more than text was recorded, or was meant to be."""
 _ASKED = ("prompt", "prompts", "question", "query", "instruction")
 _WROTE = ("completion", "completions", "response", "responses", "answer", "output", "text")
 
@@ -62,11 +60,11 @@ def _matches(row: Row) -> bool:
     if any(keys <= row.keys() for keys, _ in _KNOWN):
         return True
     pair = any(_is_text(row.get(name)) for name in _ASKED) and any(_is_text(row.get(name)) for name in _WROTE)
-    return pair and not _OF_TOKENS & row.keys() and not any(_may_hide_ids(*column) for column in row.items())
+    return pair and not _TOKEN_COLUMNS & row.keys() and not any(_may_hide_ids(*column) for column in row.items())
 
 
 def _may_hide_ids(name: str, value: Any) -> bool:
-    """Whether ids may be in a column: a list of whole numbers at any depth, or JSON in a string of a table."""
+    """Whether a column may hold ids: a list of whole numbers at any depth, or a string of JSON from a table."""
     if isinstance(value, str) and name not in (*_ASKED, *_WROTE):
         return len(value) > 2 and value[0] in "[{"
     return _may_hold_ids(value)
@@ -81,7 +79,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _messages(row: Row) -> tuple[Message, ...]:
-    """What was asked and what was written, where both are messages."""
+    """The prompt and the completion, if both are messages."""
     asked = next((value for name in _ASKED if is_messages(value := parsed(row, name))), None)
     wrote = next((value for name in _WROTE if is_messages(value := parsed(row, name))), None)
     if asked is None or wrote is None:
@@ -89,15 +87,15 @@ def _messages(row: Row) -> tuple[Message, ...]:
     return as_messages(asked, "prompt") + as_messages(wrote, "completion")
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    if not repaired:
         return ()
-    at_most_one_each(_read(row, mended[0].rollout.place), mended)
+    at_most_one_each(_read(row, repaired[0].rollout.place), repaired)
     return (row,)
 
 
 def _may_hold_ids(value: Any, depth: int = 6) -> bool:
-    """Whether a list of ids may be in a value, at any depth of objects that logs have."""
+    """Whether a value may hold a list of ids, at any depth that logs have."""
     if isinstance(value, Mapping):
         return depth > 0 and any(_may_hold_ids(inner, depth - 1) for inner in value.values())
     if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
@@ -106,13 +104,13 @@ def _may_hold_ids(value: Any, depth: int = 6) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """A text, messages, or a list of one of them."""
+    """True for a text, messages, or a list of either."""
     if isinstance(value, list | tuple) and value and not isinstance(value[0], Mapping):
-        return all(isinstance(one, str) or _is_talk(one) for one in value[:4])
+        return all(isinstance(one, str) or _is_conversation(one) for one in value[:4])
     return isinstance(value, str) or is_messages(value)
 
 
-def _is_talk(value: Any) -> bool:
+def _is_conversation(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping) and is_messages(value)
 
 

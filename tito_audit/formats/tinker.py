@@ -1,9 +1,9 @@
-"""tinker datums: a training row as the SDK sends it, inputs and targets shifted against each other.
+"""tinker datums: a training row as the SDK sends it, with targets shifted by one against the inputs.
 
 thinking-machines-lab/tinker-cookbook `tinker_cookbook/rl/data_processing.py` (`trajectory_to_data`); the SDK
 `tinker` 0.38.0, `types/datum.py` and `types/tensor_data.py`. `model_input` is all tokens but the last, in chunks;
-every column of `loss_fn_inputs` says of input *i* what holds for token *i + 1*, as a list or as a tensor
-(`{"data": [...], "dtype": ..., "shape": [...]}`). Where images stand their targets are 0.
+entry *i* of every column of `loss_fn_inputs` is about token *i + 1*; columns are lists or tensors
+(`{"data": [...], "dtype": ..., "shape": [...]}`). The targets of images are 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of, stated_facts
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._samples import row_written
-from tito_audit.formats._update import as_logged, changed_columns
+from tito_audit.formats._update import changed_columns
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
@@ -32,16 +33,14 @@ from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 _TARGETS = "target_tokens"
 _MASKS = ("mask", "weights")
 _SPANS = ("model_input_spans", "loss_fn_input_spans")
-"""Which request sampled which of the tokens; true of the old ones only."""
+"""Which request sampled which tokens; true only of the old ones."""
 _MOST_TOKENS = 1 << 24
-"""No image stands for more tokens."""
-_ON_OBSERVATIONS = 0.0
-"""What every column of numbers says where nothing was sampled."""
+"""More tokens than any image stands for."""
+_NOT_SAMPLED = 0.0
+"""What every column of numbers holds where nothing was sampled."""
 
 
 def _matches(row: Row) -> bool:
@@ -77,14 +76,14 @@ def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
         mask=None if mask is None else (mask, _data(inputs[mask], mask)),
         logprobs=None if inputs.get("logprobs") is None else ("logprobs", _data(inputs["logprobs"], "logprobs")),
         other=other,
-        sentinel=_ON_OBSERVATIONS,
+        sentinel=_NOT_SAMPLED,
         shifts=True,
     )
     return _shifted(row)
 
 
 def _shifted(row: TrainingRow) -> TrainingRow:
-    """The row with every column as what it is: one entry a target, or one that fits nothing."""
+    """The row with every column marked as shifted (one entry per target) or as fitting nothing."""
     targets = len(row.token_ids) - 1
     columns = tuple(
         replace(column, alignment=Alignment.SHIFTED if len(column.values) == targets else None)
@@ -101,26 +100,26 @@ def _shifted(row: TrainingRow) -> TrainingRow:
 
 
 def _all_tokens(row: Row, targets: Ids) -> Ids:
-    """The whole sequence `[T]`: the first input and all targets; RecordError where inputs and targets differ."""
+    """The whole sequence `[T]`: the first input and all targets; RecordError if inputs and targets disagree."""
     chunks = _chunks(row["model_input"], len(targets))
     inputs = np.concatenate([chunk for chunk, _ in chunks]) if chunks else np.empty(0, np.int32)
     is_text = np.concatenate([np.full(len(chunk), text) for chunk, text in chunks]) if chunks else inputs > 0
     if len(inputs) != len(targets):
         raise RecordError(
-            f"model_input holds {len(inputs)} tokens and {_TARGETS} {len(targets)}: there is one target an input"
+            f"model_input holds {len(inputs)} tokens, but {_TARGETS} {len(targets)}: each input needs one target"
         )
     differ = np.flatnonzero((inputs[1:] != targets[:-1]) & is_text[1:])
     if len(differ):
         at = int(differ[0])
         raise RecordError(
-            f"model_input holds token {inputs[at + 1]} where {_TARGETS} holds {targets[at]} (target {at}): it is "
-            "the same place of the sequence, so one of them is wrong"
+            f"model_input holds token {inputs[at + 1]} where {_TARGETS} holds {targets[at]} (target {at}): they "
+            "are the same token of the sequence, so one of them is wrong"
         )
     return np.concatenate([inputs[:1], targets])
 
 
 def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
-    """Each chunk as ids and whether it is text; what stands for an image is 0s."""
+    """Each chunk as ids, zeros for an image, and whether it is text."""
     if isinstance(value, Mapping) and "chunks" in value:
         value = value["chunks"]
     if is_list(value) and is_numbers(value):
@@ -129,7 +128,7 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
         raise RecordError("model_input is not a list of chunks of token ids")
     known = [_chunk_size(chunk, f"model_input.chunks[{i}]") for i, chunk in enumerate(value)]
     if known.count(None) > 1:
-        raise RecordError("model_input holds several images, and not how many tokens each of them stands for")
+        raise RecordError("model_input holds several images and does not say how many tokens each stands for")
     rest = max(count - sum(size for size in known if size is not None), 0)
     return [
         (np.zeros(rest if size is None else size, np.int32), False)
@@ -153,11 +152,11 @@ def _chunk_size(chunk: Mapping[str, Any], where: str) -> int | None:
 
 
 def _data(value: Any, name: str) -> Any:
-    """The numbers of a column, out of the SDK's tensor where they are in one."""
+    """The numbers of a column, unwrapped if they are in a tensor of the SDK."""
     if not isinstance(value, Mapping):
         return value if is_list(value) else _refuse(name)
     if value.get("sparse_crow_indices") is not None or _is_table(value):
-        raise RecordError(f"loss_fn_inputs.{name} is a table with several values a token, not one sequence")
+        raise RecordError(f"loss_fn_inputs.{name} is a table with several values per token, not one sequence")
     return value["data"] if is_list(value.get("data")) else _refuse(name)
 
 
@@ -166,13 +165,13 @@ def _refuse(name: str) -> Any:
 
 
 def _is_table(value: Any) -> bool:
-    """True for a tensor of two dimensions, as of distillation targets."""
+    """True for a tensor of two or more dimensions, such as distillation targets."""
     shape = value.get("shape") if isinstance(value, Mapping) else None
     return is_list(shape) and len(shape) > 1  # type: ignore[arg-type]
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The datum with its columns and both copies of its ids as they are from now on."""
+    """The datum with its repaired columns and both copies of its ids."""
     if new.padding != Padding():
         raise RecordError("a datum has no padding: nothing in it would tell padding from tokens")
     edits = [*_column_edits(row, old, new)]
@@ -188,26 +187,28 @@ def _column_edits(row: Row, old: TrainingRow, new: TrainingRow) -> Iterator[Edit
             yield Edit(("loss_fn_inputs", name), None)
             continue
         if len(values) == len(new.token_ids) and roles[name] is not ColumnRole.OTHER:
-            values = values[1:]  # what a repair made of a column that fitted nothing; the first token is no target
+            values = values[1:]  # a repair made it fit all tokens; the first one is not a target
         if len(values) != len(new.token_ids) - 1:
-            raise RecordError(f"column {name!r} would hold {len(values)} values for other targets than there are")
+            raise RecordError(
+                f"column {name!r} would hold {len(values)} values, which is not the number of targets"
+            )
         if roles[name] is ColumnRole.OTHER:
             values = _with_blanks(name, values, new)
         yield from _tensor_edits(row["loss_fn_inputs"][name], ("loss_fn_inputs", name), values)
 
 
 def _with_blanks(name: str, values: NDArray[Any], row: TrainingRow) -> NDArray[Any]:
-    """A column with 0 for tokens that are not trained and that it says nothing of; tensors hold no null."""
+    """A column with 0 for untrained tokens whose value is unknown, because tensors hold no null."""
     unknown = np.array([value is None or value != value for value in values.tolist()], np.bool_)
     if not unknown.any():
         return values
     if row.loss_mask is None or row.loss_mask[1:][unknown].any():
-        raise RecordError(f"column {name!r} would say nothing of a trained token, and a tensor holds no null")
-    return np.where(unknown, _ON_OBSERVATIONS, values).astype(np.float64)
+        raise RecordError(f"column {name!r} would have no value for a trained token, and a tensor holds no null")
+    return np.where(unknown, _NOT_SAMPLED, values).astype(np.float64)
 
 
 def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
-    """The numbers of a column, and how many there are where its tensor says so."""
+    """Edits to the numbers of a column, and to their count if its tensor has one."""
     if not isinstance(original, Mapping):
         yield Edit(path, as_logged(values, original))
         return
@@ -218,7 +219,7 @@ def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
 
 
 def _id_edits(row: Row, old: Ids, new: Ids) -> Iterator[Edit]:
-    """Both copies of the ids: inputs without the last token, targets without the first."""
+    """Edits to both copies of the ids: inputs without the last token, targets without the first."""
     if len(new) < 2:
         raise RecordError("a datum of one token has no target")
     yield from _tensor_edits(row["loss_fn_inputs"][_TARGETS], ("loss_fn_inputs", _TARGETS), new[1:])
@@ -238,11 +239,11 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
     sizes = [len(ids) for ids, _ in _chunks(value, len(old))]
     ends = np.cumsum(sizes)
     same, tail = common_ends(old, new)
-    # The change lies in the chunks from the one that holds its first token to the one that holds its last.
+    # The change is in the chunks from the one that holds its first token to the one that holds its last.
     first = min(int(np.searchsorted(ends, same, side="right")), len(sizes) - 1)
     last = max(int(np.searchsorted(ends, max(len(old) - tail - 1, 0), side="right")), first)
     if any(chunk.get("tokens") is None for chunk in value[first : last + 1]):
-        raise RecordError("the tokens to change stand around an image, and where it belongs cannot be told")
+        raise RecordError("the tokens to change are around an image, and it is unclear where the image belongs")
     start = int(ends[first]) - sizes[first]
     stop = len(new) - (len(old) - int(ends[last]))
     for number in range(first, last + 1):

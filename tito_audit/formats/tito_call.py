@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import answers, call_turn, updated_single_call
+from tito_audit.formats._calls import answer_indices, call_turn, updated_single_call
 from tito_audit.formats._columns import is_list, parsed, stated_facts
 from tito_audit.formats._sources import own_sources
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, way
-
-__all__ = ["FORMAT"]
 
 
 def _matches(row: Row) -> bool:
@@ -27,19 +25,19 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     messages = as_messages(parsed(row, "messages"), "messages")
-    # Messages that do not end with an answer are what the call was sent.
+    # Messages that do not end with an answer are the call's prompt.
     answered = bool(messages) and messages[-1].sampled
     turn = call_turn(
         {**row, "messages": None},
-        message_index=answers(messages, 1)[0] if answered else None,
+        message_index=answer_indices(messages, 1)[0] if answered else None,
         prompt_messages=None if answered or not messages else messages,
     )
     tools = as_tools(parsed(row, "tools"), "tools")
     return (Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row)),)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_single_call(row, _read, mended)
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    return updated_single_call(row, _read, repaired)
 
 
 FORMAT = Format(

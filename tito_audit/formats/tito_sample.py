@@ -1,4 +1,4 @@
-"""Samples of a token-in, token-out stack: slime's names with a mask over all tokens.
+"""Samples of a token-in, token-out stack: slime's column names with a mask over all tokens.
 
 arb8020/research `rollouts/rollouts/training/types.py` (`Sample`). slime and miles write `response_length`
 and a mask over the response alone; those rows are `slime`.
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import is_messages, messages_of_row
+from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import (
     flat_logprobs,
     ids_or_none,
     is_list,
+    is_messages,
     other_columns,
     parsed,
     stated_facts,
@@ -30,10 +31,8 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
 from tito_audit.signature import Signature, absent, keys, way
 
-__all__ = ["FORMAT"]
-
 _OTHERS = ("rollout_log_probs", "response", "group_index", "status")
-"""Any two of these make the sample; `tokens` and `loss_mask` alone are anybody's columns."""
+"""Two of these identify the format; `tokens` and `loss_mask` alone are too common."""
 
 
 def _matches(row: Row) -> bool:
@@ -42,7 +41,7 @@ def _matches(row: Row) -> bool:
     tokens, mask = row.get("tokens"), row.get("loss_mask")
     if not is_list(tokens) or not is_list(mask):
         return False
-    # A mask of another length, or null, is over a response, and nothing says where that begins.
+    # A mask of another length, or null, covers a response, and it is unknown where that begins.
     return len(mask) == len(tokens) and not (len(tokens) and is_list(tokens[0]))  # type: ignore[arg-type, index]
 
 
@@ -78,14 +77,14 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    if not repaired:
         return ()
     samples = packed(row)
     if samples is not None:
-        return packed_update(row, samples, mended, _read_one, _updated)
-    before = _read_one(row, mended[0].rollout.place)
-    (after,) = at_most_one_each([before], mended)
+        return packed_update(row, samples, repaired, _read_one, _updated)
+    before = _read_one(row, repaired[0].rollout.place)
+    (after,) = at_most_one_each([before], repaired)
     return (_updated(row, before, after),)
 
 
@@ -95,7 +94,7 @@ def _updated(row: Row, before: Rollout, after: RepairedRollout) -> Row:
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     one = packed(row)
-    return own_sources(row, rollouts) if one is None else sources_in(one.parted, rollouts)
+    return own_sources(row, rollouts) if one is None else sources_in(one.as_samples, rollouts)
 
 
 FORMAT = Format(

@@ -1,11 +1,11 @@
 """TRL rollouts: what a `rollout_func` returns for a batch, and the buffers of the trainer.
 
-huggingface/trl `trl/trainer/grpo_trainer.py`. Of a `rollout_func`, `prompt_ids`, `completion_ids` and `logprobs`
-are required, `env_mask` says which of a completion the model wrote. TRL's own server answers with the k best
-logprobs of each token, of which the first is the sampled one's. A buffer (`_generate_and_score_completions`) pads
-prompts on the left and completions on the right, says so in `prompt_mask` and `completion_mask`, and holds what
-the sampler gave in `sampling_per_token_logps`; `tool_mask` is the `env_mask`. A `RolloutSample` of asynchronous
-training, and one completion a row without these masks, are read as `generic`.
+huggingface/trl `trl/trainer/grpo_trainer.py`. A `rollout_func` must return `prompt_ids`, `completion_ids` and
+`logprobs`; `env_mask` says which tokens of a completion the model sampled. TRL's own server returns the top k
+logprobs of each token, the sampled one's first. A buffer (`_generate_and_score_completions`) pads
+prompts on the left and completions on the right, marks that in `prompt_mask` and `completion_mask`, and holds
+the sampler's logprobs in `sampling_per_token_logps`; `tool_mask` is the `env_mask`. A `RolloutSample` of
+asynchronous training, and one completion per row without these masks, are read as `generic`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from tito_audit.formats._batch_samples import (
     sample_rollout,
     updated_sample,
 )
-from tito_audit.formats._calls import is_messages
-from tito_audit.formats._columns import is_list
-from tito_audit.formats._update import as_logged, with_values
-from tito_audit.formats._widths import in_width, kept
+from tito_audit.formats._columns import is_list, is_messages
+from tito_audit.formats._update import with_values
+from tito_audit.formats._values import as_logged
+from tito_audit.formats._widths import repadded, unpadded
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 _PROMPT, _IDS = "prompt_ids", "completion_ids"
-_TELLING = ("sampling_per_token_logps", "old_per_token_logps")
-_OF_TOOLS = ("tool_mask", "env_mask")
-"""Masks that TRL multiplies with the one of the completion, which is 0 for a completion that is left out."""
+_MARKERS = ("sampling_per_token_logps", "old_per_token_logps")
+_TOOL_MASKS = ("tool_mask", "env_mask")
+"""Masks that TRL multiplies with the completion's mask, which is 0 for a completion that is left out."""
 _SEEN = {_PROMPT: "prompt_mask", _IDS: "completion_mask"}
 
 
@@ -48,15 +46,15 @@ def _matches(row: Row) -> bool:
     if is_batch(row, _IDS):
         return is_batch(row, _PROMPT)
     padded = all(is_list(row.get(name)) for name in (_PROMPT, _IDS, *_SEEN.values()))
-    return padded and any(name in row for name in _TELLING)
+    return padded and any(name in row for name in _MARKERS)
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return batch_read(row, place, _IDS, _sample)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return batch_update(row, mended, _IDS, _sample, _updated)
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    return batch_update(row, repaired, _IDS, _sample, _updated)
 
 
 def _sample(row: Row, place: Place) -> Rollout:
@@ -67,7 +65,7 @@ def _sample(row: Row, place: Place) -> Rollout:
 
 
 def _plain(row: Row) -> Row:
-    """The sample of a buffer without its padding; any other as it is."""
+    """A buffer's sample without its padding; any other sample unchanged."""
     if not all(is_list(row.get(name)) for name in (_PROMPT, _IDS, *_SEEN.values())):
         return row
     prompt, completion = _visible(row)
@@ -75,17 +73,18 @@ def _plain(row: Row) -> Row:
     plain: dict[str, Any] = {}
     for name, value in row.items():
         if name == _PROMPT:
-            plain[name] = kept(value, prompt)
-        elif name != _SEEN[_PROMPT] and not (name in _OF_TOOLS and left_out):
+            plain[name] = unpadded(value, prompt)
+        elif name != _SEEN[_PROMPT] and not (name in _TOOL_MASKS and left_out):
             wide = is_list(value) and len(value) == len(completion)
-            plain[name] = kept(value, completion) if wide else value
+            plain[name] = unpadded(value, completion) if wide else value
     return plain
 
 
 def _visible(row: Row) -> tuple[Mask, Mask]:
     """Which entries of the prompt and of the completion are tokens.
 
-    `completion_mask` is 0 for padding, and for all of a completion that was cut off; padding is one id at the end.
+    `completion_mask` is 0 for padding, and for all of a truncated completion; padding is the same id repeated at
+    the end.
     """
     prompt, completion = (as_floats(row[name], name) > 0 for name in _SEEN.values())
     for seen, name in ((prompt, _PROMPT), (completion, _IDS)):
@@ -100,7 +99,7 @@ def _visible(row: Row) -> tuple[Mask, Mask]:
 
 
 def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
-    """A sample with its columns as they are from now on, in their widths."""
+    """A sample with its repaired columns, padded to their old widths."""
     plain = _plain(row)
     new = updated_sample(plain, before, one)
     changed = {name: value for name, value in new.items() if value is not plain[name]}
@@ -111,11 +110,11 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     for name, value in changed.items():
         old: Any = row[name]
         if is_list(value) and name == _PROMPT:
-            values[name] = in_width(value, old, prompt, left=True, name=name)
+            values[name] = repadded(value, old, prompt, left=True, name=name)
             ahead = [0] * (len(prompt) - len(value)) + [1] * len(value)
             values[_SEEN[name]] = as_logged(ahead, row[_SEEN[name]])
         elif is_list(value) and is_list(old) and len(old) == len(completion):
-            values[name] = in_width(value, old, completion, left=False, name=name)
+            values[name] = repadded(value, old, completion, left=False, name=name)
         else:
             values[name] = value
     return with_values(row, values)

@@ -1,6 +1,6 @@
-"""verifiers before v1: `results.jsonl`, a row a rollout, with ids where the run kept its trajectory.
+"""verifiers before v1: `results.jsonl`, one rollout per row, with ids if the run kept its trajectory.
 
-A step of the trajectory is a call; its ids stand in `tokens` and, as the server gave them, once more in
+A step of the trajectory is a call; its ids are in `tokens` and, as the server returned them, again in
 `response.message.tokens`. PrimeIntellect-ai/verifiers `verifiers/legacy/types.py` (`TrajectoryStep`,
 `TrajectoryStepTokens`), `legacy/utils/save_utils.py` (`state_to_output`, `save_outputs`), up to release 0.3.1.
 """
@@ -37,11 +37,9 @@ from tito_audit.record.sources import CallSource, Counter, Sources
 from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature, optional, way
 
-__all__ = ["FORMAT"]
-
 _IDS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
 _UNREBUILT = ("routed_experts", "prompt_attribution")
-"""What is lined up with a prompt that is no longer the one it was made of."""
+"""Data aligned with the prompt, which cannot be rebuilt if the prompt changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,9 @@ class _Step:
     prompt: tuple[Message, ...]
     answer: Message | None
     tokens: Mapping[str, Any]
-    """{} when the step has none."""
+    """{} if the step has none."""
     cut: bool
-    """Whether the prompt was cut to the limit of the model, so that ids and messages differ."""
+    """True if the prompt was cut to the model's limit, so that ids and messages differ."""
 
 
 def _matches(row: Row) -> bool:
@@ -81,7 +79,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         stated = stated.without_ids()
         return (Rollout(place, FORMAT.name, messages, tools, stated=stated),)
     turns = written_once([_turn(step, messages) for step in steps], messages)
-    trained = with_finishes(_row_of_odd_masks(steps, turns), {}, turns)
+    trained = with_finishes(_row_if_masks_differ(steps, turns), {}, turns)
     return (
         Rollout(
             place,
@@ -95,16 +93,16 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not mended:
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    if not repaired:
         return ()
-    if len(mended) > 1:
+    if len(repaired) > 1:
         raise RecordError(
-            "a trajectory cannot hold a fork, and needs none: each step holds its own prompt and answer"
+            "a trajectory cannot hold a fork and does not need one: each step holds its own prompt and answer"
         )
-    stays = "a step of a trajectory cannot be left out: the steps behind it repeat what it said"
+    stays = "a step of a trajectory cannot be left out: later steps repeat its answer"
     return (
-        rewritten_calls(row, mended, _read, _sources, totals=_totals, stays=stays, row_stays=_refuse_other_mask),
+        rewritten_calls(row, repaired, _read, _sources, totals=_totals, stays=stays, row_stays=_refuse_other_mask),
     )
 
 
@@ -136,7 +134,7 @@ def _step(step: object, where: str) -> _Step:
 
 
 def _messages(row: Row, steps: Sequence[_Step]) -> tuple[Message, ...]:
-    """The conversation of the last step as it was sent; the row's own copy of it where there are no steps."""
+    """The conversation of the last step; the row's own copy of it if there are no steps."""
     last = steps[-1] if steps else None
     if last is not None and last.prompt and last.answer is not None:
         return (*last.prompt, last.answer)
@@ -187,7 +185,7 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
 
 
 def _other_columns(step: _Step) -> dict[str, tuple[Any, MovePolicy]]:
-    """Every other list of numbers beside the ids."""
+    """Every other list of numbers in the step's tokens."""
     return {
         name: (value, policy_of(name))
         for name, value in step.tokens.items()
@@ -196,7 +194,7 @@ def _other_columns(step: _Step) -> dict[str, tuple[Any, MovePolicy]]:
 
 
 def _mask_column(step: _Step, size: int) -> Column | None:
-    """The mask over the completion; RecordError when its length is another one."""
+    """The mask over the completion, None if there is none; RecordError if its length differs."""
     mask: Any = step.tokens.get("completion_mask")
     if not _filled(mask):
         return None
@@ -207,10 +205,11 @@ def _mask_column(step: _Step, size: int) -> Column | None:
     return Column("completion_mask", ColumnRole.LOSS_MASK, values, fit, encoding=encoding)
 
 
-def _row_of_odd_masks(steps: Sequence[_Step], turns: Sequence[Turn]) -> TrainingRow | None:
-    """The row that the masks make of steps that grow, if they train something else than was sampled; else None.
+def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> TrainingRow | None:
+    """The training row of steps whose masks train something other than what was sampled; else None.
 
-    As a rule they say no more than the completions do, and a row would only repeat them.
+    Normally the masks match the completions, and a row would only repeat them. RecordError if no step holds the
+    tokens of all others.
     """
     masks = [_trained(step, turn) for step, turn in zip(steps, turns, strict=True)]
     if not any((trained != sampled).any() for trained, sampled in masks):
@@ -218,7 +217,9 @@ def _row_of_odd_masks(steps: Sequence[_Step], turns: Sequence[Turn]) -> Training
     seen = [turn.seen_ids for turn in turns]
     last = seen[-1]
     if last is None or any(ids is None or not starts_with(last, ids) for ids in seen):
-        raise RecordError("the masks train other tokens than were sampled, and no step holds all the others")
+        raise RecordError(
+            "the masks train other tokens than were sampled, and no step holds the tokens of all other steps"
+        )
     whole, logprobs = np.zeros(len(last), np.int64), np.full(len(last), np.nan)
     for turn, (trained, sampled) in zip(turns, masks, strict=True):
         whole[: len(trained)] |= trained
@@ -228,7 +229,7 @@ def _row_of_odd_masks(steps: Sequence[_Step], turns: Sequence[Turn]) -> Training
 
 
 def _trained(step: _Step, turn: Turn) -> tuple[Mask, Mask]:
-    """`[P + C]` what the masks of a step train, and what was sampled in it."""
+    """`[P + C]` what the masks of a step train, and `[P + C]` what was sampled in it."""
     prompt = 0 if turn.prompt_ids is None else len(turn.prompt_ids)
     sampled = np.ones(prompt + (0 if turn.completion_ids is None else len(turn.completion_ids)), np.bool_)
     sampled[:prompt] = False
@@ -258,7 +259,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def _source(row: Row, path: Path, turn: Turn) -> CallSource:
-    """Where a step holds its call, in both places; a place that says something else is none."""
+    """Where a step stores its call, in both places; a copy with other values is not listed."""
     response = (*path, "response")
     holders = [
         holder for holder in ((*path, "tokens"), (*response, "message", "tokens")) if object_at(row, *holder)
@@ -291,7 +292,7 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 
 
 def _usage(before: Sequence[Turn], after: Sequence[Turn]) -> CountPairs:
-    """What a row counts, before and after: all prompts, and what the last call saw that no call had said.
+    """A row's counts before and after: the tokens of all prompts, and those the last call saw but no call sampled.
 
     `legacy/utils/usage_utils.py` (`compute_context_token_metrics`).
     """
@@ -307,7 +308,9 @@ def _refuse_other_mask(before: TrainingRow | None, after: TrainingRow | None) ->
     else:
         same = same_ids(before.token_ids, after.token_ids) and equal_values(before.loss_mask, after.loss_mask)
     if not same:
-        raise RecordError("the masks of the steps say what was sampled, so the loss cannot be changed by itself")
+        raise RecordError(
+            "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
+        )
 
 
 def _has_ids(step: _Step) -> bool:
@@ -319,7 +322,7 @@ def _filled(value: Any) -> bool:
 
 
 def _finish_reason(step: _Step) -> str | None:
-    """Why the call ended; what the trainer cut afterwards counts as cut."""
+    """Why the call ended; `length` also if the trainer truncated it afterwards."""
     if step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True:
         return "length"
     response = step.wire.get("response")

@@ -1,11 +1,11 @@
 """verifiers v1: episodes of traces, each a graph of messages that hold the tokens they add.
 
 Every message that a model call wrote is a turn: its prompt is all tokens before it on its branch, its completion
-the part of its own that the mask calls sampled. A message that several branches share is one turn. What a
-branch holds in place of what was sampled before (a prompt that was tokenized again opens a branch of its own)
-is what the rules about chains of calls see. prime-rl writes the same record, and puts it as a string into the
-samples that it uploads. PrimeIntellect-ai/verifiers `verifiers/v1/graph.py`, `trace.py`, `episode.py`,
-`types.py`; prime-rl `monitors/file.py`.
+the part of its own tokens that the mask marks as sampled. A message shared by several branches is one turn. A
+prompt that was tokenized again starts a branch of its own; the rules about chains of calls see the difference.
+prime-rl writes the same record, and puts it as a string into the samples that it uploads.
+PrimeIntellect-ai/verifiers `verifiers/v1/graph.py`, `trace.py`, `episode.py`, `types.py`; prime-rl
+`monitors/file.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import one_model
-from tito_audit.formats._verifiers_graph import Branches, Node, episode_of, prompts_of, trees_of
+from tito_audit.formats._verifiers_graph import Node, Tree, episode_of, prompts_of, trees_of
 from tito_audit.formats._verifiers_messages import chat_message, chat_messages, chat_tools
 from tito_audit.formats._verifiers_write import updated_rows
 from tito_audit.record.arrays import Logprobs, as_floats, empty_ids
@@ -32,8 +32,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature, keys, way
-
-__all__ = ["FORMAT"]
 
 _KNOWN = ("token_ids", "mask", "logprobs", "semantic_parents", "tools")
 _UPLOADED = {"trajectory", "problem_id", "sample_id", "info"}
@@ -63,11 +61,11 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(_rollout(tree, replace(place, item=item), shared, versions) for item, tree in enumerate(trees))
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_rows(row, mended, _read)
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    return updated_rows(row, repaired, _read)
 
 
-def _rollout(tree: Branches, place: Place, shared: Stated, versions: tuple[str, ...]) -> Rollout:
+def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]) -> Rollout:
     messages = tuple(
         chat_message(tree.nodes[number].wire.get("message"), f"{tree.nodes[number].where}.message")
         for number in tree.members
@@ -76,10 +74,10 @@ def _rollout(tree: Branches, place: Place, shared: Stated, versions: tuple[str, 
     calls = _calls_by_node(tree)
     stated = _stated_by_trace(shared, tree, calls)
     if not any(len(tree.nodes[number].ids) for number in tree.members):
-        # The run went through a server that returns text only.
+        # The run used a server that returns only text.
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     turns = _turns(tree, messages, calls, versions)
-    trained = with_finishes(_row_of_odd_masks(tree), {}, turns)
+    trained = with_finishes(_row_if_masks_differ(tree), {}, turns)
     return Rollout(
         place,
         FORMAT.name,
@@ -92,9 +90,9 @@ def _rollout(tree: Branches, place: Place, shared: Stated, versions: tuple[str, 
 
 
 def _turns(
-    tree: Branches, messages: Sequence[Message], calls: Mapping[int, Mapping[str, Any]], versions: tuple[str, ...]
+    tree: Tree, messages: Sequence[Message], calls: Mapping[int, Mapping[str, Any]], versions: tuple[str, ...]
 ) -> tuple[Turn, ...]:
-    """One turn a sampled node. Of several branches, each says what it was sent."""
+    """One turn per sampled node; if there are several branches, each turn has its own prompt messages."""
     prompts, linear = prompts_of(tree), tree.linear
     said = dict(zip(tree.members, messages, strict=True))
     index = {number: i for i, number in enumerate(tree.members)}
@@ -125,7 +123,7 @@ def _turns(
 
 
 def _columns(node: Node) -> tuple[Logprobs | None, tuple[Column, ...]]:
-    """The logprobs `[C]` and every column over the completion, compact ones spread by the mask."""
+    """The logprobs `[C]` and every column over the completion; compact columns are spread out by the mask."""
     columns: list[Column] = []
     logprobs: Logprobs | None = None
     value = node.wire.get("logprobs")
@@ -144,7 +142,7 @@ def _columns(node: Node) -> tuple[Logprobs | None, tuple[Column, ...]]:
 
 
 def _other_lists(node: Node) -> Iterator[tuple[str, Any]]:
-    """Every list of numbers on a node but those that have a meaning of their own."""
+    """Every list of numbers on a node, except those with a known meaning."""
     for name, value in node.wire.items():
         if name not in _KNOWN and is_list(value) and len(value) and is_numbers(value):
             yield name, value
@@ -156,7 +154,7 @@ def _other_lists(node: Node) -> Iterator[tuple[str, Any]]:
 
 
 def _over_completion(entries: Any, node: Node, name: str) -> Any:
-    """A column as one entry a sampled token; None when its length fits neither these nor the node."""
+    """A column with one entry per completion token; None if its length fits neither the mask nor the node."""
     if len(entries) not in (np.count_nonzero(node.mask), len(node.ids)):
         return None
     if isinstance(entries, np.ndarray):
@@ -174,10 +172,10 @@ def _spread(values: Logprobs, node: Node) -> Logprobs:
     return out
 
 
-def _row_of_odd_masks(tree: Branches) -> TrainingRow | None:
-    """The row of a single branch whose masks are not just what was sampled, so that rules see it; else None.
+def _row_if_masks_differ(tree: Tree) -> TrainingRow | None:
+    """The training row of a single branch whose masks differ from what was sampled; else None.
 
-    As a rule the mask says no more than the completions do, and a row would only repeat them.
+    Normally the mask matches the completions, and a row would only repeat them.
     """
     nodes = [tree.nodes[number] for number in tree.members]
     given = [node for node in nodes if not node.sampled and node.mask.any()]
@@ -186,7 +184,7 @@ def _row_of_odd_masks(tree: Branches) -> TrainingRow | None:
     if not tree.linear:
         if given:
             raise RecordError(
-                f"{given[0].where}.mask is true for tokens that no call sampled, in a trace of several branches"
+                f"{given[0].where}.mask is true for tokens that no call sampled, in a trace with several branches"
             )
         return None
     held = [
@@ -201,7 +199,7 @@ def _row_of_odd_masks(tree: Branches) -> TrainingRow | None:
     )
 
 
-def _calls_by_node(tree: Branches) -> dict[int, Mapping[str, Any]]:
+def _calls_by_node(tree: Tree) -> dict[int, Mapping[str, Any]]:
     """The call that wrote each node: the last one that names it and did not fail."""
     calls = tree.trace.get("calls")
     found: dict[int, Mapping[str, Any]] = {}
@@ -224,7 +222,7 @@ def _stated_by_episode(episode: Row) -> Stated:
     return Stated(group=as_group(group))
 
 
-def _stated_by_trace(shared: Stated, tree: Branches, calls: Mapping[int, Mapping[str, Any]]) -> Stated:
+def _stated_by_trace(shared: Stated, tree: Tree, calls: Mapping[int, Mapping[str, Any]]) -> Stated:
     """The trace's id, the model that all its calls name, and whether its agent is trained at all."""
     named = [calls[number].get("model") for number in tree.sampled if number in calls]
     model = one_model(named if any(named) else [_inner(tree.trace, "agent", "config", "model")])
@@ -234,7 +232,7 @@ def _stated_by_trace(shared: Stated, tree: Branches, calls: Mapping[int, Mapping
 
 
 def _versions(policy: object) -> tuple[str, ...]:
-    """The versions of the weights between which a call was made; one where they are the same."""
+    """The weight versions at the start and end of a call; one if they are equal."""
     if not isinstance(policy, Mapping):
         return ()
     ends = [policy.get(name) for name in ("start", "end")]
@@ -248,7 +246,7 @@ def _inner(value: Any, *names: str) -> Any:
 
 
 def _uploaded(row: Row, place: Place) -> Rollout:
-    """An uploaded sample whose episode was too large to go with it: messages only."""
+    """The rollout of an uploaded sample whose episode was too large to be included: only messages."""
     messages = chat_messages(parsed(row, "completion"), "completion")
     return Rollout(place, FORMAT.name, messages, stated=Stated().without_ids())
 

@@ -1,7 +1,7 @@
 """verl batches: prompts padded on the left and responses padded on the right, as in a `DataProto`.
 
-verl-project/verl `verl/experimental/agent_loop/agent_loop.py` (`_postprocess`), saved as lists, one sample a row
-or a whole batch. All columns but the ids are as wide as the response. What an agent loop returns for one
+verl-project/verl `verl/experimental/agent_loop/agent_loop.py` (`_postprocess`), saved as lists, one sample per
+row or a whole batch. All columns but the ids are as wide as the response. What an agent loop returns for one
 sample (`prompt_ids`, `response_ids`, `response_mask`) is read as `generic`.
 """
 
@@ -23,24 +23,22 @@ from tito_audit.formats._batch_samples import (
     sample_rollout,
     updated_sample,
 )
-from tito_audit.formats._calls import is_messages
-from tito_audit.formats._columns import is_list
-from tito_audit.formats._padding import trained_by
-from tito_audit.formats._update import as_logged, with_values
-from tito_audit.formats._widths import in_width, kept
+from tito_audit.formats._columns import is_list, is_messages
+from tito_audit.formats._padding import trained_tokens
+from tito_audit.formats._update import with_values
+from tito_audit.formats._values import as_logged
+from tito_audit.formats._widths import repadded, unpadded
 from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
 from tito_audit.signature import Signature, keys, way
 
-__all__ = ["FORMAT"]
-
 _PROMPTS, _RESPONSES, _SEEN = "prompts", "responses", "attention_mask"
 _NAMES = {"prompt_ids": _PROMPTS, "response_ids": _RESPONSES}
-"""The columns of one sample, and of the batch."""
+"""Column names of one sample -> of the batch."""
 _WHOLE = ("input_ids", _SEEN, "position_ids")
-"""Columns over the prompt and the response, made of the others."""
+"""Columns over the prompt and the response, derived from the others."""
 
 
 def _matches(row: Row) -> bool:
@@ -59,8 +57,8 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return batch_read(row, place, _RESPONSES, _sample)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return batch_update(row, mended, _RESPONSES, _sample, _updated)
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    return batch_update(row, repaired, _RESPONSES, _sample, _updated)
 
 
 def _sample(row: Row, place: Place) -> Rollout:
@@ -71,32 +69,34 @@ def _sample(row: Row, place: Place) -> Rollout:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    """The sample without its padding, in the names of an agent loop's output."""
+    """The sample without its padding, under the names of an agent loop's output."""
     prompt, response = _visible(row)
     plain: dict[str, Any] = {}
     for name, value in row.items():
         if name == _PROMPTS:
-            plain["prompt_ids"] = kept(value, prompt)
+            plain["prompt_ids"] = unpadded(value, prompt)
         elif name == _RESPONSES:
-            plain["response_ids"] = kept(value, response)
+            plain["response_ids"] = unpadded(value, response)
         elif name not in _WHOLE:
-            plain[name] = kept(value, response) if is_list(value) and len(value) == len(response) else value
+            plain[name] = unpadded(value, response) if is_list(value) and len(value) == len(response) else value
     seen = _seen(row)[np.concatenate((prompt, response))]
     return plain if seen.all() else {**plain, _SEEN: seen}
 
 
 def _visible(row: Row) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which entries of the prompt and of the response are tokens: prompts are padded on the left, responses on
-    the right, and what the mask of the response trains is no padding."""
+    """Which entries of the prompt and of the response are tokens.
+
+    Prompts are padded on the left, responses on the right; what the response mask trains is not padding.
+    """
     prompt = _size(row, _PROMPTS)
     seen = _seen(row)
     ahead, behind = seen[:prompt], seen[prompt:]
-    behind = behind | trained_by(row, len(behind))
+    behind = behind | trained_tokens(row, len(behind))
     return np.maximum.accumulate(ahead), np.maximum.accumulate(behind[::-1])[::-1]
 
 
 def _seen(row: Row) -> Mask:
-    """The attention mask over prompt and response; all is seen where there is none."""
+    """The attention mask over prompt and response; all True if there is none."""
     size = _size(row, _PROMPTS) + _size(row, _RESPONSES)
     if row.get(_SEEN) is None:
         return np.ones(size, np.bool_)
@@ -114,7 +114,7 @@ def _size(row: Row, name: str) -> int:
 
 
 def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
-    """A sample with its columns as they are from now on, in their widths."""
+    """A sample with its repaired columns, padded to their old widths."""
     plain = _plain(row)
     new = updated_sample(plain, before, one)
     changed = {name: value for name, value in new.items() if value is not plain[name]}
@@ -126,9 +126,9 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
         logged = _NAMES.get(name, name)
         old: Any = row[logged]
         if is_list(value) and logged == _PROMPTS:
-            values[logged] = in_width(value, old, prompt, left=True, name=logged)
+            values[logged] = repadded(value, old, prompt, left=True, name=logged)
         elif is_list(value) and is_list(old) and len(old) == len(response):
-            values[logged] = in_width(value, old, response, left=False, name=logged)
+            values[logged] = repadded(value, old, response, left=False, name=logged)
         else:
             values[logged] = value
     if not {_PROMPTS, _RESPONSES} & values.keys():
@@ -137,11 +137,11 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
 
 
 def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns over prompt and response, from the two."""
+    """The new columns over prompt and response."""
     found: dict[str, Any] = {}
     seen = np.concatenate(_visible(row))
     if not np.array_equal(seen, _seen(row)):
-        raise RecordError(f"{_SEEN} hides tokens among others, and where they went cannot be told")
+        raise RecordError(f"{_SEEN} hides tokens between visible ones, and it is unclear where they are now")
     sizes = [0 if new[name] is None else len(new[name]) for name in _NAMES]
     width = _size(row, _PROMPTS)
     now = np.zeros(len(seen), np.bool_)
@@ -153,7 +153,7 @@ def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[
         if not is_list(original) or len(original) != len(seen):
             if original is not None:
                 raise RecordError(
-                    f"column {name!r} does not cover {_PROMPTS} and {_RESPONSES}, so it cannot follow"
+                    f"column {name!r} does not cover {_PROMPTS} and {_RESPONSES}, so it cannot be updated"
                 )
         elif name == "input_ids":
             parts = [as_ids(values.get(part, row[part]), part) for part in (_PROMPTS, _RESPONSES)]
@@ -162,13 +162,15 @@ def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[
             found[name] = as_logged(now.astype(np.int64), original)
         elif not np.array_equal(seen, now):
             if not np.array_equal(_positions(seen), as_floats(original, name)):
-                raise RecordError("position_ids do not count the tokens, so they cannot be made for others")
+                raise RecordError(
+                    "position_ids do not count the tokens, so they cannot be computed for other tokens"
+                )
             found[name] = as_logged(_positions(now), original)
     return found
 
 
 def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Positions as verl counts them: of the visible tokens, from 0."""
+    """Positions as verl counts them: only visible tokens count, from 0."""
     positions: NDArray[np.int64] = np.maximum(np.cumsum(seen) - 1, 0)
     return positions
 

@@ -1,7 +1,7 @@
 """vLLM answers as a caller logs them: chat, completions and `/inference/v1/generate`.
 
-The ids are there when the request asked for `return_token_ids`, or are spelled `token_id:N` where it asked
-for `return_tokens_as_token_ids` and logprobs. vllm-project/vllm `vllm/entrypoints/openai/`.
+The ids are there if the request set `return_token_ids`, or are strings `token_id:N` if it asked for
+`return_tokens_as_token_ids` and logprobs. vllm-project/vllm `vllm/entrypoints/openai/`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from tito_audit.formats._responses_read import rollouts_of
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, Way, keys, way
-
-__all__ = ["FORMAT"]
 
 
 def _matches(row: Row) -> bool:

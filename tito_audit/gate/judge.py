@@ -14,7 +14,7 @@ from tito_audit.gate.baseline import LogNames, read_baseline, write_baseline
 from tito_audit.gate.known import EntryCounts, Known
 from tito_audit.gate.rates import Rates, limit_reason
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.run.scan import selected_codes
+from tito_audit.run.auditor import selected_codes
 from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import find_logs
 from tito_audit.storage.atomic import refuse_target

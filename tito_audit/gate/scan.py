@@ -9,7 +9,8 @@ from pathlib import Path
 from tito_audit.errors import SetupError
 from tito_audit.gate.judge import Criteria, Judge
 from tito_audit.record.finding import Finding, Result
-from tito_audit.run.scan import Progress, Scan, names_of, scan_rollouts
+from tito_audit.run.progress import Progress
+from tito_audit.run.scan import Scan, names_of, scan_rollouts
 from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import find_logs
 from tito_audit.summary import Summary

@@ -9,10 +9,10 @@ from pathlib import Path
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import calls_unknown_tools, chat_tools, pick_format
-from tito_audit.join._calls import GATHERED, Calls, CallsOfRollout, GatheredOutput, is_capture
+from tito_audit.join._calls import GATHERED, CallsOfRollout, Capture, GatheredOutput, is_capture
 from tito_audit.join._conversations import Conversation, conversations, has_messages, with_conversation
 from tito_audit.join._keys import first_row, keys_for
-from tito_audit.join._partners import Partners, shown
+from tito_audit.join._partners import Partners, readable_id
 from tito_audit.join._tools import shared_tools
 from tito_audit.join._words import EMPTY, MISFIT, NO_ANSWER, NO_ID, NO_ROW, NO_TOOLS, OWN, UNREADABLE, Tally
 from tito_audit.record.finding import Result
@@ -23,43 +23,43 @@ from tito_audit.storage import Log, Output, RawRow, find_logs
 from tito_audit.storage.chunk import Chunk
 from tito_audit.storage.chunks import chunks_of
 
-__all__ = ["Join", "form_of", "holds", "joined_counts", "lines_of"]
+__all__ = ["Join", "contains_row", "form_of", "joined_counts", "lines_of"]
 
 
 def form_of(row: Row, named: Format | None) -> Format:
-    """The format of a row: the one that was named, else the first that matches; RecordError when none does."""
+    """The format of a row: the named one, else the first that matches; RecordError when none does."""
     if isinstance(row, CallsOfRollout):
         return GATHERED
     return named or pick_format(row)
 
 
 def lines_of(raw: RawRow) -> Sequence[RawRow]:
-    """The rows of the file that this one is: itself, or the lines gathered in it."""
+    """The rows of the file behind this one: itself, or the lines gathered in it."""
     return raw.value.raws if isinstance(raw.value, CallsOfRollout) else (raw,)
 
 
-def holds(raw: RawRow, index: int) -> bool:
-    """Whether a row of the file is in this one: the same, or one of the lines gathered in it."""
+def contains_row(raw: RawRow, index: int) -> bool:
+    """Whether this row is the file's row `index`, or has it among its gathered lines."""
     return any(line.index == index for line in lines_of(raw))
 
 
 def joined_counts(rollout: Rollout) -> dict[str, int]:
-    """What `Join.given` says of a rollout; {} where nothing was joined."""
+    """What `Join.apply` says of a rollout; {} where nothing was joined."""
     return dict(rollout.stated.joined)
 
 
 class Join:
-    """What `--messages` and `--tools` name, found by id for each rollout of a run.
+    """The messages and tools of `--messages` and `--tools`, found by id for each rollout of a run.
 
-    The index is made at once, so that processes forked later share it. Lines of a NeMo-Gym token capture become
-    one rollout for each rollout id where messages are joined.
+    The index is built at once, so that processes forked later share it. Where messages are joined, the lines of a
+    NeMo-Gym token capture become one rollout for each rollout id.
     """
 
     def __init__(self, settings: Settings, logs: Sequence[Path]) -> None:
         self._settings = settings
-        self._calls: tuple[Path | None, Calls | None] = None, None
+        self._calls: tuple[Path | None, Capture | None] = None, None
         self._captures: dict[Path, tuple[int, int]] = {}
-        """Lines and rollouts of each capture."""
+        """How many lines and rollouts each capture has."""
         self._held: tuple[tuple[str, int], tuple[Conversation, ...] | str] | None = None
         self._messages = self._partners("--messages", settings.messages, logs)
         self._list: tuple[ToolSpec, ...] | None = None
@@ -81,7 +81,7 @@ class Join:
 
     @classmethod
     def of(cls, settings: Settings, logs: Sequence[Path]) -> Join | None:
-        """The join of a run; None when nothing is joined. SetupError or StorageError when it cannot be made."""
+        """The join of a run; None when nothing is joined. SetupError or StorageError when it is impossible."""
         if settings.messages is None and settings.tools is None:
             if settings.on:
                 raise SetupError(
@@ -90,11 +90,13 @@ class Join:
             return None
         pipe = next((log for log in logs if not log.is_file()), None)
         if pipe is not None:
-            raise SetupError(f"{pipe}: a pipe cannot be joined, as it is not read twice; save it to a file first.")
+            raise SetupError(
+                f"{pipe}: a pipe cannot be joined, as it cannot be read twice; save it to a file first."
+            )
         return cls(settings, logs)
 
     def rows(self, log: Log) -> Iterator[RawRow]:
-        """The rows of a log; of a token capture one row a rollout, at its first line."""
+        """The rows of a log; for a token capture, one row for each rollout, at its first line."""
         return iter(self._capture(log) or log)
 
     def chunks(self, log: Log, size: int) -> Iterator[Chunk]:
@@ -103,21 +105,21 @@ class Join:
         return chunks_of(log, size) if calls is None else calls.chunks(size)
 
     def output(self, out: Output, log: Log) -> Output:
-        """An output that takes what `rows` gives."""
+        """An output that takes the rows of `rows`."""
         calls = self._capture(log)
         return out if calls is None else GatheredOutput(out, log, calls)
 
-    def given(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
-        """The rollouts of a row with what was found for them; what they hold themselves stays.
+    def apply(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
+        """The rollouts of a row with the messages and tools found for them; their own are kept.
 
-        Each states in `joined`, for messages and tools, the number of the row that was found (`_row`) and the
-        same where they are taken from it (`_from`); in place of either a negative number says why there is none.
+        Each states in `joined`, for messages and tools, the number of the row that was found (`_row`) and again if
+        they are taken from it (`_from`); a negative number instead says why there is none.
         """
         row = row.raws[0].value or {} if isinstance(row, CallsOfRollout) else row
-        return tuple(self._given(rollout, number, len(rollouts), row) for number, rollout in enumerate(rollouts))
+        return tuple(self._apply(rollout, number, len(rollouts), row) for number, rollout in enumerate(rollouts))
 
-    def noted(self, results: Iterable[Result]) -> Iterator[Result]:
-        """The results, counted as they pass in the order of the rows."""
+    def counted(self, results: Iterable[Result]) -> Iterator[Result]:
+        """The results, in the order of the rows, counted as they pass."""
         for result in results:
             if result.rollout is not None:
                 self._rollouts += 1
@@ -127,7 +129,7 @@ class Join:
             yield result
 
     def notices(self) -> Iterator[str]:
-        """What became of the join, for the summary, once all results were noted."""
+        """What was joined, for the summary, once all results were counted."""
         if self._captures:
             lines, rollouts = (sum(counts) for counts in zip(*self._captures.values(), strict=True))
             where = (
@@ -155,21 +157,19 @@ class Join:
         keys = keys_for(option, self._settings.on, logs, files, limit, self._settings.rows_at)
         if keys is None:
             if first_row(files, limit) is None:
-                raise SetupError(
-                    f"{option} {named}: there is no row in it that can be read, so nothing can be joined."
-                )
+                raise SetupError(f"{option} {named}: none of its rows can be read, so nothing can be joined.")
             return None
         return Partners(option, named, files, keys, limit)
 
     def _first_id(self, partners: Partners | None, logs: Sequence[Path]) -> str | None:
-        """The id of the log's first row, for people."""
+        """The id of the log's first row, as readers see it."""
         settings = self._settings
         row = first_row(logs, settings.max_row_bytes, settings.rows_at) if partners is not None else None
         key = partners.keys.of_log(row, str(logs[0]), 0) if row is not None and partners is not None else None
-        return shown(key) if key is not None else None
+        return readable_id(key) if key is not None else None
 
-    def _capture(self, log: Log) -> Calls | None:
-        """The rollouts of a token capture; None for a log of any other kind."""
+    def _capture(self, log: Log) -> Capture | None:
+        """The rollouts of a token capture; None for any other log."""
         settings = self._settings
         if (
             self._messages is None
@@ -180,14 +180,14 @@ class Join:
             return None
         if log.path != self._calls[0]:
             row = first_row([log.path], settings.max_row_bytes) if log.kind == "lines" else None
-            calls = Calls(log) if row is not None and is_capture(row) else None
+            calls = Capture(log) if row is not None and is_capture(row) else None
             if calls is not None:
                 self._captures[log.path] = sum(map(len, calls.groups)), len(calls.groups)
-            # One at a time: they hold a place for each line.
+            # Only one is kept: it holds a place for each line.
             self._calls = log.path, calls
         return self._calls[1]
 
-    def _given(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
+    def _apply(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
         place = rollout.place
         joined: dict[str, int] = {}
         tools, said = rollout.tools, None
@@ -218,7 +218,10 @@ class Join:
     def _found(
         self, partners: Partners, place: Place, number: int, of: int, row: Row
     ) -> tuple[int, int, Conversation | None]:
-        """The row for a rollout, where its conversation is from, and that; None, and why, when there is none."""
+        """For a rollout: the row found, the row its conversation is taken from, and the conversation.
+
+        A negative code instead of a row says why there is none.
+        """
         key = partners.keys.of_log(row, place.file, place.row)
         if key is None:
             return NO_ID, NO_ID, None
@@ -234,7 +237,7 @@ class Join:
             return at, UNREADABLE, None
         if not said:
             return at, EMPTY, None
-        # One conversation is that of several rollouts only where it is what all of them were sent.
+        # One conversation serves several rollouts only if it is what all of them were sent.
         answered = bool(said[0].messages) and said[0].messages[-1].sampled
         if len(said) != of and (len(said) != 1 or answered):
             return at, MISFIT, None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tito_audit.chains.capture import chained
+from tito_audit.chains.capture import order_calls
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, pick_format
@@ -19,14 +19,12 @@ from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.random_access import RandomAccess, Ticket, line_at, unpacked
 from tito_audit.storage.sampling import Sample
 
-__all__ = ["GATHERED", "Calls", "CallsOfRollout", "GatheredOutput", "is_capture"]
-
 _NAME = "nemo_gym_tokens"
 _CALLS = "calls_of_rollout"
 
 
 class CallsOfRollout(dict[str, Any]):
-    """The lines of one rollout as one row, `{"calls_of_rollout": [line, …]}`, with where they are."""
+    """The lines of one rollout as one row, `{"calls_of_rollout": [line, …]}`, with their places."""
 
     def __init__(self, raws: Sequence[RawRow]) -> None:
         super().__init__()
@@ -34,7 +32,7 @@ class CallsOfRollout(dict[str, Any]):
         self[_CALLS] = [raw.value for raw in raws]
 
     def with_calls(self, calls: Sequence[Row]) -> CallsOfRollout:
-        """The same with other lines; itself when they are the same objects."""
+        """The same row with these lines; itself when they are the same objects."""
         if all(new is old for new, old in zip(calls, self[_CALLS], strict=True)):
             return self
         return CallsOfRollout([replace(raw, value=call) for raw, call in zip(self.raws, calls, strict=True)])
@@ -67,7 +65,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
             ) from None
         lines.append(line)
     times = [_number(raw.value.get("created_at"), raw.index) for raw in row.raws if raw.value is not None]
-    order, chain = chained([line.turns[0] for line in lines], times)
+    order, chain = order_calls([line.turns[0] for line in lines], times)
     first = lines[order[0]]
     # The id is that of one call.
     facts = {name: value for name, value in first.stated.facts.items() if name != "id"}
@@ -83,14 +81,14 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
         return ()
     if len(mended) > 1:
         raise RecordError(
-            "a capture holds calls, which the trainer makes rows of: there is no place for the parts of a fork"
+            "a capture holds calls, from which the trainer makes rows: it has no place for the parts of a fork"
         )
     (before,), (one,) = _read(row, mended[0].rollout.place), mended
     if one.turns_from != tuple(range(len(before.turns))):
-        raise RecordError("every line is one call and cannot be left without it")
+        raise RecordError("each line is one call, and the call cannot be removed from it")
     calls = list(row[_CALLS])
     for line, turn in zip(before.stated.lines, one.rollout.turns, strict=True):
-        # The line says nothing of the conversation, which is another file's.
+        # The conversation is in another file, not in the line.
         own = replace(turn, message_index=None, prompt_messages=None)
         alone = Rollout(before.place, _NAME, turns=(own,))
         (calls[line],) = form.update(calls[line], (RepairedRollout(alone, (0,)),))
@@ -98,14 +96,14 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 
 GATHERED = Format(_NAME, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, _update)
-"""The format of calls gathered by rollout; of a line that stands alone it is `nemo_gym_tokens`."""
+"""The format of calls gathered by rollout; that of a single line is `nemo_gym_tokens`."""
 
 
 # Files
 
 
-class Calls:
-    """A capture, row by row: one row a rollout, at its first line; lines of anything else as they are."""
+class Capture:
+    """The rows of a capture: one for each rollout, at its first line; other lines are rows as they are."""
 
     def __init__(self, log: Log) -> None:
         self.path = log.path
@@ -123,12 +121,12 @@ class Calls:
             if name is not None:
                 known[name] = self.groups[-1]
         self._left_out = [0] * (len(self.groups) + 1)
-        """How many rollouts before each are left out, and of all, where a share of the log is wanted."""
+        """How many rollouts are left out before each, and in all, where a share of the log is wanted."""
         if log.share is not None:
             self._choose(Sample(log.share), {group[0][0]: name for name, group in known.items()})
 
     def _choose(self, sample: Sample, names: Mapping[int, str]) -> None:
-        """Keep the rollouts that the sample takes, told by their first line and their id."""
+        """Keep the rollouts that the sample takes, by their first line and their id."""
         left_out, kept = [], []
         for group in self.groups:
             index = group[0][0]
@@ -142,12 +140,12 @@ class Calls:
     def __iter__(self) -> Iterator[RawRow]:
         for group, left_out in zip(self.groups, self._left_out, strict=False):
             self._log.left_out = left_out
-            yield gathered([self._reader.row(ticket) for ticket in group], self._log.max_row_bytes)
+            yield _gathered_row([self._reader.row(ticket) for ticket in group], self._log.max_row_bytes)
             self._log.position = self._log.size * group[0][0] // max(self.groups[-1][0][0], 1)
         self._log.left_out = self._left_out[-1]
 
     def chunks(self, size: int) -> Iterator[Chunk]:
-        """The same rows in chunks, of about `size` bytes where lines are of one length."""
+        """The same rows in chunks of about `size` bytes, if lines are about equally long."""
         lines = sum(map(len, self.groups))
         each = max(size * lines // max(self._log.size, 1), 1)
         start = 0
@@ -165,7 +163,7 @@ class Calls:
             done = self._log.size * stop // len(self.groups)
             chunk = _Gathered(self.path, self._log.max_row_bytes, done, part, packed, self._parse)
             if self._log.share is not None:
-                # What is left out behind the last rollout counts for the chunk that holds it.
+                # Rollouts left out after the last one count for its chunk.
                 chunk.share, first = self._log.share, self._left_out[start] if start else 0
                 chunk.left_out = [left_out - first for left_out in self._left_out[start : stop + 1]]
             yield chunk
@@ -174,16 +172,16 @@ class Calls:
 
 @dataclass(slots=True)
 class _Gathered(Chunk):
-    """Some rollouts of a capture, numbered as in the file."""
+    """A chunk of a capture's rollouts, numbered as in the file."""
 
     groups: list[list[Ticket]]
     packed: list[list[bytes | None]]
     parse: ParseRow
     left_out: Sequence[int] = ()
-    """How many rollouts before each are left out, and of all; () where all are given."""
+    """How many rollouts are left out before each, and in all; () where none are."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """One row a rollout; the size of the reading stays 0, since numbers are the file's."""
+        """One row for each rollout; the size of the reading stays 0, since rows are numbered as in the file."""
         for number, (group, packed) in enumerate(zip(self.groups, self.packed, strict=True)):
             if reading.sample is not None:
                 reading.sample.left_out = self.left_out[number]
@@ -191,13 +189,13 @@ class _Gathered(Chunk):
                 unpacked(data) if data is not None else line_at(self.path, ticket, self.limit, self.parse)
                 for ticket, data in zip(group, packed, strict=True)
             ]
-            yield gathered(raws, self.limit)
+            yield _gathered_row(raws, self.limit)
         if reading.sample is not None:
             reading.sample.left_out = self.left_out[-1]
 
 
-def gathered(raws: Sequence[RawRow], limit: int) -> RawRow:
-    """The lines of a rollout as one row; a line that is no call, or cannot be read, as it is."""
+def _gathered_row(raws: Sequence[RawRow], limit: int) -> RawRow:
+    """The lines of a rollout as one row; a line that is not a call, or cannot be read, as it is."""
     first = raws[0]
     if first.value is None or not is_capture(first.value):
         return first
@@ -213,16 +211,16 @@ def gathered(raws: Sequence[RawRow], limit: int) -> RawRow:
 
 
 class GatheredOutput:
-    """An output that takes rollouts of a capture and writes its lines, each where it was."""
+    """An output that takes a capture's rollouts and writes its lines in their old places."""
 
-    def __init__(self, out: Output, log: Log, calls: Calls) -> None:
+    def __init__(self, out: Output, log: Log, calls: Capture) -> None:
         self.changed = False
         self._out = out
         self._lines = iter(log)
         self._waiting: RawRow | None = None
         self._groups = {group[0][0]: [index for index, _ in group] for group in calls.groups}
         self._said: dict[int, Sequence[Row] | None] = {}
-        """What to write for lines, of rollouts that were said already; None: the line as it was."""
+        """What to write for each line of the rollouts taken so far; None: the line as it was."""
 
     def keep(self, raw: RawRow) -> None:
         """Write the lines of a rollout as they were."""
@@ -230,7 +228,7 @@ class GatheredOutput:
         self._write()
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write the lines of a rollout otherwise; [] leaves them out."""
+        """Write other lines for a rollout; [] leaves them out."""
         if not isinstance(raw.value, CallsOfRollout):
             self._said[raw.index] = rows
         elif not rows:
@@ -249,7 +247,7 @@ class GatheredOutput:
         self._out.finish(log)
 
     def _write(self) -> None:
-        """Write lines as long as it is known what."""
+        """Write lines as far as it is known what to write."""
         while True:
             line = self._waiting or next(self._lines, None)
             if line is None or line.index not in self._said:
@@ -265,7 +263,7 @@ class GatheredOutput:
 
 
 def _number(value: object, otherwise: float) -> float:
-    """When a call ended; where that is not said, what puts lines in their order."""
+    """When a call ended; if the log does not say, a number that keeps the order of lines."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float(otherwise)
 
 

@@ -1,4 +1,4 @@
-"""What a row of another file says of a conversation, and rollouts with that put into them."""
+"""Conversations read from rows of other files, and rollouts with one put into them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from tito_audit.formats import format_named, pick_format
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Place, Rollout, Turn
 
-__all__ = ["Conversation", "conversations", "has_messages", "with_conversation"]
-
 _PLAIN = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
 
 
@@ -24,13 +22,13 @@ class Conversation:
     tools: tuple[ToolSpec, ...] = ()
     template_kwargs: Mapping[str, object] | None = None
     calls: tuple[tuple[int | None, tuple[Message, ...] | None], ...] = ()
-    """Of each call that the row tells of: its message and what it was sent, each None where that is not said."""
+    """For each call in the row: the index of its message and what it was sent, each None where unknown."""
 
 
 def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
-    """The conversations of a row of any format, or of columns `messages` and `tools`; () when it has none.
+    """The conversations of a row of any format, or of its columns `messages` and `tools`; () when it has none.
 
-    RecordError when messages are there that cannot be read.
+    RecordError when it has messages that cannot be read.
     """
     plain = {name: row[name] for name in _PLAIN if row.get(name) is not None}
     try:
@@ -38,29 +36,29 @@ def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
     except RecordError:
         return _plain(plain, place) if plain else ()
     try:
-        return tuple(_of(rollout) for rollout in form.read(row, place))
+        return tuple(_conversation_of(rollout) for rollout in form.read(row, place))
     except RecordError:
-        # What is wrong with the ids of a row says nothing of its messages.
+        # A row with bad ids may have good messages.
         if not plain:
             raise
         return _plain(plain, place)
 
 
 def has_messages(rollout: Rollout) -> bool:
-    """Whether a rollout says itself what was said."""
+    """Whether a rollout has messages of its own."""
     return bool(rollout.messages) or any(turn.prompt_messages is not None for turn in rollout.turns)
 
 
 def with_conversation(rollout: Rollout, said: Conversation) -> Rollout:
-    """The rollout with these messages, of which each call that is told apart knows its own."""
+    """The rollout with these messages, and with each call's own where calls and answers can be paired."""
     members = rollout.stated.chain
     chain = list(range(len(rollout.turns)) if members is None else members)
-    told = _told([rollout.turns[number] for number in chain], said)
-    if members is not None and told is not None and _others(rollout, chain, told, said):
-        told = None
+    paired = _paired([rollout.turns[number] for number in chain], said)
+    if members is not None and paired is not None and _is_another_agent(rollout, chain, paired, said):
+        paired = None
     turns = list(rollout.turns)
-    if told is not None:
-        for number, (index, sent) in zip(chain, told, strict=True):
+    if paired is not None:
+        for number, (index, sent) in zip(chain, paired, strict=True):
             turns[number] = replace(turns[number], message_index=index, prompt_messages=sent)
         _mark_retries(turns, chain, said.messages)
     arguments = rollout.template_kwargs or said.template_kwargs or {}
@@ -68,23 +66,23 @@ def with_conversation(rollout: Rollout, said: Conversation) -> Rollout:
 
 
 def _plain(columns: Row, place: Place) -> tuple[Conversation, ...]:
-    """What these columns say; one conversation for each list of messages in a list."""
+    """The conversations in these columns; several where `messages` is a list of lists."""
     form, messages = format_named("generic"), columns.get("messages")
     each = [columns]
     if isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages):
         each = [{**columns, "messages": one} for one in messages]
-    return tuple(_of(rollout) for one in each for rollout in form.read(one, place))
+    return tuple(_conversation_of(rollout) for one in each for rollout in form.read(one, place))
 
 
-def _of(rollout: Rollout) -> Conversation:
+def _conversation_of(rollout: Rollout) -> Conversation:
     calls = tuple((turn.message_index, turn.prompt_messages) for turn in rollout.turns)
     return Conversation(rollout.messages, rollout.tools, rollout.template_kwargs, calls)
 
 
-def _told(
+def _paired(
     turns: Sequence[Turn], said: Conversation
 ) -> Sequence[tuple[int | None, tuple[Message, ...] | None]] | None:
-    """Of each call its message and what it was sent; None where calls and answers cannot be paired."""
+    """Each call's message index and what it was sent; None where calls and answers cannot be paired."""
     if not turns:
         return None
     if len(said.calls) == len(turns) and any(index is not None or sent for index, sent in said.calls):
@@ -94,17 +92,17 @@ def _told(
     if len(turns) == 1 and said.messages and not said.messages[-1].sampled:
         if last and _wrote(turns, said.messages, last):
             return [(last[0], None)]
-        # What the one call was sent; behind a tool that is certain only where the call wrote something else.
+        # What the only call was sent; after a tool message, certain only if the call wrote other text.
         sure = said.messages[-1].speaker != "tool" or turns[0].completion_text is not None
         return [(None, said.messages)] if sure else None
-    # More answers than calls: the first are examples that nobody sampled, or the log holds one of several calls.
+    # More answers than calls: the first are examples that were not sampled, or the log holds one of several calls.
     if len(answers) < len(turns) or (len(answers) > len(turns) and not _wrote(turns, said.messages, last)):
         return None
     return [(index, None) for index in last]
 
 
 def _wrote(turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence[int]) -> bool:
-    """Whether the texts that the calls are known to have written are these messages'."""
+    """Whether these messages have the texts that the calls are known to have written."""
     known = [
         (turn.completion_text, messages[index].text)
         for turn, index in zip(turns, indices, strict=True)
@@ -113,23 +111,23 @@ def _wrote(turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence
     return bool(known) and all(mine == theirs for mine, theirs in known)
 
 
-def _others(
+def _is_another_agent(
     rollout: Rollout,
     chain: Sequence[int],
-    told: Sequence[tuple[int | None, tuple[Message, ...] | None]],
+    paired: Sequence[tuple[int | None, tuple[Message, ...] | None]],
     said: Conversation,
 ) -> bool:
-    """Whether none of the texts that a chain is known to have written is in these messages: another agent's."""
+    """Whether the messages are another agent's: none has a text that the chain is known to have written."""
     pairs = [
         (rollout.turns[number].completion_text, said.messages[index].text)
-        for number, (index, _) in zip(chain, told, strict=True)
+        for number, (index, _) in zip(chain, paired, strict=True)
         if index is not None and rollout.turns[number].completion_text is not None
     ]
     return bool(pairs) and not any((mine or "").strip() == theirs.strip() for mine, theirs in pairs)
 
 
 def _mark_retries(turns: list[Turn], chain: Sequence[int], messages: tuple[Message, ...]) -> None:
-    """Let calls beside the chain that were given the prompt of one in it know what they were sent."""
+    """Set what a retry was sent: a call outside the chain with the prompt of a call in it."""
     for number, turn in enumerate(turns):
         if number in chain or turn.prompt_ids is None:
             continue

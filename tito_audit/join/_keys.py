@@ -1,4 +1,4 @@
-"""Which columns say that a row of a log and a row of another file belong together."""
+"""The id columns that match rows of a log with rows of another file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
 from tito_audit.storage import open_log
-
-__all__ = ["Keys", "first_row", "keys_for"]
 
 _IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("sample_index",),),
@@ -37,28 +35,28 @@ _IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("index",),),
     (("idx",),),
 )
-"""What ids are called, the likeliest first; of each, every column it takes with all of its names."""
+"""Ids, most likely first; for each, the columns that make it up, with every name of each column."""
 _SEEN = 16
-"""Rows that are looked at for the columns that a file has."""
+"""How many rows are read to find a file's columns."""
 _BETWEEN = "\x1f"
 _TASK, _ROLLOUT, _ATTEMPT = "_ng_task_index", "_ng_rollout_index", "_ng_attempt_index"
 _SUFFIXES = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".parquet")
 _OF_ROLLOUT = re.compile(r"rollout_((?:eval_)?\d+)")
-"""How miles names the Parquet of a rollout; its messages are in a file of the number alone."""
+"""How miles names a rollout's Parquet file; the file of its messages is named by the number alone."""
 _ROLLOUT_ID = re.compile(r"(?:eval_)?\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Pairs of columns: those of the log, and what the other file calls them."""
+    """The id columns of the log and their names in the other file."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     scoped: bool = False
-    """Whether the files' names hold a rollout id that has to be the same (miles numbers samples anew in each)."""
+    """Whether file names hold a rollout id that must match too (miles numbers samples from 0 in each rollout)."""
     occurrences: Mapping[str, NDArray[np.int64]] | None = field(default=None, repr=False)
-    """By log `[rows]`, how many rows before it have the same `sample_index`, which miles writes as
-    `sample_occurrence` beside the messages; None where the other file has no such column."""
+    """By log, `[rows]` how many rows before each have the same `sample_index`, which miles writes
+    with the messages as `sample_occurrence`; None where the other file has no such column."""
 
     def of_log(self, row: Row, file: str, index: int) -> str | None:
         """The id of a row of the log as text; None when it has none."""
@@ -92,9 +90,9 @@ def keys_for(
 ) -> Keys | None:
     """The columns named with `--on`, else the first id that both have; None when there is no row to join.
 
-    The rows of the logs, not those of the others, lie at `rows_at`.
+    `rows_at` is where the rows of the logs are, not those of the others.
 
-    SetupError when a column is not there, or no id is in both.
+    SetupError when a column is missing, or the files share no id.
     """
     mine, theirs = _columns(logs, max_row_bytes, rows_at), _columns(others, max_row_bytes)
     if not mine or not theirs:
@@ -126,7 +124,7 @@ def _rows(files: Iterable[Path], max_row_bytes: int, rows_at: str | None) -> Ite
 
 
 def _columns(files: Sequence[Path], max_row_bytes: int, rows_at: str | None = None) -> dict[str, Any]:
-    """The columns of the first rows, each with the first value of it that is not null."""
+    """The columns of the first rows, each with its first value that is not null."""
     found: dict[str, Any] = {}
     for row, _ in zip(_rows(files, max_row_bytes, rows_at), range(_SEEN), strict=False):
         for name, value in row.items():
@@ -173,7 +171,7 @@ def _listed(columns: Mapping[str, Any]) -> str:
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column, or of a place in an object (`info.id`)."""
+    """The value of a column, or of a path in nested objects (`info.id`)."""
     if name == "_ng_rollout_id":
         return _capture_id(row)
     if name in row:
@@ -187,7 +185,7 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
 
 
 def _capture_id(row: Mapping[str, Any]) -> str | None:
-    """What NeMo-Gym names the token capture of a rollout row (`maybe_rollout_id_from_run_body`)."""
+    """NeMo-Gym's name for the token capture of a rollout row (`maybe_rollout_id_from_run_body`)."""
     named, task, rollout, attempt = (
         _text(row.get(name)) for name in ("_ng_rollout_id", _TASK, _ROLLOUT, _ATTEMPT)
     )
@@ -197,7 +195,7 @@ def _capture_id(row: Mapping[str, Any]) -> str | None:
 
 
 def _text(value: object) -> str | None:
-    """An id as text, whole numbers alike however they are typed; None for what is no id."""
+    """An id as text, whole numbers alike whether int or float; None if it is not an id."""
     if isinstance(value, str):
         return value or None
     if isinstance(value, bool | np.bool_):
@@ -227,7 +225,7 @@ def _scope_of_log(file: Path) -> str | None:
 
 
 def _occurrences(logs: Sequence[Path]) -> dict[str, NDArray[np.int64]]:
-    """By Parquet log, how often the sample of each row came before it, where any came twice."""
+    """By Parquet log, how many rows before each have its sample; only logs in which a sample occurs twice."""
     found: dict[str, NDArray[np.int64]] = {}
     for file in logs:
         if open_log(file).kind != "parquet":

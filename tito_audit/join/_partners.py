@@ -15,14 +15,12 @@ from tito_audit.join._keys import Keys
 from tito_audit.record.rollout import Place
 from tito_audit.storage.random_access import MemoryBudget, RandomAccess
 
-__all__ = ["Partners", "shown"]
-
 
 class Partners:
     """Rows of some files by their ids; StorageError or SetupError when they cannot be used.
 
-    Of each row its place and 64 bits of its id are held, some 30 bytes; of files that are not plain JSONL the
-    rows too, packed. Made before processes are forked, it is shared by them.
+    For each row its place and 64 bits of its id are kept, some 30 bytes; for files that are not plain JSONL, the
+    packed row too. Processes that are forked afterwards share it.
     """
 
     def __init__(self, option: str, name: str, files: Sequence[Path], keys: Keys, max_row_bytes: int) -> None:
@@ -48,7 +46,7 @@ class Partners:
                     self.without_id += raw.value is not None
                     self.first_bad = self.first_bad or Place(str(reader.path), raw.index)
                     continue
-                self.first_id = self.first_id or shown(key)
+                self.first_id = self.first_id or readable_id(key)
                 hashes.append(_hash(key))
                 file_of.append(number)
                 index_of.append(ticket[0])
@@ -65,7 +63,7 @@ class Partners:
         return len(self._hashes)
 
     def find(self, key: str) -> tuple[int, Place, Row] | None:
-        """The one row with this id: its number here, its place and itself; None when there is none."""
+        """The row with this id: its number here, its place and its value; None when there is none."""
         wanted = np.uint64(_hash(key))
         number = int(np.searchsorted(self._hashes, wanted))
         while number < len(self._hashes) and self._hashes[number] == wanted:
@@ -76,15 +74,13 @@ class Partners:
         return None
 
     def _row(self, number: int) -> tuple[Place, Row, str]:
-        """A row with its id; StorageError when the file is not what it was."""
+        """A row with its place and id; StorageError when the file has changed."""
         reader = self._readers[int(self._file_of[number])]
         index = int(self._index_of[number])
         raw = reader.row((index, int(self._at[number])))
         key = self.keys.of_other(raw.value, reader.path) if raw.value is not None else None
         if raw.value is None or key is None or _hash(key) != int(self._hashes[number]):
-            raise StorageError(
-                f"{self.option} {reader.path}: row {index} is not what it was when the run started."
-            )
+            raise StorageError(f"{self.option} {reader.path}: row {index} has changed since the run started.")
         return Place(str(reader.path), index), raw.value, key
 
     def _refuse_doubles(self) -> None:
@@ -93,15 +89,16 @@ class Partners:
             (one, _, key), (other, _, again) = self._row(number), self._row(number + 1)
             if key != again:
                 continue
+            columns = ", ".join(self.keys.theirs)
             raise SetupError(
-                f"{self.option}: {one} and {other} have one id ({', '.join(self.keys.theirs)}: {shown(key)}); "
-                "which of them belongs to a rollout cannot be told.\n"
+                f"{self.option}: {one} and {other} have the same id ({columns}: {readable_id(key)}), so which one "
+                "belongs to a rollout is unknown.\n"
                 "Name columns that tell them apart with --on LOG_COLUMN=FILE_COLUMN, several if need be."
             )
 
 
-def shown(key: str) -> str:
-    """An id for people, no longer than a line takes."""
+def readable_id(key: str) -> str:
+    """An id as readers see it, short enough for a line."""
     text = " + ".join(key.split("\x1f"))
     return text if len(text) <= 60 else text[:59] + "…"
 

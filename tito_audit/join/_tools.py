@@ -1,4 +1,4 @@
-"""A file of tools: one list for all rollouts, or rows with an id and tools."""
+"""Files of tools: one list for all rollouts, or rows with an id and tools."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from tito_audit.record.message import ToolSpec
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs, open_log
 
-__all__ = ["shared_tools"]
-
 _SHAPES = ("parameters", "input_schema", "description")
-"""What an object with a name has when it describes a tool."""
+"""Keys that show that an object with a name describes a tool."""
 
 
 def shared_tools(named: str, settings: Settings) -> tuple[ToolSpec, ...] | None:
-    """The one list of tools that a file is; None when it has rows with tools. SetupError when it is neither."""
+    """The list of tools in a file; None when it has rows with tools instead. SetupError when it is neither."""
     (file, *more) = find_logs([named])
     rows: list[Row] = []
     for raw in open_log(file, max_row_bytes=settings.max_row_bytes):

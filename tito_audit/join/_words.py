@@ -1,4 +1,4 @@
-"""What became of a join, counted and in words."""
+"""Counts of what a join found, and the notices about them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import numpy as np
 from tito_audit.join._partners import Partners
 from tito_audit.record.rollout import Place
 
-__all__ = ["EMPTY", "MISFIT", "NO_ANSWER", "NO_ID", "NO_ROW", "NO_TOOLS", "OWN", "UNREADABLE", "Tally"]
-
 NO_ROW, NO_ID, OWN, EMPTY, MISFIT, UNREADABLE, NO_TOOLS, NO_ANSWER = -1, -2, -3, -4, -5, -6, -7, -8
 
 _WHY = {
-    NO_ROW: "found no row of their id",
+    NO_ROW: "found no row with their id",
     NO_ID: "without an id",
     OWN: "with {word} of their own, which were kept",
     EMPTY: "found a row without {word}",
-    MISFIT: "stand in rows of several rollouts, and the row found for them has another number of conversations",
+    MISFIT: "share a row of the log, and the row found for it has another number of conversations",
     UNREADABLE: "found a row that cannot be read",
     NO_ANSWER: "found {word} without the answer that is trained",
-    NO_TOOLS: "found {word} that call tools which nothing lists, so no template was applied; pass --tools FILE",
+    NO_TOOLS: "found {word} that call tools listed nowhere, so no template was applied; pass --tools FILE",
 }
 
 
@@ -35,7 +33,7 @@ class Tally:
         self._found = 0
         self._missed: dict[int, tuple[int, Place]] = {}
         self._user = np.zeros(len(partners), np.int64)
-        """Of each row the number of the log's row that used it, from 1; 0: none did."""
+        """For each row, the number of the log's row that used it, from 1; 0 if none did."""
         self._row: tuple[str, int] | None = None
         self._rows = 0
         self._twice = 0
@@ -62,7 +60,7 @@ class Tally:
         self._user[row] = self._user[row] or self._rows
 
     def notices(self, *, whole: bool) -> Iterator[str]:
-        """What to say, most important first; `whole` if all of the log was read."""
+        """The notices, most important first; `whole` if all of the log was read."""
         partners = self._partners
         everything = self._found + sum(count for count, _ in self._missed.values())
         parts = [
@@ -81,7 +79,7 @@ class Tally:
             )
         if self._twice:
             yield (
-                f"{partners.option}: rows of {partners.name} that more than one row of the log found: "
+                f"{partners.option}: rows of {partners.name} found for more than one row of the log: "
                 f"{self._twice} times (first {self._first_twice}). If they are not one conversation, --on names "
                 "columns that tell them apart."
             )
@@ -89,7 +87,7 @@ class Tally:
         bad = [
             f"{count} {what}"
             for count, what in (
-                (unused if whole else 0, "for no rollout of the log"),
+                (unused if whole else 0, "that match no rollout of the log"),
                 (partners.without_id, "without an id"),
                 (partners.unreadable, "that cannot be read"),
             )

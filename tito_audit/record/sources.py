@@ -1,4 +1,4 @@
-"""Where a row holds what was read from it: the place of each array, every copy of it, and its layout there."""
+"""Where a row holds what was read: the path of each array and of its copies, and how each is stored."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tito_audit.record.rollout import Rollout, Turn
 
 
 class Layout(StrEnum):
-    """How the values of an array are laid out in the list at its place."""
+    """How an array is stored in the list at its path."""
 
-    PLAIN = "plain"  # one entry a token
+    PLAIN = "plain"  # one entry per token
     ENTRIES = "entries"  # objects with a `logprob`
-    PARALLEL = "parallel"  # an object of lists, of which `token_logprobs` is this one
+    PARALLEL = "parallel"  # an object of lists; `token_logprobs` is the array
     TRIPLES = "triples"  # `[logprob, id, text]`
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One place of an array; a list inside a string is written back into the string."""
+    """One place of an array; a list stored as a JSON string is rewritten inside the string."""
 
     path: Path
     layout: Layout = Layout.PLAIN
     part: tuple[int, int] | None = None
-    """The entries that are here, if the array is spread over several places; None: all."""
+    """The range of entries stored here, if the array is spread over several places; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Counter:
 
     path: Path
     prefix: str = ""
-    """Prefix of the names of its counts."""
+    """Prefix of its counts' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +49,19 @@ class CallSource:
     columns: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
     """Every copy of each other column, by the column's name."""
     routing: tuple[Path, ...] = ()
-    """Values computed over the old prompt that cannot be rebuilt."""
+    """Data computed over the old prompt, which cannot be rebuilt."""
     blank: tuple[Path, ...] = ()
-    """Masks over the prompt, which train nothing."""
+    """Masks over the prompt, in which nothing is trained."""
     counters: tuple[Counter, ...] = ()
+    """Objects that count its tokens."""
     entry: Path | None = None
-    """The object of the call, if it holds all its columns under the names in use."""
+    """The object that is the call, if all its columns have names in use."""
     scored: bool = False
-    """Whether the server scored the prompt, so that it cannot be replaced."""
+    """True if the server scored the old prompt, so that it cannot change."""
     whole: str = "{name} holds the tokens too, so it cannot be left out"
-    """Why a column without a place cannot be removed, and why logprobs spread over several places cannot become
-    fewer."""
+    """The error if a column without a source would be dropped, or logprobs in several places would get fewer."""
     retries: tuple[tuple[Turn, CallSource], ...] = ()
-    """Earlier calls with the same prompt that are not turns: their prompts change with this one's."""
+    """Earlier calls with the same prompt, which are not turns; their prompts change with this one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class Sources:
     """Every place of each column of the training row, by the column's name."""
     calls: tuple[CallSource, ...] = ()
     """One for each turn."""
-    told: tuple[Path, ...] = ()
-    """Lists that add nothing to the rollout, such as a mask that trains all of a call."""
+    implied: tuple[Path, ...] = ()
+    """Lists that the rollout already implies, such as a mask that trains a whole call."""
 
 
 def places_read(sources: Sequence[Sources], rollouts: Sequence[Rollout]) -> Iterator[Path]:
-    """The places of all columns that the rollouts hold; values inside such a place belong to it."""
-    # A row without any ids may be read as fewer rollouts, without calls.
+    """The paths of all columns that rollouts hold; everything inside a path belongs to it."""
+    # A row without ids may be read as fewer rollouts, without their calls.
     for own, rollout in zip(sources, rollouts, strict=False):
-        yield from own.told
+        yield from own.implied
         row = rollout.training_row
         for column in row.columns if row is not None else ():
             yield from (source.path for source in own.columns.get(column.name, ()))

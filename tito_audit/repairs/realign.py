@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.judgement import judgement, mask_back, row_slide
+from tito_audit.evidence.judgement import judgement, restored_mask, row_slide
 from tito_audit.evidence.logprobs import shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
@@ -123,7 +123,7 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
         return row
     if _open(evidence):
         raise RecordError("the row alone does not show how far its mask and its logprobs are shifted")
-    back = mask_back(evidence)
+    back = restored_mask(evidence)
     assert back is not None
     shown = "the calls" if view.proven else _proof(evidence)
     work.notes.append(f"the mask was moved by {-slide:+d}, as {shown} show")

@@ -90,7 +90,7 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
 
 def _retold(evidence: Evidence) -> bool:
     """Whether a prompt holds the history in other tokens than were seen."""
-    return any(link.kind.retold for link in evidence.links)
+    return any(link.kind.only_tokens_differ for link in evidence.links)
 
 
 def _row_chains(evidence: Evidence) -> list[Chain]:
@@ -207,7 +207,7 @@ def _spliced_prompts(evidence: Evidence) -> tuple[tuple[Turn, ...], list[int]]:
         if link is not None and link.parent is not None and prompt is not None:
             before, now = old[link.parent].seen_ids, turns[link.parent].seen_ids
             if before is not None and now is not None:
-                if link.kind.retold:
+                if link.kind.only_tokens_differ:
                     prompt = _prompt(now, before, prompt, stops, k, link.parent)
                 elif link.kind is LinkKind.CONTINUES and link.parent in changed:
                     prompt = np.concatenate([now, prompt[len(before) :]])

@@ -50,20 +50,24 @@ def sentence(difference: Difference, evidence: Evidence, what: str) -> str:
 
 def built_reason(difference: Difference, evidence: Evidence) -> Reason | None:
     """The reason, if writing the messages in another way reproduced the recorded tokens; else None."""
-    built = difference.built
-    return None if built is None else Reason(built.cause, sentence(difference, evidence, built.what))
+    construction = difference.construction
+    return (
+        None
+        if construction is None
+        else Reason(construction.cause, sentence(difference, evidence, construction.what))
+    )
 
 
 def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
     """Hits of a plain `@rule`: the differences of its code explained by another way of writing the messages."""
     for one in evidence.explained:
         difference = one.difference
-        if one.code == code and difference.built is not None:
+        if one.code == code and difference.construction is not None:
             yield Hit(
                 difference.where,
                 difference.start,
                 difference.end,
-                sentence(difference, evidence, difference.built.what),
+                sentence(difference, evidence, difference.construction.what),
                 turn=difference.turn,
                 cause=one.cause,
                 severity=difference.severity,

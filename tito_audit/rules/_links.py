@@ -26,7 +26,7 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
     A break counts as re-tokenization if only the tokenizer, or decoding, explains it.
     """
     for link in evidence.links:
-        if not link.kind.retold:
+        if not link.kind.only_tokens_differ:
             continue
         causes = _causes_of(link, evidence)
         text_kept = bool(causes) and all(one.code.startswith("TOK") for one in causes)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.roles import ASSISTANT, GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
+from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow, hidden_and_trained, trained_runs
+from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
 from tito_audit.rules._speakers import unknown_role

@@ -6,7 +6,7 @@ import numpy as np
 
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.scene import holds_marker
+from tito_audit.evidence.unmatched import holds_marker
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import end_only, recorded_ids, sentence

@@ -32,7 +32,7 @@ def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence
     ## Repair
     Put the system prompt that was used into the messages, or pass the template that was used.
     """
-    if difference.built is not None:
+    if difference.construction is not None:
         return built_reason(difference, evidence)
     recorded, canonical = (_holds_system(side) for side in (difference.recorded.data, difference.canonical.data))
     near_start = difference.where is not Where.COMPLETION and difference.start <= 4

@@ -28,7 +28,7 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
     ## Repair
     Log the tools that were sent, as they were sent. `fork` gives one row per unbroken run of calls.
     """
-    if difference.built is not None:
+    if difference.construction is not None:
         return built_reason(difference, evidence)
     if difference.against is not Against.NEXT_PROMPT or difference.where is not Where.PROMPT:
         return None

@@ -1,4 +1,4 @@
-"""From a row with findings to rows without: every repair proposed, written, audited again, kept if proven."""
+"""Repairs applied to one row: each proposal is written, read and audited again, and kept if that proves it."""
 
 from __future__ import annotations
 
@@ -20,229 +20,231 @@ from tito_audit.rule import Rule
 from tito_audit.run.check import explain
 from tito_audit.settings.model import RepairChoices
 
-__all__ = ["Audit", "Audited", "Cure", "Terms", "Written", "cure_row"]
-
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """One rollout of a row with what was found in it."""
+    """One rollout of a row and its audit."""
 
     evidence: Evidence
     result: Result
 
     @property
     def rollout(self) -> Rollout:
-        """The rollout that was read."""
+        """The rollout as read."""
         return self.evidence.rollout
 
 
 _ROUNDS = 4
-"""How often all repairs are tried on a row, while any of them still cures something."""
+"""How often all repairs are tried on a row while one of them still changes it."""
 
 Audit = Callable[[Row], list[Audited]]
-"""Reads a row and audits its rollouts with every rule; RecordError when it cannot be read."""
+"""Reads a row and audits its rollouts with all rules; RecordError when it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A row as it would be written, with its audit."""
+class AppliedRow:
+    """A row as it would be written, and its audit."""
 
     row: Row
     audited: tuple[Audited, ...]
 
 
 @dataclass(slots=True)
-class Cure:
-    """What became of one row."""
+class Applied:
+    """One row with all repairs applied to it that were proven."""
 
-    rows: list[Written]
-    """[] when a repair left the row out."""
+    rows: list[AppliedRow]
+    """[] when a repair removed the row."""
     cured: dict[str, tuple[str, ...]] = field(default_factory=dict)
     declined: dict[str, str] = field(default_factory=dict)
     needs_unsafe: set[str] = field(default_factory=set)
-    """Repairs that declined for nothing but that they are unsafe here."""
+    """Repairs that declined only because they are unsafe here."""
     notes: list[str] = field(default_factory=list)
     costs: list[str] = field(default_factory=list)
     more_tokens: int = 0
     left_out: str | None = None
-    """Why the row was left out."""
+    """Why the row was removed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms repairs run."""
+class RepairTerms:
+    """The terms on which repairs run."""
 
     repairs: Sequence[Repair]
-    """In the order in which they are tried."""
+    """In the order to try them."""
     rules: Sequence[Rule]
     threshold: Severity
-    """Findings at or above it are acted on."""
+    """Findings at or above it are repaired."""
     selected: frozenset[str]
-    """Codes that are acted on; the proof looks at all."""
+    """Codes whose findings are repaired; the proof looks at all codes."""
     unsafe: bool
     choices: RepairChoices
 
 
-def cure_row(row: Row, form: Format, audited: Sequence[Audited], audit: Audit, terms: Terms) -> Cure:
-    """The row after every repair that was proven on it, one after the other.
+def apply_repairs(row: Row, form: Format, audited: Sequence[Audited], audit: Audit, terms: RepairTerms) -> Applied:
+    """The row with the repairs applied one after the other.
 
-    A proposal is written by the format, read again and audited again; it is kept when fewer findings of the
-    codes that it claims are left, none is worse and none is new. Otherwise the row stays as it was before it,
-    and the reason is in `declined`.
+    The format writes each proposal, and the new rows are read and audited again. A proposal is kept when fewer
+    findings of the codes that the repair claims are left, none is worse and none is new. Otherwise the row stays
+    as it was before the proposal, and `declined` has the reason.
     """
-    cure = Cure([Written(row, tuple(audited))])
+    applied = Applied([AppliedRow(row, tuple(audited))])
     if terms.threshold < Severity.ERROR:
-        # What is asked for beside errors must not keep an error from its repair.
-        _rounds(cure, form, audit, replace(terms, threshold=Severity.ERROR))
-    _rounds(cure, form, audit, terms)
-    return cure
+        # Repairing warnings must not keep an error from its repair.
+        _rounds(applied, form, audit, replace(terms, threshold=Severity.ERROR))
+    _rounds(applied, form, audit, terms)
+    return applied
 
 
-def _rounds(cure: Cure, form: Format, audit: Audit, terms: Terms) -> None:
-    """All repairs tried on what became of the row, as often as one of them still cures something."""
-    if not cure.rows:
+def _rounds(applied: Applied, form: Format, audit: Audit, terms: RepairTerms) -> None:
+    """Try all repairs on the row, again and again while one of them still changes it."""
+    if not applied.rows:
         return
-    # What one repair cures may be what kept an earlier one from being proven.
+    # One repair may cure what kept an earlier one from being proven.
     last = [repair for repair in terms.repairs if repair.removes_rows]
     others = [repair for repair in terms.repairs if not repair.removes_rows]
     for _ in range(_ROUNDS):
-        before = cure.rows
-        cure.declined.clear()
-        cure.needs_unsafe.clear()
-        _round(cure, others, form, audit, terms)
-        if len(cure.rows) == len(before) and all(a is b for a, b in zip(cure.rows, before, strict=True)):
+        before = applied.rows
+        applied.declined.clear()
+        applied.needs_unsafe.clear()
+        _round(applied, others, form, audit, terms)
+        if len(applied.rows) == len(before) and all(a is b for a, b in zip(applied.rows, before, strict=True)):
             break
-    _round(cure, last, form, audit, terms)
+    _round(applied, last, form, audit, terms)
 
 
-def _round(cure: Cure, repairs: Sequence[Repair], form: Format, audit: Audit, terms: Terms) -> None:
-    """Every repair tried once on what became of the row."""
+def _round(applied: Applied, repairs: Sequence[Repair], form: Format, audit: Audit, terms: RepairTerms) -> None:
+    """Try every repair once on the row as it is by now."""
     for repair in repairs:
-        rows: list[Written] = []
-        for written in cure.rows:
-            rows += _step(written, repair, form, audit, terms, cure)
-            if cure.left_out is not None:
-                cure.rows = []
+        rows: list[AppliedRow] = []
+        for written in applied.rows:
+            rows += _step(written, repair, form, audit, terms, applied)
+            if applied.left_out is not None:
+                applied.rows = []
                 return
-        cure.rows = rows
+        applied.rows = rows
 
 
-def _step(written: Written, repair: Repair, form: Format, audit: Audit, terms: Terms, cure: Cure) -> list[Written]:
-    """What one repair makes of one row: the row itself where it does nothing that could be proven."""
-    mends = _mends(written, repair, terms, cure)
-    if any(not mend.rollouts for mend in mends.values()):
-        cure.left_out = next(mend.reason for mend in mends.values() if not mend.rollouts)
-        cure.cured[repair.name] = _codes(_claimed(written, repair, terms))
+def _step(
+    written: AppliedRow, repair: Repair, form: Format, audit: Audit, terms: RepairTerms, applied: Applied
+) -> list[AppliedRow]:
+    """The rows that one repair makes of one row; the row itself where nothing is proven."""
+    proposals = _proposals(written, repair, terms, applied)
+    if any(not proposal.rollouts for proposal in proposals.values()):
+        applied.left_out = next(proposal.reason for proposal in proposals.values() if not proposal.rollouts)
+        applied.cured[repair.name] = _codes(_claimed(written, repair, terms))
         return []
-    after = _proven(written, mends, repair, form, audit, terms, cure)
+    after = _proven(written, proposals, repair, form, audit, terms, applied)
     if after is None:
         return [written]
     before = _claimed(written, repair, terms)
     left = [f for one in after for f in _claimed(one, repair, terms)]
     codes = _codes(f for f in before if _count(before, f.code) > _count(left, f.code))
-    cure.cured[repair.name] = tuple(dict.fromkeys((*cure.cured.get(repair.name, ()), *codes)))
-    for mend in mends.values():
-        _mark(cure, mend)
+    applied.cured[repair.name] = tuple(dict.fromkeys((*applied.cured.get(repair.name, ()), *codes)))
+    for proposal in proposals.values():
+        _mark(applied, proposal)
     return after
 
 
 def _proven(
-    written: Written,
-    mends: dict[int, Proposal],
+    written: AppliedRow,
+    proposals: dict[int, Proposal],
     repair: Repair,
     form: Format,
     audit: Audit,
-    terms: Terms,
-    cure: Cure,
-) -> list[Written] | None:
-    """The row with those of the proposals that the audit proves, which alone stay in `mends`; None without any.
+    terms: RepairTerms,
+    applied: Applied,
+) -> list[AppliedRow] | None:
+    """The row with all proposals that the audit proves; None if it proves none. The others leave `proposals`.
 
-    Each rollout of a group is judged by itself: what cannot be done for one keeps no other from its cure.
+    Each rollout of a group is judged by itself: one that cannot be repaired keeps no other from its repair.
     """
-    while mends:
+    while proposals:
         try:
-            after = _written_again(written, mends, form, audit)
+            after = _rewritten(written, proposals, form, audit)
         except RecordError as error:
-            if len(mends) == 1:
-                cure.declined.setdefault(repair.name, str(error))
+            if len(proposals) == 1:
+                applied.declined.setdefault(repair.name, str(error))
                 return None
-            alone = {item: {item: mend} for item, mend in mends.items()}
+            alone = {item: {item: proposal} for item, proposal in proposals.items()}
             bad = {
-                n for n, one in alone.items() if _proven(written, one, repair, form, audit, terms, cure) is None
+                n for n, one in alone.items() if _proven(written, one, repair, form, audit, terms, applied) is None
             }
-            bad = bad or {max(mends)}
+            bad = bad or {max(proposals)}
         else:
             reasons = {
                 item: because
-                for item in mends
-                if (because := _refuted(*_of_item(written, after, item), repair, terms, mends[item].adds))
+                for item in proposals
+                if (because := _refuted(*_of_item(written, after, item), repair, terms, proposals[item].adds))
             }
             if not reasons:
                 return after
-            cure.declined.setdefault(repair.name, next(iter(reasons.values())))
+            applied.declined.setdefault(repair.name, next(iter(reasons.values())))
             bad = set(reasons)
         for item in bad:
-            del mends[item]
+            del proposals[item]
     return None
 
 
-def _of_item(before: Written, after: list[Written], item: int) -> tuple[Written, list[Written]]:
-    """The part of a row that a proposal is about, before and after; all of it but in a group."""
+def _of_item(before: AppliedRow, after: list[AppliedRow], item: int) -> tuple[AppliedRow, list[AppliedRow]]:
+    """The part of a row that a proposal is about, before and after: its rollout in a group, else the whole row."""
     if len(before.audited) == 1:
         return before, after
     number = next(n for n, one in enumerate(before.audited) if one.rollout.place.item == item)
     (row,) = after
-    return Written(before.row, before.audited[number : number + 1]), [
-        Written(row.row, row.audited[number : number + 1])
+    return AppliedRow(before.row, before.audited[number : number + 1]), [
+        AppliedRow(row.row, row.audited[number : number + 1])
     ]
 
 
-def _mends(written: Written, repair: Repair, terms: Terms, cure: Cure) -> dict[int, Proposal]:
-    """What the repair proposes for the rollouts of a row, by their item."""
-    mends: dict[int, Proposal] = {}
+def _proposals(written: AppliedRow, repair: Repair, terms: RepairTerms, applied: Applied) -> dict[int, Proposal]:
+    """The proposals of the repair, by item of the rollout in its row."""
+    proposals: dict[int, Proposal] = {}
     for one in written.audited:
         findings = tuple(f for f in one.result.findings if _acts_on(f, repair, terms))
         if not findings and not repair.chosen(terms.choices):
             continue
         try:
-            mend = repair.mend(explain(one.evidence, terms.rules), findings, terms.choices)
+            proposal = repair.mend(explain(one.evidence, terms.rules), findings, terms.choices)
         except RecordError as error:
-            cure.declined.setdefault(repair.name, str(error))
+            applied.declined.setdefault(repair.name, str(error))
             continue
-        if mend is None:
+        if proposal is None:
             continue
-        if mend.safety is Safety.UNSAFE and not terms.unsafe:
-            if repair.name not in cure.declined:
-                cure.needs_unsafe.add(repair.name)
-                cure.declined[repair.name] = f"unsafe here, needs --unsafe: {mend.reason}"
+        if proposal.safety is Safety.UNSAFE and not terms.unsafe:
+            if repair.name not in applied.declined:
+                applied.needs_unsafe.add(repair.name)
+                applied.declined[repair.name] = f"unsafe here, needs --unsafe: {proposal.reason}"
             continue
-        mends[one.rollout.place.item] = mend
-    return mends
+        proposals[one.rollout.place.item] = proposal
+    return proposals
 
 
-def _written_again(written: Written, mends: Mapping[int, Proposal], form: Format, audit: Audit) -> list[Written]:
-    """The rows that the format makes of the proposals, read and audited; RecordError if they say less."""
-    mended: list[RepairedRollout] = []
+def _rewritten(
+    written: AppliedRow, proposals: Mapping[int, Proposal], form: Format, audit: Audit
+) -> list[AppliedRow]:
+    """The rows that the format writes for the proposals, read and audited; RecordError if they hold less."""
+    repaired: list[RepairedRollout] = []
     for one in written.audited:
-        mend = mends.get(one.rollout.place.item)
-        mended += mend.rollouts if mend is not None else (unmended(one.rollout),)
-    rows = form.update(written.row, mended)
-    out = [Written(row, tuple(audit(row))) for row in rows]
+        proposal = proposals.get(one.rollout.place.item)
+        repaired += proposal.rollouts if proposal is not None else (unmended(one.rollout),)
+    rows = form.update(written.row, repaired)
+    out = [AppliedRow(row, tuple(audit(row))) for row in rows]
     if len(written.audited) == 1:
-        pairs = [(want, got.audited) for want, got in zip(mended, out, strict=False)]
-        if len(out) != len(mended):
-            raise RecordError(f"the format {form.name} wrote {len(out)} rows for {len(mended)}")
+        pairs = [(want, got.audited) for want, got in zip(repaired, out, strict=False)]
+        if len(out) != len(repaired):
+            raise RecordError(f"the format {form.name} wrote {len(out)} rows for {len(repaired)}")
     else:
-        pairs = [(want, (got,)) for want, got in zip(mended, out[0].audited, strict=False)]
-        if len(out) != 1 or len(out[0].audited) != len(mended):
-            raise RecordError(f"the format {form.name} cannot hold the parts of a fork beside other rollouts")
+        pairs = [(want, (got,)) for want, got in zip(repaired, out[0].audited, strict=False)]
+        if len(out) != 1 or len(out[0].audited) != len(repaired):
+            raise RecordError(f"a row of the format {form.name} cannot hold a forked rollout among others")
     for want, got in pairs:
         _holds(form, want.rollout, got)
     return out
 
 
 def _holds(form: Format, want: Rollout, got: Sequence[Audited]) -> None:
-    """RecordError unless reading the written row gives what the repair wanted to be there."""
+    """RecordError unless the written row reads back as the rollout that the repair proposed."""
     if len(got) != 1:
         raise RecordError(f"the format {form.name} reads {len(got)} rollouts where one was written")
     read = got[0].rollout
@@ -267,7 +269,7 @@ def _holds(form: Format, want: Rollout, got: Sequence[Audited]) -> None:
 
 
 def _without_padding(row: TrainingRow) -> TrainingRow:
-    """The row as it is read again: without what an attention mask hides at its ends and nothing trains."""
+    """The row as it reads back: without untrained padding, the tokens that an attention mask hides at its ends."""
     start, end = visible_part(row)
     outside = np.ones(len(row.token_ids), np.bool_)
     outside[start:end] = False
@@ -282,7 +284,7 @@ def _without_padding(row: TrainingRow) -> TrainingRow:
 
 
 def _equal(got: NDArray[np.generic] | None, want: NDArray[np.generic] | None, row: TrainingRow | None) -> bool:
-    """Equal values; what a column writes where nothing is known counts as unknown."""
+    """Whether the values are equal; a column's sentinel counts as unknown."""
     if got is None or want is None:
         return got is want
     if got.dtype.kind != "f":
@@ -295,21 +297,14 @@ def _equal(got: NDArray[np.generic] | None, want: NDArray[np.generic] | None, ro
 
 
 def _refuted(
-    before: Written, after: Sequence[Written], repair: Repair, terms: Terms, adds: frozenset[str]
+    before: AppliedRow, after: Sequence[AppliedRow], repair: Repair, terms: RepairTerms, adds: frozenset[str]
 ) -> str | None:
-    """Why the new rows must not be written; None when the audit proves them better and no pair of them worse."""
+    """Why the new rows must not be written; None when the audit proves them better and no rollout worse."""
     if repair.safety is not Safety.UNSAFE and len(after) == 1:
         pairs = zip(before.audited, after[0].audited, strict=False)
         because = next((why for old, new in pairs if (why := harm(old.evidence, new.evidence))), None)
         if because is not None:
             return because
-    return _unproven(before, after, repair, terms, adds)
-
-
-def _unproven(
-    before: Written, after: Sequence[Written], repair: Repair, terms: Terms, adds: frozenset[str]
-) -> str | None:
-    """Why the audit does not prove the new rows better; None when it does."""
     claimed = _claimed(before, repair, terms)
     left = [f for one in after for f in _claimed(one, repair, terms)]
     if claimed and len(left) >= len(claimed) and not repair.chosen(terms.choices):
@@ -318,19 +313,19 @@ def _unproven(
     for kind, severity in _worst_by_kind(f for one in after for f in _found(one)).items():
         if severity >= Severity.WARNING and severity > known.get(kind, Severity.NOTE) and kind[0] not in adds:
             cause = f" ({kind[1]})" if kind[1] else ""
-            return f"the repaired row would have {kind[0]}{cause}, which it has not now"
+            return f"the repaired row would have {kind[0]}{cause}, which it does not have now"
     return None
 
 
-def _acts_on(finding: Finding, repair: Repair, terms: Terms) -> bool:
+def _acts_on(finding: Finding, repair: Repair, terms: RepairTerms) -> bool:
     return finding.severity >= terms.threshold and finding.code in terms.selected and repair.claims(finding.code)
 
 
-def _claimed(written: Written, repair: Repair, terms: Terms) -> list[Finding]:
+def _claimed(written: AppliedRow, repair: Repair, terms: RepairTerms) -> list[Finding]:
     return [finding for finding in _found(written) if _acts_on(finding, repair, terms)]
 
 
-def _found(written: Written) -> list[Finding]:
+def _found(written: AppliedRow) -> list[Finding]:
     return [finding for one in written.audited for finding in one.result.findings]
 
 
@@ -350,19 +345,19 @@ def _count(findings: Sequence[Finding], code: str) -> int:
     return sum(finding.code == code for finding in findings)
 
 
-def _mark(cure: Cure, mend: Proposal) -> None:
-    """Keep what the repair says of itself, for the reader and for the provenance column."""
-    costs = [mend.cost] if mend.cost else []
+def _mark(applied: Applied, proposal: Proposal) -> None:
+    """Keep costs and notes of a repair, for the report and the provenance column."""
+    costs = [proposal.cost] if proposal.cost else []
     notes = [
         *costs,
-        *mend.notes,
-        *(f"{name} is stale from the first changed token on and null there" for name in mend.stale),
-        *(f"{name} cannot be rebuilt and is null" for name in mend.dropped),
+        *proposal.notes,
+        *(f"{name} is stale from the first changed token on and null there" for name in proposal.stale),
+        *(f"{name} cannot be rebuilt and is null" for name in proposal.dropped),
         *(
             f"{count} entries of {name} have no recorded value and are null"
-            for name, count in mend.unknown.items()
+            for name, count in proposal.unknown.items()
         ),
     ]
-    cure.more_tokens += mend.more_tokens
-    cure.notes += [note for note in notes if note not in cure.notes]
-    cure.costs += costs
+    applied.more_tokens += proposal.more_tokens
+    applied.notes += [note for note in notes if note not in applied.notes]
+    applied.costs += costs

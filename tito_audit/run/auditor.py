@@ -1,4 +1,4 @@
-"""Auditor: what rollouts are audited with, loaded once for all of them, and the audit of one."""
+"""The auditor of a log: tokenizer, template and rules, loaded once; and the audit of one rollout."""
 
 from __future__ import annotations
 
@@ -31,60 +31,48 @@ from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import Observed
 
-__all__ = [
-    "READS_ONLY",
-    "Auditor",
-    "Loader",
-    "Viewed",
-    "audit_rollout",
-    "counts_of",
-    "load_renderer",
-    "selected_codes",
-    "unreadable",
-]
-
 Viewed = Callable[[Iterable[Finding]], bool]
-"""Whether a rollout with these findings comes with a view; it is asked once for each rollout, in their order."""
+"""Whether a rollout with these findings gets a view; called once per rollout, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Auditor:
-    """What rollouts are audited with, loaded once for all of them, before processes are forked."""
+    """What rollouts are audited with, loaded once, before processes are forked."""
 
     tokenizer: Tokenizer | None
     renderer: Renderer | None
     rules: Sequence[Rule]
     codes: frozenset[str]
-    """The rules that are asked."""
+    """The selected rules."""
     repairs: Callable[[], Sequence[Repair]]
-    """Imported when the first finding asks what would mend it."""
+    """Imported when the first finding needs to name its repair."""
     speakers: Speakers = DEFAULT
     """Which roles were sampled."""
     misfit: Finding | None = None
-    """Why there is no tokenizer or no renderer here, where there would be one; None where nothing is held back."""
+    """Why tokenizer or renderer are withheld: the log was written with another; None where nothing is withheld."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """For showing pieces; None without a tokenizer."""
+        """To show tokens as text; None without a tokenizer."""
         return self.tokenizer.vocabulary if self.tokenizer is not None else None
 
     def held_back(self, misfit: Finding) -> Auditor:
-        """The same for logs that do not fit: without whatever the finding says that they were not written with."""
+        """The same without the tokenizer or template that, by this finding, the log was not written with."""
         tokenizer = None if misfit.hit.cause == TOKENIZER else self.tokenizer
         return replace(self, tokenizer=tokenizer, renderer=None, misfit=misfit)
 
     def silent(self) -> Auditor:
-        """The same with no rule to ask: rows say how they were written, and nothing is found in them."""
+        """The same without rules: results say how their row was written and hold no findings."""
         return replace(self, rules=(), codes=frozenset(), repairs=tuple)
 
     def by_reference(self) -> Auditor:
-        """The same without the fast encoder: every id is the word of `tokenizers`."""
+        """The same without the fast encoder: all ids come from `tokenizers`."""
         if self.tokenizer is None or self.tokenizer.encoder_name == ReferenceEncoder.name:
             return self
         return replace(self, tokenizer=replace(self.tokenizer))
 
     def load(self) -> None:
-        """Have everything in memory, to be shared with processes that are forked from this one."""
+        """Load everything that forked processes can share."""
         if self.tokenizer is not None:
             self.tokenizer.load()
         if self.renderer is not None:
@@ -93,11 +81,11 @@ class Auditor:
 
 
 READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
-"""For logs in which nothing is looked for."""
+"""For logs that are read and not audited."""
 
 
 def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = None) -> Result:
-    """Everything that is found in one rollout; with `viewed`, what is observed of it as well."""
+    """The audit of one rollout; with `viewed`, also what a viewer shows of it."""
     evidence = explain(gather(rollout, auditor.tokenizer, auditor.renderer, auditor.speakers), auditor.rules)
     findings, skips = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
@@ -112,21 +100,21 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
 
 
 _COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK404"))
-"""Rules that hold calls against calls or against the training row, which takes no tokenizer."""
+"""Rules that compare calls with each other or with the training row, without a tokenizer."""
 
 
 def _uncompared(skips: Sequence[Skip], codes: frozenset[str]) -> bool:
-    """Whether nothing in a rollout was held against anything, for want of a tokenizer."""
+    """Whether nothing in a rollout could be compared, for lack of a tokenizer."""
     skipped = {skip.code for skip in skips}
     return any(words_for(Needs.TOKENIZER) in skip.because for skip in skips) and not (codes & _COMPARING) - skipped
 
 
 _LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED)))
-"""What a rollout lacks where tokenizer and template are held back."""
+"""What a rollout lacks where tokenizer or template are withheld."""
 
 
 def _held_back(skips: Sequence[Skip], misfit: Finding) -> tuple[Skip, ...]:
-    """The skips, with the reason why there is no tokenizer or template."""
+    """The skips, with the reason why tokenizer or template are withheld."""
     because = f"the {misfit.hit.cause.removeprefix('another ')} does not fit the log ({misfit.code})"
     return tuple(
         Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
@@ -134,21 +122,21 @@ def _held_back(skips: Sequence[Skip], misfit: Finding) -> tuple[Skip, ...]:
 
 
 def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed) -> Observed:
-    from tito_audit.viewer.measures import measure  # only those who look pay for it
+    from tito_audit.viewer.measures import measure  # slow to import, and rarely needed
     from tito_audit.viewer.sequences import view
 
     return Observed(measure(evidence, findings), view(evidence, findings) if viewed(findings) else None)
 
 
 def unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:
-    """A row that cannot be read, as its finding."""
+    """The result of a row that cannot be read: one finding, REC001."""
     hit = Hit(Where.ROW, 0, 0, error, cause="row cannot be read")
     finding = Finding("REC001", Severity.ERROR, place, hit)
     return Result(place, None, (finding,) if "REC001" in codes else ())
 
 
 def counts_of(evidence: Evidence) -> dict[str, int]:
-    """Turns, tokens that were audited, and tokens that were generated, which are those that `measure` counts."""
+    """Numbers of turns, of audited tokens and of generated tokens; the last are those that `measure` counts."""
     rollout = evidence.rollout
     generated = sum(len(t.completion_ids) for t in rollout.turns if t.completion_ids is not None)
     tokens = generated + sum(len(t.prompt_ids) for t in rollout.turns if t.prompt_ids is not None)
@@ -162,7 +150,7 @@ def counts_of(evidence: Evidence) -> dict[str, int]:
 
 
 class Loader:
-    """Tokenizers and templates of a run, each loaded once, however many settings name it."""
+    """The tokenizers and templates of a run, each loaded once."""
 
     def __init__(self) -> None:
         self._tokenizers: dict[str, Tokenizer] = {}
@@ -170,23 +158,23 @@ class Loader:
 
     @property
     def tokenizers(self) -> list[Tokenizer]:
-        """Those that were loaded, in the order in which they were asked for."""
+        """The loaded tokenizers, in the order of their first use."""
         return list(self._tokenizers.values())
 
     def auditor(self, settings: Settings) -> tuple[Auditor, str | None]:
-        """What logs with these settings are audited with, and what a reader should know of it."""
+        """The auditor for logs with these settings, and a notice about what it lacks."""
         tokenizer, renderer, notice = self._loaded(settings)
         speakers = Speakers(settings.sampled_roles)
         auditor = Auditor(tokenizer, renderer, all_rules(), selected_codes(settings), all_repairs, speakers)
         return auditor, notice
 
     def _loaded(self, settings: Settings) -> tuple[Tokenizer | None, Renderer | None, str | None]:
-        """The tokenizer and the renderer, each None when there is none, and why there is none."""
+        """Tokenizer and renderer, None where there is none, and a notice that says so."""
         if settings.tokenizer is None:
             if settings.chat_template:
                 raise SetupError(
                     "--chat-template was given without a tokenizer.\n"
-                    "The template's text has to be encoded before it can be compared.\n"
+                    "The rendered text has to be encoded before it can be compared.\n"
                     "Pass --tokenizer DIR as well."
                 )
             return (
@@ -203,7 +191,7 @@ class Loader:
             return (
                 tokenizer,
                 None,
-                f"{tokenizer.name} has no chat template, so nothing could be rendered again. "
+                f"{tokenizer.name} has no chat template, so nothing could be rendered. "
                 "Pass --chat-template FILE to check prompts against one.",
             )
         key += repr(_of_template(settings))
@@ -214,14 +202,14 @@ class Loader:
 
 
 def load_renderer(tokenizer: str, settings: Settings | None = None) -> Renderer:
-    """The chat template of a tokenizer folder or hub name, ready to render; SetupError without one."""
+    """The renderer of the chat template of a tokenizer folder or hub name; SetupError if it has none."""
     settings = settings or Settings()
     loaded = load_tokenizer(tokenizer, trust_remote_code=settings.trust_remote_code)
     return _renderer(loaded, settings)
 
 
 def _of_template(settings: Settings) -> tuple[object, ...]:
-    """All settings that a renderer depends on, beside the tokenizer."""
+    """All settings that a renderer depends on besides the tokenizer."""
     return (
         settings.chat_template,
         settings.template_name,
@@ -253,13 +241,13 @@ def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
 
 
 def selected_codes(settings: Settings) -> frozenset[str]:
-    """The codes that run; a prefix that fits no rule is a mistake of the user's."""
+    """The selected codes; SetupError for a prefix that matches no rule."""
     codes = [rule.code for rule in all_rules()]
     for prefix in (*settings.select, *settings.extend_select, *settings.ignore):
         if not any(code.startswith(prefix) for code in codes):
             raise SetupError(
-                f"{prefix!r} is the beginning of no rule's code.\n"
-                "A selection that fits nothing would let every fault pass.\n"
+                f"No rule matches {prefix!r}.\n"
+                "A selection that matches nothing would let every error pass.\n"
                 "`tito-audit list rules` prints the codes."
             )
     return frozenset(

@@ -1,4 +1,4 @@
-"""From evidence to findings: every difference given to one rule, every rule asked or skipped."""
+"""From evidence to findings: every difference goes to one rule, and every rule runs or is skipped."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
 from tito_audit.rule import Reason, Rule, missing
 
-__all__ = ["check", "check_explained", "explain"]
-
 _SHOWN = 16
-"""Tokens of a side that a finding carries; the rest is counted in its message."""
+"""Tokens of each side that a finding holds; its message counts the rest."""
 
-Explain = Callable[[Difference, Evidence], Reason | None]
+_Explain = Callable[[Difference, Evidence], Reason | None]
 
 
 def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
-    """The evidence with every difference given to the rule of lowest precedence that has a reason for it.
+    """The evidence with every difference explained by the rule of lowest precedence that has a reason for it.
 
-    All rules take part, selected or not, so that leaving one out never renames a difference.
+    All rules take part, selected or not, so deselecting one never changes the code of a difference.
     """
     if not evidence.differences and not evidence.explained:
-        return evidence  # nothing to explain, so nothing that was worked out of it changes either
+        return evidence  # nothing to explain, so everything cached in it stays valid
     explained = []
     for difference in evidence.differences:
-        built = difference.built
-        if built is not None and built.code in _checking(tuple(rules)):
-            explained.append(Explained(difference, built.code, built.cause, built.what))
+        construction = difference.construction
+        if construction is not None and construction.code in _checking(tuple(rules)):
+            explained.append(Explained(difference, construction.code, construction.cause, construction.what))
             continue
         for rule, reason_for in _owners(tuple(rules)):
-            # That it gives the recorded tokens is a proof, which no reading of the bytes beats.
-            if built is not None and rule.code != built.code:
+            # A construction that gives the recorded tokens is a proof, which no guess from the bytes overrules.
+            if construction is not None and rule.code != construction.code:
                 continue
             reason = reason_for(difference, evidence)
             if reason is not None:
@@ -52,10 +50,10 @@ def check(
     selected: frozenset[str],
     repairs: Callable[[], Sequence[Repair]] = tuple,
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
-    """Findings of the selected codes, in the order of codes, and what those rules could not look at.
+    """The findings of the selected codes, in the order of codes, and the rules that had to be skipped.
 
-    With `repairs`, each finding that is no note names the first that would take it on; they are asked for only
-    where there is such a finding.
+    With `repairs`, each finding above a note names the first repair that fits it; `repairs` is called only if
+    there is such a finding.
     """
     return check_explained(explain(evidence, rules), rules, selected, repairs)
 
@@ -66,7 +64,7 @@ def check_explained(
     selected: frozenset[str],
     repairs: Callable[[], Sequence[Repair]] = tuple,
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
-    """The same of evidence whose differences were given to rules already."""
+    """The same for evidence that `explain` returned."""
     owned = _owned(evidence)
     findings: list[Finding] = []
     skips: list[Skip] = []
@@ -94,15 +92,15 @@ def check_explained(
 
 
 @lru_cache(maxsize=64)
-def _owners(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, Explain], ...]:
-    """The rules that name causes of differences, by precedence, each with how it does."""
+def _owners(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, _Explain], ...]:
+    """The rules that explain differences, by precedence, each with its function."""
     owners = [(rule, rule.explain) for rule in rules if rule.explain is not None]
     return tuple(sorted(owners, key=lambda owner: owner[0].precedence))
 
 
 @lru_cache(maxsize=64)
 def _checking(rules: tuple[Rule, ...]) -> frozenset[str]:
-    """The codes of rules that look for themselves at what is explained."""
+    """The codes of rules with a check of their own."""
     return frozenset(rule.code for rule in rules if rule.check is not None)
 
 
@@ -114,9 +112,9 @@ def _asked(
     reasons: tuple[NotRead, ...],
     differs: bool,
 ) -> tuple[tuple[Rule, Skip | None], ...]:
-    """The selected rules that may speak, each with the skip that stands for it when it cannot look.
+    """The selected rules to run, each with its skip if it lacks something.
 
-    Where nothing differs, a rule that names the cause of differences has nothing to say but that.
+    Without differences, a rule that only explains them matters only for its skip.
     """
     asked = ((rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected)
     return tuple(
@@ -127,7 +125,7 @@ def _asked(
 
 
 def _owned(evidence: Evidence) -> dict[str, list[Explained]]:
-    """The differences by the code of the rule that owns them."""
+    """The explained differences by the code of their rule."""
     owned: dict[str, list[Explained]] = {}
     for one in evidence.explained:
         owned.setdefault(one.code, []).append(one)
@@ -135,12 +133,12 @@ def _owned(evidence: Evidence) -> dict[str, list[Explained]]:
 
 
 def _offers(code: str, repairs: Sequence[Repair]) -> list[Repair]:
-    """The repairs that claim a code and may run without being asked for."""
+    """The repairs that claim a code and run by default."""
     return [repair for repair in repairs if repair.safety is not Safety.UNSAFE and repair.claims(code)]
 
 
 def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequence[Repair]]) -> Finding:
-    """The finding with the name of the repair that it calls for; a note calls for none."""
+    """The finding with the name of the repair that fits it; a note gets none."""
     if finding.severity is Severity.NOTE:
         return finding
     name = next((repair.name for repair in offers[finding.code] if repair.fits(evidence, finding)), None)
@@ -150,7 +148,7 @@ def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequ
 
 
 def _hit(rule: Rule, one: Explained, evidence: Evidence) -> Hit:
-    """A difference that a rule owns, as a hit."""
+    """An explained difference as a hit of its rule."""
     difference = one.difference
     return Hit(
         difference.where,
@@ -166,5 +164,5 @@ def _hit(rule: Rule, one: Explained, evidence: Evidence) -> Hit:
 
 
 def _side(ids: Ids, evidence: Evidence) -> Side:
-    """A side bounded to what a reader takes in."""
+    """One side of a hit, cut to a readable length."""
     return evidence.side(ids[:_SHOWN])

@@ -1,4 +1,4 @@
-"""Encoders of a run: which tokenizer encodes fast, and what a summary says of it."""
+"""Encoders of a run: which tokenizers encode with the fast encoder, and what a summary says about it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from tito_audit.summary import Summary
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["Encoded", "Encoders", "choose_encoder"]
-
 Encoded: TypeAlias = tuple[tuple[str | None, str | None], ...]
-"""Of each tokenizer, what encodes in a process, as a summary names it, and why no fast encoder does."""
+"""For each tokenizer: the name of the encoder that a process used, and why it was not the fast one."""
 
 _WORTH_LOADING = 6 << 20
-"""Bytes of logs, about 400,000 tokens, from which on loading the fast encoder pays."""
+"""Bytes of logs, about 400,000 tokens, from which loading the fast encoder pays off."""
 _TRIED_ROWS = 4
 _TRIED_TEXTS = 32
 _TRIED_CHARACTERS = 4_096
-"""How much of a log the fast encoder is tried on before it is trusted: as much as takes a tenth of a second."""
+"""How much of a log the fast encoder is checked on before it is trusted; it takes a tenth of a second."""
 
 
 def choose_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings: Settings) -> None:
-    """Load the fast encoder where the logs are worth it, before processes are forked."""
+    """Load the fast encoder where the logs are large enough, before processes are forked."""
     if settings.encoder == "tokenizers":
         return
     wanted = True if settings.encoder == "fastokens" else None
@@ -39,7 +37,7 @@ def choose_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings
 
 
 def _texts(file: Path, group: LogGroup, vocabulary: Vocabulary) -> list[str]:
-    """Texts out of the first rows of a log: what messages say, and what ids spell."""
+    """Texts from the first rows of a log: of its messages, and decoded from its ids."""
     texts: list[str] = []
     for item in group.head(file, _TRIED_ROWS):
         texts += [message.text for message in item.messages]
@@ -50,7 +48,7 @@ def _texts(file: Path, group: LogGroup, vocabulary: Vocabulary) -> list[str]:
 
 
 class Encoders:
-    """What encodes for each tokenizer of a run, in this process and in those that are forked from it."""
+    """What encodes for each tokenizer of a run, in this process and in its workers."""
 
     def __init__(self, tokenizers: Sequence[Tokenizer]) -> None:
         self._tokenizers = tokenizers
@@ -60,23 +58,26 @@ class Encoders:
         """What encodes in this process."""
         return tuple((one.encoder_name, one.encoder_notice) for one in self._tokenizers)
 
-    def hear(self, said: Encoded, summary: Summary) -> None:
-        """What another process says: one that went without a fast encoder counts for all."""
-        for number, (name, notice) in enumerate(said):
+    def add(self, encoded: Encoded, summary: Summary) -> None:
+        """Add what another process used; one that did without the fast encoder counts for all."""
+        for number, (name, notice) in enumerate(encoded):
             if notice is not None:
                 self._elsewhere[number] = name
-                if notice not in summary.notices:
-                    summary.notices.append(notice)
+                _note(notice, summary)
 
     def settle(self, summary: Summary) -> None:
-        """Say in the summary what encoded."""
-        here = self.here()
-        names = [self._elsewhere.get(number) or name for number, (name, _) in enumerate(here)]
+        """Put the names of the encoders into the summary."""
+        names = [self._elsewhere.get(number) or name for number, (name, _) in enumerate(self.here())]
         summary.encoder = "; ".join(dict.fromkeys(name for name in names if name)) or None
         self.warn(summary)
 
     def warn(self, summary: Summary) -> None:
-        """Say in the summary why no fast encoder is at work, where one was wanted."""
+        """Put into the summary why the fast encoder was not used although it was wanted."""
         for _, notice in self.here():
-            if notice and notice not in summary.notices:
-                summary.notices.append(notice)
+            if notice:
+                _note(notice, summary)
+
+
+def _note(notice: str, summary: Summary) -> None:
+    if notice not in summary.notices:
+        summary.notices.append(notice)

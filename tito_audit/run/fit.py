@@ -1,10 +1,10 @@
-"""Fit: whether a tokenizer and a chat template are those that a log was written with, by its first rows.
+"""Fit: whether the first rows of a log were written with a tokenizer and chat template.
 
-What is asked is coarse, so that no fault of a row is taken for it: whether logged texts are found in what the
-ids decode to, whether encoding that text again gives the ids back, whether ids lie in the vocabulary, and whether
-the control tokens of the template stand in the rows at all. Measured on real logs of three models and on seven
-tokenizers, each against each: the right one finds at least 99 % of the texts and 98 % of the ids again, a wrong
-one at most 18 % of the texts and 91 % of the ids. Between the two nothing is said.
+The tests are coarse, so that no fault of a row is mistaken for a misfit: are logged texts found in the decoded
+ids, does encoding the decoded text give the ids back, are the ids in the vocabulary, do the control tokens of the
+template occur in the rows. Measured on real logs of three models with seven tokenizers, each against each: the
+right tokenizer finds at least 99 % of the texts and 98 % of the ids, a wrong one at most 18 % of the texts and 91
+% of the ids. Between the two there is no verdict.
 """
 
 from __future__ import annotations
@@ -26,80 +26,82 @@ from tito_audit.render.renderer import Renderer
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.tokenizer import Tokenizer
 
-__all__ = ["CODE", "ROWS", "TEMPLATE", "TOKENIZER", "misfit", "names_of_log"]
-
 CODE = "REC007"
 TOKENIZER, TEMPLATE = "another tokenizer", "another chat template"
-"""The causes: what does not fit."""
+"""The causes of the finding."""
 ROWS = 16
-"""Rows of a log that are asked."""
+"""How many rollouts with ids are tested."""
 
 _TEXT = 8
-"""Characters from which on a text says something when it is found, or not."""
+"""Characters that a text needs to count as found or not found."""
 _TEXTS = 64
-"""Texts of a row that are looked for."""
+"""Most texts of a row to look for."""
 _LOOKED = 200
-"""Characters of a text that are looked for."""
+"""Characters of a text to look for."""
 _DECODED = 1 << 16
-"""Ids of a row that are decoded."""
+"""Most ids of a row to decode."""
 _ENCODED = 2_048
-"""Ids of a row whose text is encoded again."""
+"""Most ids of a row whose text is encoded again."""
 _REAL = 12
-"""Different ids from which on a sequence is no placeholder."""
+"""Different ids that a sequence needs not to be a placeholder."""
 _FOUND = 0.2
-"""Share of the texts up to which they are not found."""
+"""Up to this share of texts found, the texts speak against the tokenizer."""
 _SAME = 0.95
-"""Share of the ids that come back, up to which texts that are not found count against the tokenizer."""
+"""Up to this share of ids that come back, the ids speak against it too, and together they prove the misfit."""
 _SAME_ALONE = 0.91
-"""The same where there is no text to be found."""
+"""The share for logs without texts, where the ids alone prove it."""
 _LEAST, _LEAST_ALONE = 24, 512
-"""Ids from which on these shares say something, with texts and without."""
+"""Ids needed for such a verdict, with texts and without."""
 _OUTSIDE_ROWS, _OUTSIDE_SHARE = 4, 0.8
-"""How many rows, and which share of them, have to hold ids past the end of the vocabulary."""
+"""How many rows there must be, and in which share of them ids past the end of the vocabulary, to prove a
+misfit."""
 _IN_PIECES = 4
-"""How often a token of the template has to stand there in pieces, in two rows or more."""
+"""How often the rows, two at least, must spell a token of the template in pieces."""
 _RENDERED = 6
-"""Rows that are rendered."""
+"""Most rows to render."""
 _NAME = 100
+
+_Tested = Sequence[tuple[Rollout, list[Ids]]]
+"""Rollouts, each with its id sequences."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What the rows show of the tokenizer."""
+    """What the rows show about their tokenizer."""
 
     rows: int = 0
     ids: int = 0
     outside: int = 0
-    """Ids that the vocabulary does not have."""
+    """Ids that are not in the vocabulary."""
     rows_outside: int = 0
-    """Rows with ids past its end."""
+    """Rows with ids past the end of the vocabulary."""
     past_end: set[int] = field(default_factory=set)
     texts: int = 0
     found: int = 0
     decoded: list[str] = field(default_factory=list)
-    """By row: what its ids decode to."""
+    """The decoded text of each row."""
 
 
 def misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer | None) -> Finding | None:
-    """The finding that the first rollouts of a log were written with other means; None where they may fit."""
-    told = [(rollout, ids) for rollout in rollouts if (ids := _ids(rollout))]
-    if not told:
+    """The finding that a log was written with another tokenizer or template, by its first rollouts; else None."""
+    tested = [(rollout, ids) for rollout in rollouts if (ids := _ids(rollout))]
+    if not tested:
         return None
-    seen = _look(told, tokenizer)
+    seen = _look(tested, tokenizer)
     reference = Reference(tokenizer, renderer)
-    why = _not_the_tokenizer(told, seen, reference)
+    why = _not_the_tokenizer(tested, seen, reference)
     cause = TOKENIZER
     if why is None and renderer is not None:
-        why, cause = _not_the_template(told, reference), TEMPLATE
+        why, cause = _not_the_template(tested, reference), TEMPLATE
     if why is None:
         return None
     message = f"{why}: {_what(cause, tokenizer)}; {_advice(cause, rollouts)}"
     hit = Hit(Where.LOG, 0, 0, message, cause=cause, severity=Severity.ERROR)
-    return Finding(CODE, Severity.ERROR, told[0][0].place, hit)
+    return Finding(CODE, Severity.ERROR, tested[0][0].place, hit)
 
 
 def names_of_log(rollouts: Iterable[Rollout]) -> dict[str, str]:
-    """What the log calls its `tokenizer` and its `model`, as far as it does; of several names the first."""
+    """The names of `tokenizer` and `model` that the log states; the first of several."""
     named: dict[str, str] = {}
     for rollout in rollouts:
         for key, value in (("tokenizer", rollout.stated.tokenizer), ("model", rollout.stated.model)):
@@ -111,15 +113,15 @@ def names_of_log(rollouts: Iterable[Rollout]) -> dict[str, str]:
 # The tokenizer
 
 
-def _not_the_tokenizer(told: Sequence[tuple[Rollout, list[Ids]]], seen: _Seen, reference: Reference) -> str | None:
-    """Why the tokenizer cannot be the one that wrote these ids; None where it can."""
+def _not_the_tokenizer(tested: _Tested, seen: _Seen, reference: Reference) -> str | None:
+    """Why the tokenizer cannot have written these ids; None if it can."""
     words = _counted(seen)
     enough = seen.rows >= _OUTSIDE_ROWS and len(seen.past_end) > 1
     if enough and seen.rows_outside >= _OUTSIDE_SHARE * seen.rows:
         return f"{listed(words)}, in {seen.rows_outside:,} of {many(seen.rows, 'row')}"
-    same = None if _reads(seen) else _too_few(told, seen, reference)
+    same = None if _reads(seen) else _too_few(tested, seen, reference)
     if same is None:
-        return _in_pieces(told, seen, reference)
+        return _in_pieces(tested, seen, reference)
     return listed([*words, f"encoding that text again gives {_percent(same)} of the ids back"])
 
 
@@ -134,23 +136,23 @@ def _counted(seen: _Seen) -> list[str]:
 
 
 def _reads(seen: _Seen) -> bool:
-    """Whether texts of the log are found in its ids."""
+    """Whether the texts of the log are found in its decoded ids."""
     return seen.texts > 1 and seen.found > _FOUND * seen.texts
 
 
-def _too_few(told: Sequence[tuple[Rollout, list[Ids]]], seen: _Seen, reference: Reference) -> float | None:
-    """The share of the ids that come back, where it is too small for the tokenizer that wrote them; else None."""
+def _too_few(tested: _Tested, seen: _Seen, reference: Reference) -> float | None:
+    """The share of the ids that come back, if too small for the tokenizer that wrote them; else None."""
     alone = seen.texts < 2
-    ids = [one for rollout, all_ids in told for one in (_given(rollout) if alone else all_ids)]
+    ids = [one for rollout, all_ids in tested for one in (_given(rollout) if alone else all_ids)]
     if sum(map(len, ids)) < (_LEAST_ALONE if alone else _LEAST) or (alone and _opened(seen, reference)):
         return None
     same = _come_back(ids, reference)
     return same if same <= (_SAME_ALONE if alone else _SAME) else None
 
 
-def _look(told: Sequence[tuple[Rollout, list[Ids]]], tokenizer: Tokenizer) -> _Seen:
+def _look(tested: _Tested, tokenizer: Tokenizer) -> _Seen:
     seen, vocabulary = _Seen(), tokenizer.vocabulary
-    for rollout, all_ids in told:
+    for rollout, all_ids in tested:
         text = "\n".join(vocabulary.text(ids) for ids in all_ids)
         unknown = np.concatenate([ids[~vocabulary.known(ids)] for ids in all_ids])
         past = unknown[unknown >= vocabulary.size]
@@ -168,8 +170,7 @@ def _look(told: Sequence[tuple[Rollout, list[Ids]]], tokenizer: Tokenizer) -> _S
 
 
 def _ids(rollout: Rollout) -> list[Ids]:
-    """The sequences of a rollout that were written by a tokenizer, as far as can be told: the row, else the last
-    call, else what was sampled."""
+    """The id sequences of a rollout to test: the training row, else the last call, else the completions."""
     if rollout.stated.dummy_tokens:
         return []
     if rollout.training_row is not None:
@@ -182,7 +183,7 @@ def _ids(rollout: Rollout) -> list[Ids]:
 
 
 def _given(rollout: Rollout) -> Iterator[Ids]:
-    """What nobody sampled, which is what a tokenizer wrote for certain; all of a row that does not say."""
+    """The ids that were not sampled, so a tokenizer must have written them; the whole row if it has no mask."""
     row = rollout.training_row
     if row is None:
         prompts = [turn.prompt_ids for turn in rollout.turns[-1:] if turn.prompt_ids is not None]
@@ -194,13 +195,13 @@ def _given(rollout: Rollout) -> Iterator[Ids]:
 
 
 def _real(ids: Ids) -> bool:
-    """Whether ids are no placeholders: enough of them, not one repeated, not counted up."""
+    """Whether ids are not placeholders: enough different ones, and not a mere count upwards."""
     first = ids[:_ENCODED]
     return len(np.unique(first)) >= _REAL and not (np.diff(first) == 1).all()
 
 
 def _texts(rollout: Rollout) -> list[str]:
-    """What the log says that the ids spell: messages and texts of calls."""
+    """The texts that the log states: those of messages and calls."""
     texts = [message.text for message in rollout.messages]
     for turn in rollout.turns:
         texts += [text for text in (turn.completion_text, turn.prompt_text) if text]
@@ -208,18 +209,18 @@ def _texts(rollout: Rollout) -> list[str]:
 
 
 def _held(text: str, decoded: str) -> bool:
-    """Whether the beginning of a text is found, or its middle."""
+    """Whether the beginning or the middle of a text is found."""
     start = max((len(text) - _LOOKED) // 2, 0)
     return text[:_LOOKED] in decoded or text[start : start + _LOOKED] in decoded
 
 
 def _plain(text: str) -> str:
-    """The text as it is compared: composed, and all white space alike."""
+    """The text normalized for comparison: NFC, each run of white space as one space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def _come_back(ids: Sequence[Ids], reference: Reference) -> float:
-    """The share of the ids that encoding their text gives back, wherever it does."""
+    """The share of the ids that encoding their text gives back, in any order."""
     same = number = 0
     for one in ids:
         recorded = one[:_ENCODED]
@@ -231,7 +232,7 @@ def _come_back(ids: Sequence[Ids], reference: Reference) -> float:
 
 
 def _opened(seen: _Seen, reference: Reference) -> bool:
-    """Whether a row holds what the template opens an answer with, behind a question."""
+    """Whether a row holds the generation prompt of the template, as rendered after a question."""
     if reference.renderer is None:
         return False
     asked = as_messages([{"role": "user", "content": "?!"}], "messages")
@@ -242,22 +243,22 @@ def _opened(seen: _Seen, reference: Reference) -> bool:
     return len(opener) > _TEXT and any(opener in text for text in seen.decoded)
 
 
-def _in_pieces(told: Sequence[tuple[Rollout, list[Ids]]], seen: _Seen, reference: Reference) -> str | None:
-    """A token that the template writes and that never stands in the rows, which spell it in pieces."""
+def _in_pieces(tested: _Tested, seen: _Seen, reference: Reference) -> str | None:
+    """The reason if the rows spell a token of the template in pieces and never hold it as one token; else None."""
     vocabulary, renderer = reference.vocabulary, reference.renderer
     if renderer is None:
         return None
     source = "".join(template.source for template in renderer.templates.values())
-    held = {one for _, all_ids in told for ids in all_ids for one in np.unique(ids).tolist()}
+    held = {one for _, all_ids in tested for ids in all_ids for one in np.unique(ids).tolist()}
     if not held & vocabulary.special_ids:
-        return None  # whoever wrote them, wrote no control tokens as such
+        return None  # the rows hold no control tokens at all
     for token in sorted(vocabulary.added_ids - held):
         piece = vocabulary.piece(token)
         if len(piece) > 1 and piece in source:
             counts = [text.count(piece) for text in seen.decoded]
             if sum(counts) >= _IN_PIECES and sum(map(bool, counts)) > 1:
                 return (
-                    f"'{piece}', which the chat template writes and the tokenizer has as one token, stands "
+                    f"'{piece}', which the chat template writes and the tokenizer has as one token, occurs "
                     f"{sum(counts):,} times in {many(sum(map(bool, counts)), 'row')}, each time in pieces"
                 )
     return None
@@ -266,12 +267,12 @@ def _in_pieces(told: Sequence[tuple[Rollout, list[Ids]]], seen: _Seen, reference
 # The template
 
 
-def _not_the_template(told: Sequence[tuple[Rollout, list[Ids]]], reference: Reference) -> str | None:
-    """Why the template cannot be the one that wrote these rows; None where it can, or nobody knows."""
+def _not_the_template(tested: _Tested, reference: Reference) -> str | None:
+    """Why the template cannot have written these rows; None if it can, or if it is unclear."""
     recorded: Counter[str] = Counter()
     rendered: Counter[str] = Counter()
     rows = 0
-    for rollout, all_ids in told:
+    for rollout, all_ids in tested:
         if rows == _RENDERED:
             break
         text = _rendered(rollout, reference)
@@ -281,7 +282,7 @@ def _not_the_template(told: Sequence[tuple[Rollout, list[Ids]]], reference: Refe
             rendered += _control_texts(text, reference)
     if recorded.total() < 2 * rows or not rows:
         return None
-    # How often is no sign: a log may hold part of a conversation, and templates skip roles that they do not know.
+    # Counts prove nothing: a log may hold part of a conversation, and templates skip roles that they do not know.
     if recorded.keys() & rendered.keys():
         return None
     writes = listed([f"'{piece}'" for piece, _ in rendered.most_common(3)]) or "no control tokens"
@@ -303,14 +304,14 @@ def _rendered(rollout: Rollout, reference: Reference) -> str | None:
 
 
 def _control_ids(all_ids: Sequence[Ids], reference: Reference) -> Counter[str]:
-    """The control tokens in recorded ids that open something, by how they read."""
+    """How often the recorded ids hold each control token, by its text; without BOS and end tokens."""
     vocabulary, ends = reference.vocabulary, reference.end_ids() | {reference.tokenizer.bos_id}
     found = Counter(one for ids in all_ids for one in ids[vocabulary.control(ids)].tolist() if one not in ends)
     return Counter({vocabulary.piece(one): number for one, number in found.items()})
 
 
 def _control_texts(text: str, reference: Reference) -> Counter[str]:
-    """The same in a rendered text."""
+    """The same for a rendered text."""
     vocabulary, ends = reference.vocabulary, reference.end_ids() | {reference.tokenizer.bos_id}
     pieces = (vocabulary.piece(one) for one in vocabulary.special_ids - ends)
     return Counter({piece: text.count(piece) for piece in pieces if piece in text})

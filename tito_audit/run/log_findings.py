@@ -1,4 +1,4 @@
-"""Findings of a whole log: what all its rows say together, where some of them cannot say it alone."""
+"""Findings of a whole log: what its rows prove together where single rows do not."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import PLACES, Reading, Tally, Testimony
 from tito_audit.terminal.words import many
 
-__all__ = ["findings_of_log"]
-
 _MASK, _LOGPROBS = "MSK401", "LPR502"
-_ZERO = "a logprob of exactly 0.0 looks like the fill"
+_ZERO = "a logprob of exactly 0.0 looks like a fill value"
 
 
 def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> tuple[Finding, ...]:
-    """What the rows of a log prove together of those that prove nothing alone, as far as `codes` ask for it.
+    """The findings, of the codes in `codes`, about rows that prove nothing alone.
 
-    Rows that show how they were written have findings of their own, or none. The others are settled where all
-    rows leave one reading open; where they do not, a finding says that nobody knows.
+    A row that shows how it was written has its own findings, if any. The others are settled if all rows of the log
+    allow exactly one reading in common; if not, a finding says that it is undecided.
     """
     open_ = _Rows.of(
-        (standing, tally)
-        for standing, tally in testimony.tallies.items()
-        if len(standing) > 1 and any(reading.right for reading in standing)
+        (possible, tally)
+        for possible, tally in testimony.tallies.items()
+        if len(possible) > 1 and any(reading.right for reading in possible)
     )
     if not open_.rows:
         return ()
@@ -44,28 +42,28 @@ def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> t
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of the log that leave much the same open."""
+    """Rows of the log whose reading is open."""
 
     rows: int
     spans: int
     places: tuple[Place, ...]
     readings: tuple[Reading, ...]
-    """Everything that any of them leaves open."""
+    """Every reading that any of them allows."""
 
     @classmethod
     def of(cls, tallies: Iterable[tuple[tuple[Reading, ...], Tally]]) -> _Rows:
-        """Those of these tallies together."""
+        """The rows of all these tallies."""
         found = list(tallies)
         places = sorted(
             {place for _, tally in found for place in tally.places}, key=lambda one: (one.row, one.item)
         )
-        readings = sorted({reading for standing, _ in found for reading in standing})
+        readings = sorted({reading for possible, _ in found for reading in possible})
         rows, spans = sum(tally.rows for _, tally in found), sum(tally.spans for _, tally in found)
         return cls(rows, spans, tuple(places[:PLACES]), tuple(readings))
 
     @property
     def first(self) -> int:
-        """The first of them."""
+        """The number of the first row."""
         return self.places[0].row if self.places else 0
 
     def named(self) -> str:
@@ -76,13 +74,13 @@ class _Rows:
 
 
 _Said = tuple[str, Hit, str | None, _Rows]
-"""Code, hit, repair, and the rows that it is about."""
+"""Code, hit, repair, and the rows that the hit is about."""
 
 
 def _settled(reading: Reading, testimony: Testimony, open_: _Rows) -> Sequence[_Said]:
-    """Every row leaves this one reading open, which is wrong: rows that show nothing alone are wrong as well."""
+    """The findings if all rows allow this one reading, which is wrong: then the open rows are wrong too."""
     every = _Rows.of(testimony.tallies.items())
-    alone = sum(tally.rows for standing, tally in testimony.tallies.items() if len(standing) == 1)
+    alone = sum(tally.rows for possible, tally in testimony.tallies.items() if len(possible) == 1)
     all_rows = f"all {many(every.rows, 'row')} ({many(every.spans, 'sampled span')})"
     shows = (
         f"{many(alone, 'row')} {'shows' if alone == 1 else 'show'} it alone, and the other {every.rows - alone:,}"
@@ -102,23 +100,23 @@ def _settled(reading: Reading, testimony: Testimony, open_: _Rows) -> Sequence[_
 
 
 def _chance(testimony: Testimony) -> str:
-    """What would have to be chance for the logprobs to lie in place, where only that rules it out."""
+    """The odds that the logprobs lie in place all the same, if chance alone rules it out; else no text."""
     tokens = len(testimony.chances.get(Reading(), ()))
-    shared = [standing for standing in testimony.tallies if Reading() not in standing]
+    shared = [possible for possible in testimony.tallies if Reading() not in possible]
     if shared or not tokens:
         return ""
-    odds = testimony.odds(Reading(), (reading for standing in testimony.tallies for reading in standing))
+    odds = testimony.odds(Reading(), (reading for possible in testimony.tallies for reading in possible))
     chance = f"a chance of 1 in 10^{-odds:.0f}"
     return f"; in place, {many(tokens, 'different token')} would all have a logprob of exactly 0.0, {chance}"
 
 
 def _undecided(testimony: Testimony, codes: frozenset[str], *, agreed: bool) -> Sequence[_Said]:
-    """Several readings are left, or none that all rows share; `agreed`: all rows say that it is wrong somehow."""
+    """The findings if rows share several readings or none; `agreed`: every shared reading is wrong."""
     by_code: dict[str, list[tuple[tuple[Reading, ...], Tally]]] = {}
     total = sum(tally.rows for tally in testimony.tallies.values())
-    for standing, tally in testimony.tallies.items():
-        if len(standing) > 1 and any(reading.right for reading in standing):
-            by_code.setdefault(_code(standing, codes), []).append((standing, tally))
+    for possible, tally in testimony.tallies.items():
+        if len(possible) > 1 and any(reading.right for reading in possible):
+            by_code.setdefault(_code(possible, codes), []).append((possible, tally))
     said: list[_Said] = []
     for code, tallies in sorted(by_code.items()):
         rows = _Rows.of(tallies)
@@ -132,13 +130,13 @@ def _undecided(testimony: Testimony, codes: frozenset[str], *, agreed: bool) -> 
     return said
 
 
-def _code(standing: Sequence[Reading], codes: frozenset[str]) -> str:
-    """What the readings differ in: logprobs first, as they are what a row most often hides."""
+def _code(possible: Sequence[Reading], codes: frozenset[str]) -> str:
+    """The code of what the readings differ in; logprobs first, as a row most often leaves those open."""
     differ = [
         code
         for code, values in (
-            (_LOGPROBS, {reading.logprobs for reading in standing}),
-            (_MASK, {reading.mask for reading in standing}),
+            (_LOGPROBS, {reading.logprobs for reading in possible}),
+            (_MASK, {reading.mask for reading in possible}),
         )
         if len(values) > 1
     ]

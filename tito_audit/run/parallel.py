@@ -1,4 +1,4 @@
-"""A scan over several processes: chunks of logs go out, results come back in the order of the rows."""
+"""A scan in several processes: chunks of logs go out, results come back in the order of the rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from itertools import repeat
 from pathlib import Path
 from typing import TypeAlias
 
-from tito_audit.errors import StorageError
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Result, Skip
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
 from tito_audit.run.auditor import Viewed
 from tito_audit.run.encoders import Encoded
-from tito_audit.run.executor import Executor
+from tito_audit.run.executor import Executor, mapped
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.workers import sendable
@@ -28,79 +27,61 @@ from tito_audit.summary import Summary
 from tito_audit.viewer.model import observed_of
 from tito_audit.viewer.selection import ViewQuota
 
-__all__ = ["AuditInChunks", "bare", "chunk_bytes"]
-
 _LARGEST = 8 << 20
 _SMALLEST = 1 << 18
-_EACH = 8
-"""Chunks for each process where logs are small, so that none waits long for the last."""
+_PER_PROCESS = 8
+"""Chunks per process in small logs, so that no process waits long for the last one."""
 
 
 def chunk_bytes(total: int, jobs: int) -> int:
     """How large chunks of logs of `total` bytes should be."""
-    return min(max(total // (jobs * _EACH), _SMALLEST), _LARGEST)
+    return min(max(total // (jobs * _PER_PROCESS), _SMALLEST), _LARGEST)
 
 
 def bare(result: Result) -> Result:
-    """The result with no more of its rollout than place, format and notice, which is cheap to hand around."""
+    """The result with only place, format and notice of its rollout, which is cheap to pickle."""
     if result.rollout is None:
         return result
     told = Stated(notice=result.rollout.stated.notice)
     return replace(result, rollout=Rollout(result.rollout.place, result.rollout.format, stated=told))
 
 
-@dataclass(frozen=True, slots=True)
-class AuditInChunks:
-    """How the logs of a run are audited by several processes."""
+def audit_in_chunks(
+    flow: RowFlow,
+    executor: Executor,
+    chunk: int,
+    summary: Summary,
+    counted: Counted,
+    progress: Progress | None,
+    *,
+    observe: bool,
+) -> Generator[Result, None, None]:
+    """The results of all rows, with bare rollouts, as one process would give them.
 
-    flow: RowFlow
-    chunk: int
-    """Bytes of a chunk, about."""
-    observe: bool
-    """Whether results are observed."""
-
-    def results(
-        self, executor: Executor, summary: Summary, counted: Counted, progress: Progress | None
-    ) -> Generator[Result, None, None]:
-        """The results of all rows, with bare rollouts, as one process would give them.
-
-        Files and notices go into the summary, what other processes encode with to the encoders of the flow. What
-        cannot be read raises StorageError in its turn, behind the results before it.
-        """
-        views = ViewQuota() if self.observe else None
-        log = _Merged(self.flow, summary, counted, views)
-        total, done = self.flow.size, 0
-        with closing(executor.map(_AuditChunk(self.flow), self._planned(views))) as parts:
-            for part, answer in parts:
-                if isinstance(part, StorageError):
-                    raise part
-                if isinstance(part, _Begun):
-                    done += log.size
-                    log.begin(part)
-                    continue
-                if answer is not None:
-                    yield from log.results(answer)
-                if log.stopped:
-                    return
-                if progress is not None:
-                    progress(counted.rows, done + part.done, total)
-            log.end()
-
-    def _planned(self, views: ViewQuota | None) -> Iterator[tuple[_Begun | _Part | StorageError, _Task | None]]:
-        """The chunks of all files; a file that cannot be read ends them with the reason."""
-        for file in self.flow.files:
-            try:
-                yield _Begun(file, file.stat().st_size if file.is_file() else 0), None
-                for chunk in self.flow.groups[str(file)].chunks(file, self.chunk):
-                    yield _Part(file, chunk.done), (chunk, views.copy() if views is not None else None)
-            except StorageError as error:
-                yield error, None
+    A chunk has about `chunk` bytes. The summary gets files and notices, the encoders of the flow what other
+    processes used. A log that cannot be read raises StorageError after the results before it.
+    """
+    views = ViewQuota() if observe else None
+    merged = _Merged(flow, summary, counted, views)
+    total, done = flow.size, 0
+    with closing(mapped(executor, _AuditChunk(flow), _planned(flow, chunk, views))) as parts:
+        for part, answer in parts:
+            if isinstance(part, _Begun):
+                done += merged.size
+                merged.begin(part)
+                continue
+            if answer is not None:
+                yield from merged.results(answer)
+            if merged.stopped:
                 return
+            if progress is not None:
+                progress(counted.rows, done + part.done, total)
+        merged.end()
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The rows from here on are those of this file."""
+    """The chunks that follow are those of this file."""
 
     file: Path
     size: int
@@ -108,7 +89,7 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A chunk as its results come back; as text it says where it lies."""
+    """A chunk in the order of the results; as text it says where it lies."""
 
     file: Path
     done: int
@@ -117,25 +98,37 @@ class _Part:
         return f"{self.file}, rows before byte {self.done:,}"
 
 
+_Task: TypeAlias = tuple[Chunk, ViewQuota | None]
+"""A chunk, and the rollouts viewed before it, as far as they are known when it is handed out."""
+
+
+def _planned(flow: RowFlow, size: int, views: ViewQuota | None) -> Iterator[tuple[_Begun | _Part, _Task | None]]:
+    """The chunks of all files."""
+    for file in flow.files:
+        yield _Begun(file, file.stat().st_size if file.is_file() else 0), None
+        for chunk in flow.groups[str(file)].chunks(file, size):
+            yield _Part(file, chunk.done), (chunk, views.copy() if views is not None else None)
+
+
 @dataclass(slots=True)
 class _Audited:
-    """What a process says of a chunk."""
+    """The answer of a process for one chunk."""
 
     rows: list[tuple[int, tuple[Result, ...]]] = field(default_factory=list)
-    """Row by row, counted from 0 at the start of the chunk."""
+    """The rows and their results, numbered from 0 at the start of the chunk."""
     left_out: list[int] = field(default_factory=list)
-    """Of a sample: how many rows of the chunk were left out before each, and in all."""
+    """With a sample: how many rows of the chunk were left out before each row, then in total."""
     last: int = -1
-    """Of a sample: the number of the last row of the chunk, left out or not; -1 for none."""
+    """With a sample: the number of the last row of the chunk, left out or not; -1 if it has none."""
     views: dict[int, bytes] = field(default_factory=dict)
-    """By number of the result in the chunk: its view, packed, as most are not taken and chunks wait their turn."""
+    """Views by the number of the result in the chunk; compressed, as most are dropped and chunks wait in line."""
     size: int = 0
     damage: str | None = None
     encoders: Encoded = ()
     error: BaseException | None = None
 
     def add(self, row: int, results: Iterable[Result], passed: int) -> int:
-        """Take the results of the next row, behind `passed` others; how many they are with them."""
+        """Add the results of the next row, after `passed` others; returns how many there are now."""
         kept = []
         for result in results:
             observed = observed_of(result)
@@ -149,18 +142,14 @@ class _Audited:
         return passed
 
 
-_Task: TypeAlias = tuple[Chunk, ViewQuota | None]
-"""A chunk, and which rollouts were viewed before it, as far as is known when it is handed out."""
-
-
 @dataclass(frozen=True, slots=True)
 class _AuditChunk:
-    """What a process does with a chunk."""
+    """The work of a process."""
 
     flow: RowFlow
 
     def __call__(self, task: _Task) -> _Audited:
-        """The results of the chunk; past the limit only that there is one more."""
+        """The results of the chunk; of rows past the limit only that there is one."""
         chunk, views = task
         found, reading = _Audited(), Reading(chunk)
         try:
@@ -174,15 +163,15 @@ class _AuditChunk:
         return found
 
     def _audit(self, chunk: Chunk, reading: Reading, viewed: Viewed | None, found: _Audited) -> None:
-        limit, told, passed = self.flow.settings.limit, Detection(), 0
+        limit, detection, passed = self.flow.settings.limit, Detection(), 0
         skips: dict[tuple[Skip, ...], tuple[Skip, ...]] = {}
         for raw in reading:
             if limit is not None and len(found.rows) == limit:
                 found.rows.append((raw.index, ()))
                 return
             place = Place(str(chunk.path), raw.index)
-            results = [bare(result) for result in self.flow.audit(raw, place, told, viewed)]
-            # Most rollouts lack the same: one tuple for all of them is pickled once.
+            results = map(bare, self.flow.audit(raw, place, detection, viewed))
+            # Most rollouts skip the same rules: one tuple shared by all is pickled once.
             shared = (replace(one, skips=skips.setdefault(one.skips, one.skips)) for one in results)
             passed = found.add(raw.index, shared, passed)
             if reading.sample is not None:
@@ -190,34 +179,34 @@ class _AuditChunk:
 
 
 class _Merged:
-    """Rows of chunks, counted on."""
+    """The rows of the chunks, counted through each file."""
 
     def __init__(self, flow: RowFlow, summary: Summary, counted: Counted, views: ViewQuota | None) -> None:
         self.size = 0
-        """Bytes of this file."""
+        """Bytes of the current file."""
         self.stopped = False
-        """Whether the limit was met."""
+        """Whether the limit was reached."""
         self._flow = flow
         self._summary = summary
         self._counts = counted
         self._views = views
         self._left_out = 0
-        """Rows that a sample left out behind the last that was audited."""
+        """Rows that a sample left out after the last audited one."""
         self._file = Path()
         self._start = 0
         """The row at which the next chunk starts."""
         self._last = -1
         self._broken = False
 
-    def begin(self, news: _Begun) -> None:
-        """Go on with another file."""
+    def begin(self, begun: _Begun) -> None:
+        """Start on another file."""
         self.end()
-        self._summary.files.append(str(news.file))
-        self.size = news.size
-        self._file, self._start, self._last, self._broken = news.file, 0, -1, False
+        self._summary.files.append(str(begun.file))
+        self.size = begun.size
+        self._file, self._start, self._last, self._broken = begun.file, 0, -1, False
 
     def end(self) -> None:
-        """The file was read to its end."""
+        """Note that the file was read to its end."""
         self._counts.left_out += self._left_out
         self._left_out = 0
 
@@ -230,13 +219,13 @@ class _Merged:
         for (number, results), now in zip(chunk.rows, left_out, strict=False):
             self._left_out += now - before
             before = now
-            if not self._counted():
+            if not self._count_row():
                 return
             self._last = self._start + number
             for result in results:
                 yield _moved(self._with_view(result, chunk.views.get(passed)), self._start)
                 passed += 1
-        self._flow.encoders.hear(chunk.encoders, self._summary)
+        self._flow.encoders.add(chunk.encoders, self._summary)
         if chunk.error is not None:
             raise chunk.error
         if chunk.left_out:
@@ -246,13 +235,13 @@ class _Merged:
         if chunk.damage is not None:
             self._broken = True
             raw = lost_row(self._file, self._last, chunk.damage)
-            if self._counted():
+            if self._count_row():
                 place = Place(str(self._file), raw.index)
                 yield from map(bare, self._flow.audit(raw, place, Detection(), None))
         self._start += chunk.size
 
-    def _counted(self) -> bool:
-        """Whether one more row is within the limit."""
+    def _count_row(self) -> bool:
+        """Count one more row; False when it is past the limit."""
         counts = self._counts
         self.stopped = counts.full(self._flow.settings.limit, self._summary)
         if self.stopped:
@@ -263,17 +252,17 @@ class _Merged:
         return True
 
     def _with_view(self, result: Result, packed: bytes | None) -> Result:
-        """The result with its view, if it is one of those that come with one."""
+        """The result with its view, if it is one of those that get one."""
         observed = observed_of(result)
         if self._views is None or observed is None or not self._views.take(result.findings):
             return result
-        assert packed is not None, "a process offers the view of every rollout that may be taken"
-        view = pickle.loads(zlib.decompress(packed))  # bytes of a process of ours, never of a file
+        assert packed is not None, "workers send the view of every rollout that may get one"
+        view = pickle.loads(zlib.decompress(packed))  # from a worker of this run, never from a file
         return replace(result, observed=replace(observed, view=view))
 
 
 def _moved(result: Result, rows: int) -> Result:
-    """The result of a rollout so many rows further on."""
+    """The result with its row number raised by `rows`."""
     if not rows:
         return result
     place = replace(result.place, row=result.place.row + rows)

@@ -1,4 +1,4 @@
-"""Read, check, repair, write, check again: the flow from logs to logs that hold the claim."""
+"""Read, check, repair, write, check again: the flow from logs to repaired logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tito_audit.record.finding import Result, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.testimony import Testimony
 from tito_audit.run.auditor import selected_codes
-from tito_audit.run.executor import Executor, InProcess, executor_for, is_small
+from tito_audit.run.executor import Executor, InProcess, executor_for, is_small, mapped
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.parallel import chunk_bytes
 from tito_audit.run.progress import Progress
@@ -40,18 +40,16 @@ from tito_audit.storage import (
 from tito_audit.summary import Summary
 from tito_audit.tokens.vocab import Vocabulary
 
-__all__ = ["COLUMN", "Repairs", "repair_rollouts"]
-
 _LARGEST = 1 << 20
-"""Bytes of a batch at most: rows wait to be written, a few batches for each process."""
+"""Most bytes in a batch: a few batches per process wait in memory to be written."""
 
 
 class Repairs:
-    """Outcomes of the rows of logs, one after the other, written while they are computed.
+    """The outcome of every row, in order; the repaired logs are written while these are computed.
 
-    Making one opens nothing. Iterating raises SetupError or StorageError when the run cannot be made, and
-    then no file is left behind; each file takes its name when it is whole. A dry run (no `out`) writes none. With
-    more than one job (`Settings.jobs`) the rollouts of a row that stays as it is hold their place and format only.
+    Making one opens nothing. Iterating raises SetupError or StorageError when the run is impossible, and then no
+    file is left behind; each file gets its name when it is complete. A dry run (no `out`) writes none. With more
+    than one job (`Settings.jobs`) the rollouts of unchanged rows keep only their place and format.
     """
 
     def __init__(
@@ -68,19 +66,19 @@ class Repairs:
         self.repairs = repairs
         self.progress = progress
         self.before = Summary()
-        """Of the logs as read."""
+        """The scan of the logs as read."""
         self.after = Summary()
-        """Of the written files, scanned again; of the proven rows in a dry run."""
+        """The scan of the written files; in a dry run, of the rows as they would be written."""
         self.failing = 0
-        """Findings in what `after` is of, at or above `fail_on` of their log."""
+        """How many findings counted in `after` are at or above the `fail_on` of their log."""
         self.vocabulary: Vocabulary | None = None
-        """For showing pieces of the log at work; None without a tokenizer, set once iteration has started."""
+        """To show tokens of the current log as text; None without a tokenizer and before the first outcome."""
         self.written: list[tuple[Path, Path]] = []
-        """(log, file written in its place), as far as they are complete."""
+        """(log, file written for it), once each file is complete."""
         self.batch_bytes: int | None = None
-        """How much of a log a process is given at once, about; None: as fits the logs."""
+        """About how many bytes of a log a process gets at once; None: chosen by the size of the logs."""
         self.executor: Executor | None = None
-        """What runs the work of several jobs; None: processes of this machine."""
+        """What runs the work; None: this process, or as many forked ones as `Settings.jobs` says."""
 
     def __iter__(self) -> Iterator[Outcome]:
         selected_codes(self.settings)
@@ -92,7 +90,7 @@ class Repairs:
         flow.begin(self.before)
         flow.choose_encoders()
         started = time.perf_counter()
-        # The quarantine ends first: no log that lacks rows gets its name before they have theirs.
+        # The quarantine is closed first: its file is complete before any log that lacks those rows gets its name.
         with ExitStack() as later, ExitStack() as stack:
             quarantine = self._quarantine(files, targets, stack)
             outcomes = stack.enter_context(closing(self._outcomes(flow, targets, quarantine, later)))
@@ -121,7 +119,8 @@ class Repairs:
         if self.repairs.quarantine is None or self.out is None:
             return None
         place = Path(self.repairs.quarantine)
-        _refuse_same(place, [*files, *targets.values()])
+        if any(same_place(place, one) for one in (*files, *targets.values())):
+            raise SetupError(f"--quarantine: this run already reads or writes {place}; name another file.")
         quarantine = stack.enter_context(Quarantine.opened(place, overwrite=self.repairs.force))
         allow_open_files(len(files))
         return quarantine
@@ -129,7 +128,7 @@ class Repairs:
     def _outcomes(
         self, flow: RowFlow, targets: Mapping[Path, Path], quarantine: Quarantine | None, later: ExitStack
     ) -> Generator[Outcome, None, None]:
-        """The outcomes, written as they come."""
+        """The outcomes; each row is written before its outcome is yielded."""
         several = self.executor is not None or (self.settings.jobs or 1) > 1
         executor, known = self._executor(flow), dict[Path, Proven]()
         size = None
@@ -138,18 +137,21 @@ class Repairs:
             size = self.batch_bytes or min(chunk_bytes(flow.size, executor.jobs), _LARGEST)
         work = RepairBatch(flow, self.repairs, writes=bool(targets), bare=several)
         tasks = planned(flow, known, size, keep_text=bool(targets))
-        with closing(executor.map(work, tasks)) as parts:
-            yield from _Writing(self, work, targets, quarantine, later, known, flow.size).outcomes(parts)
+        writing = _Writing(self, work, targets, quarantine, later, known, flow.size)
+        with closing(mapped(executor, work, tasks)) as parts:
+            for part, _ in parts:
+                assert isinstance(part, Started), "the rows of a log are taken before the next one starts"
+                yield from writing.outcomes(part.file, part.log, parts)
 
     def _executor(self, flow: RowFlow) -> Executor:
-        """What repairs batches of rows."""
+        """What runs the repair of the batches."""
         if self.executor is not None:
             return self.executor
         executor = executor_for(self.settings.jobs or 1, self.before)
         return InProcess() if self.batch_bytes is None and is_small(flow.files) else executor
 
     def _scan_again(self, flow: RowFlow) -> None:
-        """The written files as a scan sees them."""
+        """Scan the written files for `after`."""
         scan = Scan([str(target) for _, target in self.written], _whole(self.settings))
         scan.standing_for = {target: log for log, target in self.written}
         logs = {str(target): str(log) for log, target in self.written}
@@ -160,51 +162,42 @@ class Repairs:
 
 @dataclass(slots=True)
 class _Writing:
-    """The logs of a repair while they are written; in a dry run nothing is."""
+    """Writes the rows of the logs as their repairs come back; nothing in a dry run."""
 
     run: Repairs
     work: RepairBatch
     targets: Mapping[Path, Path]
     quarantine: Quarantine | None
     later: ExitStack
-    """Where files in which rows are left out wait for their names."""
+    """Holds the files that lack rows until the quarantine has its name."""
     known: dict[Path, Proven]
-    """What logs prove, of those that were asked."""
+    """What each log proves, once it was asked."""
     total: int
     """Bytes of all logs."""
     done: int = 0
     rows: int = 0
 
-    def outcomes(self, parts: Iterator[tuple[Part, Repaired | None]]) -> Iterator[Outcome]:
-        """The outcomes of all logs."""
-        for part, _ in parts:
-            if isinstance(part, Exception):
-                raise part
-            if isinstance(part, Started):
-                yield from self._log(part.file, part.log, parts)
-
-    def _log(self, file: Path, log: Log, parts: Iterator[tuple[Part, Repaired | None]]) -> Iterator[Outcome]:
-        flow, run, parted = self.work.flow, self.run, False
+    def outcomes(self, file: Path, log: Log, parts: Iterator[tuple[Part, Repaired | None]]) -> Iterator[Outcome]:
+        """The outcomes of one log, whose batches come next in `parts`."""
+        flow, run, lacks_rows = self.work.flow, self.run, False
         run.before.files.append(str(file))
         run.vocabulary = flow.group(str(file)).auditor.vocabulary
         with ExitStack() as stack:
             out = self._output(file, log, stack) if self.targets else None
             for part, answer in parts:
-                if isinstance(part, Exception):
-                    raise part
                 if not isinstance(part, Batch) or answer is None:
                     break
-                flow.encoders.hear(answer.encoders, run.before)
+                flow.encoders.add(answer.encoders, run.before)
                 for raw, given in zip(part.rows, answer.rows, strict=True):
-                    repaired = given or self._asked(file, raw)
+                    repaired = given or self._with_log(file, raw)
                     if out is not None:
                         _write(raw, repaired, out, self.quarantine)
-                    parted |= repaired.outcome.quarantined is not None
+                    lacks_rows |= repaired.outcome.quarantined is not None
                     self._progress(part.position)
                     yield repaired.outcome
             if out is not None:
                 out.finish(log)
-            if parted:
+            if lacks_rows:
                 self.later.push(stack.pop_all())
         self.done += log.size
         if self.targets:
@@ -212,20 +205,20 @@ class _Writing:
 
     def _output(self, file: Path, log: Log, stack: ExitStack) -> Output:
         target, repairs = self.targets[file], self.run.repairs
-        if target != self.run.out:  # a folder, whose parts are made as needed
+        if target != self.run.out:  # inside a folder, whose subfolders are made as needed
             make_folder(target.parent)
         added = (COLUMN,) if repairs.provenance else ()
         out = stack.enter_context(open_output(log, target, overwrite=repairs.force, added=added))
         return self.work.flow.groups[str(file)].output(out, log)
 
-    def _asked(self, file: Path, raw: RawRow) -> RepairedRow:
-        """What becomes of a row that its log has to settle, which is asked once."""
+    def _with_log(self, file: Path, raw: RawRow) -> RepairedRow:
+        """The repair of a row that depends on what its whole log proves, which is worked out once."""
         if file not in self.known:
             settings = self.work.flow.groups[str(file)].settings
             common = testimony_of([str(file)], settings).get(str(file), Testimony()).common()
             self.known[file] = Proven(next(iter(common)) if len(common) == 1 else None)
         repaired = self.work.row(file, raw, self.known[file])
-        assert repaired is not None, "a row waits for its log only"
+        assert repaired is not None, "nothing else is missing once the log was asked"
         return repaired
 
     def _progress(self, position: int) -> None:
@@ -241,10 +234,10 @@ def repair_rollouts(
     repairs: RepairSettings | None = None,
     progress: Progress | None = None,
 ) -> Repairs:
-    """The repair of logs into `out` (a file for one log, else a folder), as outcomes one a row of the logs.
+    """The repair of logs into `out` (a file for one log, else a folder), as one outcome per row.
 
-    Nothing is written before they are iterated; `out` None is a dry run. The logs are never changed. Every row of
-    them is read, whatever `Settings.limit` and `Settings.sample` say.
+    Nothing is written before the outcomes are iterated; without `out` it is a dry run. The logs are never changed.
+    Every row is read, whatever `Settings.limit`, `Settings.sample` and `Settings.row` say.
     """
     return Repairs(names_of(logs), out, settings or Settings(), repairs or RepairSettings(), progress)
 
@@ -253,9 +246,7 @@ def _write(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quaranti
     outcome = repaired.outcome
     if outcome.quarantined is not None:
         if quarantine is None:
-            raise SetupError(
-                f"{outcome.place}: `drop` leaves rows out and needs --quarantine FILE to keep them in."
-            )
+            raise SetupError(f"{outcome.place}: `drop` removes rows and needs --quarantine FILE to keep them.")
         codes = sorted({f.code for r in outcome.before for f in r.findings if f.severity > Severity.NOTE})
         for line in lines_of(unpacked(raw)):
             quarantine.add(line, outcome.place, {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}})
@@ -267,15 +258,10 @@ def _write(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quaranti
 
 
 def _whole(settings: Settings) -> Settings:
-    """The same for every row of the logs: all are read, repaired or not."""
+    """The settings for every row: a repair writes whole logs."""
     return replace(settings, limit=None, sample=None, row=None)
 
 
 def _failing(flow: RowFlow, file: str, result: Result) -> int:
-    """How many findings of a result fail the run, by the settings of a log."""
+    """How many findings of a result fail the run by the settings of its log."""
     return sum(1 for _ in fails(flow.groups[file].settings, result))
-
-
-def _refuse_same(place: Path, taken: Sequence[Path]) -> None:
-    if any(same_place(place, one) for one in taken):
-        raise SetupError(f"--quarantine: {place} is read or written by this run already; name another file.")

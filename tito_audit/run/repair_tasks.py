@@ -1,4 +1,4 @@
-"""Repair tasks: batches of rows that go out to be repaired, and what comes back for each."""
+"""Repair tasks: batches of rows that go out to be repaired, and the answers that come back."""
 
 from __future__ import annotations
 
@@ -19,25 +19,18 @@ from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import Log, RawRow
 from tito_audit.storage.row import parse_json
 
-__all__ = ["Batch", "Ended", "RepairBatch", "Started", "Task", "planned", "unpacked"]
-
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The rows from here on are those of this log."""
+    """The batches that follow are those of this log."""
 
     file: Path
     log: Log
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """All rows of the log were given."""
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of a log that follow one another, as they wait to be written; as text it says where they lie."""
+    """Consecutive rows of a log that wait to be written; as text it says where they lie."""
 
     file: Path
     rows: Sequence[RawRow]
@@ -48,72 +41,66 @@ class Batch:
         return f"{self.file}, rows {self.rows[0].index} to {self.rows[-1].index}"
 
 
+Part: TypeAlias = Started | Batch | None
+"""A step through the logs; None: the log has no more rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The same rows as they go out."""
+    """The rows of a batch as they go out."""
 
     file: Path
     rows: Sequence[RawRow]
     known: Proven | None
-    """What their log proves; None while nobody has asked it."""
+    """What their log proves; None until it was asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What comes back for a batch."""
+    """The answer for a batch."""
 
     rows: Sequence[RepairedRow | None]
-    """None for a row that waits for what its log proves."""
+    """None for a row that first needs to know what its log proves."""
     encoders: Encoded
-
-
-Part: TypeAlias = Started | Batch | Ended | Exception
 
 
 def planned(
     flow: RowFlow, proven: Mapping[Path, Proven], size: int | None, *, keep_text: bool
 ) -> Iterator[tuple[Part, Task | None]]:
-    """The rows of all logs in batches of about `size` bytes, packed to go out; None: row by row, as they are.
-
-    An error while a log is read ends them with it, so that it is raised behind the rows before it.
-    """
+    """The rows of all logs in batches of about `size` bytes, packed to go out; None: one by one, as read."""
     for file in flow.files:
         group = flow.groups[str(file)]
-        try:
-            log = group.open(file, keep_text=keep_text or size is not None)
-            yield Started(file, log), None
-            for rows in _batches(group.rows(log), size or 0):
-                task = Task(file, rows if size is None else [_packed(raw) for raw in rows], proven.get(file))
-                kept = rows if size is None else [_light(raw) for raw in rows]
-                yield Batch(file, kept, log.position), task
-            yield Ended(), None
-        except Exception as error:
-            yield error, None
-            return
+        log = group.open(file, keep_text=keep_text or size is not None)
+        yield Started(file, log), None
+        for rows in _batches(group.rows(log), size or 0):
+            task = Task(file, rows if size is None else [_packed(raw) for raw in rows], proven.get(file))
+            kept = rows if size is None else [_without_value(raw) for raw in rows]
+            yield Batch(file, kept, log.position), task
+        yield None, None
 
 
 @dataclass(slots=True)
 class RepairBatch:
-    """The repair of batches of rows."""
+    """The work: repairs batches of rows."""
 
     flow: RowFlow
     repairs: RepairSettings
     writes: bool
-    """Whether rows are written; else only what becomes of them is said."""
+    """Whether rows are written; otherwise answers hold outcomes only."""
     bare: bool
-    """Whether rollouts of rows that stay as they are hold their place and format only."""
+    """Whether rollouts of unchanged rows keep only their place and format."""
     _by_group: dict[str, RowRepair] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RepairBatch, (self.flow, self.repairs, self.writes, self.bare)
 
     def __call__(self, task: Task) -> Repaired:
-        """What becomes of each row."""
+        """Every row of the task, repaired."""
         rows = [self.row(task.file, raw, task.known) for raw in task.rows]
         return Repaired(rows, self.flow.encoders.here())
 
     def row(self, file: Path, raw: RawRow, known: Proven | None) -> RepairedRow | None:
-        """What becomes of one row; None when what its log proves has to be known first."""
+        """One row, repaired; None when it first needs to know what its log proves."""
         raw = unpacked(raw)
         found = self._repair(str(file)).repaired(raw, Place(str(file), raw.index), known)
         if found is None:
@@ -130,7 +117,7 @@ class RepairBatch:
 
 
 def _bare(outcome: Outcome) -> Outcome:
-    """The outcome with bare rollouts where nothing changed in them."""
+    """The outcome with bare rollouts if the row did not change."""
     if outcome.repaired or outcome.quarantined is not None:
         return outcome
     return replace(outcome, before=tuple(map(bare, outcome.before)), after=tuple(map(bare, outcome.after)))
@@ -149,7 +136,7 @@ def _batches(rows: Any, size: int) -> Iterator[list[RawRow]]:
 
 
 def _weight(value: Any) -> int:
-    """How many bytes a value is, about."""
+    """The rough size of a value in bytes."""
     if isinstance(value, np.ndarray):
         return int(value.nbytes)
     if isinstance(value, Mapping):
@@ -160,19 +147,19 @@ def _weight(value: Any) -> int:
 
 
 def _packed(raw: RawRow) -> RawRow:
-    """A row as it goes out: its text where it has one, else its value, and nothing of the file around it."""
+    """A row as it goes out: its text if it has one, else its value, and nothing of the file around it."""
     if raw.value is not None and raw.text is not None:
         return RawRow(raw.index, None, None, raw.text)
     return RawRow(raw.index, raw.value, raw.error, b"" if raw.of_text else None)
 
 
+def _without_value(raw: RawRow) -> RawRow:
+    """A row as it waits to be written: without the value where its text holds the same."""
+    return replace(raw, value=None) if raw.value is not None and raw.text is not None else raw
+
+
 def unpacked(raw: RawRow) -> RawRow:
-    """The row that was packed, or that is light."""
+    """The row with the value that packing or waiting took out."""
     if raw.value is None and raw.error is None:
         return replace(raw, value=parse_json(raw.text or b""))
     return raw
-
-
-def _light(raw: RawRow) -> RawRow:
-    """A row as it waits: without the value that its text says as well."""
-    return replace(raw, value=None) if raw.value is not None and raw.text is not None else raw

@@ -1,4 +1,4 @@
-"""Rows of logs, the one place where they are opened, mapped, detected, read and joined."""
+"""The rows of logs: the one place where they are opened, mapped, read and joined."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from typing import Any
 
 from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.format import Format, Row
-from tito_audit.formats import Detection, format_named, map_columns, number_columns, unmap_columns
+from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns
 from tito_audit.join import Join, form_of
-from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.run.auditor import READS_ONLY, Auditor, Viewed, audit_rollout, unreadable
+from tito_audit.run.auditor import READS_ONLY, Auditor
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, open_log
 from tito_audit.storage.chunk import Chunk
 from tito_audit.storage.chunks import chunks_of
 
-__all__ = ["LogGroup", "ReadRow", "share_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReadRow:
-    """A row of a log as it was read."""
+    """A row of a log and the rollouts read from it."""
 
     row: Row
     """With its columns under our names."""
@@ -42,24 +39,24 @@ class LogGroup:
     auditor: Auditor = READS_ONLY
     join: Join | None = None
     named: Format | None = field(init=False)
-    """The one format of all rows; None when each row shows its own."""
+    """The format of all rows; None: detected row by row."""
 
     def __post_init__(self) -> None:
         named = self.settings.format or ("generic" if self.settings.columns else None)
         object.__setattr__(self, "named", None if named is None else format_named(named))
 
     def open(self, file: Path, **how: Any) -> Log:
-        """A log of the group with all its rows; `how` as `open_log` takes it."""
+        """A log of the group with all its rows; `how` is passed on to `open_log`."""
         return open_log(file, max_row_bytes=self.settings.max_row_bytes, rows_at=self.settings.rows_at, **how)
 
     def open_quick(self, file: Path) -> Log:
-        """A log for an audit: only the rows that are wanted, long arrays as numpy has them."""
+        """A log opened for an audit: only the wanted rows, long arrays as numpy arrays."""
         log = self.open(file, arrays=number_columns(self.settings.columns), share=share_of(self.settings))
         log.only = self.settings.row if self.join is None else None
         return log
 
     def rows(self, log: Log) -> Iterable[RawRow]:
-        """The rows of a log, with lines gathered that a join reads as one."""
+        """The rows of a log; lines that a join reads as one row are gathered."""
         return log if self.join is None else self.join.rows(log)
 
     def chunks(self, file: Path, size: int) -> Iterator[Chunk]:
@@ -68,19 +65,19 @@ class LogGroup:
         return chunks_of(log, size) if self.join is None else self.join.chunks(log, size)
 
     def output(self, out: Output, log: Log) -> Output:
-        """An output that takes what `rows` gives."""
+        """An output for the rows that `rows` yields."""
         return out if self.join is None else self.join.output(out, log)
 
     def read(self, raw: RawRow, place: Place) -> ReadRow:
-        """The rollouts of a row; RecordError when it cannot be read."""
+        """The row and its rollouts; RecordError when it cannot be read."""
         if raw.value is None:
             raise RecordError(raw.error or "the row cannot be read")
         row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
         form = form_of(row, self.named)
-        return ReadRow(row, form, self.again(form, row, place, raw.value))
+        return ReadRow(row, form, self.read_again(form, row, place, raw.value))
 
-    def again(self, form: Format, row: Row, place: Place, logged: Row) -> Sequence[Rollout]:
-        """The rollouts of a row with our names, joined by the ids of the row that was logged."""
+    def read_again(self, form: Format, row: Row, place: Place, logged: Row) -> Sequence[Rollout]:
+        """The rollouts of a row with our column names, joined by the ids of the logged row."""
         try:
             rollouts = form.read(row, place)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -90,31 +87,14 @@ class LogGroup:
                 f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else "its columns hold other values"
             )
             raise RecordError(f"it is not a row of {form.name}, which was asked for: {what}") from None
-        return rollouts if self.join is None else self.join.given(rollouts, logged)
+        return rollouts if self.join is None else self.join.apply(rollouts, logged)
 
     def as_logged(self, logged: Row, row: Row) -> Row:
-        """The row with the column names of the log that it is written into."""
+        """The row with the column names of the log that it is written to."""
         return unmap_columns(logged, row, self.settings.columns) if self.settings.columns else row
 
-    def items(self, raw: RawRow, place: Place, told: Detection) -> Iterator[tuple[Place, Rollout | str]]:
-        """The rollouts of a row, or why it cannot be read."""
-        try:
-            read = self.read(raw, place)
-        except RecordError as error:
-            yield place, str(error)
-            return
-        told.look(place.file, read.format, read.row)
-        for rollout in read.rollouts:
-            yield rollout.place, rollout
-
-    def result(self, place: Place, item: Rollout | str, viewed: Viewed | None = None) -> Result:
-        """The audit of what `items` gave."""
-        if isinstance(item, str):
-            return replace(unreadable(place, item, self.auditor.codes), misfit=self.auditor.misfit)
-        return audit_rollout(item, self.auditor, viewed)
-
     def head(self, file: Path, rows: int) -> Iterator[Rollout]:
-        """The rollouts of the first rows of a log, as far as they can be read; nothing is joined to them."""
+        """The rollouts of the first rows of a log that can be read, with nothing joined to them."""
         settings = replace(self.settings, row=None, sample=None)
         first = replace(self, settings=settings, join=None)
         with suppress(StorageError):
@@ -124,7 +104,7 @@ class LogGroup:
 
 
 def share_of(settings: Settings) -> float | None:
-    """How much of the rows is audited; None: all. SetupError when that cannot be."""
+    """The share of the rows to audit, None for all; SetupError unless it is above 0 and at most 1."""
     share = settings.sample
     if share is None:
         return None

@@ -1,4 +1,4 @@
-"""Read, gather, check: the flow from logs to results, and the only module that knows every room."""
+"""Read, gather, check: the flow from logs to results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from tito_audit.formats import Detection
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.testimony import Testimony
-from tito_audit.repairs import all_repairs
-from tito_audit.rules import all_rules
-from tito_audit.run.auditor import load_renderer, selected_codes
+from tito_audit.run.auditor import selected_codes
 from tito_audit.run.executor import Executor, executor_for, is_small
 from tito_audit.run.fit import ROWS, names_of_log
 from tito_audit.run.log_findings import findings_of_log
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.parallel import AuditInChunks, bare, chunk_bytes
+from tito_audit.run.parallel import audit_in_chunks, bare, chunk_bytes
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.rows import share_of
 from tito_audit.settings.model import Settings
@@ -31,32 +29,18 @@ from tito_audit.terminal.shell import shell_word
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.selection import ViewQuota
 
-__all__ = [
-    "Progress",
-    "Scan",
-    "all_repairs",
-    "all_rules",
-    "conclude",
-    "load_renderer",
-    "names_of",
-    "read_rollouts",
-    "scan_rollouts",
-    "selected_codes",
-    "testimony_of",
-]
-
 _NAMED = 4
-"""Logs that are asked what they call their model, where no tokenizer was given."""
+"""How many logs without a tokenizer are searched for the name of their model."""
 _LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
-"""The name of a model on a hub."""
+"""The name of a model on the Hugging Face hub."""
 
 
 class Scan:
-    """Results of logs, one rollout after the other; `summary` is complete once they are used up.
+    """The results of logs, rollout by rollout; `summary` is complete after the last one.
 
-    Making one opens nothing; iterating raises SetupError or StorageError when the run cannot be made. With
-    more than one job (`Settings.jobs`) the rollout of a result holds its place and format only. With `observe`
-    results come with their measures, and the first rollouts of each finding with a view.
+    Making one opens nothing; iterating raises SetupError or StorageError when the run is impossible. With more
+    than one job (`Settings.jobs`) the rollout of a result keeps only its place and format. With `observe` results
+    come with their measures, and the first rollouts of each code with a view.
     """
 
     def __init__(
@@ -73,17 +57,18 @@ class Scan:
         self.observe = observe
         self.summary = Summary()
         self.vocabulary: Vocabulary | None = None
-        """For showing pieces of the first log; None without a tokenizer, set once iteration has started."""
+        """To show tokens of the first log as text; None without a tokenizer and before the first result."""
         self.chunk_bytes: int | None = None
-        """How much of a log a process is given at once, about; None: as fits the logs."""
+        """About how many bytes of a log a process gets at once; None: chosen by the size of the logs."""
         self.executor: Executor | None = None
-        """What runs the work of several jobs; None: processes of this machine."""
+        """What runs the work; None: this process, or as many forked ones as `Settings.jobs` says."""
         self.standing_for: Mapping[Path, Path] = {}
-        """Logs whose settings are those of others, which overrides may name (a repaired log: the original's)."""
+        """Logs that take the settings of another, which overrides may name: a repaired log those of the
+        original."""
         self.asks_rules = True
-        """False: nothing is looked for, and only what rows say of how their log was written is gathered."""
+        """False: rules are skipped, and results only say how their log was written."""
         self.testimonies: dict[str, Testimony] = {}
-        """By log: what its rows say together of how they were written, as far as they were read."""
+        """By log: what the rows read so far say together about how they were written."""
 
     def __iter__(self) -> Iterator[Result]:
         selected_codes(self.settings)
@@ -104,7 +89,7 @@ class Scan:
         conclude(self.summary)
 
     def _with_logs(self, results: Iterable[Result], flow: RowFlow) -> Iterator[Result]:
-        """The results, those of each log behind what it does not fit, and before what its rows say together."""
+        """The results, with those of each whole log: REC007 before its rows, what all rows show after them."""
         file: str | None = None
         for result in results:
             if file is not None and result.place.file != file:
@@ -119,7 +104,7 @@ class Scan:
             yield from self._of_log(file, flow)
 
     def _of_log(self, file: str, flow: RowFlow) -> Iterator[Result]:
-        """What the rows of a log say together; one row that was picked out of it is not the log."""
+        """The findings of a whole log; a single row that was picked says nothing about the log."""
         testimony = self.testimonies.get(file)
         if testimony is None or self.settings.row is not None:
             return
@@ -132,17 +117,20 @@ class Scan:
         executor = self._executor(flow) if several else None
         if executor is not None:
             flow.load()
-            how = AuditInChunks(flow, self.chunk_bytes or chunk_bytes(flow.size, executor.jobs), self.observe)
-            with closing(how.results(executor, self.summary, counted, self.progress)) as results:
+            size = self.chunk_bytes or chunk_bytes(flow.size, executor.jobs)
+            audit = audit_in_chunks(
+                flow, executor, size, self.summary, counted, self.progress, observe=self.observe
+            )
+            with closing(audit) as results:
                 yield from Detection().once(results)
             return
-        told, viewed = Detection(), ViewQuota().take if self.observe else None
-        for _, place, item in flow.read(self.summary, self.progress, told, counted):
-            result = told.say(flow.group(place.file).result(place, item, viewed))
-            yield bare(result) if several else result
+        detection, viewed = Detection(), ViewQuota().take if self.observe else None
+        for raw, place in flow.rows(self.summary, self.progress, counted):
+            for result in flow.audit(raw, place, detection, viewed):
+                yield bare(result) if several else result
 
     def _executor(self, flow: RowFlow) -> Executor | None:
-        """What audits the logs in chunks; None when this process does better alone."""
+        """What audits the logs in chunks; None when this process is faster alone."""
         if self.executor is not None:
             return self.executor
         executor = executor_for(self.settings.jobs or 1, self.summary)
@@ -151,7 +139,7 @@ class Scan:
 
 
 def conclude(summary: Summary) -> None:
-    """Say what a reader must not take for a clean log."""
+    """Add notices to the summary of a log that a reader might wrongly take for clean."""
     sampled = summary.sampled
     if sampled is not None and sampled.of and not sampled.rows:
         summary.notices.append(
@@ -180,31 +168,33 @@ def scan_rollouts(
     *,
     observe: bool = False,
 ) -> Scan:
-    """The audit of logs (files, folders, globs), as results that are computed while they are read.
+    """The audit of logs (files, folders, globs): results that are computed as they are iterated.
 
-    With `observe` each result says more than its findings (`Result.observed`).
+    With `observe` each result also has what a viewer shows (`Result.observed`).
     """
     return Scan(names_of(logs), settings or Settings(), progress, observe=observe)
 
 
 def read_rollouts(logs: str | Path | Sequence[str | Path], settings: Settings | None = None) -> Iterator[Rollout]:
-    """The rollouts of logs; a row that cannot be read raises RecordError with its place."""
-    files, settings = find_logs(names_of(logs)), settings or Settings()
-    for _, place, item in RowFlow(files, settings, audits=False).read(Summary()):
-        if isinstance(item, str):
-            raise RecordError(f"{place}: {item}")
-        yield item
+    """The rollouts of logs; RecordError, with its place, for a row that cannot be read."""
+    flow = RowFlow(find_logs(names_of(logs)), settings or Settings(), audits=False)
+    for raw, place in flow.rows(Summary()):
+        try:
+            read = flow.groups[place.file].read(raw, place)
+        except RecordError as error:
+            raise RecordError(f"{place}: {error}") from None
+        yield from read.rollouts
 
 
 def testimony_of(
     logs: str | Path | Sequence[str | Path],
-    settings: Settings | None = None,  # noqa: PT028 - no test, for all its name
+    settings: Settings | None = None,  # noqa: PT028 - not a test, despite its name
     progress: Progress | None = None,  # noqa: PT028
 ) -> Mapping[str, Testimony]:
-    """What the rows of each log say together of how they were written, by the log's path; no rule is asked.
+    """What all rows of each log say together about how they were written, by the log's path; rules are skipped.
 
-    Every row is read, whatever `Settings.limit` and `Settings.sample` say. A pipe, which cannot be read twice, is
-    left alone, and so is a log whose rows say nothing of it.
+    Every row is read, whatever `Settings.limit`, `Settings.sample` and `Settings.row` say. Pipes, which cannot be
+    read twice, are left out, and so are logs whose rows say nothing about it.
     """
     settings = replace(settings or Settings(), limit=None, sample=None, row=None)
     regular = [str(file) for file in find_logs(names_of(logs)) if file.is_file()]
@@ -218,12 +208,12 @@ def testimony_of(
 
 
 def names_of(logs: str | Path | Sequence[str | Path]) -> list[str]:
-    """The logs of a call as text, one or several."""
+    """The names of the logs that a caller gave, one or several."""
     return [str(logs)] if isinstance(logs, str | Path) else [str(log) for log in logs]
 
 
 def _named(flow: RowFlow) -> Iterator[str]:
-    """What logs without a tokenizer call their model and their tokenizer themselves, and what to do with it."""
+    """Notices for logs without a tokenizer that name a model or tokenizer, saying what to pass."""
     groups = {file: flow.groups[str(file)] for file in flow.files if file.is_file()}
     without = [(file, group) for file, group in groups.items() if group.auditor.tokenizer is None]
     said: set[str] = set()
@@ -233,7 +223,7 @@ def _named(flow: RowFlow) -> Iterator[str]:
             claim = " and ".join(f"its {key} {name!r}" for key, name in named.items())
             name = named.get("tokenizer") or named["model"]
             use = f"-t {shell_word(name)}" if _LOADABLE.fullmatch(name) else "-t with the tokenizer of that model"
-            notice = f"names {claim}, which is its own word: pass {use} to have it compared."
+            notice = f"names {claim} (not verified): pass {use} to audit against it."
             if notice not in said:
                 said.add(notice)
                 yield f"{file} {notice}"

@@ -1,4 +1,4 @@
-"""Work spread over processes that are forked from this one: what was loaded before is theirs without a copy."""
+"""Work in processes forked from this one: they share what was loaded before, without a copy."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ from tito_audit.errors import SetupError, TitoAuditError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-__all__ = ["ForkedProcesses", "can_fork", "sendable", "usable_cores"]
 
 Tag = TypeVar("Tag")
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 _AHEAD = 2
-"""Tasks that a process may hold: one at work, one to go on with while nobody looks."""
+"""Tasks that a process may hold: the one it works on, and the next."""
 _LIGHT = 16 * 1024
-"""Pickled bytes of a task that a pipe takes at once. A heavier one is sent to a process that waits for it: were it
-at work, it could be waiting in turn for us to take its answer."""
+"""Pickled bytes of a task that always fit into a pipe. A larger task is sent only to an idle process: a busy one
+may itself be waiting for us to take its answer."""
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked here. On macOS they can, but system libraries break in them."""
+    """Whether this system can fork processes safely. On macOS, system libraries break in the children."""
     return hasattr(os, "fork") and sys.platform != "darwin"
 
 
 def usable_cores() -> int:
-    """How many cores this process may use: those it is pinned to, no more than its container pays for."""
+    """How many cores this process may use: those it is pinned to, up to the CPU quota of its container."""
     cores = len(_cores()) or os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = _QUOTA.read_text(encoding="ascii").split()
@@ -51,9 +50,9 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ForkedProcesses:
-    """Work in processes that are forked from this one when it is wanted; what is loaded by then is theirs as well.
+    """Work in processes that `map` forks from this one, which share everything loaded by then.
 
-    Only tasks and answers are pickled, of which no more are on their way than a few a process.
+    Only tasks and answers are pickled, and only a few per process are under way at a time.
     """
 
     jobs: int
@@ -64,8 +63,8 @@ class ForkedProcesses:
     ) -> Generator[tuple[Tag, Answer | None], None, None]:
         """Each tag with what `work` returned for its task, in the order of the tasks; None for a tag without one.
 
-        What `work` raises is raised here, in its turn; SetupError when a process was ended from outside. However
-        this generator ends, its processes do.
+        What `work` raises is raised here in its turn; SetupError when a process is killed from outside. The
+        processes end when this generator does, however it ends.
         """
         crew: _Crew[Tag, Task, Answer] = _Crew(work, self.jobs)
         try:
@@ -76,7 +75,7 @@ class ForkedProcesses:
 
 @dataclass(slots=True)
 class _Failed:
-    """The answer of a task that raised."""
+    """The answer to a task that raised an error."""
 
     error: BaseException
 
@@ -87,20 +86,20 @@ class _Worker:
     tasks: Connection[Any, Any]
     answers: Connection[Any, Any]
     held: deque[int] = field(default_factory=deque)
-    """Numbers of the tasks it was given and has not answered."""
+    """Numbers of the tasks that it has not answered yet."""
 
 
 class _Crew(Generic[Tag, Task, Answer]):
-    """The processes, and what is on its way to them and back."""
+    """The processes, and the tasks and answers under way."""
 
     def __init__(self, work: Callable[[Task], Answer], jobs: int) -> None:
         self._work = work
         self._workers: list[_Worker] = []
         self._order: deque[tuple[int, Tag]] = deque()
-        """Tags that were taken and not given back, numbered."""
+        """Numbered tags that were taken and not yielded yet."""
         self._done: dict[int, Any] = {}
         self._next: tuple[int, bytes] | None = None
-        """A task that waits for a process."""
+        """A task that waits for a free process."""
         self._taken = 0
         self._most = 3 * jobs + 1
         try:
@@ -111,8 +110,8 @@ class _Crew(Generic[Tag, Task, Answer]):
             if not isinstance(error, OSError):
                 raise
             raise SetupError(
-                f"--jobs {jobs}: no more processes can be started ({error.strerror or error}).\n"
-                "Ask for fewer, or run with --jobs 1."
+                f"--jobs {jobs}: so many processes cannot be started ({error.strerror or error}).\n"
+                "Pass a smaller number, or --jobs 1."
             ) from error
 
     def run(self, tasks: Iterable[tuple[Tag, Task | None]]) -> Iterator[tuple[Tag, Answer | None]]:
@@ -133,7 +132,7 @@ class _Crew(Generic[Tag, Task, Answer]):
             yield tag, answer
 
     def close(self) -> None:
-        """End the processes; they hold nothing that has to be kept."""
+        """Kill the processes; they hold nothing that must be kept."""
         for worker in self._workers:
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
@@ -144,7 +143,7 @@ class _Crew(Generic[Tag, Task, Answer]):
         self._workers.clear()
 
     def _hand_out(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
-        """Give tasks to processes as long as there are both."""
+        """Send tasks to processes while there are tasks and free processes."""
         while True:
             if self._next is None and not self._take(source):
                 return
@@ -163,7 +162,7 @@ class _Crew(Generic[Tag, Task, Answer]):
                 self._lost(worker)
 
     def _take(self, source: Iterator[tuple[Tag, Task | None]]) -> bool:
-        """Whether there was another tag; its task, if it has one, is the next."""
+        """Whether another tag was taken; its task, if it has one, is the next to send."""
         if len(self._order) >= self._most:
             return False
         for tag, task in source:
@@ -190,7 +189,7 @@ class _Crew(Generic[Tag, Task, Answer]):
                 self._done[worker.held.popleft()] = pickle.loads(data)
 
     def _lost(self, worker: _Worker) -> NoReturn:
-        """Raise for a process that is no more, with what it was doing."""
+        """Raise SetupError for a process that died, naming what it was working on."""
         tags = dict(self._order)
         where = next((str(tags[number]) for number in worker.held if number in tags), "")
         status = _status(worker)
@@ -198,10 +197,10 @@ class _Crew(Generic[Tag, Task, Answer]):
         how = "ended"
         if status < 0:
             with suppress(ValueError):
-                how = f"was ended by {signal.Signals(-status).name}"
+                how = f"was killed by {signal.Signals(-status).name}"
         raise SetupError(
-            f"{where + ': ' if where else ''}the process that worked on this {how}.\n"
-            "Most likely memory ran out; nothing after this place was looked at.\n"
+            f"{where + ': ' if where else ''}the process working on this {how}.\n"
+            "It most likely ran out of memory; nothing after this place was read.\n"
             "Run with fewer --jobs, or with --jobs 1."
         )
 
@@ -209,16 +208,16 @@ class _Crew(Generic[Tag, Task, Answer]):
         from multiprocessing.connection import Pipe
 
         (take, give), (collect, answer) = Pipe(duplex=False), Pipe(duplex=False)
-        # No interrupt may reach the child before it leaves them to us, nor us before we know of the child.
+        # No interrupt may reach the child before it ignores them, nor this process before it knows the child.
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with warnings.catch_warnings():
-                # Threads of ours are not in the child, which uses nothing that they hold.
+                # The child has none of our threads, and uses nothing that they hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if not pid:
                 ours = [give, collect, *(end for one in self._workers for end in (one.tasks, one.answers))]
-                _live(self._work, take, answer, ours, cores, signals)
+                _serve(self._work, take, answer, ours, cores, signals)
             self._workers.append(_Worker(pid, give, collect))
             take.close()
             answer.close()
@@ -226,7 +225,7 @@ class _Crew(Generic[Tag, Task, Answer]):
             signal.pthread_sigmask(signal.SIG_SETMASK, signals)
 
 
-def _live(
+def _serve(
     work: Callable[[Any], Any],
     tasks: Connection[Any, Any],
     answers: Connection[Any, Any],
@@ -234,15 +233,15 @@ def _live(
     cores: Sequence[int],
     signals: Iterable[int],
 ) -> NoReturn:
-    """All that a forked process does; it never returns into what its parent was doing."""
+    """The main loop of a forked process; it exits here and never returns to its parent's code."""
     code = 1
     try:
-        for end in not_mine:  # the end of a pipe is seen once nobody holds its other end
+        for end in not_mine:  # a pipe reports its end only once every process has closed the other end
             end.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-        gc.freeze()  # what was there before stays shared, and files of the parent are not closed here
+        gc.freeze()  # keeps the parent's objects shared, and its files open
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         if cores:
             os.sched_setaffinity(0, cores)
@@ -250,7 +249,7 @@ def _live(
             task = pickle.loads(tasks.recv_bytes())
             answers.send_bytes(_answer(work, task))
     except (EOFError, BrokenPipeError):
-        code = 0  # nobody is there any more
+        code = 0  # the parent is gone
     finally:
         os._exit(code)
 
@@ -263,9 +262,9 @@ def _answer(work: Callable[[Any], Any], task: Any) -> bytes:
 
 
 def sendable(error: BaseException) -> BaseException:
-    """The error for another process: with the lines of its traceback, as RuntimeError if it cannot travel."""
+    """The error with its traceback as a note, ready for another process; RuntimeError if it cannot be pickled."""
     if isinstance(error, MemoryError):
-        return SetupError("Memory ran out in one of the processes.\nRun with fewer --jobs, or with --jobs 1.")
+        return SetupError("One of the processes ran out of memory.\nRun with fewer --jobs, or with --jobs 1.")
     lines = "".join(traceback.format_exception(error))
     if not isinstance(error, TitoAuditError):
         error.add_note(lines)
@@ -277,7 +276,7 @@ def sendable(error: BaseException) -> BaseException:
 
 
 def _status(worker: _Worker) -> int:
-    """How the process ended, waiting for that: its exit code, or the negative number of a signal."""
+    """The exit code of the process, once it has ended; the negative number of the signal that killed it."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
     except ChildProcessError:
@@ -289,9 +288,9 @@ def _cores() -> list[int]:
 
 
 def _shares(jobs: int) -> list[list[int]]:
-    """The cores of each process, none of them in two; [] where they cannot be shared out.
+    """The cores of each process, no core in two of them; [] for each where there are fewer cores than processes.
 
-    A pool of threads starts as many as there are cores to use, in every process: pinned, each its own.
+    A thread pool starts a thread per usable core, in every process: pinning keeps them from competing.
     """
     cores = _cores()
     if jobs > len(cores):

@@ -1,4 +1,4 @@
-"""write_rollouts: a log again, with rollouts that a caller changed."""
+"""write_rollouts: a copy of a log with rollouts that a caller changed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_output
 
-__all__ = ["write_rollouts"]
-
 
 def write_rollouts(
     log: str | Path,
@@ -24,12 +22,12 @@ def write_rollouts(
     *,
     overwrite: bool = False,
 ) -> int:
-    """How many rows of a log were written otherwise: a copy of it with these rollouts in place of its own.
+    """Write a copy of a log with these rollouts in place of its own; returns how many rows changed.
 
-    `rollouts` come in the order in which `read_rollouts` gives them and may leave out some; each takes the
-    place of the one with its `place`. Prompts, per-token columns and training rows may differ from what was
-    read, completions and the number of turns may not. Everything else of the log stays as it is. RecordError
-    when a row cannot hold what its rollouts say, and then nothing is written.
+    `rollouts` come in the order in which `read_rollouts` yields them, some may be missing, and each replaces the
+    one with the same `place`. Prompts, per-token columns and training rows may differ from what was read,
+    completions and the number of turns may not. Everything else in the log stays as it is. RecordError when a row
+    cannot hold its rollouts, and then nothing is written.
     """
     settings = (settings or Settings()).at(log)
     group, reader = LogGroup(settings, join=Join.of(settings, [Path(log)])), LogGroup(settings)

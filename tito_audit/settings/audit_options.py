@@ -1,4 +1,4 @@
-"""The options of an audit: what its text is made of, where its log is read, which rules run and what fails."""
+"""The options of an audit: tokenizer and template, how the log is read, which rules run and what fails."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Final, get_args
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import FailOn, GateSettings, Settings, ToolArguments
 from tito_audit.settings.option import FlagOnly, Option
-
-__all__ = ["AUDIT_OPTIONS"]
 
 _AUDITS = ("scan", "repair", "show")
 _EVERY = ("scan", "repair", "convert", "show", "inspect")
@@ -48,7 +46,7 @@ _TEXT = (
     ),
     Option(
         "template_args",
-        "An argument for the template, as enable_thinking=false. JSON, else text. Repeatable.",
+        "An argument for the template, such as enable_thinking=false. JSON, else text. Repeatable.",
         _AUDITS,
         flag_name="template-arg",
         metavar="K=V",
@@ -61,7 +59,7 @@ _TEXT = (
     ),
     Option(
         "template_seconds",
-        "How long the template may write one prompt; then it is given up.",
+        "Time limit for rendering one prompt.",
         _AUDITS,
         metavar="SECONDS",
         takes=float,
@@ -81,8 +79,8 @@ _TEXT = (
     ),
     Option(
         "sampled_roles",
-        "A role whose messages were sampled; those of all others were not. Repeatable. [default: assistant and "
-        "other names of models]",
+        "A role that was sampled; all others count as not sampled. Repeatable. [default: assistant and other "
+        "names for models]",
         ("scan", "repair", "convert", "show"),
         flag_name="sampled-role",
         metavar="ROLE",
@@ -90,9 +88,9 @@ _TEXT = (
         completes="sampled_roles",
         fills=Settings,
         reads=readers.roles,
-        key_takes=values.texts('a list of roles, as ["agent", "planner"]'),
+        key_takes=values.texts('a list of roles, such as ["agent", "planner"]'),
         key_name="sampled-roles",
-        unset="assistant and other names of models",
+        unset="assistant and other names for models",
         per_log=True,
     ),
 )
@@ -100,7 +98,7 @@ _TEXT = (
 _LOG = (
     Option(
         "format",
-        "Format of the log, when detection errs (`tito-audit list formats`). [default: auto, row by row]",
+        "Format of the log, where detection is wrong (`tito-audit list formats`). [default: auto, row by row]",
         _EVERY,
         metavar="NAME",
         completes="formats",
@@ -111,33 +109,33 @@ _LOG = (
     ),
     Option(
         "columns",
-        "Name a column of the log, as token_ids=tokens. Repeatable.",
+        "Map one of our columns to the log's, such as token_ids=tokens. Repeatable.",
         _EVERY,
         flag_name="map",
         metavar="OURS=THEIRS",
         repeats=True,
         fills=Settings,
         reads=readers.columns,
-        key_takes=values.pairs('a table of our columns and the log\'s, as {token_ids = "tokens"}'),
+        key_takes=values.pairs('a table of our columns and the log\'s, such as {token_ids = "tokens"}'),
         per_log=True,
     ),
     Option(
         "rows_at",
-        "Where in each document or line the rows lie, as data.rollouts; * for the entries of a list.",
+        "Path to the rows inside each document or line, such as data.rollouts; * for the entries of a list.",
         _EVERY,
         metavar="PATH",
         fills=Settings,
-        key_takes=values.text('a path, as "data.rollouts"'),
-        unset="the rows of the file",
+        key_takes=values.text('a path, such as "data.rollouts"'),
+        unset="each document or line is a row",
         per_log=True,
     ),
     Option(
         "messages",
-        "A file that holds the messages of the rollouts, where the log does not; joined by id.",
+        "A file with the messages of the rollouts, if the log has none; joined by id.",
         _AUDITS,
         metavar="FILE",
         fills=Settings,
-        key_takes=values.path("the path of a file, a folder or a pattern"),
+        key_takes=values.path("the path of a file or folder, or a glob"),
         unset="the log's own",
         per_log=True,
     ),
@@ -153,14 +151,14 @@ _LOG = (
     ),
     Option(
         "on",
-        "The id to join on, as the log and as the other file call it. Repeatable. [default: the first "
-        "that both have]",
+        "The column to join on, in the log and in the other file. Repeatable. [default: the first id that both "
+        "have]",
         _AUDITS,
         metavar="KEY[=OTHER]",
         repeats=True,
         fills=Settings,
         reads=readers.join_columns,
-        key_takes=values.pairs("a table of the log's columns and the other file's, as {id = \"uid\"}"),
+        key_takes=values.pairs("a table of the log's columns and the other file's, such as {id = \"uid\"}"),
         unset="the first id that both have",
         per_log=True,
     ),
@@ -183,7 +181,7 @@ _RULES = (
     ),
     Option(
         "extend_select",
-        "Rules to run beside those selected, unless --ignore names them more closely.",
+        "Rules to run in addition, unless a longer prefix of --ignore names them.",
         _AUDITS,
         metavar="CODES",
         repeats=True,
@@ -219,8 +217,8 @@ _RULES = (
     ),
     Option(
         "max_rates",
-        "Let findings of these rules pass up to a rate: TOK=0.001 (a generated token), TOK=0.1%, SEQ=0.5/rollout, "
-        "ALL=0.01. Repeatable.",
+        "Let findings of these rules pass up to a rate: TOK=0.001 (per generated token), TOK=0.1%, "
+        "SEQ=0.5/rollout, ALL=0.01. Repeatable.",
         ("scan",),
         flag_name="max-rate",
         metavar="CODES=RATE",
@@ -229,20 +227,20 @@ _RULES = (
         reads=readers.rates,
         codes=readers.prefixes,
         key_takes=values.RATES,
-        unset="findings fail one by one",
+        unset="each finding fails by itself",
     ),
     Option(
         "baseline",
-        "A file of known findings, which fail nothing.",
+        "A file of known findings, which do not fail.",
         ("scan",),
         metavar="FILE",
         fills=GateSettings,
         key_takes=values.path("the path of a file"),
-        unset="no finding is known",
+        unset="no findings are known",
     ),
     Option(
         "update_baseline",
-        "Write the baseline anew: what would fail is known from now on, what is fixed goes.",
+        "Rewrite the baseline: add what would fail, drop what is fixed.",
         ("scan",),
         takes=bool,
         fills=GateSettings,

@@ -1,4 +1,4 @@
-"""Settings: what a run was asked to do."""
+"""Settings: what a run is asked to do."""
 
 from __future__ import annotations
 
@@ -10,21 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = [
-    "Encoder",
-    "FailOn",
-    "GateSettings",
-    "MaskBy",
-    "MaskStyle",
-    "MaxRate",
-    "Override",
-    "Padding",
-    "RepairChoices",
-    "RepairSettings",
-    "Settings",
-    "ToolArguments",
-]
-
 FailOn = Literal["error", "warning", "note", "never"]
 ToolArguments = Literal["auto", "object", "string"]
 Encoder = Literal["auto", "fastokens", "tokenizers"]
@@ -35,16 +20,16 @@ Padding = Literal["none", "left", "right"]
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Settings that hold for some logs only."""
+    """Settings for some of the logs."""
 
     paths: tuple[str, ...]
-    """Absolute patterns of whole paths: `*` and `?` stay within one name, `**` goes through any number of folders,
-    a backslash takes what follows as it stands."""
+    """Absolute patterns of whole paths: `*` and `?` match within one name, `**` matches any number of folders, a
+    backslash escapes the next character."""
     changes: Mapping[str, Any]
-    """Values by field of Settings: those that speak of one log (tokenizer, template, columns, rules, fail_on)."""
+    """Values by field of Settings; only fields that can differ from log to log, such as tokenizer or fail_on."""
 
     def fits(self, file: str | Path) -> bool:
-        """Whether one of the patterns is a file's path, as it is called or with all links followed."""
+        """Whether a pattern matches the path of a file, as given or with links resolved."""
         called = os.path.abspath(file)  # noqa: PTH100 - Path.absolute keeps the dots
         folder, name = os.path.split(called)
         paths = {called, os.path.join(os.path.realpath(folder), name), os.path.realpath(called)}  # noqa: PTH118
@@ -53,17 +38,17 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class MaxRate:
-    """How often findings may occur before they fail a gate."""
+    """A rate up to which findings pass the gate."""
 
     prefix: str
-    """Beginning of codes; "" for all."""
+    """Prefix of the codes; "" for all."""
     limit: float
     per: Literal["token", "rollout"] = "token"
-    """Of what: generated tokens, or rollouts."""
+    """Per generated token or per rollout."""
 
     @property
     def number(self) -> str:
-        """The limit as text, without what arithmetic left at its end."""
+        """The limit as text, without digits from rounding errors."""
         return f"{self.limit:.12g}"
 
     def __str__(self) -> str:
@@ -72,80 +57,80 @@ class MaxRate:
 
 @dataclass(frozen=True, slots=True)
 class GateSettings:
-    """What lets findings pass that `Settings.fail_on` would refuse."""
+    """What lets findings pass that would fail by `Settings.fail_on`."""
 
     max_rates: tuple[MaxRate, ...] = ()
-    """Codes under one of these are judged by their rate, the longest prefix first, not one by one."""
+    """Findings whose code has one of these prefixes, of which the longest counts, are judged by their rate."""
     baseline: str | None = None
-    """A file of findings that are known and fail nothing."""
+    """A file of known findings, which do not fail."""
     update_baseline: bool = False
-    """Write that file anew with what was found."""
+    """Rewrite that file with the findings of this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One frozen value for a whole run; the command line and Python callers fill the same fields."""
+    """The settings of a run; the command line and Python callers fill the same fields."""
 
     tokenizer: str | None = None
-    """A folder with tokenizer.json, or a Hugging Face hub name; None: rules that need one are skipped."""
+    """A folder with tokenizer.json, or a Hugging Face name; None: rules that need one are skipped."""
     chat_template: str | None = None
     """Path of a Jinja file that replaces the tokenizer's own template."""
     template_name: str | None = None
-    """Which of several named templates to use."""
+    """Which of the tokenizer's named templates to use."""
     template_args: Mapping[str, object] = field(default_factory=dict)
     """Extra arguments for the template, such as enable_thinking=False."""
     template_seconds: float = 10.0
-    """How long the template may write one prompt; one that takes longer is not run again."""
+    """Time limit for rendering one prompt; a template that exceeds it is not run again."""
     tool_arguments: ToolArguments = "auto"
     """How templates get tool-call arguments: parsed, as servers do, or the string as logged."""
     sampled_roles: tuple[str, ...] = ()
-    """Roles whose messages were sampled, in messages and in the ids (`--sampled-role`); (): `assistant` and the
-    other names that models are given."""
+    """The roles that were sampled, in messages and in the ids (`--sampled-role`); (): `assistant` and other common
+    names for models."""
     encoder: Encoder = "auto"
-    """Who encodes first: `fastokens` where logs are large and it agrees with `tokenizers`, which proves every
-    difference before it is reported; `tokenizers` alone; `auto` chooses."""
+    """What encodes first: `fastokens`, where `tokenizers` confirms every difference before it is reported;
+    `tokenizers` alone; or `auto`: `fastokens` for large logs on which the two agree."""
     format: str | None = None
     """Name of the format; None or "auto": detected row by row."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Our column name to the log's, for logs of no known format (`--map`)."""
+    """Our column names to the log's, for logs in no known format (`--map`)."""
     rows_at: str | None = None
-    """Where in each document or line of a log its rows lie, as `data.rollouts`; None: they are the rows."""
+    """Path to the rows inside each document or line of a log, such as `data.rollouts`; None: each is a row."""
     messages: str | None = None
-    """A file (or folder, or glob) that holds the messages of the rollouts, joined by id (`--messages`)."""
+    """A file, folder or glob with the messages of the rollouts, joined by id (`--messages`)."""
     tools: str | None = None
     """A file with one list of tools for all rollouts, or with rows of an id and tools (`--tools`)."""
     on: Mapping[str, str] = field(default_factory=dict)
-    """The columns to join on, those of the log to those of the other file; {}: the first id that both have."""
+    """The columns to join on, the log's to the other file's; {}: the first id that both have."""
     select: tuple[str, ...] = ()
-    """Code prefixes to run; () runs all."""
+    """Prefixes of the codes to run; () runs all."""
     extend_select: tuple[str, ...] = ()
-    """Code prefixes to run beside those of `select`, whatever `ignore` says of shorter ones."""
+    """Prefixes of codes to run in addition to `select`; one overrules any shorter prefix in `ignore`."""
     ignore: tuple[str, ...] = ()
-    """Code prefixes to leave out."""
+    """Prefixes of codes to leave out."""
     fail_on: FailOn = "error"
     limit: int | None = None
-    """Stop after so many rows of all logs together; with `sample` those that are audited count."""
+    """Stop after this many rows of all logs together; with `sample`, only audited rows count."""
     sample: float | None = None
-    """Audit about this share of the rows only, above 0 and at most 1; which ones depends on the log alone."""
+    """Audit about this share of the rows, above 0 and at most 1; the log alone decides which."""
     row: int | None = None
-    """Audit this row of each log only, counted from 0."""
+    """Audit only this row of each log, counted from 0."""
     max_row_bytes: int = 256 * 1024 * 1024
-    """A longer row is not read: it becomes a REC001 finding."""
+    """A longer row is not read but reported as REC001."""
     trust_remote_code: bool = False
     """Allow a tokenizer's own Python code to run (transformers fallback only)."""
     jobs: int | None = None
-    """Processes that work at once; None: this one alone. Results are the same whatever the number. With more than
-    one, the rollout of a result holds its place and format only: the rest stays where it was audited."""
+    """How many processes work at once; None: only this one. The results are the same; with more than one, the
+    rollout of a result keeps only its place and format."""
 
     overrides: tuple[Override, ...] = ()
-    """Other settings for some of the logs; of those that fit a log, the later one wins."""
+    """Settings for some of the logs; where several match a log, the last one wins."""
 
     def __post_init__(self) -> None:
         if self.format == "auto":
             object.__setattr__(self, "format", None)
 
     def at(self, file: str | Path) -> Settings:
-        """The settings of one log, without overrides; these themselves when no override fits it."""
+        """The settings of one log, with its overrides applied; these settings themselves if none matches."""
         fitting = [override for override in self.overrides if override.fits(file)]
         if not fitting:
             return self
@@ -155,32 +140,32 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class RepairChoices:
-    """What a user chose of what repairs can be asked for."""
+    """Choices for single repairs."""
 
     mask_by: MaskBy = "span"
     """How much `mask` takes out of the loss."""
     sentinel: float | Literal["null"] | None = None
-    """What `normalize` writes where no logprob exists; "null": null; None: as it is."""
+    """What `normalize` writes where there is no logprob; "null": null; None: unchanged."""
     mask_style: MaskStyle | None = None
-    """How `normalize` writes masks; None: as they are."""
+    """How `normalize` writes masks; None: unchanged."""
     padding: Padding | None = None
-    """Where `normalize` puts padding; None: as it is."""
+    """Where `normalize` puts padding; None: unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairSettings:
-    """What a repair run was asked to do, beside the Settings of its audit."""
+    """The settings of a repair, in addition to the Settings of its audit."""
 
     strategies: tuple[str, ...] = ()
-    """Names of repairs in the order in which they are tried (`--with`); () is every safe one."""
+    """Names of repairs in the order to try them (`--with`); (): all safe ones."""
     unsafe: bool = False
     """Let unsafe repairs run."""
     quarantine: str | None = None
-    """A file for the rows that no repair cured, with the reason; None: they stay as they were."""
+    """A file for the rows that no repair cured, with the reason; None: they stay in the log."""
     force: bool = False
-    """Replace files that exist at the target."""
+    """Replace existing files."""
     provenance: bool = True
-    """Write a `tito_audit` column that says what was cured by what."""
+    """Write a `tito_audit` column that says which repair cured which findings."""
     choices: RepairChoices = field(default_factory=RepairChoices)
 
 
@@ -193,7 +178,7 @@ _EXPRESSIONS = {"through": "(?:[^/]+/)*", "below": ".+", "any": "[^/]*", "one": 
 
 @lru_cache(maxsize=256)
 def _pattern(pattern: str) -> re.Pattern[str]:
-    """What `Override.paths` says, as a regular expression of whole paths."""
+    """One of `Override.paths` as a regular expression for whole paths."""
     parts = _PART.finditer(pattern)
     text = "".join(_EXPRESSIONS.get(part.lastgroup or "", "") or re.escape(part["plain"]) for part in parts)
     return re.compile(text, re.DOTALL)

@@ -1,7 +1,7 @@
-"""The table of all options, from which flags, keys of the configuration file, settings and docs are made.
+"""The table of all options, the source of flags, configuration keys, settings and docs.
 
-`--help` lists the options of a command in the order of the table. `tito-audit config`, the schema of the file and
-the docs list the keys of `scan` first, then what each other command has besides; `key_after` moves one.
+`--help` lists the options of a command in the order of the table. `tito-audit config`, the schema and the docs
+list the keys of `scan` first, then the other keys of each other command; `key_after` moves one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from tito_audit.settings.option import FlagOnly, Option
 from tito_audit.settings.own_options import OWN_OPTIONS
 from tito_audit.settings.run_options import RUN_OPTIONS
 
-__all__ = ["FLAG_ONLY", "KEYS", "OPTIONS", "filled", "options_of"]
-
 _T = TypeVar("_T")
 _COMMANDS = ("scan", "repair", "inspect", "show", "convert")
-"""Those that read the configuration file."""
+"""The commands that read the configuration file."""
 
 OPTIONS: Final[tuple[Option, ...]] = (*OWN_OPTIONS, *AUDIT_OPTIONS, *RUN_OPTIONS)
 
@@ -33,7 +31,7 @@ def options_of(command: str) -> tuple[Option, ...]:
 
 
 def _of_the_file() -> dict[str, Option]:
-    """By name: options with a key, and those that say which file is read."""
+    """Options with a key, and those that say which file is read, by name."""
     taken = (option for command in _COMMANDS for option in OPTIONS if command in option.commands)
     return {option.name: option for option in taken if option.key_takes is not None or option.calls}
 
@@ -53,17 +51,17 @@ def _with_keys() -> list[Option]:
 
 
 KEYS: Final[Mapping[str, Option]] = {option.key: option for option in _with_keys()}
-"""By key: the options that a configuration file may set."""
+"""The options that a configuration file may set, by key."""
 FLAG_ONLY: Final[Mapping[str, FlagOnly]] = {
     option.flag[2:]: why for why in FlagOnly for option in OPTIONS if option.flag_only is why
 }
-"""By flag without dashes: why no file sets it."""
+"""Why a flag has no key, by flag without dashes."""
 
 
 def filled(settings: type[_T], given: Mapping[str, Any]) -> _T:
-    """A dataclass of settings out of what flags and file say, by option.
+    """A settings dataclass made from values by option name; what is missing or None keeps the field's default.
 
-    None, and what is not given, is the default of the field. SetupError names the flag that cannot be.
+    SetupError names the flag whose value is invalid.
     """
     fields = {
         option.name: option.read(given[option.name])

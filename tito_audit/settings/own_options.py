@@ -1,4 +1,4 @@
-"""The options of single commands: what is written, where to look, how it is shown. They begin their `--help`."""
+"""The options of single commands, first in their `--help`: what to write, where to look, what to show."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Final, get_args
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import MaskBy, MaskStyle, Padding, RepairChoices, RepairSettings
 from tito_audit.settings.option import FlagOnly, Option
-
-__all__ = ["OWN_OPTIONS"]
 
 _FORMS = "rows (training rows), calls, atropos_group, nemo_rl, nemo_rl_message_log, nemo_gym, slime or tito_sample"
 _WRITERS = ("repair", "convert")
@@ -34,7 +32,7 @@ _WRITING = (
     ),
     Option(
         "strategies",
-        "Repairs, in the order to try them: splice,mask. [default: all safe]",
+        "Repairs to try, in this order: splice,mask. [default: all safe ones]",
         ("repair",),
         flag_name="with",
         metavar="NAMES",
@@ -42,7 +40,7 @@ _WRITING = (
         completes="repairs",
         fills=RepairSettings,
         reads=readers.names,
-        key_takes=values.texts('a list of repairs in the order to try them, as ["splice", "mask"]'),
+        key_takes=values.texts('a list of repairs in the order to try them, such as ["splice", "mask"]'),
         unset="all safe ones",
     ),
     Option(
@@ -55,15 +53,15 @@ _WRITING = (
     ),
     Option(
         "dry_run",
-        "Say what would be done; write no log.",
+        "Report what would be repaired; write no log.",
         _WRITERS,
         takes=bool,
-        helps={"convert": "Say what would be carried and what lost; write nothing."},
+        helps={"convert": "Report what would be carried over and what lost; write nothing."},
         flag_only=FlagOnly.PURPOSE,
     ),
     Option(
         "lossy",
-        "Write what can be carried, and leave out what is listed as lost.",
+        "Write what can be carried over, and leave out what is listed as lost.",
         ("convert",),
         takes=bool,
         flag_only=FlagOnly.SAFEGUARD,
@@ -78,7 +76,7 @@ _WRITING = (
     Option("worst", "Changed rows shown by --diff.", ("repair",), metavar="N", takes=int, least=0, default=20),
     Option(
         "quarantine",
-        "Where rows go that no repair cured, with the reason.",
+        "Move rows that no repair cured to this file, with the reason.",
         ("repair",),
         metavar="FILE",
         fills=RepairSettings,
@@ -86,16 +84,16 @@ _WRITING = (
     ),
     Option(
         "force",
-        "Replace files that are there already.",
+        "Replace existing files.",
         _WRITERS,
         takes=bool,
-        helps={"convert": "Replace a file that is there already."},
+        helps={"convert": "Replace an existing file."},
         fills=RepairSettings,
         flag_only=FlagOnly.SAFEGUARD,
     ),
     Option(
         "provenance",
-        "Write a tito_audit column that says what was cured by what.",
+        "Write a tito_audit column that says which repair cured which findings.",
         ("repair",),
         takes=bool,
         fills=RepairSettings,
@@ -104,7 +102,7 @@ _WRITING = (
     ),
     Option(
         "mask_by",
-        "What mask takes out of the loss: the drifted tokens, the turn, or all after.",
+        "What mask takes out of the loss: the drifted tokens, their turn, or everything from the first on.",
         ("repair",),
         takes=get_args(MaskBy),
         fills=RepairChoices,
@@ -118,7 +116,7 @@ _WRITING = (
         fills=RepairChoices,
         reads=readers.sentinel,
         key_takes=values.SENTINEL,
-        unset="as it is",
+        unset="unchanged",
     ),
     Option(
         "mask_style",
@@ -127,7 +125,7 @@ _WRITING = (
         takes=get_args(MaskStyle),
         fills=RepairChoices,
         key_takes=values.one_of(*get_args(MaskStyle)),
-        unset="as it is",
+        unset="unchanged",
     ),
     Option(
         "padding",
@@ -136,14 +134,14 @@ _WRITING = (
         takes=get_args(Padding),
         fills=RepairChoices,
         key_takes=values.one_of(*get_args(Padding)),
-        unset="as it is",
+        unset="unchanged",
     ),
 )
 
 _SHOWING = (
     Option(
         "row",
-        "Row of the file, counted from 0; as LOG:ROW.",
+        "Row of the file, counted from 0; the same as LOG:ROW.",
         ("show",),
         metavar="N",
         takes=int,
@@ -152,7 +150,7 @@ _SHOWING = (
     ),
     Option(
         "item",
-        "Rollout of a row that holds several. [default: 0]",
+        "Which rollout of a row that holds several. [default: 0]",
         ("show",),
         metavar="N",
         takes=int,
@@ -161,7 +159,7 @@ _SHOWING = (
     ),
     Option(
         "turn",
-        "Show this turn only; as LOG:ROW:TURN.",
+        "Show only this turn; the same as LOG:ROW:TURN.",
         ("show",),
         metavar="N",
         takes=int,
@@ -170,8 +168,8 @@ _SHOWING = (
     ),
     Option(
         "around",
-        "Show only the neighbourhood of a token (120, completion:12, row:5-9), or of the findings of a code or "
-        "with a fingerprint. Repeatable.",
+        "Show only what is around a token (120, completion:12, row:5-9), or around the findings of a code or with "
+        "a fingerprint. Repeatable.",
         ("show",),
         metavar="TOKENS|CODE|FINGERPRINT",
         repeats=True,
@@ -188,15 +186,15 @@ _SHOWING = (
         default=16,
         key_takes=values.number("a number of tokens"),
     ),
-    Option("ids", "Show the id of each token beneath it.", ("show",), takes=bool, key_takes=values.FLAG),
+    Option("ids", "Show the id of each token below it.", ("show",), takes=bool, key_takes=values.FLAG),
     Option(
         "logprobs",
-        "Show the logprob of each sampled token beneath it.",
+        "Show the logprob of each sampled token below it.",
         ("show",),
         takes=bool,
         key_takes=values.FLAG,
     ),
-    Option("full", "Leave no tokens out.", ("show",), takes=bool, key_takes=values.FLAG, key_after="rows"),
+    Option("full", "Show all tokens.", ("show",), takes=bool, key_takes=values.FLAG, key_after="rows"),
     Option(
         "as_json",
         "Write one JSON object: every sequence and finding of the rollout.",
@@ -207,7 +205,7 @@ _SHOWING = (
     ),
     Option(
         "no_pager",
-        "Never call a pager; else $PAGER or less shows a long page.",
+        "Never use a pager; otherwise $PAGER or less shows a long page.",
         ("show",),
         takes=bool,
         key_takes=values.FLAG,
@@ -228,15 +226,15 @@ _LOOKING_UP = (
     ),
     Option(
         "shape",
-        "A page for people, or one object with all of it.",
+        "A page to read, or one JSON object with everything.",
         ("inspect", "config"),
         flag_name="output-format",
         short="-f",
         takes=("text", "json"),
         default="text",
-        helps={"config": "Lines for people, or one object with all of it."},
+        helps={"config": "Lines to read, or one JSON object with everything."},
     ),
-    Option("schema", "Print the JSON schema of the file instead, for editors.", ("config",), takes=bool),
+    Option("schema", "Print the JSON schema of the configuration file, for editors.", ("config",), takes=bool),
     Option("markdown", "Print a Markdown table.", ("list",), takes=bool),
 )
 

@@ -1,4 +1,4 @@
-"""The options of a run: its reports, how much it reads, which file it obeys, how fast it is."""
+"""The options of a run: its reports, how much it reads, its configuration file, its speed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Final, get_args
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import Encoder, Settings
 from tito_audit.settings.option import FlagOnly, Option
-
-__all__ = ["RUN_OPTIONS"]
 
 _EVERY = ("scan", "repair", "convert", "show", "inspect")
 
@@ -36,7 +34,7 @@ RUN_OPTIONS: Final = (
     ),
     Option(
         "output_format",
-        "The report that stands on stdout; everything else goes to stderr. [default: text]",
+        "The report on stdout; everything else goes to stderr. [default: text]",
         ("scan",),
         short="-f",
         metavar="NAME",
@@ -47,7 +45,7 @@ RUN_OPTIONS: Final = (
     ),
     Option(
         "limit",
-        "Stop after so many rows of all logs together.",
+        "Stop after this many rows of all logs together.",
         ("scan",),
         metavar="N",
         takes=int,
@@ -59,7 +57,7 @@ RUN_OPTIONS: Final = (
     ),
     Option(
         "sample",
-        "Audit about this share of the rows, as 0.05 or 5%; the same rows every time.",
+        "Audit about this share of the rows, 0.05 or 5%; the same rows every time.",
         ("scan",),
         metavar="SHARE",
         takes=readers.share,
@@ -69,7 +67,7 @@ RUN_OPTIONS: Final = (
     ),
     Option(
         "max_row_bytes",
-        "A longer row is not read; it becomes a finding (REC001).",
+        "A longer row is not read but reported as REC001.",
         ("scan", "repair", "convert", "inspect"),
         metavar="BYTES",
         takes=int,
@@ -85,7 +83,7 @@ RUN_OPTIONS: Final = (
         fills=Settings,
         flag_only=FlagOnly.CODE,
     ),
-    # The file is looked for once both are read, in this order.
+    # The file is searched for once both are parsed, in this order.
     Option(
         "no_config",
         "Read no configuration file.",
@@ -96,7 +94,7 @@ RUN_OPTIONS: Final = (
     ),
     Option(
         "config",
-        "Read settings from this file. [default: tito-audit.toml or pyproject.toml, here or above]",
+        "Read settings from this file. [default: tito-audit.toml or pyproject.toml, here or in a folder above]",
         _EVERY,
         metavar="FILE",
         calls="read_file",
@@ -104,7 +102,7 @@ RUN_OPTIONS: Final = (
     ),
     Option(
         "jobs",
-        "Processes that work at once; the results are the same. [default: one a core]",
+        "How many processes work at once; the results are the same. [default: one per core]",
         ("scan", "repair"),
         short="-j",
         metavar="N",
@@ -112,12 +110,12 @@ RUN_OPTIONS: Final = (
         least=1,
         fills=Settings,
         key_takes=values.count("a number of processes"),
-        unset="one a core",
+        unset="one per core",
     ),
     Option(
         "encoder",
-        "Who encodes first; tokenizers proves every difference before it is reported. auto: fastokens where logs "
-        "are large.",
+        "What encodes first; tokenizers confirms every difference before it is reported. auto: fastokens for "
+        "large logs.",
         ("scan", "repair"),
         takes=get_args(Encoder),
         fills=Settings,
@@ -136,13 +134,13 @@ RUN_OPTIONS: Final = (
     ),
     Option(
         "quiet",
-        "No progress, and no report that was not asked for by name.",
+        "No progress, and no report that was not named.",
         ("scan", "repair", "convert"),
         short="-q",
         takes=bool,
         helps={
-            "repair": "No progress, and no report that --report did not ask for.",
-            "convert": "No progress, and no list of what is carried.",
+            "repair": "No progress, and no report that --report did not name.",
+            "convert": "No progress, and no list of what is carried over.",
         },
         key_takes=values.FLAG,
     ),

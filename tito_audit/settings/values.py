@@ -1,4 +1,4 @@
-"""Kinds of values that keys take: how each is read, said in a JSON schema, and shown again."""
+"""Kinds of values that keys take: how each is read, described in a JSON schema, and shown."""
 
 from __future__ import annotations
 
@@ -12,28 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.settings.readers import json_or_text
-
-__all__ = [
-    "ARGUMENTS",
-    "CODES",
-    "FLAG",
-    "RATES",
-    "REPORTS",
-    "SENTINEL",
-    "SHARE",
-    "Kind",
-    "count",
-    "joined",
-    "number",
-    "one_of",
-    "pairs",
-    "path",
-    "place_or_name",
-    "seconds",
-    "text",
-    "texts",
-    "words",
-]
 
 _TEXT = {"type": "string", "minLength": 1}
 _ONE_OR_SEVERAL = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
@@ -49,29 +27,29 @@ def _as_it_is(value: Any, folder: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the value of a key may be."""
+    """What a key takes."""
 
     takes: str
-    """For people."""
+    """In words."""
     schema: Mapping[str, Any]
-    """For editors: a JSON schema of what `read` takes."""
+    """The JSON schema of what `read` accepts, for editors."""
     read: Callable[[Any, Path], Any]
-    """The value as the command line has it (texts of flags that repeat as a list), relative paths made whole with
-    the folder of the file; ValueError when it is something else."""
+    """Makes of a TOML value what the command line would give (a list of texts for a flag that repeats), with
+    relative paths joined to the folder of the file; ValueError for anything else."""
     shown: Callable[[Any, Path], Any] = _as_it_is
-    """What `read` returned as a file in that folder would say it: text, number, true or false, list or table."""
+    """Turns what `read` returned back into the TOML value for a file in a folder."""
 
 
 def joined(folder: Path, text: str) -> str:
-    """A path of a file in that folder, without dots where they change nothing."""
-    given = Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own ends in an error for nobody's home
+    """The path that a file in the folder means by `text`, without dots where they change nothing."""
+    given = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     whole = str(given if given.is_absolute() else folder / given)
     short = os.path.normpath(whole)
     return short if os.path.realpath(short) == os.path.realpath(whole) else whole
 
 
 def words(value: Any) -> str:
-    """What a value is, for people, on one line."""
+    """A value described in a few words, on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -96,19 +74,19 @@ def _path(value: Any, folder: Path) -> str:
 
 
 def _near(value: str, folder: Path) -> str:
-    """A path as seen from a folder, where that is shorter."""
+    """The path relative to a folder, if that is shorter."""
     near = os.path.relpath(value, folder) if Path(value).is_absolute() else value
     return near if len(near) < len(value) else value
 
 
 def _near_or_name(value: str, folder: Path) -> str:
-    """A path as seen from a folder, so that it can be taken for no name."""
+    """The path relative to a folder, written so that it cannot be taken for a name."""
     near = _near(value, folder)
     return near if near == value or near.startswith(".") or Path(value).exists() else f"./{near}"
 
 
 def _place_or_name(value: Any, folder: Path) -> str:
-    """A path where one is, or where nothing else can be meant; else the name as it stands."""
+    """A path if it exists or can be nothing else; else the name as it is."""
     text = _text(value, folder)
     path = _path(value, folder)
     return path if text.startswith((".", "/", "~")) or Path(path).exists() else text
@@ -123,7 +101,7 @@ def _texts(value: Any, folder: Path) -> list[str]:
 
 
 def _split(given: list[str], folder: Path) -> list[str]:
-    """Lists with commas, as the command line takes them, one by one."""
+    """The entries of comma-separated lists."""
     return [one.strip() for text in given for one in text.split(",") if one.strip()]
 
 
@@ -164,7 +142,7 @@ def _flag(value: Any, folder: Path) -> bool:
 
 
 def _pairs(value: Any, folder: Path) -> list[str]:
-    """`ours = "theirs"` as `--map` takes them."""
+    """`ours = "theirs"` as `--map` takes it."""
     if not isinstance(value, dict) or not all(isinstance(theirs, str) and theirs for theirs in value.values()):
         raise ValueError(_wrong_entry(value, lambda entry: isinstance(entry, str) and entry))
     return [f"{ours}={theirs}" for ours, theirs in value.items()]
@@ -176,13 +154,13 @@ def _table(pairs: list[str], folder: Path) -> dict[str, str]:
 
 
 def _arguments(value: Any, folder: Path) -> list[str]:
-    """`name = value` as `--template-arg` takes them, the values as JSON."""
+    """`name = value` as `--template-arg` takes it, the value as JSON."""
     if not isinstance(value, dict):
         raise ValueError
     try:
         return [f"{name}={json.dumps(argument, allow_nan=False)}" for name, argument in value.items()]
     except (TypeError, ValueError):
-        raise ValueError("one of its values is a date or no finite number, which JSON cannot write") from None
+        raise ValueError("one of its values is a date or not a finite number, which JSON cannot hold") from None
 
 
 def _values(pairs: list[str], folder: Path) -> dict[str, Any]:
@@ -204,7 +182,7 @@ def _rates(value: Any, folder: Path) -> list[str]:
     if not all(_is_rate(rate) for rate in value.values()):
         raise ValueError(_wrong_entry(value, _is_rate))
     if (odd := next((codes for codes in value if not re.search(r"\A[A-Za-z]+[0-9]*\Z", codes)), None)) is not None:
-        raise ValueError(f"{odd!r} is the beginning of no code")
+        raise ValueError(f"{odd!r} is neither a code nor a prefix of one")
     return [f"{codes}={rate if isinstance(rate, str) else repr(rate)}" for codes, rate in value.items()]
 
 
@@ -220,7 +198,7 @@ def _shown_rates(rates: list[str], folder: Path) -> dict[str, Any]:
 
 
 def _matching(pattern: str) -> Callable[[Any, Path], list[str]]:
-    """Reads one text or a list of texts of that form."""
+    """A reader of one text or a list of texts that match the pattern."""
 
     def read(value: Any, folder: Path) -> list[str]:
         given = _texts(value, folder)
@@ -260,22 +238,22 @@ def _one_or_several(pattern: str) -> dict[str, Any]:
 
 
 def text(takes: str) -> Kind:
-    """A text that is not empty."""
+    """A text, not empty."""
     return Kind(takes, _TEXT, _text)
 
 
 def texts(takes: str) -> Kind:
-    """A list of texts, or one."""
+    """A list of texts, or a single one."""
     return Kind(takes, _ONE_OR_SEVERAL, _texts, _split)
 
 
 def path(takes: str) -> Kind:
-    """A path, relative to the file."""
+    """A path, relative to the folder of the file."""
     return Kind(takes, _TEXT, _path, _near)
 
 
 def place_or_name(takes: str) -> Kind:
-    """A path, relative to the file, or a name of a hub."""
+    """A path, relative to the folder of the file, or a Hugging Face name."""
     return Kind(takes, _TEXT, _place_or_name, _near_or_name)
 
 
@@ -290,12 +268,12 @@ def number(takes: str) -> Kind:
 
 
 def seconds(takes: str) -> Kind:
-    """A time that is not nothing."""
+    """A time of at least 0.01 seconds."""
     return Kind(f"{takes}, 0.01 or more", {"type": "number", "minimum": 0.01}, _seconds)
 
 
 def one_of(*choices: str) -> Kind:
-    """One of some words."""
+    """One of the given words."""
 
     def read(value: Any, folder: Path) -> str:
         if value not in choices or not isinstance(value, str):
@@ -312,12 +290,15 @@ def pairs(takes: str) -> Kind:
 
 _JSON = {"$ref": "#/$defs/json"}
 ARGUMENTS = Kind(
-    "a table, as {enable_thinking = false}", {"type": "object", "additionalProperties": _JSON}, _arguments, _values
+    "a table, such as {enable_thinking = false}",
+    {"type": "object", "additionalProperties": _JSON},
+    _arguments,
+    _values,
 )
-CODES = texts('a list of codes or beginnings of codes, as ["TOK", "TPL203"]')
+CODES = texts('a list of codes or prefixes, such as ["TOK", "TPL203"]')
 FLAG = Kind("true or false", {"type": "boolean"}, _flag)
 SHARE = Kind(
-    'a number above 0, at most 1, or a text as "5%"',
+    'a number above 0 and at most 1, or a text such as "5%"',
     {
         "anyOf": [
             {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
@@ -333,7 +314,7 @@ SENTINEL = Kind(
     lambda value, _: json_or_text(value) if value != "null" else value,
 )
 RATES = Kind(
-    'a table of codes and rates, as {TOK = 0.001, SEQ = "0.1/rollout"}, or a list of texts, as ["TOK=0.1%"]',
+    'a table of codes and rates, such as {TOK = 0.001, SEQ = "0.1/rollout"}, or a list such as ["TOK=0.1%"]',
     {
         "anyOf": [
             {
@@ -350,5 +331,8 @@ RATES = Kind(
     _shown_rates,
 )
 REPORTS = Kind(
-    'a list of names and files, as ["text", "json=audit.json"]', _one_or_several(_REPORT), _reports, _shown_reports
+    'a list of names and files, such as ["text", "json=audit.json"]',
+    _one_or_several(_REPORT),
+    _reports,
+    _shown_reports,
 )

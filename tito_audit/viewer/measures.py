@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.evidence.model import Evidence
-from tito_audit.evidence.roles import ASSISTANT, UNKNOWN, Roles
+from tito_audit.evidence.roles import UNKNOWN, Roles
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import trained_runs
+from tito_audit.record.speakers import ASSISTANT
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 
 _DRIFT = ("TOK", "TPL")
@@ -221,6 +222,6 @@ def _roles(evidence: Evidence, generated: int) -> dict[str, tuple[int, int]]:
     if trained is None:
         trained = known.sampled
     if isinstance(known.roles, Roles):
-        return known.roles.counted(trained)
+        return known.roles.token_counts(trained)
     every, those = Counter(known.roles), Counter(compress(known.roles, trained.tolist()))
     return {role: (those[role], count - those[role]) for role, count in every.items()}

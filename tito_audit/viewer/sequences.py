@@ -12,10 +12,11 @@ import numpy as np
 from tito_audit.chains.links import Link, LinkKind
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.reference import pieces_of
-from tito_audit.evidence.roles import ASSISTANT, TURN_END, token_roles
+from tito_audit.evidence.roles import TURN_END, token_roles
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import IdsFrom, TrainingRow, Turn
+from tito_audit.record.speakers import ASSISTANT
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.excerpts import Excerpt, Spot, choose_excerpts
 from tito_audit.viewer.model import Stretch, Swap, View, ViewSequence

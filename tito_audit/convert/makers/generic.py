@@ -1,4 +1,4 @@
-"""Generic rows made of other logs: one training row a row, or one list of calls a row."""
+"""Generic rows made from other logs: each holds a training row or a list of calls."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import Rollout, Turn
-
-__all__ = ["CALLS", "ROWS"]
 
 _COMMON = ("messages", "tools", "chat_template_kwargs")
 
@@ -51,7 +49,7 @@ def _calls(samples: Sequence[Sample]) -> Row:
 
 
 def _conversation(rollout: Rollout) -> dict[str, Any]:
-    """Messages, tools and template arguments, those that the log has."""
+    """The messages, tools and template arguments that the log has."""
     made: dict[str, Any] = {}
     if rollout.messages:
         made["messages"] = messages_as_logged(rollout.messages)

@@ -1,7 +1,7 @@
-"""NeMo-RL training dumps, NeMo-RL message logs and NeMo-Gym rollouts, made of other logs.
+"""NeMo-RL training dumps, NeMo-RL message logs and NeMo-Gym rollouts, made from other logs.
 
 NVIDIA-NeMo/RL `nemo_rl/utils/logger.py` (`log_batched_dict_as_jsonl`), `nemo_rl/environments/nemo_gym.py`, whose
-message logs hold a user's and an assistant's slice of tokens by turns and no text; NVIDIA-NeMo/Gym
+message logs alternate user and assistant slices of tokens, without text; NVIDIA-NeMo/Gym
 `nemo_gym/rollout_collection.py`, `openai_utils.py`.
 """
 
@@ -22,10 +22,8 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Rollout, Turn, trained_runs
 
-__all__ = ["MESSAGE_LOG", "NEMO_GYM", "NEMO_RL"]
-
 _LOG_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logprobs", "tool_calls", "name")
-"""What an entry of a message log has beside columns."""
+"""The keys of a message log's entry that are not columns."""
 
 
 def _nemo_rl(samples: Sequence[Sample]) -> Row:
@@ -48,7 +46,7 @@ def _nemo_rl(samples: Sequence[Sample]) -> Row:
 
 
 def _message_log(samples: Sequence[Sample]) -> Row:
-    """Slices of tokens by turns: what was trained as an assistant's, all else as a user's, without text."""
+    """Alternating slices of tokens without text: trained ones as the assistant's, all others as the user's."""
     (sample,) = samples
     row = row_of(sample)
     weights, scores = weights_as(row, int), scores_as(row, 0.0)
@@ -86,10 +84,10 @@ def _nemo_gym(samples: Sequence[Sample]) -> Row:
 
 
 def _items(rollout: Rollout) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The messages before the first call as input, those from it on as output, with the tokens of each call."""
+    """The messages before the first call's answer as input, the rest as output with the tokens of each call."""
     turns = {turn.message_index: turn for turn in rollout.turns if turn.message_index is not None}
     if len(turns) < len(rollout.turns) or list(turns) != sorted(turns):
-        raise RecordError("which messages its calls wrote is not known, and the tokens would stand on them")
+        raise RecordError("which messages its calls wrote is unknown, and the tokens belong on those messages")
     first = min(turns)
     before = [item for message in rollout.messages[:first] for item in _items_of(message, None)]
     output = [
@@ -128,7 +126,7 @@ def _items_of(message: Message, turn: Turn | None) -> Iterator[Mapping[str, Any]
 
 
 def _tokens(turn: Turn) -> dict[str, Any]:
-    """What NeMo-Gym puts on the last item of a call; the three fields come together."""
+    """The token fields that NeMo-Gym puts on the last item of a call; all three or none."""
     if turn.completion_logprobs is None:
         raise RecordError("a call has no logprobs, and the token fields of an item come together or not at all")
     assert turn.prompt_ids is not None

@@ -1,4 +1,4 @@
-"""Atropos groups, slime samples and samples of a token-in, token-out stack, made of other logs.
+"""Atropos groups, slime samples and samples of a token-in, token-out stack, made from other logs.
 
 Conventions as in the formats themselves: NousResearch/atropos `atroposlib/envs/base.py` (`ScoredDataGroup`),
 THUDM/slime `slime/utils/types.py` (`Sample`), arb8020/research `rollouts/rollouts/training/types.py` (`Sample`).
@@ -25,13 +25,11 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = ["ATROPOS_GROUP", "SLIME", "TITO_SAMPLE"]
-
 _NO_LOGPROB = 1.0
 """What Atropos writes where nothing was sampled."""
 _STATUS = {"stop": "completed", "tool_calls": "completed", "length": "truncated", "abort": "aborted"}
 _AT_TOP = ("prompt", "response", "label", "group_index", "index", "reward", "status", "weight_versions")
-"""Facts that slime has fields for; others go into its `metadata`."""
+"""Facts that slime has fields for; the others go into `metadata`."""
 
 
 def _atropos_group(samples: Sequence[Sample]) -> Row:
@@ -53,7 +51,7 @@ def _atropos_group(samples: Sequence[Sample]) -> Row:
 
 
 def _labels(row: TrainingRow) -> list[int]:
-    """The mask as Atropos writes it: a trained token's own id, else -100."""
+    """The mask as Atropos writes it: the token's id where it is trained, else -100."""
     trained = np.array(weights_as(row, int), np.bool_)
     labels: list[int] = np.where(trained, row.token_ids, -100).tolist()
     return labels
@@ -63,7 +61,7 @@ def _reward(facts: Mapping[str, Any]) -> Any:
     reward = facts.get("scores")
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise RecordError(
-            f"the log states no number that is its reward (looked for {', '.join(REWARDS)}), and a scored group "
+            f"the log has no number as its reward (looked for {', '.join(REWARDS)}), and a scored group "
             "needs one for each sample; put it into the log under one of these names"
         )
     return reward
@@ -75,7 +73,7 @@ def _slime(samples: Sequence[Sample]) -> Row:
     weights = weights_as(row, int)
     start = row.prompt_length if row.prompt_length is not None else _first_trained(weights)
     if 1 in weights[:start]:
-        raise RecordError("tokens of its prompt are trained, and the mask of a sample covers the response only")
+        raise RecordError("tokens of its prompt are trained, but the mask of a sample covers only the response")
     facts = dict(sample.facts)
     reasons = facts.get("finish_reasons")
     last = reasons[-1] if isinstance(reasons, list) and reasons else None
@@ -86,7 +84,7 @@ def _slime(samples: Sequence[Sample]) -> Row:
     made["loss_mask"] = weights[start:]
     if (scores := scores_as(row, 0.0)) is not None:
         if any(scores[:start]):
-            raise RecordError("tokens of its prompt have logprobs, and those of a sample cover the response only")
+            raise RecordError("tokens of its prompt have logprobs, but those of a sample cover only the response")
         made["rollout_log_probs"] = scores[start:]
     for name, values in other_lists(row):
         outside = all(value is None for value in values[:start])
@@ -99,12 +97,12 @@ def _slime(samples: Sequence[Sample]) -> Row:
 
 def _first_trained(weights: list[int]) -> int:
     if 1 not in weights:
-        raise RecordError("nothing in it is trained, so nothing tells where the response begins")
+        raise RecordError("nothing in it is trained, so where the response begins is unknown")
     return weights.index(1)
 
 
 def _metadata(sample: Sample, facts: dict[str, Any]) -> dict[str, Any]:
-    """What a sample has no field for; the conversation among it, as slime's own agents keep it."""
+    """What a sample has no field for, and the conversation, as slime's own agents keep it."""
     before = facts.pop("metadata", None)
     made = {**before, **facts} if isinstance(before, Mapping) else facts
     if sample.rollout.messages:
@@ -141,7 +139,7 @@ _SAMPLE = frozenset(("tokens", "loss_mask", "rollout_log_probs", "messages", "to
 ATROPOS_GROUP = Maker(
     name="atropos_group",
     format="atropos_group",
-    title="Atropos groups (ScoredDataGroup), of rows that stand together and share a group",
+    title="Atropos groups (ScoredDataGroup), of adjacent rows that share a group",
     holds=Holds.ROWS,
     make=_atropos_group,
     own=frozenset(("tokens", "masks", "inference_logprobs", "messages")),

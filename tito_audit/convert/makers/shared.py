@@ -1,4 +1,4 @@
-"""What all makers share: values of a rollout as plain rows write them."""
+"""Helpers of makers: values of a rollout as rows hold them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,17 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import TrainingRow
 
-__all__ = [
-    "REWARDS",
-    "messages_as_logged",
-    "other_lists",
-    "plain_list",
-    "reward_slots",
-    "row_of",
-    "scores_as",
-    "weights_as",
-]
-
 REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")
-"""What frameworks call the reward of a rollout; the first that is stated counts."""
+"""Names of a rollout's reward in frameworks; the first that is present counts."""
 
 
 def reward_slots(name: str) -> dict[str, str]:
-    """The names of a reward to the one that a format has."""
+    """Every name of a reward, mapped to the one of a format."""
     return dict.fromkeys(REWARDS, name)
 
 
 def row_of(sample: Sample) -> TrainingRow:
-    """The training row of a sample that has one."""
+    """The training row of a sample; RecordError without one."""
     row = sample.rollout.training_row
     if row is None:
         raise RecordError("it holds no training row")
@@ -44,7 +33,7 @@ def row_of(sample: Sample) -> TrainingRow:
 
 
 def plain_list(values: NDArray[Any]) -> list[Any]:
-    """A column as JSON writes it: null where nothing is known, whole numbers where all known are whole."""
+    """A column as a JSON list, null where an entry is unknown."""
     entries: list[Any] = values.tolist()
     if values.dtype.kind in "iub":
         return entries
@@ -52,14 +41,14 @@ def plain_list(values: NDArray[Any]) -> list[Any]:
 
 
 def messages_as_logged(messages: tuple[Message, ...]) -> list[Mapping[str, Any]]:
-    """Messages as a chat template is given them."""
+    """Messages as they were logged."""
     return [message.wire for message in messages]
 
 
 def weights_as(row: TrainingRow, kind: type[int] | type[float]) -> list[Any]:
-    """The loss mask `[T]` as zeros and ones of a kind; other weights as they are where it is float.
+    """The loss mask `[T]` as ints or floats; weights other than 0 and 1 only as floats.
 
-    RecordError when the row has no mask, or one that whole numbers cannot say.
+    RecordError when the row has no mask, or `kind` is int and it holds other weights.
     """
     weights = loss_weights(row)
     if weights is None:
@@ -67,14 +56,14 @@ def weights_as(row: TrainingRow, kind: type[int] | type[float]) -> list[Any]:
     if kind is float:
         return list(weights.tolist())
     if not ((weights == 0) | (weights == 1)).all():
-        raise RecordError("its loss mask holds weights, and the format knows trained or not")
+        raise RecordError("its loss mask holds weights, but the format only has trained or not")
     return list(weights.astype(np.int64).tolist())
 
 
 def scores_as(row: TrainingRow, sentinel: float | None) -> list[Any] | None:
     """The logprobs `[T]`, `sentinel` at untrained tokens without one; None when the row has none.
 
-    Where a trained token has none it stays null: a number there would be read as its logprob.
+    A trained token without one stays null: a number there would be read as its logprob.
     """
     values = known_logprobs(row) if sentinel is not None else row.logprobs
     if values is None:
@@ -85,7 +74,7 @@ def scores_as(row: TrainingRow, sentinel: float | None) -> list[Any] | None:
 
 
 def other_lists(row: TrainingRow) -> Iterator[tuple[str, list[Any]]]:
-    """Every other per-token column over all tokens, by its name in the log; those without a place are left out."""
+    """Every other per-token column over all tokens, by its name in the log; those that do not fit are left out."""
     for column in row.columns:
         if column.role is ColumnRole.OTHER and len(column.values):
             whole = column_over(row, column)

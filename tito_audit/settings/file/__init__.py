@@ -1,16 +1,16 @@
-"""The configuration file: settings that a project keeps, under the names of the flags.
+"""The configuration file: the settings of a project, under the names of the flags.
 
-`tito-audit.toml`, or the table `[tool.tito-audit]` of a `pyproject.toml`: the nearest one, from the working folder
-upwards, and in one folder `tito-audit.toml` before `pyproject.toml`. A flag stands in place of the file's value.
-Relative paths are relative to the file. `extend` names files whose settings hold where this one says nothing, and
-`overrides` are settings for some logs only.
+It is the nearest `tito-audit.toml` or `pyproject.toml` with a table `[tool.tito-audit]`, from the working folder
+upwards; in the same folder `tito-audit.toml` comes first. A flag overrides the file. Relative paths start from the
+folder of the file. `extend` names files whose settings apply where this one sets none, and `overrides` are
+settings for some of the logs.
 """
 
 from __future__ import annotations
 
-from tito_audit.settings.file._read import Config, FileOverride, Search, find_config, look_for_config, read_config
+from tito_audit.settings.file._read import Config, FileOverride, find_config, read_config
 from tito_audit.settings.file._schema import config_schema
-from tito_audit.settings.file._toml import EXTEND, OVERRIDES, PATHS
+from tito_audit.settings.file._toml import EXTEND, OVERRIDES, PATHS, Search, look_for_config
 
 __all__ = [
     "EXTEND",

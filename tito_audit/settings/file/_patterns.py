@@ -1,4 +1,4 @@
-"""Patterns of a file's overrides, as patterns of whole paths."""
+"""Turns the patterns of overrides in a file into patterns of whole paths."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["MEANINGLESS", "patterns_of"]
-
 MEANINGLESS = r"(?:^|[^\\])(?:\[[^/]*\]|\{[^/]*,[^/]*\})|^!|\\[A-Za-z0-9]"
-"""What patterns of other tools have and ours do not: sets, alternatives, exceptions, folders apart by backslashes.
-Taken as it stands it would fit nothing, in silence."""
+"""Syntax of other tools' patterns that ours lack: sets, alternatives, exceptions, backslashes between folders.
+Taken literally, it would silently match nothing."""
 _WILD = re.compile(r"(?<!\\)[*?]")
 
 
 def patterns_of(text: str, folder: Path) -> tuple[str, ...]:
-    """What `Override.paths` has to say for one pattern of a file in that folder.
+    """The patterns for `Override.paths` that one pattern in a file of this folder stands for.
 
-    One without a slash is a file's name, wherever it lies, or the name of a folder below this one with all that
-    is in it. Any other is a path from this folder on, with all that is in it where it names a folder. Links are
-    followed up to the first `*` or `?`.
+    Without a slash it is the name of a file anywhere, or of a folder below this one, with everything in it. With
+    one it is a path from this folder, with everything in it if it is a folder. Links are resolved up to the first
+    `*` or `?`.
     """
     name = text.rstrip("/")
     if "/" not in name and name not in ("", ".", "..", "~"):
@@ -41,5 +39,5 @@ def patterns_of(text: str, folder: Path) -> tuple[str, ...]:
 
 
 def _literal(path: Path) -> str:
-    """The path as a pattern that is itself only, without a slash at its end."""
+    """A pattern that matches only this path, without a slash at its end."""
     return re.sub(r"([\\*?])", r"\\\1", path.as_posix()).rstrip("/")

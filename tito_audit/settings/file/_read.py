@@ -1,4 +1,4 @@
-"""What a file says, with what it extends and what it says of some logs only."""
+"""Reads a configuration file, with the files that it extends and its overrides."""
 
 from __future__ import annotations
 
@@ -16,35 +16,32 @@ from tito_audit.settings.file._toml import (
     PATHS,
     PROJECT_NAME,
     TABLE,
-    Search,
     look_for_config,
     table_of,
 )
 from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
 from tito_audit.settings.values import joined, words
 
-__all__ = ["Config", "FileOverride", "Search", "find_config", "look_for_config", "read_config"]
-
 _PER_LOG = [name for name, key in KEYS.items() if key.per_log]
-_PATHS_TAKE = 'a pattern of files or a list of them, as ["legacy/**", "*.parquet"]'
+_PATHS_TAKE = 'a pattern of files or a list of patterns, such as ["legacy/**", "*.parquet"]'
 _CALLED = {flag.lstrip("-"): key for key, option in KEYS.items() for flag in (option.short, option.flag) if flag}
-"""Keys by what a command line calls them."""
-_EXTEND_TAKES = 'the path of a file or a list of them, as "../base.toml"'
+"""Keys by their flags, long and short."""
+_EXTEND_TAKES = 'the path of a file or a list of paths, such as "../base.toml"'
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileOverride:
-    """Settings that a file has for some logs only."""
+    """Settings in a file for some of the logs."""
 
     file: Path
     index: int
-    """Which of the file's own it is, counted from 0."""
+    """Its position among the overrides of the file, counted from 0."""
     paths: tuple[str, ...]
-    """As the file has them."""
+    """As written in the file."""
     patterns: tuple[str, ...]
-    """As `Override.paths` wants them."""
+    """The same for `Override.paths`."""
     values: Mapping[str, Any]
-    """By key, as its kind reads them."""
+    """By key, as read by its kind."""
 
     def __str__(self) -> str:
         return f"{OVERRIDES}[{self.index}]"
@@ -52,20 +49,20 @@ class FileOverride:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a file says; nothing without a file."""
+    """The contents of a configuration file; empty without one."""
 
     path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    """By key, as its kind reads them."""
+    """By key, as read by its kind."""
     sources: Mapping[str, Path] = field(default_factory=dict)
-    """By key: the file that says it, this one or one that it extends."""
+    """The file that sets each key: this one or one that it extends."""
     overrides: tuple[FileOverride, ...] = ()
     """Those of extended files first."""
     extended_by: Mapping[Path, Path] = field(default_factory=dict)
-    """By file that is extended: the one that names it."""
+    """For each extended file, the file that extends it."""
 
     def parameters(self, command: str) -> dict[str, Any]:
-        """The values by parameter, those that hold for a command."""
+        """The values that apply to a command, by parameter."""
         held = [
             option for option in options_of(command) if option.key_takes is not None and option.key in self.values
         ]
@@ -73,25 +70,24 @@ class Config:
 
 
 def find_config(folder: Path) -> Path | None:
-    """The file that holds for a folder, its own or the nearest above it; None when there is none."""
+    """The configuration file of a folder, its own or the nearest above it; None if there is none."""
     return look_for_config(folder).found
 
 
 def read_config(path: Path) -> Config:
-    """What the file and those that it extends say; SetupError naming file and key when one cannot be read or says
-    what cannot be.
+    """The contents of the file and of those that it extends; SetupError, with file and key, if one is invalid.
 
-    Its own keys win over those that it extends, a later one of these over an earlier one; each value is taken
-    whole, tables and lists as well. A `pyproject.toml` without the table says nothing.
+    Its own keys override those of the files that it extends, and later ones of these override earlier ones; tables
+    and lists are replaced whole. A `pyproject.toml` without the table is empty.
     """
     return _read(path, ())
 
 
 def _read(path: Path, opened: tuple[Path, ...]) -> Config:
-    """One file after those that it extends; `opened` are the files that led to it."""
+    """One file, merged over those that it extends; `opened` are the files that led to it."""
     if any(path.resolve() == one.resolve() for one in opened):
         circle = " → ".join(str(one) for one in (*opened, path))
-        raise SetupError(f"{opened[-1]}: extend goes in a circle: {circle}.\nTake it out of one of them.")
+        raise SetupError(f"{opened[-1]}: extend goes in a circle: {circle}.\nRemove it from one of them.")
     table, prefix = table_of(path, opened[-1] if opened else None)
     values: dict[str, Any] = {}
     sources: dict[str, Path] = {}
@@ -124,21 +120,21 @@ def _overrides(path: Path, prefix: str, entries: Any) -> Iterable[FileOverride]:
         for key in rest:
             if key in (EXTEND, OVERRIDES) or (key in KEYS and not KEYS[key].per_log):
                 raise SetupError(
-                    f"{path}: {inside}.{key} holds for a whole run, so it cannot differ from log to log.\n"
+                    f"{path}: {inside}.{key} applies to a whole run, so it cannot differ from log to log.\n"
                     f"Set it above the overrides. Keys that can differ: {', '.join(_PER_LOG)}."
                 )
         values = _values(path, f"{inside}.", rest, (PATHS, *_PER_LOG))
         if PATHS not in entry:
-            raise SetupError(f"{path}: {inside} does not say which logs it is for.\nGive it paths, {_PATHS_TAKE}.")
+            raise SetupError(f"{path}: {inside} does not say which logs it is for.\nAdd paths, {_PATHS_TAKE}.")
         paths = _texts(path, f"{inside}.{PATHS}", entry[PATHS], _PATHS_TAKE)
         if not paths:
             raise SetupError(f"{path}: {inside}.{PATHS} is an empty list.\nIt takes {_PATHS_TAKE}.")
         for text in paths:
             if re.search(MEANINGLESS, text) is not None:
                 raise SetupError(
-                    f"{path}: {inside}.{PATHS} has {words(text)}, which fits no log.\n"
-                    "A pattern has *, ? and ** only, and / between folders: give several patterns for several "
-                    "names, and \\[ or \\{ where a name has such a sign."
+                    f"{path}: {inside}.{PATHS} has {words(text)}, which matches no log.\n"
+                    "Patterns know only *, ? and **, with / between folders: list several patterns for several "
+                    "names, and write \\[ or \\{ for a name with such a character."
                 )
         patterns = tuple(pattern for text in paths for pattern in patterns_of(text, path.parent))
         yield FileOverride(path, index, tuple(paths), patterns, values)
@@ -166,7 +162,7 @@ def _texts(path: Path, full: str, value: Any, takes: str) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(one, str) and one for one in given):
         raise SetupError(f"{path}: {full} is {words(value)}.\nIt takes {takes}.")
     if any("\0" in one for one in given):
-        raise SetupError(f"{path}: {full} has a character in it that no path has, \\x00.\nTake it out.")
+        raise SetupError(f"{path}: {full} holds a character that no path can have, \\x00.\nRemove it.")
     return given
 
 
@@ -174,15 +170,15 @@ def _about_unknown(path: Path, full: str, name: str, known: tuple[str, ...]) -> 
     flag = name.replace("_", "-")
     if flag in FLAG_ONLY:
         return (
-            f"{path}: {full} is not set in a file: {FLAG_ONLY[flag]}.\n"
-            f"Take it out, and pass --{flag} where it is wanted."
+            f"{path}: {full} cannot be set in a file: {FLAG_ONLY[flag]}.\n"
+            f"Remove it, and pass --{flag} where you need it."
         )
     if name in ("tool", TABLE):
         return (
             f"{path}: there is no key {full!r}.\n"
-            f"In {path.name} the keys stand at the top, without a header: [tool.{TABLE}] is for {PROJECT_NAME}."
+            f"In {path.name} the keys are at the top, without a header: [tool.{TABLE}] is for {PROJECT_NAME}."
         )
-    import difflib  # of no use but here, and slow to load
+    import difflib  # slow to load, and used only here
 
     flag = _CALLED.get(name, flag.lower())
     close = [flag] if flag in known else difflib.get_close_matches(flag, known, n=2, cutoff=0.6)

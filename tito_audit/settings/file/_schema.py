@@ -1,4 +1,4 @@
-"""What a file may say, as a JSON schema for editors."""
+"""The JSON schema of the configuration file, for editors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from tito_audit.settings.file._toml import EXTEND, OVERRIDES, PATHS
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import KEYS
 
-__all__ = ["config_schema"]
-
 _TEXT = {"type": "string", "minLength": 1}
 _PATTERN = {**_TEXT, "not": {"pattern": MEANINGLESS}}
 _JSON = {
-    "description": "A value that JSON can write.",
+    "description": "A value that JSON can hold.",
     "anyOf": [
         {"type": ["string", "number", "boolean"]},
         {"type": "array", "items": {"$ref": "#/$defs/json"}},
@@ -29,8 +27,8 @@ def config_schema() -> dict[str, Any]:
     some = {name: {"$ref": f"#/properties/{name}"} for name, option in KEYS.items() if option.per_log}
     paths = {
         "title": PATHS,
-        "description": "Patterns of the logs that these settings are for, from this file's folder: * and ? within "
-        "one name, ** through folders; one without a slash is a file's name anywhere.",
+        "description": "Patterns of the logs that these settings are for, from this file's folder: * and ? match "
+        "within one name, ** through folders; one without a slash is the name of a file anywhere.",
         "anyOf": [_PATTERN, {"type": "array", "items": _PATTERN, "minItems": 1}],
     }
     override = {
@@ -46,13 +44,13 @@ def config_schema() -> dict[str, Any]:
         "properties": {
             EXTEND: {
                 "title": EXTEND,
-                "description": "Files whose settings hold where this one says nothing.",
+                "description": "Files whose settings apply where this one sets none.",
                 "anyOf": [_TEXT, {"type": "array", "items": _TEXT}],
             },
             **keys,
             OVERRIDES: {
                 "title": OVERRIDES,
-                "description": "Settings for some of the logs; of those that fit a log, the later one wins.",
+                "description": "Settings for some of the logs; where several match a log, the last one wins.",
                 "type": "array",
                 "items": override,
             },

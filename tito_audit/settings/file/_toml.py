@@ -1,4 +1,4 @@
-"""Where the file is, and the table in it."""
+"""Finds the configuration file, and the table in it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,7 @@ from typing import Any
 from tito_audit.errors import SetupError
 from tito_audit.settings.values import words
 
-__all__ = [
-    "EXTEND",
-    "OVERRIDES",
-    "OWN_NAME",
-    "PATHS",
-    "PROJECT_NAME",
-    "TABLE",
-    "Search",
-    "look_for_config",
-    "table_of",
-]
-
-OWN_NAME = "tito-audit.toml"
+_OWN_NAME = "tito-audit.toml"
 PROJECT_NAME = "pyproject.toml"
 TABLE = "tito-audit"
 EXTEND = "extend"
@@ -32,20 +20,20 @@ PATHS = "paths"
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where a file was looked for."""
+    """The search for a configuration file."""
 
     folder: Path
-    """From here upwards."""
+    """Where it started, going upwards."""
     found: Path | None
     passed_over: tuple[Path, ...] = ()
-    """Each `pyproject.toml` on the way that has no table for us."""
+    """Each `pyproject.toml` on the way without our table."""
 
 
 def look_for_config(folder: Path) -> Search:
-    """The search for the file that holds for a folder, its own or the nearest above it."""
+    """The search for the configuration file of a folder, its own or the nearest above it."""
     passed_over: list[Path] = []
     for place in (folder, *folder.parents):
-        own = place / OWN_NAME
+        own = place / _OWN_NAME
         if own.is_file():
             return Search(folder, own, tuple(passed_over))
         project = place / PROJECT_NAME
@@ -57,9 +45,9 @@ def look_for_config(folder: Path) -> Search:
 
 
 def table_of(path: Path, extended_by: Path | None = None) -> tuple[Mapping[str, Any], str]:
-    """The table of a file, and what stands before its keys in messages; SetupError when it cannot be read.
+    """The table of a file, and the prefix of its keys in messages; SetupError when it cannot be read.
 
-    A `pyproject.toml` without the table says nothing, but is a mistake in `extend`.
+    A `pyproject.toml` without the table is empty, but an error in `extend`.
     """
     if path.name != PROJECT_NAME:
         return _parsed(path, _content(path, extended_by)), ""
@@ -67,13 +55,13 @@ def table_of(path: Path, extended_by: Path | None = None) -> tuple[Mapping[str, 
     if table is None and extended_by is not None:
         raise SetupError(
             f"{extended_by}: extend names {path}, which has no table [tool.{TABLE}].\n"
-            "Name the file that holds the settings, or take extend out."
+            "Name the file that holds the settings, or remove extend."
         )
     return table or {}, f"tool.{TABLE}."
 
 
 def _table_of_project(path: Path, extended_by: Path | None = None) -> Mapping[str, Any] | None:
-    """The table of a `pyproject.toml`; None when it has none, and then the rest of the file does not matter."""
+    """The table of a `pyproject.toml`; None if it has none, and then it need not even be valid."""
     data = _content(path, extended_by)
     if TABLE.encode() not in data:
         return None
@@ -87,16 +75,16 @@ def _table_of_project(path: Path, extended_by: Path | None = None) -> Mapping[st
 def _content(path: Path, extended_by: Path | None) -> bytes:
     try:
         return path.read_bytes()
-    except (OSError, ValueError) as error:  # a name with a zero in it is a ValueError
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         why = getattr(error, "strerror", None) or error
     if extended_by is not None:
         raise SetupError(
             f"{extended_by}: extend names {path}, which cannot be read ({why}).\n"
-            f"A relative path starts from {extended_by.parent}. Mend it, or take extend out."
+            f"A relative path starts from {extended_by.parent}. Fix it, or remove extend."
         )
     raise SetupError(
         f"{path}: the configuration file cannot be read ({why}).\n"
-        "Pass --config FILE with one that can, or --no-config to run without."
+        "Pass --config FILE with a readable one, or --no-config to run without."
     )
 
 
@@ -104,8 +92,8 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))  # as Windows may begin a file
+        return tomllib.loads(data.decode("utf-8-sig"))  # files from Windows may start with a BOM
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SetupError(
-            f"{path}: this is not TOML ({error}).\nMend the file, or pass --no-config to run without it."
+            f"{path}: not valid TOML ({error}).\nFix the file, or pass --no-config to run without it."
         ) from None

@@ -1,4 +1,4 @@
-"""What heads a message in the ids: the tokens that open it, the word for its role, what lies before its text."""
+"""Message headers in token ids: the tokens that open a message, its role word, what comes before its text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import NamedTuple
 
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, Speakers, unknown_role_name
 
-__all__ = ["HARMONY", "HARMONY_END", "SAMPLED_HEADERS", "TOOL_END", "Heads", "Opener", "Speaker", "heads_of"]
-
 
 class Opener(NamedTuple):
-    """A control token behind which a role is written."""
+    """A control token followed by a role."""
 
     close: bytes = b"\n"
-    """What ends the role, where text does."""
+    """The text that ends the role, where no control token does."""
     role: str | None = None
-    """The role where the words behind it are another name, or none."""
+    """The role where the words after it are another name, or none."""
 
 
 class Speaker(NamedTuple):
@@ -26,15 +24,15 @@ class Speaker(NamedTuple):
 
     role: str
     close: bytes = b""
-    """What the template writes behind it."""
+    """What the template writes after it."""
 
 
 HARMONY = "<|start|>"
-"""What opens a message of gpt-oss; a model writes all of the header itself that lies behind its own name."""
+"""What opens a message of gpt-oss; the model writes all of the header after its own name itself."""
 HARMONY_END = "<|end|>"
-"""What ends a message of gpt-oss behind which the same call can go on with another."""
+"""What ends a message of gpt-oss; the same call may continue with another message."""
 TOOL_END = "<｜tool▁output▁end｜>"
-"""What DeepSeek puts behind what a tool returned."""
+"""What DeepSeek writes after a tool's output."""
 SAMPLED_HEADERS = frozenset(("<|channel|>", "<|constrain|>", "<|message|>"))
 """Header tokens that a model writes itself (the harmony format of gpt-oss)."""
 _TOOL = re.compile(rb"functions\.|.*\sto=assistant\b")
@@ -75,29 +73,29 @@ _PREFILL = re.compile(r"<\|?(?:\w+:)?think(?:ing)?\b|<\|?START_THINKING|\[THINK\
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """How messages are headed, and which roles were sampled: what published templates write, and what the
-    template at hand writes for an answer."""
+class Headers:
+    """Message headers and which roles were sampled: those of published templates, and what this template writes
+    before an answer."""
 
     speakers: Speakers = field(default_factory=Speakers)
     openers: Mapping[str, Opener] = field(default_factory=lambda: _OPENERS)
     ends: Mapping[str, bytes] = field(default_factory=lambda: _ENDS)
-    """Control tokens that end a header, each with the text that the template writes behind it."""
+    """Control tokens that end a header, each with the text that the template writes after it."""
     named: Mapping[str, Speaker] = field(default_factory=lambda: _SPEAKERS)
     word: bytes = b"model"
-    """What the template calls whoever answers."""
+    """The template's name for the role that answers."""
     given: bytes = b""
-    """What a generation prompt writes behind the header, such as an empty <think> block."""
+    """What a generation prompt writes after the header, such as an empty <think> block."""
     ids: frozenset[int] = frozenset()
-    """Tokens that head messages although the tokenizer does not mark them as special."""
+    """Header tokens that the tokenizer does not mark as special."""
 
     @property
     def literals(self) -> frozenset[str]:
-        """How the control tokens of headers are written."""
+        """The texts of the control tokens in headers."""
         return frozenset((*self.openers, *self.ends, *self.named, TOOL_END))
 
     def speaker(self, header: bytes, opener: str) -> str | None:
-        """Who speaks behind a header with these words in it; None where it has none."""
+        """Who speaks after a header with these words; None for a header without words."""
         match = _WORD.match(header)
         if match is None:
             return None
@@ -112,34 +110,34 @@ class Heads:
         return own if default is None else self.speakers.speaker(default)
 
     def knows(self, header: bytes, opener: str) -> bool:
-        """Whether these words behind a token that opens messages are the header of one."""
+        """Whether these words, after a token that opens messages, are a message header with a known role."""
         speaker = self.speaker(header, opener)
         return speaker is not None and unknown_role_name(speaker) is None
 
     def own_words(self, header: bytes, opener: str) -> int:
-        """How many bytes of a header were given where a model writes the rest of it; 0 where it does not."""
+        """How many bytes of a header were given, where the model writes the rest of it; 0 where it does not."""
         match = _WORD.match(header) if opener == HARMONY else None
         return match.end() if match is not None else 0
 
 
-def heads_of(opener: str, control_texts: Sequence[str], speakers: Speakers) -> Heads:
-    """How messages are headed by a template that opens an answer with this text, "" if nobody knows."""
-    heads = Heads(speakers)
-    prefill = _PREFILL.search(opener)
-    head = opener[: prefill.start()] if prefill else opener
+def headers_of(generation_prompt: str, control_texts: Sequence[str], speakers: Speakers) -> Headers:
+    """The message headers of a template with this generation prompt; "" if it is unknown."""
+    headers = Headers(speakers)
+    prefill = _PREFILL.search(generation_prompt)
+    head = generation_prompt[: prefill.start()] if prefill else generation_prompt
     longest_first = sorted(control_texts, key=len, reverse=True)
-    # Text in front of the first control token, then each control token and the text behind it.
+    # Text before the first control token, then each control token and the text after it.
     parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", head) if control_texts else [head]
     if len(parts) < 3:
-        return heads
-    heads = replace(heads, given=opener[len(head) :].encode())
+        return headers
+    headers = replace(headers, given=generation_prompt[len(head) :].encode())
     *before, literal, text = parts[1:]
     word, close = text.strip().encode(), text.encode()
     if word:
         close = close[len(close.rstrip()) :] or b"\n"
-        return replace(heads, openers={**heads.openers, literal: Opener(close)}, word=word)
+        return replace(headers, openers={**headers.openers, literal: Opener(close)}, word=word)
     word = before[-1].strip().encode() if before else b""
     if word:
-        openers = {before[-2]: Opener(), **heads.openers}
-        return replace(heads, openers=openers, ends={**heads.ends, literal: close}, word=word)
-    return replace(heads, named={**heads.named, literal: Speaker(ASSISTANT, close)})
+        openers = {before[-2]: Opener(), **headers.openers}
+        return replace(headers, openers=openers, ends={**headers.ends, literal: close}, word=word)
+    return replace(headers, named={**headers.named, literal: Speaker(ASSISTANT, close)})

@@ -1,4 +1,4 @@
-"""One recorded sequence that is not what the template writes, and other ways to write its messages."""
+"""A recorded sequence that the template does not write, and other ways to write its messages."""
 
 from __future__ import annotations
 
@@ -13,55 +13,54 @@ from tito_audit.align.blocks import BlockKind
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
-from tito_audit.evidence.model import Built
+from tito_audit.evidence.model import Construction
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Rollout
 
-__all__ = ["SAME_BYTES", "Building", "Scene", "holds_marker"]
-
 SAME_BYTES = frozenset((BlockKind.SAME, BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 _RENDERS = 16
-"""Ways to write one sequence that are tried at most."""
+"""The most renderings that are tried for one sequence."""
 
 
 _MARKER = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]>|<start_of_turn>|\[INST\]|<\|?turn\|?>")
 
 
 def holds_marker(text: str) -> bool:
-    """Whether a text holds what published templates open and close messages with."""
+    """Whether a text holds a marker with which published templates open or close messages."""
     return _MARKER.search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Building:
-    """A text that the messages could have been written as, and what it would explain."""
+class Candidate:
+    """A text that the messages may have been rendered to, and what it would explain."""
 
     text: str
-    built: Built
+    construction: Construction
 
 
 @dataclass
-class Scene:
-    """A sequence, its messages, and how often the template may still be asked."""
+class UnmatchedSequence:
+    """A sequence that the template does not write, its messages, and how many renderings are left."""
 
     rollout: Rollout
     reference: Reference
     recorded: Ids
     messages: tuple[Message, ...]
     opens: bool
-    """Whether it ends in a generation prompt (a prompt), or with an answer (a row)."""
+    """True if it ends with a generation prompt (a prompt), False if with an answer (a row)."""
     left: int = field(default=_RENDERS)
+    """How many more renderings may be tried."""
 
     @cached_property
     def text(self) -> str:
-        """What the recorded tokens read as."""
+        """The text of the recorded tokens."""
         return self.reference.text(self.recorded)
 
     @cached_property
     def held(self) -> Pieces:
-        """The recorded tokens."""
+        """The recorded tokens as pieces."""
         return self.reference.pieces(self.recorded)
 
     @cached_property
@@ -70,25 +69,25 @@ class Scene:
         return self.write(self.messages, self.rollout.tools)
 
     @property
-    def marked(self) -> bool:
-        """Whether the recorded tokens have any role marker: without one they were never written by a template."""
+    def has_role_markers(self) -> bool:
+        """Whether the recorded text has any role marker; without one, no template wrote it."""
         return holds_marker(self.text.removeprefix(self.bos))
 
     @property
     def question(self) -> str:
-        """The text of the first message that is none of the system's."""
+        """The text of the first message that is not a system message."""
         given = (message.text.strip() for message in self.messages if message.role not in ("system", "developer"))
         return next(given, "")
 
     @property
     def bos(self) -> str:
-        """The literal that every text of the template begins with; empty where it writes none."""
+        """The BOS text that the template begins with; empty where it writes none."""
         assert self.reference.renderer is not None
         literal = self.reference.renderer.special_tokens.get("bos_token", "")
         return literal if literal and (self.canonical or "").startswith(literal) else ""
 
     def write(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | None:
-        """What the template writes for other messages or tools; None where it refuses, or was asked enough."""
+        """What the template writes for other messages or tools; None where it fails, or no renderings are left."""
         if self.left <= 0 or not messages:
             return None
         self.left -= 1
@@ -98,7 +97,7 @@ class Scene:
             return None
 
     def differing(self, text: str) -> list[tuple[int, int]]:
-        """The stretches of recorded tokens that are other bytes than a text."""
+        """The stretches of recorded tokens whose bytes differ from a text's."""
         encoded = self.reference.encode_as(text, self.recorded)
         if np.array_equal(encoded, self.recorded):
             return []
