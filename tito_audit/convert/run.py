@@ -77,7 +77,7 @@ class Conversion:
         if self.out is not None:
             if same_place(self.out, self.log):
                 raise SetupError(
-                    f"-o {self.out}: this is the log, and a log is never written.\nName another file."
+                    f"-o {self.out}: this is the log, and a log is never overwritten.\nName another file."
                 )
             refuse_target(self.out, overwrite=self.overwrite, source=self.log)
         self.carried = ConversionOutcome()

@@ -12,7 +12,7 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import TrainingRow
 
-SENTINEL = 1.0
+_SENTINEL = 1.0
 """What Atropos writes where nothing was sampled; logprobs are never above zero, so it is unambiguous."""
 
 TOKEN_COLUMNS = {
@@ -64,7 +64,7 @@ def sample_row(
         mask=None if absent else (mask[0], mask[1] if mask[1] is not None else ()),
         logprobs=None if logprobs[1] is None else (logprobs[0], logprobs[1]),
         other=other,
-        sentinel=SENTINEL,
+        sentinel=_SENTINEL,
         whole=True,
     )
 

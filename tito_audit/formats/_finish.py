@@ -30,7 +30,7 @@ def with_finishes(
     """The training row with the finish reasons of its last turns, from its calls, the row, or an object in it."""
     if trained is None:
         return None
-    of_turns = tuple(finish_word(turn.finish_reason) for turn in turns)
+    of_turns = tuple(_finish_word(turn.finish_reason) for turn in turns)
     if any(of_turns):
         return replace(trained, finish_reasons=of_turns)
     reasons = _named_reasons(row)
@@ -40,7 +40,7 @@ def with_finishes(
     return replace(trained, finish_reasons=reasons) if reasons else trained
 
 
-def finish_word(value: object) -> str | None:
+def _finish_word(value: object) -> str | None:
     """`stop`, `length` or `tool_calls` for the frameworks' words for them, else the log's own; None if unset."""
     if isinstance(value, Mapping):
         value = value.get("type")
@@ -56,10 +56,10 @@ def _named_reasons(row: object) -> tuple[str | None, ...]:
     for name in _EACH:
         value: Any = row.get(name)
         if is_list(value) and all(one is None or isinstance(one, str | Mapping) for one in value):
-            words = tuple(finish_word(one) for one in value)
+            words = tuple(_finish_word(one) for one in value)
             if any(words):
                 return words
-    word = next((found for name in _ONE if (found := finish_word(row.get(name)))), None)
+    word = next((found for name in _ONE if (found := _finish_word(row.get(name)))), None)
     return () if word is None else (word,)
 
 

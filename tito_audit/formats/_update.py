@@ -38,7 +38,7 @@ def padded(values: Any, padding: Padding, fill: Any) -> Any:
     return [fill] * padding.left + list(values) + [fill] * padding.right
 
 
-def as_padded(
+def _as_padded(
     values: NDArray[Any] | Sequence[Any], original: Any, before: TrainingRow, after: TrainingRow, fill: Any = None
 ) -> Any:
     """One value per token in the log's form, with the log's padding around them; `original` itself if equal.
@@ -86,7 +86,7 @@ def column_as_logged(
             whole = padded(whole, after.padding, blank)
         return _restyled(whole, new, original)
     if new.alignment is Alignment.FULL:
-        return as_padded(new.values, original, before, after, blank)
+        return _as_padded(new.values, original, before, after, blank)
     return as_logged(new.values, original)
 
 
@@ -97,7 +97,7 @@ def updated_columns(row: Row, before: TrainingRow, after: TrainingRow, ids: str 
     """
     values: dict[str, Any] = {}
     if ids is not None:
-        values[ids] = as_padded(after.token_ids, row[ids], before, after)
+        values[ids] = _as_padded(after.token_ids, row[ids], before, after)
     changed = changed_columns(before, after)
     now = {column.name: column for column in after.columns}
     for old in before.columns:

@@ -31,7 +31,7 @@ from tito_audit.record.rollout import Rollout, TrainingRow
 _DIGITS = 4
 """Decimals of per-token floats since release 0.4.0 (`RECORD_FLOAT_DECIMALS` in `v1/graph.py`)."""
 _UNREBUILT = ("routed_experts", "sampling_mask")
-Changed = dict[tuple[Path, int], dict[Path, Any]]
+_Changed = dict[tuple[Path, int], dict[Path, Any]]
 """New values by (path of the trace, number of the node), then by the key in the node."""
 
 
@@ -46,7 +46,7 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
         )
     ones = at_most_one_each(rollouts, repaired)
     episode = episode_of(row)
-    changed: Changed = {}
+    changed: _Changed = {}
     trees = trees_of(episode) if "traces" in episode or "nodes" in episode else []
     for tree, before, one in zip(trees, rollouts, ones, strict=False):
         if len(one.turns_from) != len(before.turns):
@@ -83,7 +83,7 @@ def _row_stays(before: TrainingRow | None, after: TrainingRow | None) -> None:
         )
 
 
-def _collect(tree: Tree, before: Rollout, changes: Mapping[int, Change], changed: Changed) -> None:
+def _collect(tree: Tree, before: Rollout, changes: Mapping[int, Change], changed: _Changed) -> None:
     """Collect in `changed` the new values of a rollout's nodes."""
     prompts: dict[int, Ids] = {}
     for turn, change in changes.items():
