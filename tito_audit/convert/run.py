@@ -28,9 +28,6 @@ from tito_audit.storage.inside import wrapper_keys
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log
 from tito_audit.storage.row import RawRow
 
-_STATED = ("model", "tokenizer")
-"""What formats read from deep inside their rows and any row has a place for."""
-
 
 class Conversion:
     """The conversion of one log: `survey` finds what would be lost, `write` writes.

@@ -103,7 +103,7 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
 
 
 def _turn(turn: Turn, index: int, stated: Stated) -> Turn:
-    """The turn of a choice, with the weights of the trajectory where they did not change on the way."""
+    """The turn of a choice, with the trajectory's weight version if that did not change along the way."""
     versions = stated.policy_versions
     known = turn.weight_versions or ((str(versions[0]),) if len(set(versions)) == 1 else ())
     return replace(turn, message_index=index, weight_versions=known)
@@ -115,7 +115,7 @@ def _is_choice(entry: object) -> bool:
 
 
 def _policies(trajectory: Mapping[str, Any]) -> tuple[int, ...]:
-    """The versions of the weights at the first and the last call, where the trajectory names both."""
+    """The weight versions at the first and the last call, if the trajectory names both."""
     versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
     known = tuple(version for version in versions if type(version) is int)
     return known if len(known) == len(versions) else ()

@@ -99,7 +99,7 @@ def threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[LoggedCall]]
 
 
 def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated) -> Part:
-    """The rollout of one thread: its messages are the last call's, and a call that fits into them says so."""
+    """The rollout of one thread: its messages are the last call's, and calls that fit into them have an index."""
     last = calls[-1]
     messages = last.prompt if last.answer is None or not last.prompt else (*last.prompt, last.answer)
     # What only one of the calls states and all should be known by.

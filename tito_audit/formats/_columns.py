@@ -211,7 +211,7 @@ def policy_of(name: str) -> MovePolicy:
 
 
 def stated_facts(row: Mapping[str, Any]) -> Stated:
-    """What the row says about itself: `model` and `tokenizer` by name, `id` if it is a text, and `group`."""
+    """What the row says about itself: the names of `model` and `tokenizer`, `id` if a string, and `group`."""
     stated = model_facts(row)
     if isinstance(row.get("id"), str):
         stated = stated.with_facts(id=row["id"])

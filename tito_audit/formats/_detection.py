@@ -11,8 +11,6 @@ from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS,
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, is_messages, parsed
 from tito_audit.record.finding import Result
 
-__all__ = ["Detection", "Near", "near_formats", "told_by"]
-
 _NODES = 2_000
 """Objects and lists of a row that are looked into."""
 _ENTRIES = 4

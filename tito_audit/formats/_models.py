@@ -50,7 +50,7 @@ def one_model(names: Sequence[object]) -> str | None:
 
 
 def model_facts(row: Mapping[str, Any]) -> Stated:
-    """`model` and `tokenizer` as the row names them, an object in it, or all of its calls."""
+    """`model` and `tokenizer` as named by the row, an object in it, or all of its calls."""
     model, tokenizer = (_in_row(row, names) or one_model(list(_of_calls(row, names))) for names in _NAMES)
     return Stated(model=model, tokenizer=tokenizer)
 

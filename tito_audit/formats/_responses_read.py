@@ -73,7 +73,7 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
 
 
 def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> Stated:
-    """What a request and its answer state about the model and its template."""
+    """What a request and its answer say about the model and its template."""
     template = request.get("chat_template")
     stated = Stated(model=real_name(response.get("model")) or real_name(request.get("model")))
     return stated.with_facts(chat_template=template) if isinstance(template, str) else stated

@@ -174,7 +174,7 @@ def _prompt_key(calls: Sequence[LoggedCall]) -> tuple[object, bytes] | None:
 
 
 def _stated(holder: Mapping[str, Any]) -> Stated:
-    """The name of the rollout, where the event or the archived rollout has one."""
+    """The id of the rollout, if the event or the archived rollout has one."""
     name = next((holder[key] for key in ("rollout_id", "id") if isinstance(holder.get(key), str)), None)
     return Stated().with_facts(id=name)
 

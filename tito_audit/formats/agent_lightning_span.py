@@ -90,7 +90,7 @@ def _is_triplet(value: object) -> bool:
 
 
 def _span(attributes: Mapping[str, Any], stated: Stated) -> LoggedCall:
-    """The call of one span; a span that is none wants no ids."""
+    """The call of one span; a span that is not a model call needs no ids."""
     found = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
     completion = None if found is None else _own_completion(literal(attributes[found]), found)
     held = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)

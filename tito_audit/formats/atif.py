@@ -74,8 +74,8 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
         because = "an observation of a step without an agent has no known form"
         stated = stated.with_facts(items_not_read=found.unread).not_read(Unread.MESSAGES, because)
     elif calls_unknown_tools(found.messages, tools):
-        # Calls that no tool definition knows are what the agent made of the model's text, and with tools
-        # that were not logged no prompt can be rendered again.
+        # The agent parsed these calls from the model's text, or their tools were not logged; either way no
+        # prompt can be rendered again.
         stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
     told = not stated.reasons
     turns: tuple[Turn, ...] = ()
@@ -95,7 +95,7 @@ def _turn(call: StepCall, found: Conversation, where: str, told: bool) -> Turn:
 
 
 def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation) -> Stated:
-    """The model, unless the steps of one trajectory name several."""
+    """The model, unless the steps of the trajectory name several."""
     usual = agent.get("model_name")
     named = [steps[call.step].get("model_name") for call in found.calls] or [usual]
     model = one_model([name if isinstance(name, str) else usual for name in named])

@@ -91,8 +91,8 @@ def _turns(calls: Sequence[GymCall], messages: Sequence[Message]) -> tuple[Turn,
 
 def _wants_ids(calls: Sequence[GymCall]) -> bool:
     """Whether the log has a place for ids."""
-    token_items = [call.token_item for call in calls if call.token_item is not None]
-    return any(token_item.get(key) is not None for token_item in token_items for key in TOKEN_KEYS)
+    items = [call.token_item for call in calls if call.token_item is not None]
+    return any(item.get(key) is not None for item in items for key in TOKEN_KEYS)
 
 
 def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:

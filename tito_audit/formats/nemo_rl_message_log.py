@@ -184,7 +184,7 @@ def _is_numbers(value: object) -> bool:
 
 
 def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], Stated]:
-    """The messages if they are what a template was given; else none, and their texts as a stated fact."""
+    """The messages if a template can render them; else none, and their texts as a stated fact."""
     drop = {*_TOKEN_KEYS, *_other_names(log)}
     wires = [message_wire(entry, drop) for entry in log]
     messages = as_messages(wires, "message_log")

@@ -66,7 +66,7 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
     unread = unread_types(response["output"])
     if unread:
         stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, ITEMS_UNREAD)
-    # An instruction alone is no request: what the model was asked is still missing.
+    # Instructions alone are not a request: the user's input is still missing.
     asked = any(step.items or step.message.role == "user" for step in before)
     if unread or not asked or text_of(request.get("previous_response_id")):
         messages = ()

@@ -74,7 +74,7 @@ def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]
     calls = _calls_by_node(tree)
     stated = _stated_by_trace(shared, tree, calls)
     if not any(len(tree.nodes[number].ids) for number in tree.members):
-        # The run went through a server that returns text only.
+        # The run used a server that returns only text.
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     turns = _turns(tree, messages, calls, versions)
     trained = with_finishes(_row_if_masks_differ(tree), {}, turns)

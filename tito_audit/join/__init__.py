@@ -44,7 +44,7 @@ def contains_row(raw: RawRow, index: int) -> bool:
 
 
 def joined_counts(rollout: Rollout) -> dict[str, int]:
-    """What `Join.given` says of a rollout; {} where nothing was joined."""
+    """What `Join.apply` says of a rollout; {} where nothing was joined."""
     return dict(rollout.stated.joined)
 
 

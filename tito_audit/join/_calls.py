@@ -73,10 +73,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, _NAME, turns=tuple(lines[k].turns[0] for k in order), stated=stated),)
 
 
-_ORDER = "lines"
-"""Key in what the rollout states: the line of each of its calls."""
-
-
 def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     form = format_named(_NAME)
     if not isinstance(row, CallsOfRollout):
@@ -92,7 +88,7 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
         raise RecordError("each line is one call, and the call cannot be removed from it")
     calls = list(row[_CALLS])
     for line, turn in zip(before.stated.lines, one.rollout.turns, strict=True):
-        # The line says nothing of the conversation, which is another file's.
+        # The conversation is in another file, not in the line.
         own = replace(turn, message_index=None, prompt_messages=None)
         alone = Rollout(before.place, _NAME, turns=(own,))
         (calls[line],) = form.update(calls[line], (RepairedRollout(alone, (0,)),))
@@ -100,7 +96,7 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 
 GATHERED = Format(_NAME, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, _update)
-"""The format of calls gathered by rollout; of a line that stands alone it is `nemo_gym_tokens`."""
+"""The format of calls gathered by rollout; that of a single line is `nemo_gym_tokens`."""
 
 
 # Files

@@ -11,9 +11,6 @@ from tito_audit.formats import format_named, pick_format
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Place, Rollout, Turn
 
-CHAIN = "chain"
-"""Key in what a rollout states: the numbers of the calls that are one conversation, where there are others too
-(retries, other agents)."""
 _PLAIN = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
 
 

@@ -170,8 +170,7 @@ def _look(tested: _Tested, tokenizer: Tokenizer) -> _Seen:
 
 
 def _ids(rollout: Rollout) -> list[Ids]:
-    """The sequences of a rollout that were written by a tokenizer, as far as can be told: the row, else the last
-    call, else what was sampled."""
+    """The id sequences of a rollout to test: the training row, else the last call, else the completions."""
     if rollout.stated.dummy_tokens:
         return []
     if rollout.training_row is not None:
