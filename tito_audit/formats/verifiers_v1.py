@@ -271,5 +271,5 @@ FORMAT = Format(
     read=_read,
     update=_update,
     shows="Messages, tools and every call, with what it was given on its branch, its logprobs, its end and the "
-    "policy's version. Tree are sequences of their own; the mask says what was sampled, so it proves itself.",
+    "policy's version. Branches are sequences of their own; the mask says what was sampled, so it proves itself.",
 )
