@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.command import run, written
 from tito_audit.cli._compare import REPORTS, Repaired
 from tito_audit.cli._diff import diff_lines
-from tito_audit.cli._regions import Beside, changed_regions
+from tito_audit.cli._regions import Columns, changed_regions
 from tito_audit.cli._tally import Sayings, Tally
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
@@ -132,8 +132,8 @@ def test_a_diff_is_bounded_and_counts_the_rest(tmp_path: Path) -> None:
         (["LOG", "--dry-run", "--with", "splyce"], "splice"),
         (["LOG", "--dry-run", "--with", "mask,canonical"], "Add --unsafe"),
         (["LOG", "--dry-run", "--with", "drop", "--unsafe"], "Add --quarantine FILE"),
-        (["LOG", "--dry-run", "--sentinel", "nothing"], "--sentinel 0.0 or null"),
-        (["LOG", "--dry-run", "--sentinel", "nan"], "--sentinel 0.0 or null"),
+        (["LOG", "--dry-run", "--sentinel", "nothing"], "--sentinel 0.0 or --sentinel null"),
+        (["LOG", "--dry-run", "--sentinel", "nan"], "--sentinel 0.0 or --sentinel null"),
         (["LOG", "--dry-run", "--with", "mask", "--padding", "left"], "--with mask,normalize"),
         (["LOG", "--dry-run", "--mask-by", "word"], "word"),
         (["LOG", "--dry-run", "--report", "jsonl"], "text, json"),
@@ -367,7 +367,7 @@ sequences = st.lists(
 def test_regions_put_in_their_places_make_the_new_sequence_of_the_old(
     one: list[tuple[int, bool, float]], other: list[tuple[int, bool, float]]
 ) -> None:
-    old, new = (Beside(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (one, other))
+    old, new = (Columns(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (one, other))
     at, made = 0, []
     for region in changed_regions(old, new):
         assert region.old_start >= at

@@ -155,7 +155,7 @@ def pinned(file: Path) -> list[tuple[str, str]]:
 
 def test_the_docs_name_the_versions_of_the_frameworks_that_tests_run() -> None:
     page = (ROOT / "docs/_formats.md").read_text(encoding="utf-8") + "\n"
-    (text,) = re.findall(r"^Tests run packages of frameworks.*?\n\n", page, re.M | re.S)
+    (text,) = re.findall(r"^Tests run the packages of these frameworks.*?\n\n", page, re.M | re.S)
     told = {
         (name, version)
         for name, versions in re.findall(r"`([\w-]+)`\s([\d.]*\d(?:\sand\s[\d.]*\d)*)", text)
