@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.tiers import examples
 from tito_audit.record.edits import ABSENT, Edit, edits_between, with_edits
-from tito_audit.record.json_text import dump_json_like, rewrite_json, rewritten_string
+from tito_audit.record.json_text import rewrite_json, rewritten_string
 
 SCALARS = (
     st.none()
@@ -216,13 +216,6 @@ def test_deep_and_long_values_beside_an_edit_are_passed_by():
     long = "9" * 6000
     text = f'{{"deep": {deep}, "long": {long}, "a": 1}}'
     assert rewrite_json(text, [Edit(("a",), 2)]) == text.replace('"a": 1', '"a": 2')
-
-
-def test_a_value_is_written_in_the_style_of_a_text():
-    assert dump_json_like({"a": [1, 2]}, '{"b":1}') == '{"a":[1,2]}'
-    assert dump_json_like({"a": [1, "é"]}, '[1, "è"]') == '{"a": [1, "é"]}'
-    assert dump_json_like([1], "") == "[1]"
-    assert "\n" not in dump_json_like({"a": [1]}, '{\n "b": 1\n}')
 
 
 def test_what_orjson_and_python_read_is_rewritten_alike():

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tests.test_render_fast import PIECES, RARE
 from tests.tiers import some
 from tito_audit.record.arrays import Ids
-from tito_audit.tokens.byte_fidelity import is_plain, spells_itself
+from tito_audit.tokens.byte_fidelity import is_plain, keeps_bytes, normal_form
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -38,6 +38,11 @@ NORMAL = [
     "\ufb1d",
     "नु\u093c",
 ]
+
+
+def spells_itself(backend, data: bytes) -> bool:
+    """Whether the tokens of a UTF-8 text are known to spell it, provided they have as many bytes."""
+    return keeps_bytes(normal_form(backend), data)
 
 
 def ids_of(backend: Tokenizer, text: str) -> Ids:

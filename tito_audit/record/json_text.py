@@ -47,15 +47,6 @@ def rewritten_string(text: str, old: Any, new: Any) -> str:
     return rewrite_json(text, list(edits_between(old, new)))
 
 
-def dump_json_like(value: Any, text: str) -> str:
-    """A value as JSON on one line, with the separators of `text`, escaped to ASCII if `text` is."""
-    style = _plain_style(text)
-    start = _space(text, 0)
-    if text[start : start + 1] in {"{", "["}:
-        style = _style_of(text, start, _spans(text, start)[0], style)
-    return _written(value, replace(style, margin=""))
-
-
 # What to change
 
 

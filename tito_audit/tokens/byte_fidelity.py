@@ -39,13 +39,8 @@ def is_plain(data: bytes) -> bool:
     return len(rest) <= _LONGEST and _LEFT_ALONE.fullmatch(rest) is not None
 
 
-def spells_itself(backend: tokenizers.Tokenizer, data: bytes) -> bool:
-    """Whether the tokens of a UTF-8 text are known to spell it, provided they have as many bytes."""
-    return keeps_bytes(normal_form(backend), data)
-
-
 def keeps_bytes(form: str | None, data: bytes) -> bool:
-    """The same for a tokenizer with this `normal_form`."""
+    """Whether tokens of this text are known to have its bytes if they have as many; `form`: see `normal_form`."""
     return form is not None and (not form or is_plain(data))
 
 
