@@ -24,7 +24,7 @@ from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.segments import Cuts, SegmentEncoder, _pattern, find_cuts
+from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts, pattern_of
 from tito_audit.tokens.selfcheck import disagreement, probes
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
@@ -321,7 +321,7 @@ def test_the_pattern_takes_the_first_and_there_the_longest(words, text):
         here = max((word for word in words if text.startswith(word, at)), key=len, default="")
         found += [here] if here else []
         at += len(here) or 1
-    assert re.findall(_pattern(sorted(words)), text) == found
+    assert re.findall(pattern_of(sorted(words)), text) == found
 
 
 def with_tokens(tokens: Sequence[str | AddedToken], **parts: object) -> tokenizers.Tokenizer:

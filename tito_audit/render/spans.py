@@ -18,6 +18,7 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.renderer import Chat, Renderer
 from tito_audit.render.sentinels import Found, Marking, SpanKind, has_marks, mark, unmark
 from tito_audit.render.span_builder import Span, SpanBuilder, common_start, first_of, last_of
+from tito_audit.render.template import Template
 
 _MARKINGS = (
     Marking(assistant_only=False, tool_calls=True),
@@ -78,6 +79,71 @@ def spans(
     return (None if has_marks(text) else _by_marks(job)) or _by_prefixes(job)
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenFast:
+    """A conversation as the fast engine writes it: a guess, until something else confirms its text."""
+
+    renderer: Renderer
+    messages: Sequence[Message]
+    chat: Chat
+    given: Mapping[str, Any]
+    opens_answer: bool
+    text: str
+
+    @property
+    def generation_prompt(self) -> str | None:
+        """What a generation prompt adds after any of the messages; None if that may depend on them."""
+        return self._template.opener(self.given)
+
+    def spans(self) -> Rendering | None:
+        """The text with its spans, as `spans` returns them if the text is right; None where marks change it."""
+        from tito_audit.render.fast.render import GivenUp
+
+        fast = self._template.fast
+        assert fast is not None
+
+        def run(variables: Mapping[str, Any]) -> str:
+            try:
+                return fast.run(variables)
+            except RenderError as error:  # the reference environment may not raise here
+                raise GivenUp from error
+
+        job = _Conversation(
+            self.renderer,
+            self.chat,
+            self.text,
+            self.given,
+            self.opens_answer,
+            run,
+            self.generation_prompt,
+            _answers(self.messages),
+        )
+        try:
+            return _by_marks(job)
+        except GivenUp:
+            return None
+
+    @property
+    def _template(self) -> Template:
+        return self.renderer.template(bool(self.given["tools"]))
+
+
+def written_fast(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec] = (),
+    template_kwargs: Mapping[str, object] | None = None,
+    *,
+    add_generation_prompt: bool = False,
+) -> WrittenFast | None:
+    """What the fast engine writes for these messages; None where it cannot tell, or the text holds marks."""
+    given = renderer.variables(tools, template_kwargs)
+    chat, text = renderer.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)
+    if text is None or has_marks(text):
+        return None
+    return WrittenFast(renderer, messages, chat, given, add_generation_prompt, text)
+
+
 def spans_fast(
     renderer: Renderer,
     messages: Sequence[Message],
@@ -90,26 +156,8 @@ def spans_fast(
 
     It equals what `spans` returns if its text is right, which the caller has to verify.
     """
-    given = renderer.variables(tools, template_kwargs)
-    chat, text = renderer.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)
-    template = renderer.template(bool(tools))
-    fast = template.fast
-    if text is None or fast is None or has_marks(text):
-        return None
-    from tito_audit.render.fast.render import GivenUp
-
-    def run(variables: Mapping[str, Any]) -> str:
-        try:
-            return fast.run(variables)
-        except RenderError as error:  # the reference environment may not raise here
-            raise GivenUp from error
-
-    opener = template.opener(given)
-    try:
-        answers = _answers(messages)
-        return _by_marks(_Conversation(renderer, chat, text, given, add_generation_prompt, run, opener, answers))
-    except GivenUp:
-        return None
+    written = written_fast(renderer, messages, tools, template_kwargs, add_generation_prompt=add_generation_prompt)
+    return written.spans() if written is not None else None
 
 
 def _answers(messages: Sequence[Message]) -> frozenset[int]:
