@@ -207,18 +207,20 @@ def commands_in(block: Block) -> Iterator[str]:
             yield "tito-audit" + said.rstrip("'\" ")
 
 
-USAGES = [block for block in blocks("text") if block.page.startswith("commands/")]
-CALLS = sorted(
-    {
+def test_calls_in_the_docs_name_commands_and_flags_that_there_are() -> None:
+    usages = [block for block in blocks("text") if block.page.startswith("commands/")]
+    calls = {
         (block.page, call)
-        for block in [*blocks("console", "bash", "yaml", "groovy"), *USAGES]
+        for block in [*blocks("console", "bash", "yaml", "groovy"), *usages]
         for call in commands_in(block)
     }
-)
+    assert len(calls) > 100
+    for page, call in sorted(calls):
+        assert_is_a_call(page, call)
 
 
-@pytest.mark.parametrize(("page", "call"), CALLS)
-def test_a_call_in_the_docs_names_commands_and_flags_that_there_are(page: str, call: str) -> None:
+def assert_is_a_call(page: str, call: str) -> None:
+    """Every command, flag and name of a call is one that there is."""
     words = shlex.split(call)
     name = max((one for one in flags_of() if words[: len(one.split())] == one.split()), key=len)
     rest = words[len(name.split()) :]
@@ -248,16 +250,16 @@ def prose(text: str) -> str:
     return FENCE.sub("", text)
 
 
-@pytest.mark.parametrize("page", pages())
-def test_prose_names_flags_and_rules_that_there_are(page: str) -> None:
+def test_prose_names_flags_and_rules_that_there_are() -> None:
     known = {flag for flags in flags_of().values() for flag in flags}
-    text = prose(pages()[page])
-    for span in re.findall(r"`((?!make |BENCH=)[^`\n]+)`", text):
-        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span):
-            assert flag in known, f"{page} names {flag}"
     codes = {rule.code for rule in all_rules()}
-    named = set(re.findall(rf"\b(?:{'|'.join(FAMILIES)})\d{{3}}\b", text))
-    assert named <= codes, f"{page} names {sorted(named - codes)}"
+    for page, written in pages().items():
+        text = prose(written)
+        for span in re.findall(r"`((?!make |BENCH=)[^`\n]+)`", text):
+            for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span):
+                assert flag in known, f"{page} names {flag}"
+        named = set(re.findall(rf"\b(?:{'|'.join(FAMILIES)})\d{{3}}\b", text))
+        assert named <= codes, f"{page} names {sorted(named - codes)}"
 
 
 # Examples run
@@ -418,7 +420,7 @@ def test_a_recipe_is_a_file_that_its_system_takes(block: Block, tmp_path: Path) 
         if step.get("uses", "").startswith("OWNER/tito-audit"):
             assert set(step["with"]) <= set(action["inputs"])
             call = f"tito-audit scan {step['with'].get('args', '')}"
-            test_a_call_in_the_docs_names_commands_and_flags_that_there_are(block.page, call)
+            assert_is_a_call(block.page, call)
     for name in re.findall(r"steps\.gate\.outputs\.([\w-]+)", block.text):
         assert name in action["outputs"]
     hooks = {hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
@@ -426,7 +428,7 @@ def test_a_recipe_is_a_file_that_its_system_takes(block: Block, tmp_path: Path) 
         for hook in repository["hooks"]:
             assert hook["id"] in hooks
             call = f"tito-audit scan {shlex.join(hook.get('args', []))}"
-            test_a_call_in_the_docs_names_commands_and_flags_that_there_are(block.page, call)
+            assert_is_a_call(block.page, call)
 
 
 # The site
