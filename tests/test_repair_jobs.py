@@ -90,7 +90,7 @@ def the_same(logs: Any, tmp_path: Path, **options: Any) -> Said:
     return expected
 
 
-@pytest.mark.parametrize("log", some(FORMATS, 8), ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(FORMATS, 4), ids=lambda path: path.stem)
 def test_files_and_words_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
     expected = repaired(log, tmp_path / "1", out="out.jsonl", tokenizer=TOKENIZER)
     assert expected[0]
@@ -360,7 +360,7 @@ def test_what_cannot_be_read_ends_a_repair_behind_the_rows_before_it(tmp_path: P
 
 def test_the_command_prints_and_writes_the_same(tmp_path: Path) -> None:
     # Large enough for several batches, by what no rule reads.
-    log = written(tmp_path / "log.jsonl", [{**row, "note": "x" * 10_000} for row in rows(200)])
+    log = written(tmp_path / "log.jsonl", [{**row, "note": "x" * 50_000} for row in rows(40)])
     assert not is_small([log])
     printed = []
     for jobs in (1, 2):
