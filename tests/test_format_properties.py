@@ -315,7 +315,8 @@ def assert_among(column: Column, places: Sequence[Any]) -> None:
 def plain_numbers(value: Any) -> list[float] | None:
     """The numbers of a list, NaN for what is none, out of a tensor or a list of one; None when it holds more."""
     value = value["data"] if isinstance(value, dict) and "data" in value else () if value is None else value
-    while isinstance(value, list | np.ndarray) and len(value) == 1 and isinstance(value[0], list | np.ndarray):
+    lists = list | np.ndarray
+    while isinstance(value, lists) and len(value) == 1 and isinstance(value[0], lists) and len(value[0]):
         value = value[0]
     if isinstance(value, dict) or any(isinstance(entry, list | dict | np.ndarray) for entry in value):
         return None

@@ -209,7 +209,7 @@ def held(plan: list[File], folder: Path) -> None:
 @no_rollouts
 def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
     models = some(["qwen2.5-coder", "gemma-3"], 1)
-    held(files(examples(70, 200), list(FORMS), seed=11, whole=0.2, models=list(models)), tmp_path)
+    held(files(examples(40, 200), list(FORMS), seed=11, whole=0.2, models=list(models)), tmp_path)
 
 
 @shared
