@@ -368,10 +368,10 @@ def test_python_of_the_docs_runs(block: Block, place: Path, monkeypatch: pytest.
 
 def test_the_examples_of_docstrings_are_true() -> None:
     finder, runner = doctest.DocTestFinder(recurse=True), doctest.DocTestRunner()
-    for name in tito_audit.__all__:
-        value = getattr(tito_audit, name)
+    public = {name: getattr(tito_audit, name) for name in tito_audit.__all__}
+    for name, value in public.items():
         if not isinstance(value, str):
-            for test in finder.find(value, name, globs=dict(vars(tito_audit)) | {name: value}):
+            for test in finder.find(value, name, globs=public.copy()):
                 runner.run(test)
     assert runner.summarize(verbose=False).failed == 0
 
