@@ -60,7 +60,7 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         return None
     trained = row.loss_mask if row.hidden is None else row.loss_mask & ~row.hidden
     slide = row_slide(evidence)
-    if np.array_equal(trained, view.sampled) and (view.proven or not _open_ends(evidence)):
+    if _is_right(trained, view, evidence):
         return _right(row.token_ids, trained, view, slide, evidence)
     missing = np.zeros(len(trained), np.bool_)
     added, open_ends = missing.copy(), missing.copy()
@@ -83,6 +83,11 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         not_sampled=trained & ~view.sampled & ~added & ~rewritten & ~unclear_tokens(evidence),
         not_trained=view.sampled & ~trained & ~missing,
     )
+
+
+def _is_right(trained: Mask, view: RowView, evidence: Evidence) -> bool:
+    """Whether a mask trains exactly what was sampled, turn ends included."""
+    return np.array_equal(trained, view.sampled) and (view.proven or not _open_ends(evidence))
 
 
 def _right(ids: Ids, trained: Mask, view: RowView, slide: int, evidence: Evidence) -> JudgedMask:
