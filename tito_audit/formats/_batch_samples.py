@@ -5,29 +5,22 @@ A row holds one sample, or a batch as parallel lists: every column has one list 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import call_turn, updated_call
-from tito_audit.formats._columns import FLAT_IDS, first_list, is_list, parsed, stated_facts
+from tito_audit.formats._columns import FLAT_IDS, is_list, parsed, stated_facts
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._flat import RESPONSE_MASKS, flat_row, split_row, updated_flat
+from tito_audit.formats._flat import flat_row, split_row, updated_flat
 from tito_audit.formats._samples import (
-    ReadSample,
     Samples,
-    UpdateSample,
-    put_back,
-    samples_read,
-    sources_in,
-    updated_samples,
 )
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
-from tito_audit.record.sources import Source, Sources
+from tito_audit.record.sources import Source
 
 
 def is_batch(row: Row, name: str) -> bool:
@@ -36,44 +29,25 @@ def is_batch(row: Row, name: str) -> bool:
     return is_list(value) and len(value) > 0 and (value[0] is None or is_list(value[0]))
 
 
-def _batch_samples(row: Row, ids: str) -> Samples:
-    """The samples of a batch; the row itself if it is one sample."""
+def batch_samples(row: Row, ids: str) -> Samples | None:
+    """The samples of a batch; None if the row is one sample.
+
+    A sample has an entry of each list that is as long as the batch, and every value that is no list. RecordError
+    if a column of lists has another length.
+    """
     if not is_batch(row, ids):
-        return Samples((row,), lambda _, name: Source((name,)))
+        return None
     size = len(row[ids])
-
-    def source(number: int, name: str) -> Source | None:
-        return Source((name, number)) if _is_column(row.get(name), size) else None
-
-    return Samples(tuple(_samples(row, ids)), source)
-
-
-def batch_read(row: Row, place: Place, ids: str, read: ReadSample) -> Sequence[Rollout]:
-    """One rollout for each sample of a batch; a single one if the row is one sample."""
-    return samples_read(_samples(row, ids), place, read) if is_batch(row, ids) else (read(row, place),)
-
-
-def batch_sources(row: Row, ids: str, rollouts: Sequence[Rollout]) -> list[Sources]:
-    """Where a batch holds its samples. Next to training rows, a mask that trains a whole sample marks a call."""
-    samples = _batch_samples(row, ids)
-    found = sources_in(samples, rollouts)
-    mixed = any(rollout.training_row is not None for rollout in rollouts)
-    for number, (rollout, sample) in enumerate(zip(rollouts, samples.rows, strict=True)):
-        mask = samples.source(number, first_list(sample, RESPONSE_MASKS) or "")
-        if mixed and rollout.turns and mask is not None:
-            found[number] = replace(found[number], implied=(mask.path,))
-    return found
-
-
-def batch_update(
-    row: Row, repaired: Sequence[RepairedRollout], ids: str, read: ReadSample, update: UpdateSample
-) -> Sequence[Row]:
-    """The row with its repaired samples."""
-    if not repaired:
-        return ()
-    samples = _batch_samples(row, ids)
-    new = updated_samples(samples, repaired, read, update)
-    return (put_back(row, samples, new, ids) if is_batch(row, ids) else new[0],)
+    for name, value in row.items():
+        nested = is_list(value) and len(value) > 0 and is_list(value[0])
+        if nested and len(value) != size:
+            raise RecordError(
+                f"column {name!r} holds {len(value)} lists for {size} samples, so they cannot be matched"
+            )
+    columns = {name: value for name, value in row.items() if is_list(value) and len(value) == size}
+    rest = {name: value for name, value in row.items() if not is_list(value)}
+    samples = [{**rest, **{name: value[number] for name, value in columns.items()}} for number in range(size)]
+    return Samples(tuple(samples), lambda number, name: Source((name, number)) if name in columns else None, ids)
 
 
 def sample_rollout(
@@ -117,23 +91,6 @@ def updated_sample(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     return updated_flat(new, old, trained, skip=("messages", "tools"))
 
 
-def _samples(row: Row, ids: str) -> list[Row]:
-    """The samples of a batch: an entry of each list that is as long as the batch, and every value that is no list.
-
-    RecordError if a column of lists has another length.
-    """
-    size = len(row[ids])
-    for name, value in row.items():
-        nested = is_list(value) and len(value) > 0 and is_list(value[0])
-        if nested and len(value) != size:
-            raise RecordError(
-                f"column {name!r} holds {len(value)} lists for {size} samples, so they cannot be matched"
-            )
-    columns = {name: value for name, value in row.items() if _is_column(value, size)}
-    rest = {name: value for name, value in row.items() if not is_list(value)}
-    return [{**rest, **{name: value[number] for name, value in columns.items()}} for number in range(size)]
-
-
 def _messages(row: Row, prompt: object) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """All messages of a sample, if they include its answers, and the messages of its prompt."""
     found = as_messages(parsed(row, "messages"), "messages")
@@ -141,7 +98,3 @@ def _messages(row: Row, prompt: object) -> tuple[tuple[Message, ...], tuple[Mess
         return found, ()
     asked = found or as_messages(prompt, "prompt")
     return asked, asked
-
-
-def _is_column(value: Any, size: int) -> bool:
-    return is_list(value) and len(value) == size

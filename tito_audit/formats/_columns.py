@@ -36,6 +36,8 @@ MASKS = (
     "labels",
 )
 """Column names for a loss mask."""
+RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
+"""Those for a mask over a response, in the order in which they are looked for."""
 
 ROW_LOGPROBS = (
     "logprobs",
@@ -104,6 +106,16 @@ _GROUPS = ("group", "group_id", "group_index")
 def is_list(value: object) -> bool:
     """True for a list as storage returns it: a Python list or a numpy array."""
     return isinstance(value, list | tuple | np.ndarray)
+
+
+def filled(value: Any) -> bool:
+    """True for a list with entries."""
+    return is_list(value) and len(value) > 0
+
+
+def plain(values: Any) -> list[Any]:
+    """The entries of a list or an array as Python values."""
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
 def is_messages(value: object) -> bool:

@@ -15,6 +15,7 @@ from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import (
     FLAT_IDS,
     MASKS,
+    RESPONSE_MASKS,
     ROW_LOGPROBS,
     Raw,
     first_filled,
@@ -23,6 +24,7 @@ from tito_audit.formats._columns import (
     ids_or_none,
     is_list,
     other_columns,
+    plain,
 )
 from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
 from tito_audit.formats._padding import PROMPT_LENGTHS, hidden_tokens, without_padding
@@ -32,8 +34,6 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
-
-RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
 
 
 def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
@@ -290,12 +290,8 @@ def _starts_with(row: Row, prompt: Raw) -> bool:
     # An inner list is not an id; compared with one it may give an array, which has no truth value.
     if name is None or any(map(is_list, prompt[:1])):
         return False
-    return bool(_plain(row[name][: len(prompt)]) == _plain(prompt))
+    return bool(plain(row[name][: len(prompt)]) == plain(prompt))
 
 
 def _same(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
     return left is right or (left is not None and right is not None and np.array_equal(left, right))
-
-
-def _plain(values: Raw) -> list[Any]:
-    return values.tolist() if isinstance(values, np.ndarray) else list(values)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, first_filled, is_list, parsed
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, first_filled, is_list, parsed, plain
 from tito_audit.formats._copies import total_counts, with_counts
 from tito_audit.formats._cuts import BOUNDS, LENGTHS, SampleRanges, sample_ranges
 from tito_audit.formats._padding import trained_tokens
-from tito_audit.formats._samples import ReadSample, Samples, UpdateSample, put_back, samples_read, updated_samples
+from tito_audit.formats._samples import Samples
 from tito_audit.formats._update import with_values
 from tito_audit.formats._values import as_logged
-from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source
 
 _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_length", "prompt_lens": "prompt_len"}
@@ -26,34 +24,7 @@ _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_le
 _CONVERSATIONS = ("messages", "prompt", "completion")
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A row that holds several samples, split into them."""
-
-    ids: str
-    cuts: SampleRanges
-    samples: tuple[Row, ...]
-    """Each sample as a row of its own."""
-    parts: Mapping[str, SampleRanges]
-    """For columns of which each sample has a range of entries, those ranges."""
-    places: Mapping[str, str]
-    """For columns with one entry per sample, the name in a sample to the name in the row."""
-
-    @property
-    def as_samples(self) -> Samples:
-        """The samples, and where the row stores their columns."""
-        return Samples(self.samples, self._source)
-
-    def _source(self, number: int, name: str) -> Source | None:
-        """Where the row stores a column of a sample; None if all samples share it."""
-        if name in self.parts:
-            return Source((name,), part=self.parts[name][number])
-        if len(self.samples) == 1:
-            return Source((name,))
-        return Source((self.places[name], number)) if name in self.places else None
-
-
-def packed(row: Row) -> Packed | None:
+def packed(row: Row) -> Samples | None:
     """The samples of a packed row; None if nothing says that it is packed.
 
     RecordError if its columns disagree about where samples end.
@@ -87,36 +58,30 @@ def packed(row: Row) -> Packed | None:
         }
         for number in range(len(cuts))
     )
-    return Packed(ids, cuts, samples, parts, places)
+
+    def source(number: int, name: str) -> Source | None:
+        if name in parts:
+            return Source((name,), part=parts[name][number])
+        return Source((places[name], number)) if name in places else None
+
+    return Samples(samples, source, ids, partial(_finished, ids, cuts))
 
 
-def packed_read(one: Packed, place: Place, read: ReadSample) -> tuple[Rollout, ...]:
-    """One rollout for each sample."""
-    return samples_read(one.samples, place, read)
-
-
-def packed_update(
-    row: Row, one: Packed, repaired: Sequence[RepairedRollout], read: ReadSample, update: UpdateSample
-) -> Sequence[Row]:
-    """The row with its repaired samples and their new boundaries."""
-    samples = one.as_samples
-    new = updated_samples(samples, repaired, read, update)
-    made = put_back(row, samples, new, one.ids)
-    if made is row:
-        return (row,)
-    sizes = [len(sample[one.ids]) for sample in new]
-    made = with_values(made, _boundaries(row, one, sizes))
-    made = with_counts(made, total_counts(len(row[one.ids]), len(made[one.ids])))
+def _finished(ids: str, cuts: SampleRanges, old: Row, new: Row, samples: Sequence[Row]) -> Row:
+    """The new row with the new boundaries of its samples, and its counts."""
+    sizes = [len(sample[ids]) for sample in samples]
+    made = with_values(new, _boundaries(old, cuts, sizes))
+    made = with_counts(made, total_counts(len(old[ids]), len(made[ids])))
     again = packed(made)
-    if len(new) > 1 and (again is None or [end - start for start, end in again.cuts] != sizes):
+    if len(samples) > 1 and (again is None or [len(sample[again.ids]) for sample in again.rows] != sizes):
         raise RecordError("it would be unclear where one sample ends and the next begins")
-    return (made,)
+    return made
 
 
-def _unsplit(row: Row, ids: str) -> Packed:
+def _unsplit(row: Row, ids: str) -> Samples:
     """A row whose mask or logprobs do not fit its samples, read as one sample so that a rule can report it."""
     kept = {name: value for name, value in row.items() if name not in _CONVERSATIONS}
-    return Packed(ids, ((0, len(row[ids])),), (kept,), {}, {})
+    return Samples((kept,), lambda _, name: Source((name,)), ids, partial(_finished, ids, ((0, len(row[ids])),)))
 
 
 def _ranges(row: Row, name: str, ids: str, cuts: SampleRanges) -> SampleRanges | None:
@@ -148,9 +113,7 @@ def _is_per_sample(value: Any, name: str, count: int) -> bool:
 
 
 def _entries(row: Row, name: str) -> Sequence[Any]:
-    value = parsed(row, name) if name in _CONVERSATIONS else row[name]
-    found: Sequence[Any] = value.tolist() if isinstance(value, np.ndarray) else value
-    return found
+    return plain(parsed(row, name) if name in _CONVERSATIONS else row[name])
 
 
 def _applies_to_all(name: str, value: Any) -> bool:
@@ -160,9 +123,9 @@ def _applies_to_all(name: str, value: Any) -> bool:
     return isinstance(value, str | bool | Mapping) or value is None or name.startswith("group")
 
 
-def _boundaries(row: Row, one: Packed, sizes: Sequence[int]) -> dict[str, Any]:
+def _boundaries(row: Row, cuts: SampleRanges, sizes: Sequence[int]) -> dict[str, Any]:
     """The columns that say how long the samples are, for their new lengths."""
-    old = [end - start for start, end in one.cuts]
+    old = [end - start for start, end in cuts]
     if list(sizes) == old:
         return {}
     grown = np.cumsum([0, *(new - before for new, before in zip(sizes, old, strict=True))]).tolist()
@@ -173,7 +136,7 @@ def _boundaries(row: Row, one: Packed, sizes: Sequence[int]) -> dict[str, Any]:
             values[name] = as_logged([next(left) if size else 0 for size in row[name]], row[name])
     for name in BOUNDS:
         if is_list(row.get(name)):
-            moved = {end: end + more for (_, end), more in zip(one.cuts, grown[1:], strict=True)}
+            moved = {end: end + more for (_, end), more in zip(cuts, grown[1:], strict=True)}
             last = grown[-1]
             values[name] = as_logged([moved.get(at, at + last if at > 0 else at) for at in row[name]], row[name])
     return values

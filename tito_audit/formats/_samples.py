@@ -1,4 +1,4 @@
-"""Training rows written back: for rows that are one sample, and for rows that hold several."""
+"""Rows that are one sample or hold several: read, and written back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._columns import RESPONSE_MASKS, first_list, plain
 from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.record.repaired import RepairedRollout
@@ -28,6 +29,48 @@ class Samples:
     """Each sample as a row of its own."""
     source: Callable[[int, str], Source | None]
     """Where the whole row stores a column of a sample; None if all samples share it."""
+    ids: str = ""
+    """The column of ids; entries of a column that a sample lost become null, one for each id."""
+    finished: Callable[[Row, Row, Sequence[Row]], Row] = lambda old, new, samples: new
+    """The new row with what it says about its samples, from the old row, the new one and the new samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """The `read`, `sources` and `update` of a format whose rows are one sample or hold several."""
+
+    read_one: ReadSample
+    write_one: UpdateSample
+    split: Callable[[Row], Samples | None]
+    """The samples of a row; None if it is one sample."""
+    forks: bool = False
+    """Whether each part of a fork is a row."""
+
+    def read(self, row: Row, place: Place) -> Sequence[Rollout]:
+        """One rollout for each sample."""
+        samples = self.split(row)
+        return (
+            (self.read_one(row, place),) if samples is None else samples_read(samples.rows, place, self.read_one)
+        )
+
+    def sources(self, row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+        """Where the row stores the columns of its samples."""
+        return sources_in(self.split(row) or Samples((row,), lambda _, name: Source((name,))), rollouts)
+
+    def update(self, row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+        """The row with its repaired samples, or a row for each part of a fork."""
+        if not repaired:
+            return ()
+        samples, place = self.split(row), repaired[0].rollout.place
+        if samples is None:
+            before = self.read_one(row, place)
+            ones = repaired if self.forks else at_most_one_each([before], repaired)
+            return tuple(self.write_one(row, before, one) for one in ones)
+        read = samples_read(samples.rows, place, self.read_one)
+        chosen = at_most_one_each(read, repaired)
+        new = [self.write_one(*each) for each in zip(samples.rows, read, chosen, strict=True)]
+        made = put_back(row, samples, new, samples.ids)
+        return (row if made is row else samples.finished(row, made, new),)
 
 
 def row_written(
@@ -53,13 +96,18 @@ def row_written(
 
 
 def sources_in(samples: Samples, rollouts: Sequence[Rollout]) -> list[Sources]:
-    """Where a row stores the columns of its samples."""
+    """Where a row stores the columns of its samples. Next to training rows, a mask that trains a whole sample
+    marks a call."""
+    mixed = any(rollout.training_row is not None for rollout in rollouts)
     found = []
     for number, rollout in enumerate(rollouts):
         names = [column.name for one in (rollout.training_row, *rollout.turns) if one for column in one.columns]
         there = {name: source for name in names if (source := samples.source(number, name)) is not None}
         columns = {name: (source,) for name, source in there.items()}
-        found.append(Sources(columns, tuple(CallSource(columns=columns) for _ in rollout.turns)))
+        mask = first_list(samples.rows[number], RESPONSE_MASKS) if mixed and rollout.turns else None
+        implied = samples.source(number, mask) if mask is not None else None
+        calls = tuple(CallSource(columns=columns) for _ in rollout.turns)
+        found.append(Sources(columns, calls, () if implied is None else (implied.path,)))
     return found
 
 
@@ -72,15 +120,6 @@ def samples_read(samples: Iterable[Row], place: Place, read: ReadSample) -> tupl
         except RecordError as error:
             raise RecordError(f"sample {item}: {error}") from None
     return tuple(found)
-
-
-def updated_samples(
-    samples: Samples, repaired: Sequence[RepairedRollout], read: ReadSample, update: UpdateSample
-) -> list[Row]:
-    """The samples with their repaired rollouts."""
-    before = samples_read(samples.rows, replace(repaired[0].rollout.place, item=0), read)
-    chosen = at_most_one_each(before, repaired)
-    return [update(*each) for each in zip(samples.rows, before, chosen, strict=True)]
 
 
 def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
@@ -99,7 +138,7 @@ def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
                 raise RecordError(f"column {name!r} is shared by all samples and cannot change for one of them")
             column, *place = source.path
             if source.part is not None:
-                own = [None] * len(sample[ids]) if value is None else _plain(value)
+                own = [None] * len(sample[ids]) if value is None else plain(value)
                 parts.setdefault(str(column), []).append((*source.part, own))
             elif place:
                 values.setdefault(str(column), list(row[str(column)]))[int(place[0])] = value
@@ -112,7 +151,7 @@ def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
 
 def _spliced(original: Any, parts: Sequence[tuple[int, int, list[Any]]]) -> Any:
     """A list with some ranges of entries replaced."""
-    entries = _plain(original)
+    entries = plain(original)
     for start, end, own in reversed(parts):
         entries[start:end] = own
     return as_logged([entry.item() if isinstance(entry, np.generic) else entry for entry in entries], original)
@@ -120,7 +159,3 @@ def _spliced(original: Any, parts: Sequence[tuple[int, int, list[Any]]]) -> Any:
 
 def _in_kind(values: Any, original: Any) -> Any:
     return np.array(values, original.dtype) if isinstance(original, np.ndarray) else values
-
-
-def _plain(values: Any) -> list[Any]:
-    return values.tolist() if isinstance(values, np.ndarray) else list(values)

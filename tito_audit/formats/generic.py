@@ -33,10 +33,10 @@ from tito_audit.formats._columns import (
 from tito_audit.formats._copies import with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
-from tito_audit.formats._packed import packed, packed_read, packed_update
-from tito_audit.formats._samples import sources_in
-from tito_audit.formats._sources import own_sources
+from tito_audit.formats._packed import packed
+from tito_audit.formats._samples import SampleRows, Samples
 from tito_audit.formats._update import with_values
+from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
@@ -65,11 +65,8 @@ def _matches(row: Row) -> bool:
     return is_messages(parsed(row, "messages")) and not _numbers_elsewhere(row)
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    samples = packed(row) if _calls_name(row) is None else None
-    if samples is not None:
-        return packed_read(samples, place, _read_one)
-    return (_read_one(row, place),)
+def _samples(row: Row) -> Samples | None:
+    return packed(row) if _calls_name(row) is None else None
 
 
 def _read_one(row: Row, place: Place) -> Rollout:
@@ -101,16 +98,6 @@ def _read_one(row: Row, place: Place) -> Rollout:
         training_row=with_finishes(trained, row, turns),
         stated=stated,
     )
-
-
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not repaired:
-        return ()
-    samples = packed(row) if _calls_name(row) is None else None
-    if samples is not None:
-        return packed_update(row, samples, repaired, _read_one, _updated)
-    before = _read_one(row, repaired[0].rollout.place)
-    return tuple(_updated(row, before, one) for one in repaired)
 
 
 def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
@@ -184,11 +171,7 @@ def _with_messages(row: Row, count: int) -> Row:
 
 def _written(original: Any, old: Any, new: Any) -> Any:
     """The value `new` in place of `old`; rewritten inside the string if the table holds it as JSON."""
-    if not isinstance(original, str):
-        return new
-    from tito_audit.record.json_text import rewritten_string
-
-    return rewritten_string(original, old, new)
+    return rewritten_string(original, old, new) if isinstance(original, str) else new
 
 
 def _holds_a_call(row: Row) -> bool:
@@ -256,17 +239,16 @@ def _numbers_elsewhere(row: Row) -> bool:
     return any(holds_ids(value) for name, value in row.items() if name not in ("messages", "tools"))
 
 
+_ROWS = SampleRows(_read_one, _updated, _samples, forks=True)
+
+
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    calls = _calls_name(row)
-    one = packed(row) if calls is None else None
-    if one is not None:
-        return sources_in(one.as_samples, rollouts)
-    own = own_sources(row, rollouts)
+    found, calls = _ROWS.sources(row, rollouts), _calls_name(row)
     if calls is None:
-        return own
+        return found
     return [
         replace(sources, calls=tuple(CallSource(entry=(calls, number)) for number, _ in enumerate(sources.calls)))
-        for sources in own
+        for sources in found
     ]
 
 
@@ -280,9 +262,9 @@ FORMAT = Format(
     ),
     precedence=270,
     matches=_matches,
-    read=_read,
+    read=_ROWS.read,
     sources=_sources,
-    update=_update,
+    update=_ROWS.update,
     shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools; each sample "
     "of a packed row. Other names are given with `--map OURS=THEIRS`.",
 )

@@ -6,8 +6,6 @@ and a mask over the response alone; those rows are `slime`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import (
@@ -20,15 +18,13 @@ from tito_audit.formats._columns import (
     stated_facts,
 )
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._packed import packed, packed_read, packed_update
-from tito_audit.formats._samples import sources_in
-from tito_audit.formats._sources import own_sources
-from tito_audit.formats._update import at_most_one_each, updated_row
+from tito_audit.formats._packed import packed
+from tito_audit.formats._samples import SampleRows
+from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.sources import Sources
 from tito_audit.signature import Signature, absent, keys, way
 
 _OTHERS = ("rollout_log_probs", "response", "group_index", "status")
@@ -43,11 +39,6 @@ def _matches(row: Row) -> bool:
         return False
     # A mask of another length, or null, covers a response, and it is unknown where that begins.
     return len(mask) == len(tokens) and not (len(tokens) and is_list(tokens[0]))  # type: ignore[arg-type, index]
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    samples = packed(row)
-    return (_read_one(row, place),) if samples is None else packed_read(samples, place, _read_one)
 
 
 def _read_one(row: Row, place: Place) -> Rollout:
@@ -77,26 +68,11 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not repaired:
-        return ()
-    samples = packed(row)
-    if samples is not None:
-        return packed_update(row, samples, repaired, _read_one, _updated)
-    before = _read_one(row, repaired[0].rollout.place)
-    (after,) = at_most_one_each([before], repaired)
-    return (_updated(row, before, after),)
-
-
 def _updated(row: Row, before: Rollout, after: RepairedRollout) -> Row:
     return updated_row(row, before.training_row, after.rollout.training_row, "tokens")
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    one = packed(row)
-    return own_sources(row, rollouts) if one is None else sources_in(one.as_samples, rollouts)
-
-
+_ROWS = SampleRows(_read_one, _updated, packed)
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",
@@ -105,9 +81,9 @@ FORMAT = Format(
     ),
     precedence=265,
     matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=_update,
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",
 )
