@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Row
 from tito_audit.formats._columns import (
     FLAT_IDS,
     first_filled,
@@ -21,12 +20,11 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._copies import Copy, call_counts, with_copies, with_counts
 from tito_audit.formats._turns import turn_of_tokens
-from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.formats._update import with_values
 from tito_audit.formats._values import as_logged, logprobs_as_logged
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message, as_messages
-from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Turn
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
 COMPLETION_IDS = (
@@ -125,19 +123,6 @@ def updated_call(
         else:
             columns[old.name] = as_logged(values, original)
     return _with_prompt(with_values(entry, columns), before, after, skip)
-
-
-def updated_single_call(
-    row: Row, read: Callable[[Row, Place], Sequence[Rollout]], repaired: Sequence[RepairedRollout]
-) -> Sequence[Row]:
-    """The row of a format with one call per row, with its repaired call."""
-    if not repaired:
-        return ()
-    before = read(row, repaired[0].rollout.place)
-    (after,) = at_most_one_each(before, repaired)
-    if after.turns_from != (0,):
-        raise RecordError("the row is a single call, which cannot be removed")
-    return (updated_call(row, before[0].turns[0], after.rollout.turns[0], skip=("messages",)),)
 
 
 def answer_indices(messages: Sequence[Message], calls: int) -> list[int | None]:

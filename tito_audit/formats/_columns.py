@@ -213,6 +213,17 @@ def other_columns(row: Mapping[str, Any], taken: Collection[str]) -> dict[str, t
     return found
 
 
+def lists_of_lengths(
+    row: Mapping[str, Any], taken: Collection[str], sizes: Collection[int]
+) -> dict[str, tuple[Raw, MovePolicy]]:
+    """Every list of one of these lengths, except those in `taken`."""
+    return {
+        name: (value, policy_of(name))
+        for name, value in row.items()
+        if name not in taken and is_list(value) and len(value) in sizes
+    }
+
+
 def policy_of(name: str) -> MovePolicy:
     """What happens to a column when its tokens change, by its name."""
     if name in _DROP:

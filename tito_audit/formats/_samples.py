@@ -10,6 +10,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._calls import updated_call
 from tito_audit.formats._columns import RESPONSE_MASKS, first_list, plain
 from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.formats._values import as_logged
@@ -41,7 +42,7 @@ class SampleRows:
 
     read_one: ReadSample
     write_one: UpdateSample
-    split: Callable[[Row], Samples | None]
+    split: Callable[[Row], Samples | None] = lambda row: None
     """The samples of a row; None if it is one sample."""
     forks: bool = False
     """Whether each part of a fork is a row."""
@@ -73,26 +74,31 @@ class SampleRows:
         return (row if made is row else samples.finished(row, made, new),)
 
 
-def row_written(
-    read: Callable[[Row, Place], Sequence[Rollout]],
-    written: Callable[[Row, TrainingRow, TrainingRow], Row],
-    what: str = "this format's row",
-) -> Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]:
-    """The `update` of a format with at most one training row per row; `written` gets the row, before and after."""
+def training_rows(
+    read_one: ReadSample, written: Callable[[Row, TrainingRow, TrainingRow], Row], what: str = "this format's row"
+) -> SampleRows:
+    """The functions of a format whose rows are training rows; `written` gets the row, before and after."""
 
-    def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-        if not repaired:
-            return ()
-        before = read(row, repaired[0].rollout.place)
-        (one,) = at_most_one_each(before, repaired)
-        old, new = before[0].training_row, one.rollout.training_row
-        if old is None or new is None:
-            if old is not new:
-                raise RecordError(f"a training row can neither be added to {what} nor removed")
-            return (row,)
-        return (written(row, old, new),)
+    def write_one(row: Row, before: Rollout, one: RepairedRollout) -> Row:
+        old, new = before.training_row, one.rollout.training_row
+        if old is not None and new is not None:
+            return written(row, old, new)
+        if old is not new:
+            raise RecordError(f"a training row can neither be added to {what} nor removed")
+        return row
 
-    return update
+    return SampleRows(read_one, write_one)
+
+
+def single_calls(read_one: ReadSample, *skip: str) -> SampleRows:
+    """The functions of a format with one call per row; the columns in `skip` belong to something else."""
+
+    def write_one(row: Row, before: Rollout, one: RepairedRollout) -> Row:
+        if one.turns_from != (0,):
+            raise RecordError("the row is a single call, which cannot be removed")
+        return updated_call(row, before.turns[0], one.rollout.turns[0], skip=skip)
+
+    return SampleRows(read_one, write_one)
 
 
 def sources_in(samples: Samples, rollouts: Sequence[Rollout]) -> list[Sources]:

@@ -8,20 +8,10 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Row
 from tito_audit.formats._columns import is_list, is_numbers
 from tito_audit.record.arrays import Ids, as_floats
 from tito_audit.record.edits import Path
-from tito_audit.record.rollout import Rollout
 from tito_audit.record.sources import CallSource, Source, Sources
-
-
-def own_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    """The sources of a row that is one training row or one call: every column is in it under its own name."""
-    return [
-        Sources({name: (Source((name,)),) for name in row}, tuple(CallSource(entry=()) for _ in rollout.turns))
-        for rollout in rollouts
-    ]
 
 
 def of_calls(calls: Iterable[Iterable[CallSource]]) -> list[Sources]:

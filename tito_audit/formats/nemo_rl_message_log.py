@@ -20,7 +20,7 @@ from tito_audit.formats._copies import row_counts, with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._responses_items import message_wire
-from tito_audit.formats._samples import row_written
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import changed_columns, with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
@@ -59,20 +59,19 @@ def _matches(row: Row) -> bool:
     return all(isinstance(entry, Mapping) and "role" in entry for entry in _unwrapped(log))
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     log = _unwrapped(row["message_log"])
     tools = as_tools(row.get("tools"), "tools")
     messages, said = _messages(log)
     stated = model_facts(row).overlaid(said)
     if not any(_held(entry, "token_ids") for entry in log):
-        stated = stated.without_ids()
-        return (Rollout(place, FORMAT.name, messages, tools, stated=stated),)
+        return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     ids = [
         as_ids(entry["token_ids"] if _held(entry, "token_ids") else [], f"message_log[{i}].token_ids")
         for i, entry in enumerate(log)
     ]
     trained = _training_row(log, ids)
-    return (Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated),)
+    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 
 def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> TrainingRow:
@@ -225,6 +224,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [Sources(columns) for _ in rollouts]
 
 
+_ROWS = training_rows(_read, _written, "a conversation")
 FORMAT = Format(
     name="nemo_rl_message_log",
     title="NeMo-RL message logs",
@@ -233,9 +233,9 @@ FORMAT = Format(
     ),
     precedence=92,
     matches=_matches,
-    read=_read,
+    read=_ROWS.read,
     sources=_sources,
-    update=row_written(_read, _written, "a conversation"),
+    update=_ROWS.update,
     shows="The training row put together from its messages, with mask and logprobs. Messages are rendered "
     "only when their contents are bodies, not text that a template already wrote.",
 )

@@ -12,15 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import Raw, ids_or_none, is_list, policy_of
+from tito_audit.formats._columns import Raw, ids_or_none, is_list, plain, policy_of
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
-from tito_audit.formats._samples import row_written
-from tito_audit.formats._sources import own_sources
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.record.build import training_row
@@ -58,14 +55,14 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     stated = model_facts(row)
     if isinstance(row.get("env_name"), str):
         stated = stated.with_facts(env_name=row["env_name"])
     trained = _flat(row) if _is_flat(row) else _split(row)
     if trained is None:
         stated = stated.without_ids()
-    return (Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated),)
+    return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
@@ -119,7 +116,7 @@ def _split(row: Row) -> TrainingRow | None:
 
 def _joined(row: Row) -> dict[str, Any]:
     """The ids and the mask of a split sample as one sequence."""
-    return {name: [*_plain(row[first]), *_plain(row[second])] for name, (first, second) in _JOINED.items()}
+    return {name: [*plain(row[first]), *plain(row[second])] for name, (first, second) in _JOINED.items()}
 
 
 def _others(row: Row, taken: Sequence[str], sizes: Sequence[int]) -> Mapping[str, tuple[Raw, MovePolicy]]:
@@ -141,10 +138,6 @@ def _list(row: Row, name: str) -> tuple[str, Raw] | None:
     return name, value
 
 
-def _plain(values: Any) -> list[Any]:
-    return values.tolist() if isinstance(values, np.ndarray) else list(values)
-
-
 def _is_flat(row: Row) -> bool:
     return (
         "token_ids" in row
@@ -156,13 +149,14 @@ def _is_flat(row: Row) -> bool:
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    own = own_sources(row, rollouts)
+    own = _ROWS.sources(row, rollouts)
     if _is_flat(row):
         return own
     mask = tuple(Source((name,)) for name in _JOINED["mask"])
     return [replace(sources, columns={**sources.columns, "mask": mask}) for sources in own]
 
 
+_ROWS = training_rows(_read, _written)
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",
@@ -172,9 +166,9 @@ FORMAT = Format(
     ),
     precedence=75,
     matches=_matches,
-    read=_read,
+    read=_ROWS.read,
     sources=_sources,
-    update=row_written(_read, _written),
+    update=_ROWS.update,
     shows="The sequence with mask, logprobs and weights, where samples are saved as JSON. Neither text nor tools. "
     "The msgpack files of the file transport (`rank_*.bin`) are not read.",
 )

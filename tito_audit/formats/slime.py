@@ -14,9 +14,9 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import weight_versions
 from tito_audit.formats._columns import is_list, is_messages, parsed, stated_facts
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._samples import row_written
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
-from tito_audit.formats._sources import own_sources
+from tito_audit.formats._sources import object_at
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
@@ -39,25 +39,21 @@ def _matches(row: Row) -> bool:
     return fits_response(row)
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    metadata = row.get("metadata")
-    metadata = metadata if isinstance(metadata, Mapping) else {}
+def _read(row: Row, place: Place) -> Rollout:
+    metadata = object_at(row, "metadata")
     said = [parsed(row, "messages"), metadata.get("messages")]
     # Messages without an answer are only the prompt, from which the row was not rendered.
     messages = next((value for value in said if is_messages(value) and _answered(value)), None)
     listed = [parsed(row, "tools"), parsed(metadata, "tools")]
     tools = next((value for value in listed if is_list(value) and len(value)), listed[0])
-    arguments = row.get("apply_chat_template_kwargs")
-    return (
-        Rollout(
-            place,
-            FORMAT.name,
-            as_messages(messages, "messages"),
-            as_tools(tools, "tools"),
-            template_kwargs=arguments if isinstance(arguments, Mapping) else {},
-            training_row=with_finishes(sample_row(row), row),
-            stated=_stated(row),
-        ),
+    return Rollout(
+        place,
+        FORMAT.name,
+        as_messages(messages, "messages"),
+        as_tools(tools, "tools"),
+        template_kwargs=object_at(row, "apply_chat_template_kwargs"),
+        training_row=with_finishes(sample_row(row), row),
+        stated=_stated(row),
     )
 
 
@@ -77,6 +73,7 @@ def _stated(row: Row) -> Stated:
     )
 
 
+_ROWS = training_rows(_read, updated_sample, "a sample")
 FORMAT = Format(
     name="slime",
     title="slime and miles samples",
@@ -85,9 +82,9 @@ FORMAT = Format(
     ),
     precedence=190,
     matches=_matches,
-    read=_read,
-    sources=own_sources,
-    update=row_written(_read, updated_sample, "a sample"),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="The training row, its mask and its logprobs; null for a mask trains the whole response. No calls; "
     "messages and tools only where `metadata` keeps them. Torch files need the extra `torch`.",
 )

@@ -21,7 +21,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of, stated_facts
 from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._samples import row_written
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import changed_columns
 from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, as_ids
@@ -48,18 +48,18 @@ def _matches(row: Row) -> bool:
     return "model_input" in row and isinstance(inputs, Mapping) and _TARGETS in inputs
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     inputs = row["loss_fn_inputs"]
     stated = stated_facts(row)
     messages = as_messages(parsed(row, "messages"), "messages")
     tools = as_tools(parsed(row, "tools"), "tools")
     if inputs[_TARGETS] is None:
-        return (Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids()),)
+        return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
     ids = _all_tokens(row, targets)
     trained = _training_row(ids, inputs) if len(ids) else None
     messages = messages if trained is None else messages_of_row(messages)
-    return (Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated),)
+    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 
 def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
@@ -256,15 +256,16 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [Sources(columns) for _ in rollouts]
 
 
+_ROWS = training_rows(_read, _written, "a datum")
 FORMAT = Format(
     name="tinker",
     title="tinker datums",
     signature=Signature.of(way("model_input", keys("loss_fn_inputs.target_tokens", before=" and "))),
     precedence=200,
     matches=_matches,
-    read=_read,
+    read=_ROWS.read,
     sources=_sources,
-    update=row_written(_read, _written, "a datum"),
+    update=_ROWS.update,
     shows="The training row with its mask, logprobs and advantages, shifted by one. No calls, messages or model: "
     "a conversation that was cut into several datums cannot be put together again.",
 )
