@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._calls import finish_reason, weight_versions
+from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
 from tito_audit.formats._columns import flat_logprobs, is_list, other_columns, policy_of
-from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_message
 from tito_audit.record.rollout import Turn

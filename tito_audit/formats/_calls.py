@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +11,20 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import (
     FLAT_IDS,
+    Raw,
     first_filled,
     first_text,
     flat_logprobs,
+    ids_or_none,
     is_list,
     is_messages,
     other_columns,
 )
-from tito_audit.formats._copies import Copy, call_counts, with_copies, with_counts
-from tito_audit.formats._turns import turn_of_tokens
-from tito_audit.formats._update import with_values
+from tito_audit.formats._update import Copy, call_counts, with_copies, with_counts, with_values
 from tito_audit.formats._values import as_logged, logprobs_as_logged
-from tito_audit.record.column import ColumnRole
+from tito_audit.record.arrays import empty_ids
+from tito_audit.record.build import call_columns
+from tito_audit.record.column import ColumnRole, MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Turn
 
@@ -106,6 +108,26 @@ def call_turn(
     )
 
 
+def turn_of_tokens(
+    prompt: tuple[str, object],
+    completion: tuple[str, object],
+    logprobs: Callable[[], tuple[str, Raw] | None],
+    other: Mapping[str, tuple[Raw, MovePolicy]],
+) -> Turn:
+    """The turn of a prompt and a completion, each given as (name in the log, value); RecordError if not token ids.
+
+    An empty completion with a prompt is known to have no tokens. Without ids, empty columns are ignored, and
+    columns with entries show that ids are missing.
+    """
+    prompt_ids, ids = ids_or_none(prompt[1], prompt[0]), ids_or_none(completion[1], completion[0])
+    if ids is None and prompt_ids is not None and completion[1] is not None:
+        ids = empty_ids()
+    values, columns = call_columns(empty_ids() if ids is None else ids, logprobs=logprobs(), other=other)
+    if ids is None:
+        return Turn(prompt_ids, None, columns=tuple(column for column in columns if len(column.values)))
+    return Turn(prompt_ids, ids, values, columns=columns)
+
+
 def updated_call(
     entry: Mapping[str, Any], before: Turn, after: Turn, *, skip: Collection[str] = ()
 ) -> Mapping[str, Any]:
@@ -169,6 +191,18 @@ def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
     if value is None:
         return ()
     return tuple(str(version) for version in value) if is_list(value) else (str(value),)
+
+
+def same_messages(left: Sequence[Message], right: Sequence[Message]) -> bool:
+    """True if these are the same messages, comparing only what rules and templates read."""
+    return len(left) == len(right) and all(
+        a is b or seen_by_template(a) == seen_by_template(b) for a, b in zip(left, right, strict=True)
+    )
+
+
+def seen_by_template(message: Message) -> object:
+    """What a template reads of a message."""
+    return message.role, message.text, message.reasoning, message.tool_calls
 
 
 def messages_of_row(messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -26,9 +26,16 @@ from tito_audit.formats._columns import (
     other_columns,
     plain,
 )
-from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
 from tito_audit.formats._padding import PROMPT_LENGTHS, hidden_tokens, without_padding
-from tito_audit.formats._update import column_as_logged, updated_columns, with_values
+from tito_audit.formats._update import (
+    Copy,
+    column_as_logged,
+    row_counts,
+    updated_columns,
+    with_copies,
+    with_counts,
+    with_values,
+)
 from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import training_row

@@ -11,11 +11,10 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, first_filled, is_list, parsed, plain
-from tito_audit.formats._copies import total_counts, with_counts
 from tito_audit.formats._cuts import BOUNDS, LENGTHS, SampleRanges, sample_ranges
 from tito_audit.formats._padding import trained_tokens
 from tito_audit.formats._samples import Samples
-from tito_audit.formats._update import with_values
+from tito_audit.formats._update import total_counts, with_counts, with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.record.sources import Source
 

@@ -26,6 +26,11 @@ def at(row: Any, path: Path) -> Any:
     return row
 
 
+def path_text(path: Path) -> str:
+    """A path as errors name it: `steps[0].metrics`."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
 def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
     """The object at a path of keys; {} if there is none."""
     for key in path:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._calls import seen_by_template
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.repaired import RepairedRollout
@@ -210,4 +211,4 @@ def _sent_messages(rollout: Rollout, turn: Turn) -> object:
         sent = rollout.messages[: turn.message_index]
     if sent is None:
         return None
-    return [(m.role, m.text, m.reasoning, m.tool_calls) for m in sent]
+    return [seen_by_template(message) for message in sent]

@@ -21,11 +21,9 @@ from tito_audit.formats._call_log import (
     FindSource,
     LoggedCall,
     Part,
+    PartRows,
     chat_calls,
-    numbered,
     part_of,
-    parts_sources,
-    parts_written,
     threads,
 )
 from tito_audit.formats._calls import call_turn
@@ -61,13 +59,7 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
         stated = _stated(row["rollout"])
     found = _last_of_retries([_calls(row, event, path) for event, path in events])
     parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(found)]
-    if not parts:
-        parts = [Part(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
-    return numbered(parts, place)
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return tuple(part.rollout for part in _parts(row, place))
+    return parts or [Part(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
 
 
 def _is_event(row: object) -> bool:
@@ -179,6 +171,7 @@ def _stated(holder: Mapping[str, Any]) -> Stated:
     return Stated().with_facts(id=name)
 
 
+_ROWS = PartRows(_parts)
 FORMAT = Format(
     name="agent_lightning_event",
     title="Agent Lightning events",
@@ -188,9 +181,9 @@ FORMAT = Format(
     ),
     precedence=150,
     matches=_matches,
-    read=_read,
-    sources=parts_sources(_parts),
-    update=parts_written(_parts),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="A call each: prompt, completion, logprobs, weight version, and the request's messages and tools unless "
     "it was trimmed to a triplet. Only an archived rollout holds its calls together.",
 )

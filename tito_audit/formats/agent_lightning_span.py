@@ -14,7 +14,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import LoggedCall, Part, numbered, part_of, parts_sources, parts_written
+from tito_audit.formats._call_log import LoggedCall, Part, PartRows, part_of
 from tito_audit.formats._columns import ids_or_none, is_list
 from tito_audit.formats._models import real_name
 from tito_audit.formats._sources import plain_sources, same_as
@@ -22,7 +22,7 @@ from tito_audit.formats._spans import as_chat, literal, span_tools, unflattened
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
@@ -75,11 +75,7 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
             if not _is_triplet(triplet):
                 raise RecordError(f"triplets[{number}] is not a triplet: `prompt` and `response` with `token_ids`")
             calls.append(_triplet(triplet, ("triplets", number)))
-    return numbered([part_of(calls, place, FORMAT.name, stated)], place)
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return tuple(part.rollout for part in _parts(row, place))
+    return [part_of(calls, place, FORMAT.name, stated)]
 
 
 def _is_triplet(value: object) -> bool:
@@ -207,6 +203,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+_ROWS = PartRows(_parts)
 FORMAT = Format(
     name="agent_lightning_span",
     title="Agent Lightning spans and triplets",
@@ -217,9 +214,9 @@ FORMAT = Format(
     ),
     precedence=151,
     matches=_matches,
-    read=_read,
-    sources=parts_sources(_parts),
-    update=parts_written(_parts),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="A call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are not joined.",
 )

@@ -25,7 +25,7 @@ from tito_audit.formats._atif import (
 from tito_audit.formats._columns import is_list
 from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
 from tito_audit.formats._models import one_model
-from tito_audit.formats._sources import object_at, of_calls, plain_sources
+from tito_audit.formats._sources import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
 from tito_audit.record.edits import ABSENT, Edit, Path
 from tito_audit.record.message import as_tools
@@ -44,7 +44,7 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(
-        _rollout(trajectory, _path_text(path), replace(place, item=item))
+        _rollout(trajectory, f"{path_text(path)}." if path else "", replace(place, item=item))
         for item, (path, trajectory) in enumerate(_trajectories(row, ()))
     )
 
@@ -52,13 +52,13 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 def _trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """A trajectory and all trajectories embedded in it with their paths, outer ones first."""
     if not isinstance(value, Mapping):
-        raise RecordError(f"{_path_text(path)[:-1]} is not a trajectory (an object)")
+        raise RecordError(f"{path_text(path)} is not a trajectory (an object)")
     yield path, value
     inner = value.get(_INNER)
     if inner is None:
         return
     if not isinstance(inner, list | tuple):
-        raise RecordError(f"{_path_text(path)}{_INNER} is not a list of trajectories")
+        raise RecordError(f"{path_text((*path, _INNER))} is not a list of trajectories")
     for number, one in enumerate(inner):
         yield from _trajectories(one, (*path, _INNER, number))
 
@@ -144,10 +144,6 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
             grown += to - size if counted[call.step] == size else 0
         if grown:
             yield Edit((*path, "final_metrics", "total_prompt_tokens"), total + grown)
-
-
-def _path_text(path: Path) -> str:
-    return "".join(f"{step}." if isinstance(step, str) else f"[{step}]." for step in path).replace(".[", "[")
 
 
 FORMAT = Format(

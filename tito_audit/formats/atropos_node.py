@@ -16,10 +16,9 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
 from tito_audit.formats._calls import finish_reason
 from tito_audit.formats._columns import is_list, other_columns, stated_facts
-from tito_audit.formats._copies import with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._responses_items import text_of
-from tito_audit.formats._update import at_most_one_each, updated_row, with_values
+from tito_audit.formats._update import at_most_one_each, updated_row, with_list, with_values
 from tito_audit.formats._values import equal_values
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout

@@ -30,12 +30,11 @@ from tito_audit.formats._columns import (
     parsed,
     stated_facts,
 )
-from tito_audit.formats._copies import with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
 from tito_audit.formats._packed import packed
 from tito_audit.formats._samples import SampleRows, Samples
-from tito_audit.formats._update import with_values
+from tito_audit.formats._update import with_counts, with_list, with_values
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout

@@ -14,10 +14,10 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import turn_of_tokens
 from tito_audit.formats._columns import flat_logprobs, is_list, is_numbers, policy_of
 from tito_audit.formats._models import real_name
-from tito_audit.formats._sources import object_at, of_calls, plain_sources
-from tito_audit.formats._turns import turn_of_tokens
+from tito_audit.formats._sources import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
@@ -79,7 +79,7 @@ def _details(row: Row) -> Iterator[_Detail]:
         if details is None:
             continue
         if not isinstance(details, list | tuple):
-            raise RecordError(f"{_path_text(path)} is not a list of conversations")
+            raise RecordError(f"{path_text(path)} is not a list of conversations")
         for number, value in enumerate(details):
             yield _paired(value, (*path, number))
     if _is_lists(row.get(_COMPLETIONS)):
@@ -98,9 +98,9 @@ def _lists(row: Row) -> Iterator[tuple[Path, Any]]:
 
 def _paired(value: object, path: Path) -> _Detail:
     """The three lists of a conversation, paired call by call; RecordError if the pairing is unclear."""
-    where = _path_text(path)
+    where = f"{path_text(path)}." if path else ""
     if not isinstance(value, Mapping):
-        raise RecordError(f"{where} is not a conversation (an object)")
+        raise RecordError(f"{path_text(path)} is not a conversation (an object)")
     prompts, completions, logprobs = (
         _lists_of(value, name, where) for name in (_PROMPTS, _COMPLETIONS, _LOGPROBS)
     )
@@ -159,7 +159,7 @@ def _lists_of(value: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
 
 
 def _turns(detail: _Detail) -> tuple[Turn, ...]:
-    where = _path_text(detail.path)
+    where = f"{path_text(detail.path)}." if detail.path else ""
     turns = []
     for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
         at = detail.logprobs[number]
@@ -218,10 +218,6 @@ def _stated(row: Row) -> Stated:
 
 def _is_lists(value: object) -> bool:
     return is_list(value) and len(value) > 0 and is_list(value[0])  # type: ignore[arg-type, index]
-
-
-def _path_text(path: Path) -> str:
-    return "".join(f"{step}." if isinstance(step, str) else f"[{step}]." for step in path).replace(".[", "[")
 
 
 FORMAT = Format(

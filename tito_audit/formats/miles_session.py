@@ -15,13 +15,12 @@ import numpy as np
 from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import written_once
+from tito_audit.formats._calls import same_messages, written_once
 from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._columns import ids_or_none, is_list
-from tito_audit.formats._copies import with_list
 from tito_audit.formats._responses_read import rollouts_of
 from tito_audit.formats._turn_change import changes_of, check_written, rollouts_before
-from tito_audit.formats._update import with_values
+from tito_audit.formats._update import with_list, with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.arrays import Ids
@@ -98,14 +97,9 @@ def _in_place(own: Rollout, messages: Sequence[Message]) -> Turn:
     if index is None:
         return turn
     mine = own.messages[: index + 1]
-    if [_template_view(one) for one in mine] == [_template_view(one) for one in messages[: index + 1]]:
+    if same_messages(mine, messages[: index + 1]):
         return turn
     return replace(turn, message_index=None, prompt_messages=mine[:-1])
-
-
-def _template_view(message: Message) -> object:
-    """What a template reads of a message."""
-    return message.role, message.text, message.reasoning, message.tool_calls
 
 
 def _metadata(row: Row) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import written_once
+from tito_audit.formats._calls import same_messages, written_once
 from tito_audit.formats._gym_calls import (
     GymCall,
     cut_by_length,
@@ -98,7 +98,7 @@ def _wants_ids(calls: Sequence[GymCall]) -> bool:
 def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
     token_item = call.token_item or {}
     index = len(call.prompt)
-    in_place = index < len(messages) and _same(messages[: index + 1], (*call.prompt, call.answer))
+    in_place = index < len(messages) and same_messages(messages[: index + 1], (*call.prompt, call.answer))
     text = text_of(token_item.get("generation_str"))
     if text is None and not call.answer.tool_calls and call.answer.reasoning is None:
         text = call.answer.text
@@ -150,15 +150,6 @@ def _is_numbers(value: object) -> bool:
 def _stated(row: Row, response: Mapping[str, Any]) -> Stated:
     stated = Stated(model=real_name(response.get("model")), group=as_group(row.get("_ng_task_index")))
     return stated.with_facts(mask_sample=row.get("mask_sample"))
-
-
-def _same(left: Sequence[Message], right: Sequence[Message]) -> bool:
-    """True if these are the same messages, comparing only what rules and templates read."""
-    pairs = zip(left, right, strict=False)
-    return len(left) == len(right) and all(
-        (a.role, a.text, a.reasoning, a.tool_calls) == (b.role, b.text, b.reasoning, b.tool_calls)
-        for a, b in pairs
-    )
 
 
 def _unread(output: Sequence[Any]) -> tuple[str, ...]:

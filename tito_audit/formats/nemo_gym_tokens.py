@@ -16,11 +16,11 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._calls import turn_of_tokens
 from tito_audit.formats._columns import is_list, other_columns
 from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import TOKEN_KEYS, steps, text_of
 from tito_audit.formats._samples import single_calls
-from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout

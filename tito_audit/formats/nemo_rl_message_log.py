@@ -16,12 +16,11 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._boundaries import moved_boundaries
-from tito_audit.formats._copies import row_counts, with_counts, with_list
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._samples import training_rows
-from tito_audit.formats._update import changed_columns, with_values
+from tito_audit.formats._update import changed_columns, row_counts, with_counts, with_list, with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.build import training_row
