@@ -69,22 +69,17 @@ def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             arguments = json.dumps(block.get("input") or {}, default=str)
             function = {"name": block["name"], "arguments": arguments}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind == "tool_result" and (said := _joined(block.get("content"))) is not None:
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said})
+        elif kind == "tool_result" and (told := _joined(block.get("content"))) is not None:
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": told})
         else:
             return None
-    wire: dict[str, Any] = {"role": role, "content": _content(texts)}
+    said = [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else texts[0] if texts else None
+    wire: dict[str, Any] = {"role": role, "content": said}
     if thoughts:
         wire["reasoning_content"] = "\n".join(thoughts)
     if calls:
         wire["tool_calls"] = calls
     return [*results, wire] if texts or thoughts or calls or not results else results
-
-
-def _content(texts: list[str]) -> object:
-    if len(texts) > 1:
-        return [{"type": "text", "text": text} for text in texts]
-    return texts[0] if texts else None
 
 
 def _joined(content: object) -> str | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
-from tito_audit.formats._columns import flat_logprobs, is_list, other_columns, policy_of
-from tito_audit.record.column import MovePolicy
+from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
+from tito_audit.formats._sources import object_at
 from tito_audit.record.message import Message, as_message
 from tito_audit.record.rollout import Turn
 
@@ -70,8 +70,7 @@ def conversation_of(steps: object, where: str) -> Conversation:
 
 def step_turn(call: StepCall, where: str, *, message_index: int | None, text: str | None) -> Turn:
     """The model call of a step. If its metrics are sums over several calls, it has no ids of its own."""
-    extra = call.metrics.get("extra")
-    extra = extra if isinstance(extra, Mapping) else {}
+    extra = object_at(call.metrics, "extra")
     if call.merged:
         return Turn(None, None, message_index=message_index, finish_reason=finish_reason(extra))
     try:
@@ -87,13 +86,6 @@ def step_turn(call: StepCall, where: str, *, message_index: int | None, text: st
         finish_reason=finish_reason(extra),
         weight_versions=weight_versions(extra),
     )
-
-
-def routing_keys(holder: Wire) -> Iterator[str]:
-    """Keys of data computed over a whole prompt, which cannot be rebuilt for another prompt."""
-    for name, value in holder.items():
-        if value is not None and policy_of(name) is MovePolicy.DROP:
-            yield name
 
 
 def _calls(step: Wire, number: int, message: int, where: str) -> Iterator[StepCall]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._responses_log import Exchange, all_choices, exchange, is_numbers, logged_tokens, scores_of
-from tito_audit.formats._sources import at, of_calls, plain_sources, same_as
-from tito_audit.formats._turn_change import logged_logprobs, same_floats
-from tito_audit.record.arrays import Ids, Logprobs, as_floats
+from tito_audit.formats._sources import at, object_at, of_calls, plain_sources, same_as
+from tito_audit.formats._turn_change import logged_logprobs
+from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
@@ -40,7 +39,7 @@ def choice_source(row: Row, found: Exchange, above: Path, path: Path, turn: Turn
     """The source of the choice at `path`, in the answer at `above`, with every copy that the row holds."""
     holders = list(dict.fromkeys((above, path)))
     inner = [(*holder, part) if part else holder for holder in holders for part in _PARTS]
-    inner = [one for one in inner if isinstance(_get(row, one), Mapping)]
+    inner = [one for one in inner if object_at(row, *one)]
     return CallSource(
         prompts=plain_sources(_prompts(row, found, holders, turn.prompt_ids)),
         logprobs=tuple(_logprobs(at(row, path), path, logged_logprobs(turn))),
@@ -68,10 +67,10 @@ def _prompts(row: Row, found: Exchange, holders: Sequence[Path], prompt: Ids | N
 def _logprobs(choice: Mapping[str, Any], path: Path, logged: Logprobs | None) -> Iterator[Source]:
     """Every copy of the logprobs: OpenAI's entries, its parallel lists, SGLang's triples."""
     scores = scores_of(choice, _SCORES)
-    if scores is not None and same_floats(_floats([value for value, _ in scores]), logged):
+    if scores is not None and same_as([value for value, _ in scores], logged):
         yield Source((*path, "meta_info", _SCORES), Layout.TRIPLES)
     name, _, values = logged_tokens(choice)
-    if values is not None and same_floats(_floats(values), logged):
+    if same_as(values, logged):
         if name == "logprobs.content":
             yield Source((*path, "logprobs", "content"), Layout.ENTRIES)
         else:
@@ -80,18 +79,5 @@ def _logprobs(choice: Mapping[str, Any], path: Path, logged: Logprobs | None) ->
 
 def _is_scored(holder: Mapping[str, Any]) -> bool:
     """Whether the server scored the prompt."""
-    meta = holder.get("meta_info")
-    scores = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
+    scores = object_at(holder, "meta_info").get("input_token_logprobs")
     return scores is not None or holder.get("prompt_logprobs") is not None
-
-
-def _floats(values: Sequence[Any]) -> Logprobs | None:
-    try:
-        return as_floats(list(values), "logprobs")
-    except RecordError:
-        return None
-
-
-def _get(row: Row, path: Path) -> Any:
-    """The value at a path; None if its last key is missing."""
-    return at(row, path[:-1]).get(path[-1]) if path and isinstance(path[-1], str) else at(row, path)

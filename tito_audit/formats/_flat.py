@@ -27,6 +27,7 @@ from tito_audit.formats._columns import (
     plain,
 )
 from tito_audit.formats._padding import PROMPT_LENGTHS, hidden_tokens, without_padding
+from tito_audit.formats._turn_change import same_ids
 from tito_audit.formats._update import (
     Copy,
     column_as_logged,
@@ -139,7 +140,7 @@ def updated_flat(
 
 def _split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
     """The columns of prompt ids and of response ids."""
-    if before is after or (_same(before.token_ids, after.token_ids) and _same(before.loss_mask, after.loss_mask)):
+    if same_ids(before.token_ids, after.token_ids) and same_ids(before.loss_mask, after.loss_mask):
         return {}
     prompt, response = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)
     mask = first_list(row, RESPONSE_MASKS)
@@ -298,7 +299,3 @@ def _starts_with(row: Row, prompt: Raw) -> bool:
     if name is None or any(map(is_list, prompt[:1])):
         return False
     return bool(plain(row[name][: len(prompt)]) == plain(prompt))
-
-
-def _same(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
-    return left is right or (left is not None and right is not None and np.array_equal(left, right))

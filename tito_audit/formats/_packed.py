@@ -46,7 +46,10 @@ def packed(row: Row) -> Samples | None:
             places[_SINGULAR.get(name, name)] = name
         elif name in MASKS or name in ROW_LOGPROBS:
             if value is not None:
-                return _unsplit(row, ids)
+                # It does not fit the samples; read as one sample, a rule can report it.
+                kept = {name: value for name, value in row.items() if name not in _CONVERSATIONS}
+                whole = partial(_finished, ids, ((0, len(row[ids])),))
+                return Samples((kept,), lambda _, name: Source((name,)), ids, whole)
         elif name == "tools" or (not is_list(value) and _applies_to_all(name, value)):
             rest[name] = value
     samples = tuple(
@@ -75,12 +78,6 @@ def _finished(ids: str, cuts: SampleRanges, old: Row, new: Row, samples: Sequenc
     if len(samples) > 1 and (again is None or [len(sample[again.ids]) for sample in again.rows] != sizes):
         raise RecordError("it would be unclear where one sample ends and the next begins")
     return made
-
-
-def _unsplit(row: Row, ids: str) -> Samples:
-    """A row whose mask or logprobs do not fit its samples, read as one sample so that a rule can report it."""
-    kept = {name: value for name, value in row.items() if name not in _CONVERSATIONS}
-    return Samples((kept,), lambda _, name: Source((name,)), ids, partial(_finished, ids, ((0, len(row[ids])),)))
 
 
 def _ranges(row: Row, name: str, ids: str, cuts: SampleRanges) -> SampleRanges | None:

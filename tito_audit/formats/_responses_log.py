@@ -16,6 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._responses_items import is_response_object
+from tito_audit.formats._values import as_whole
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import TokenText
@@ -61,12 +62,12 @@ class Generated:
 def exchange(row: Row) -> Exchange | None:
     """The answer and the request of a row; None if the row has none of the known shapes."""
     if _is_response(row):
-        asked = next((key for key in _REQUEST_KEYS if _is_request(row.get(key))), None)
+        asked = next((key for key in _REQUEST_KEYS if isinstance(row.get(key), Mapping)), None)
         return _exchange(row, asked, {(): row})
     for key in _RESPONSE_KEYS:
         found = _responses(row.get(key), key)
         if found:
-            asked = next((k for k in (*_REQUEST_KEYS, "body") if _is_request(row.get(k))), None)
+            asked = next((k for k in (*_REQUEST_KEYS, "body") if isinstance(row.get(k), Mapping)), None)
             return _exchange(row, asked, found)
     found = _responses(row.get("body"), "body")
     return _exchange(row, None, found) if found else None
@@ -212,14 +213,10 @@ def scores_of(choice: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | N
     if not isinstance(entries, list | tuple):
         return None
     plain = [_plain(entry) for entry in entries]
-    pairs = [(entry[0], _id(entry[1])) for entry in plain if entry is not None and len(entry) >= 2]
+    pairs = [(entry[0], as_whole(entry[1])) for entry in plain if entry is not None and len(entry) >= 2]
     if len(pairs) != len(plain):
         raise RecordError(f"meta_info.{name} is not a list of [logprob, token id, text]")
     return pairs
-
-
-def _id(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _disagreement(copies: Mapping[str, Ids]) -> str | None:
@@ -263,10 +260,6 @@ def _is_response(value: Mapping[str, Any]) -> bool:
 def _is_choice(value: object) -> bool:
     """True for a choice of a server's answer, as opposed to one of a multiple-choice question."""
     return isinstance(value, Mapping) and any(key in value for key in _CHOICE_KEYS)
-
-
-def _is_request(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _request(value: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], tuple[Path, ...]]:

@@ -131,6 +131,4 @@ def _bound_column(name: str, value: Any) -> Column:
 def _shown(value: object) -> str:
     if value is None:
         return "missing or null"
-    if isinstance(value, int | float):
-        return f"{value}"
-    return json_kind(value)
+    return f"{value}" if isinstance(value, int | float) else json_kind(value)

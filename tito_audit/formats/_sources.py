@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.formats._columns import is_list, is_numbers
-from tito_audit.record.arrays import Ids, as_floats
+from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Path
 from tito_audit.record.sources import CallSource, Source, Sources
 
@@ -32,15 +33,12 @@ def path_text(path: Path) -> str:
 
 
 def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
-    """The object at a path of keys; {} if there is none."""
+    """The object at a path of keys and positions; {} if there is none."""
     for key in path:
-        row = (
-            row.get(key)
-            if isinstance(row, Mapping)
-            else row[key]
-            if isinstance(key, int) and is_list(row)
-            else None
-        )
+        if isinstance(row, Mapping):
+            row = row.get(key)
+        else:
+            row = row[key] if isinstance(key, int) and is_list(row) and key < len(row) else None
     return row if isinstance(row, Mapping) else {}
 
 
@@ -62,7 +60,7 @@ def copies_of(value: Any, path: Path, names: Collection[str], wanted: Any) -> It
             yield from copies_of(inner, (*path, number), names, wanted)
 
 
-def same_as(value: Any, wanted: Ids | Sequence[Any] | None) -> bool:
+def same_as(value: Any, wanted: NDArray[Any] | Sequence[Any] | None) -> bool:
     """Whether a value is a list equal to these numbers."""
     if wanted is None or not is_list(value) or len(value) != len(wanted) or not is_numbers(value):
         return False

@@ -107,7 +107,7 @@ def recounted(
     return {}
 
 
-def same_ids(left: Ids | None, right: Ids | None) -> bool:
+def same_ids(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
     """True for equal ids, or if both are None."""
     return left is right or (left is not None and right is not None and np.array_equal(left, right))
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._columns import is_list
+from tito_audit.formats._columns import is_list, plain
 
 
 def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any:
@@ -23,7 +23,7 @@ def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any
         return None
     if is_list(original) and equal_values(values, original):
         return original
-    new = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    new = plain(values)
     if isinstance(original, np.ndarray) and original.dtype.kind in "iufb":
         return _as_array(new, original.dtype)
     return _as_list(new, list(original) if is_list(original) else [])
@@ -62,16 +62,16 @@ def equal_values(new: Any, old: Any) -> bool:
             return bool(np.array_equal(new, old, equal_nan=True))
         if old.dtype.kind in "iub":
             return bool(np.array_equal(new, old))
-    return all(a is b or _equal(a, b) for a, b in zip(_plain(new), _plain(old), strict=True))
+    return all(a is b or _equal(a, b) for a, b in zip(plain(new), plain(old), strict=True))
 
 
 def _as_array(new: list[Any], dtype: np.dtype[Any]) -> Any:
     if dtype.kind == "f":
         return np.array([np.nan if value is None else value for value in new], dtype)
     if any(_unknown(value) for value in new):
-        return [None if _unknown(value) else _whole(value) for value in new]
+        return [None if _unknown(value) else as_whole(value) for value in new]
     try:
-        made = np.array([_whole(value) for value in new], dtype)
+        made = np.array([as_whole(value) for value in new], dtype)
     except OverflowError:
         made = np.empty(0, dtype)
     if len(made) != len(new) or not np.array_equal(made, np.array(new)):
@@ -89,7 +89,7 @@ def _as_list(new: list[Any], old: list[Any]) -> list[Any]:
     if kinds == {float}:
         return [float(value) if type(value) is int else value for value in plain]
     if int in kinds and not any(isinstance(value, float) and value.is_integer() for value in old):
-        return [_whole(value) for value in plain]
+        return [as_whole(value) for value in plain]
     return plain
 
 
@@ -122,11 +122,6 @@ def _all_same(new: Sequence[Any], old: Sequence[Any]) -> bool:
     return all(a is b for a, b in zip(new, old, strict=True))
 
 
-def _plain(values: Any) -> Sequence[Any]:
-    found: Sequence[Any] = values.tolist() if isinstance(values, np.ndarray) else values
-    return found
-
-
 def _equal(a: Any, b: Any) -> bool:
     if a is b:
         return True
@@ -154,7 +149,8 @@ def _unknown(value: object) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
 
-def _whole(value: Any) -> Any:
+def as_whole(value: Any) -> Any:
+    """A float without a fraction as a whole number; anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -19,7 +19,7 @@ from tito_audit.align.prefix import common_ends
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._boundaries import moved_boundaries
-from tito_audit.formats._columns import is_list
+from tito_audit.formats._columns import filled, is_list
 from tito_audit.formats._turn_change import Change, Read, changes_of, check_written, same_floats, same_ids
 from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.formats._values import as_logged, equal_values
@@ -148,7 +148,7 @@ def _own_tokens(tree: Tree, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
         old, path = before[number]
         parts = [(n, given) for n in path for given in ((True, False) if tree.nodes[n].sampled else (True,))]
         parts.append((number, True))
-        lengths = [_size(tree.nodes[n], given) for n, given in parts]
+        lengths = [tree.nodes[n].start if given else len(tree.nodes[n].completion) for n, given in parts]
         cuts = _cuts(old, ids, [0, *np.cumsum(lengths).tolist()], [not given for _, given in parts])
         for (n, given), start, end in zip(parts, cuts[:-1], cuts[1:], strict=True):
             node, part = tree.nodes[n], ids[start:end]
@@ -162,10 +162,6 @@ def _own_tokens(tree: Tree, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
                     )
                 own[n] = part
     return own
-
-
-def _size(node: Node, given: bool) -> int:
-    return node.start if given else len(node.completion)
 
 
 def _cuts(old: Ids, new: Ids, ends: Sequence[int], sampled: Sequence[bool]) -> list[int]:
@@ -185,26 +181,22 @@ def _rewritten_node(node: Node, ids: Ids, null: object) -> dict[Path, Any]:
     values: dict[Path, Any] = {("token_ids",): as_logged(ids_now, wire["token_ids"])}
     mask, weights = wire.get("mask"), wire.get("loss_weights")
     content: Any = wire.get("is_content")
-    if _is_filled(mask):
+    if filled(mask):
         if node.mask[: node.start].any():
             raise RecordError(f"{node.where}.mask trains the tokens that would change")
         values["mask",] = as_logged(np.concatenate([np.zeros(len(ids), np.bool_), node.trained]), mask)
-    if _is_filled(content):
+    if filled(content):
         told = _moved_values(old, ids, list(content), node.start)
         # In this log an empty list means unknown.
         values["is_content",] = [] if told is None else as_logged(told, content)
     for name, value in weights.items() if isinstance(weights, Mapping) else ():
-        if _is_filled(value):
+        if filled(value):
             told = _moved_values(old, ids, list(value), node.start)
             if told is None:
                 raise RecordError(f"{node.where}.loss_weights.{name} weighs the tokens that would change")
             values["loss_weights", name] = as_logged(told, value)
     values.update({(name,): null for name in _UNREBUILT if wire.get(name) is not None})
     return values
-
-
-def _is_filled(value: Any) -> bool:
-    return is_list(value) and len(value) > 0
 
 
 def _moved_values(old: Ids, new: Ids, values: list[Any], start: int) -> list[Any] | None:

@@ -29,9 +29,10 @@ from tito_audit.formats._call_log import (
 from tito_audit.formats._calls import call_turn
 from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import text_of
+from tito_audit.formats._sources import object_at
 from tito_audit.formats._stream import is_chunks, joined
 from tito_audit.record.edits import Path
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Counter
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
@@ -77,11 +78,14 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
         raise RecordError(
             f"{path[0]}[{path[1]}] is not an event: `event_type`, `rollout_id` and `data` are expected"
         )
-    data = event["data"] if isinstance(event.get("data"), Mapping) else {}
+    data = object_at(event, "data")
     if event["event_type"] != "model_request" or _failed(data):
         return []
     at = (*path, "data")
-    calls = _triplet(data, at) if any(key in data for key in _TRIPLET) else _answer(root, data, at)
+    if any(key in data for key in _TRIPLET):
+        calls = [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=at))]  # reduced to its ids
+    else:
+        calls = _answer(root, data, at)
     return [_of_event(call, event, data, at) for call in calls]
 
 
@@ -101,22 +105,18 @@ def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
     return chat_calls(root, request or {}, response, asked, at) if "choices" in response else []
 
 
-def _triplet(data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
-    """The call of an event that was reduced to its ids."""
-    return [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=path))]
-
-
 def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> LoggedCall:
     """The call with what its event says about the server."""
-    server = data.get("server")
-    server = server if isinstance(server, Mapping) else {}
+    server = object_at(data, "server")
     attempt = event.get("attempt_id")
     stated = replace(
         call.stated,
         model=real_name(server.get("model")) or call.stated.model,
         attempt=attempt if isinstance(attempt, int | str) else None,
     )
-    turn = _versioned(call.turn, server.get("version", data.get("model_version")))
+    turn, version = call.turn, server.get("version", data.get("model_version"))
+    if isinstance(version, str | int) and not isinstance(version, bool) and not turn.weight_versions:
+        turn = replace(turn, weight_versions=(str(version),))
     return replace(call, turn=turn, source=partial(_with_proxy_fields, call.source, data, path), stated=stated)
 
 
@@ -126,11 +126,6 @@ def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) ->
     routing = [(*path, "routed_experts")] if "routed_experts" in data else []
     counters = [Counter((*path, "usage"))] if isinstance(data.get("usage"), Mapping) else []
     return replace(source, routing=(*source.routing, *routing), counters=(*source.counters, *counters))
-
-
-def _versioned(turn: Turn, version: object) -> Turn:
-    known = isinstance(version, str | int) and not isinstance(version, bool)
-    return replace(turn, weight_versions=(str(version),)) if known and not turn.weight_versions else turn
 
 
 def _failed(data: Mapping[str, Any]) -> bool:

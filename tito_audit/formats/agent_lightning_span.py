@@ -17,7 +17,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, Part, PartRows, part_of
 from tito_audit.formats._columns import ids_or_none, is_list
 from tito_audit.formats._models import real_name
-from tito_audit.formats._sources import plain_sources, same_as
+from tito_audit.formats._sources import object_at, plain_sources, same_as
 from tito_audit.formats._spans import as_chat, literal, span_tools, unflattened
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import call_columns
@@ -119,21 +119,10 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
     prompt, response = triplet["prompt"], triplet["response"]
     asked = _TokenFields(prompt, (*path, "prompt"), ("token_ids",), None, "")
     held = _TokenFields(response, (*path, "response"), (), response.get("token_ids"), "logprobs")
-    metadata = triplet.get("metadata")
-    metadata = metadata if isinstance(metadata, Mapping) else {}
-    request, said = metadata.get("request"), metadata.get("response")
+    request, said = (object_at(triplet, "metadata", name) for name in ("request", "response"))
     answer = as_chat(response.get("raw_content"), "response.raw_content", of_prompt=False)
-    raw = response.get("raw_content")
-    first = raw[0] if isinstance(raw, list | tuple) and raw and isinstance(raw[0], Mapping) else {}
-    turn = _turn(held, _text(first.get("finish_reason")))
-    turn = Turn(
-        _prompt(asked),
-        turn.completion_ids,
-        turn.completion_logprobs,
-        completion_text=turn.completion_text,
-        finish_reason=turn.finish_reason,
-        columns=turn.columns,
-    )
+    first = object_at(response, "raw_content", 0)
+    turn = replace(_turn(held, _text(first.get("finish_reason"))), prompt_ids=_prompt(asked))
 
     def source() -> CallSource:
         return replace(_source(held, None), prompts=_source(asked, turn.prompt_ids).prompts, counters=())
@@ -143,11 +132,8 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
         source,
         as_chat(prompt.get("raw_content"), "prompt.raw_content"),
         answer[0] if answer else None,
-        span_tools(request.get("functions")) if isinstance(request, Mapping) else (),
-        stated=_model(
-            said.get("model") if isinstance(said, Mapping) else None,
-            request.get("model") if isinstance(request, Mapping) else None,
-        ),
+        span_tools(request.get("functions")),
+        stated=_model(said.get("model"), request.get("model")),
     )
 
 

@@ -59,15 +59,11 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     versions: Any = new.get("versions")
     if versions is row.get("versions") or not is_list(versions):
         return new
-    return with_values(new, {"versions": _with_filled_versions(versions, row["versions"])})
-
-
-def _with_filled_versions(versions: Any, original: Any) -> Any:
     filled = [_NOT_SAMPLED if value is None or value != value else value for value in list(versions)]
     if any(value != int(value) for value in filled):
         raise RecordError("column 'versions' holds a number that is not a version")
-    filled = [int(value) for value in filled]
-    return np.array(filled, original.dtype) if isinstance(original, np.ndarray) else filled
+    old, whole = row["versions"], [int(value) for value in filled]
+    return with_values(new, {"versions": np.array(whole, old.dtype) if isinstance(old, np.ndarray) else whole})
 
 
 _ROWS = SampleRows(_sample, _updated, _samples)

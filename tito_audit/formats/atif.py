@@ -19,14 +19,14 @@ from tito_audit.formats._atif import (
     Conversation,
     StepCall,
     conversation_of,
-    routing_keys,
     step_turn,
 )
-from tito_audit.formats._columns import is_list
+from tito_audit.formats._columns import is_list, policy_of
 from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
 from tito_audit.formats._models import one_model
 from tito_audit.formats._sources import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
+from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import ABSENT, Edit, Path
 from tito_audit.record.message import as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -113,19 +113,18 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def _source(call: StepCall, path: Path) -> CallSource:
-    metrics = call.metrics
-    extra = metrics.get("extra")
-    extra = extra if isinstance(extra, Mapping) else {}
+    extra = object_at(call.metrics, "extra")
+    routing = [name for name in extra if extra[name] is not None and policy_of(name) is MovePolicy.DROP]
     columns = {EXTRA_PREFIX + name: plain_sources([(*path, "extra", name)]) for name in extra}
     prompt, scored = (
-        plain_sources([(*path, name)] if is_list(metrics.get(name)) else [])
+        plain_sources([(*path, name)] if is_list(call.metrics.get(name)) else [])
         for name in ("prompt_token_ids", "logprobs")
     )
     return CallSource(
         prompts=prompt,
         logprobs=scored,
         columns={**columns, "logprobs": scored},
-        routing=tuple((*path, "extra", name) for name in routing_keys(extra)),
+        routing=tuple((*path, "extra", name) for name in routing),
         counters=(Counter(path),),
     )
 

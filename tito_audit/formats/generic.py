@@ -34,6 +34,7 @@ from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
 from tito_audit.formats._packed import packed
 from tito_audit.formats._samples import SampleRows, Samples
+from tito_audit.formats._sources import object_at
 from tito_audit.formats._update import with_counts, with_list, with_values
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_messages, as_tools
@@ -61,7 +62,9 @@ def _matches(row: Row) -> bool:
         return True
     if _calls_name(row) is not None:
         return True
-    return is_messages(parsed(row, "messages")) and not _numbers_elsewhere(row)
+    # Next to messages, lists of whole numbers may be ids under an unknown name.
+    unknown = (value for name, value in row.items() if name not in ("messages", "tools"))
+    return is_messages(parsed(row, "messages")) and not any(map(holds_ids, unknown))
 
 
 def _samples(row: Row) -> Samples | None:
@@ -86,13 +89,12 @@ def _read_one(row: Row, place: Place) -> Rollout:
     stated = stated_facts(row)
     if not turns and trained is None and not any(name in row for name in FLAT_IDS):
         stated = stated.without_ids()
-    arguments = row.get("chat_template_kwargs")
     return Rollout(
         place,
         FORMAT.name,
         messages,
         as_tools(parsed(row, "tools"), "tools"),
-        template_kwargs=arguments if isinstance(arguments, Mapping) else {},
+        template_kwargs=object_at(row, "chat_template_kwargs"),
         turns=turns,
         training_row=with_finishes(trained, row, turns),
         stated=stated,
@@ -231,11 +233,6 @@ def _calls_name(row: Row) -> str | None:
         ):
             return name
     return None
-
-
-def _numbers_elsewhere(row: Row) -> bool:
-    """True if a row of messages also has lists of whole numbers that may be ids under an unknown name."""
-    return any(holds_ids(value) for name, value in row.items() if name not in ("messages", "tools"))
 
 
 _ROWS = SampleRows(_read_one, _updated, _samples, forks=True)

@@ -63,7 +63,9 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    stated = _stated(row)
+    group = row.get("task_name")
+    model = real_name(object_at(row, "agent_info", "model_info"))
+    stated = Stated(model=model, group=group if isinstance(group, str) else None)
     found = [
         Rollout(replace(place, item=item), FORMAT.name, turns=_turns(detail), stated=stated)
         for item, detail in enumerate(_details(row))
@@ -203,17 +205,9 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
     for holder in dict.fromkeys(detail.path[:-2] for detail in details if detail.path):
         own = [number for number, detail in enumerate(details) if detail.path[:-2] == holder]
         old, new = (sum(lengths_of(rollouts[n].turns)[0] for n in own) for rollouts in (before, after))
-        count: Any = row
-        for step in (*holder, "n_input_tokens"):
-            count = count.get(step) if isinstance(count, Mapping) else count[step]
+        count = object_at(row, *holder).get("n_input_tokens")
         if type(count) is int and count == old and old != new:
             yield Edit((*holder, "n_input_tokens"), new)
-
-
-def _stated(row: Row) -> Stated:
-    model = real_name(object_at(row, "agent_info", "model_info"))
-    group = row.get("task_name")
-    return Stated(model=model, group=group if isinstance(group, str) else None)
 
 
 def _is_lists(value: object) -> bool:

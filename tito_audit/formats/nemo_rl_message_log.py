@@ -16,6 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._boundaries import moved_boundaries
+from tito_audit.formats._columns import plain
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._responses_items import message_wire
@@ -93,8 +94,15 @@ def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> Train
         # Until NeMo-RL writes masks, it trains what was generated.
         generated = [_is_generated(entry) for entry in log]
         row = replace(row, loss_mask=np.repeat(generated, [len(own) for own in ids]))
-    misfits = [(ColumnRole.LOSS_MASK, _MASK, mask), (ColumnRole.LOGPROBS, _LOGPROBS, logprobs)]
-    columns = [_misfit(role, name, column) for role, name, column in misfits if column and not column.fits]
+    misfits = [
+        (ColumnRole.LOSS_MASK, _MASK, mask, None),
+        (ColumnRole.LOGPROBS, _LOGPROBS, logprobs, _SENTINEL),
+    ]
+    columns = [
+        Column(name, role, as_floats(column.values, name), None, sentinel=sentinel)
+        for role, name, column, sentinel in misfits
+        if column and not column.fits
+    ]
     return replace(row, columns=(*row.columns, *columns))
 
 
@@ -137,14 +145,10 @@ def _slice(entry: Mapping[str, Any], name: str, part: Any, fill: object, number:
     """A message's slice of a column; RecordError if it has values to write and no place for them."""
     if _held(entry, name) or (isinstance(entry.get(name), list | np.ndarray) and part is not None and len(part)):
         return as_logged(part, entry[name])
-    if part is not None and any(not _says_nothing(value, fill) for value in part.tolist()):
+    # What a message without the column has in the concatenated one says nothing.
+    if part is not None and any(not (v is None or v == fill or v != v) for v in part.tolist()):
         raise RecordError(f"message_log[{number}] has no {name}, and the repair would need it")
     return entry.get(name)
-
-
-def _says_nothing(value: object, fill: object) -> bool:
-    """True for the value that a message without the column has in the concatenated one."""
-    return value is None or value == fill or value != value
 
 
 def _joined(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fill: object) -> _Joined | None:
@@ -158,13 +162,8 @@ def _joined(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fil
         if not isinstance(part, list | np.ndarray):
             raise RecordError(f"message_log[{number}].{name} is not a list of one entry per token")
         fits = fits and len(part) == len(own)
-        values.extend(part.tolist() if isinstance(part, np.ndarray) else part)
+        values.extend(plain(part))
     return _Joined(values, fits)
-
-
-def _misfit(role: ColumnRole, name: str, column: _Joined) -> Column:
-    sentinel = _SENTINEL if role is ColumnRole.LOGPROBS else None
-    return Column(name, role, as_floats(column.values, name), None, sentinel=sentinel)
 
 
 def _other_names(log: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,14 +7,14 @@ compact form, `rllm/eval/episode_compact.py`, which keeps each message once. The
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
-from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
+from tito_audit.formats._columns import filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
@@ -64,7 +64,7 @@ def _rollout(trajectory: object, where: str, place: Place, stated: Stated) -> Ro
         stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
     messages = conversations[-1] if conversations and told else ()
     turns: tuple[Turn, ...] = ()
-    if any(_filled(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
+    if any(filled(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
         turns = tuple(
             _turn(step, conversation, messages if told else None, f"{where}.steps[{i}]")
             for i, (step, conversation) in enumerate(zip(steps, conversations, strict=True))
@@ -128,7 +128,7 @@ def _turn(
             (_PROMPT, None if _is_multimodal(step.get(_PROMPT)) else step.get(_PROMPT)),
             (_RESPONSE, step.get(_RESPONSE)),
             # An empty list is a step's default and means the same as null.
-            lambda: flat_logprobs(step, "logprobs") if _filled(scored) else None,
+            lambda: flat_logprobs(step, "logprobs") if filled(scored) else None,
             other_columns(step, _TAKEN),
         )
         if scored is not None and not is_list(scored):
@@ -177,7 +177,7 @@ def _source(step: Mapping[str, Any], path: Path) -> CallSource:
         plain_sources(
             place
             for name, value in one.items()
-            if _filled(value) and not _is_multimodal(value)
+            if filled(value) and not _is_multimodal(value)
             for place in ((*path, name), *copies_of(output, (*path, "model_output"), names, value))
         )
         for one, names in zip(copies, (_COPIES, ("logprobs",)), strict=True)
@@ -187,25 +187,18 @@ def _source(step: Mapping[str, Any], path: Path) -> CallSource:
         prompts=prompts,
         logprobs=scored,
         columns={**columns, "logprobs": scored},
-        routing=tuple(_routing(step, output, path)),
+        routing=tuple(
+            (*place, _ROUTING)
+            for place, one in ((path, step), ((*path, "model_output"), output))
+            if _ROUTING in one
+        ),
     )
-
-
-def _routing(step: Mapping[str, Any], output: Mapping[str, Any], path: Path) -> Iterator[Path]:
-    if _ROUTING in step:
-        yield (*path, _ROUTING)
-    if _ROUTING in output:
-        yield (*path, "model_output", _ROUTING)
 
 
 def _starts_with(messages: Sequence[Message], conversation: Sequence[Message]) -> bool:
     return len(conversation) <= len(messages) and all(
         a is b or a.wire == b.wire for a, b in zip(messages, conversation, strict=False)
     )
-
-
-def _filled(value: object) -> bool:
-    return is_list(value) and len(value) > 0  # type: ignore[arg-type]
 
 
 def _is_multimodal(value: object) -> bool:

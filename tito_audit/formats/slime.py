@@ -7,7 +7,7 @@ stop token that ended a response, so a sample without one is not a fault.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tito_audit.format import Format, Row
@@ -43,7 +43,7 @@ def _read(row: Row, place: Place) -> Rollout:
     metadata = object_at(row, "metadata")
     said = [parsed(row, "messages"), metadata.get("messages")]
     # Messages without an answer are only the prompt, from which the row was not rendered.
-    messages = next((value for value in said if is_messages(value) and _answered(value)), None)
+    messages = next((value for value in said if is_messages(value) and any(map(_is_answer, value))), None)
     listed = [parsed(row, "tools"), parsed(metadata, "tools")]
     tools = next((value for value in listed if is_list(value) and len(value)), listed[0])
     return Rollout(
@@ -57,8 +57,8 @@ def _read(row: Row, place: Place) -> Rollout:
     )
 
 
-def _answered(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return any(speaker_of(str(message["role"])) not in GIVEN_SPEAKERS for message in messages if message["role"])
+def _is_answer(message: Mapping[str, Any]) -> bool:
+    return bool(message["role"]) and speaker_of(str(message["role"])) not in GIVEN_SPEAKERS
 
 
 def _stated(row: Row) -> Stated:

@@ -98,12 +98,8 @@ def _may_hold_ids(value: Any, depth: int = 6) -> bool:
 def _is_text(value: Any) -> bool:
     """True for a text, messages, or a list of either."""
     if isinstance(value, list | tuple) and value and not isinstance(value[0], Mapping):
-        return all(isinstance(one, str) or _is_conversation(one) for one in value[:4])
+        return all(isinstance(one, str) or is_messages(one) for one in value[:4])
     return isinstance(value, str) or is_messages(value)
-
-
-def _is_conversation(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping) and is_messages(value)
 
 
 _ROWS = SampleRows(_read, lambda row, before, one: row)
