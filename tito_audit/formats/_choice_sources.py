@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Row
@@ -21,9 +22,14 @@ _PARTS = ("", "meta_info", "usage")
 """Where prompt data may be: the answer or choice itself, and the objects in it."""
 
 
-def choice_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    """The source of each choice of the row's answers."""
-    found = exchange(row)
+def choice_sources(row: Row, rollouts: Sequence[Rollout], within: Path = ()) -> Sequence[Sources]:
+    """The source of each choice of the answers in the row, or in the object at `within`."""
+    found = exchange(at(row, within))
+    if found is not None and within:
+        asked, answered = (
+            tuple((*within, *path) for path in paths) for paths in (found.request_paths, found.response_paths)
+        )
+        found = replace(found, request_paths=asked, response_paths=answered)
     listed = list(all_choices(found)) if found is not None else []
     return of_calls(
         [

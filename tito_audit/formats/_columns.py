@@ -123,6 +123,7 @@ def is_messages(value: object) -> bool:
     return (
         isinstance(value, list | tuple)
         and len(value) > 0
+        and isinstance(value[0], Mapping)
         and all(isinstance(entry, Mapping) and "role" in entry for entry in value)
     )
 

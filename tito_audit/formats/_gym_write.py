@@ -21,7 +21,7 @@ from tito_audit.formats._gym_calls import (
     request_of,
 )
 from tito_audit.formats._responses_items import Item
-from tito_audit.formats._sources import at, object_at
+from tito_audit.formats._sources import at, object_at, of_calls, plain_sources
 from tito_audit.formats._turn_change import (
     Change,
     Read,
@@ -38,6 +38,7 @@ from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.sources import CallSource, Source, Sources
 
 _INPUT_KEYS = ("responses_create_params", "agent_input", "seed_obs")
 """The rollout's inputs, which never change."""
@@ -80,6 +81,25 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
         check_written(again, one, rollout)
         rows.append(new)
     return tuple(rows)
+
+
+def call_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    """Where the row stores the columns of its calls, with every item that repeats a call's tokens."""
+    return of_calls(
+        [
+            CallSource(columns={column.name: _columns_at(held, number, column.name) for column in turn.columns})
+            for held in [_located(row, rollout)]
+            for number, turn in enumerate(rollout.turns)
+        ]
+        if rollout.turns
+        else ()
+        for rollout in rollouts
+    )
+
+
+def _columns_at(held: _LocatedRow, number: int, name: str) -> tuple[Source, ...]:
+    own = [carrier for carrier in held.carriers if number in carrier.turns]
+    return plain_sources((*carrier.path, name) for carrier in own if name in carrier.item)
 
 
 def _part(held: _LocatedRow, one: RepairedRollout, changes: Mapping[int, Change]) -> Row:

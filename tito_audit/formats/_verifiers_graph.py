@@ -18,7 +18,8 @@ from tito_audit.formats._columns import is_list, parsed
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
 from tito_audit.record.edits import Path
 
-_WRAPPER = "native_wrapper"
+WRAPPER = "native_wrapper"
+"""The key of the episode in the `info` of an uploaded sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ def wrapped_in(row: Row) -> Mapping[str, Any] | None:
     """
     info = row.get("info")
     if isinstance(info, str):
-        info = parsed(row, "info") if f'"{_WRAPPER}"' in info else None
-    if isinstance(info, Mapping) and isinstance(info.get(_WRAPPER), Mapping):
+        info = parsed(row, "info") if f'"{WRAPPER}"' in info else None
+    if isinstance(info, Mapping) and isinstance(info.get(WRAPPER), Mapping):
         return info
     return None
 
@@ -94,7 +95,7 @@ def episode_of(row: Row) -> Row:
     if "traces" in row or "nodes" in row:
         return row
     info = wrapped_in(row)
-    return row if info is None else info[_WRAPPER]
+    return row if info is None else info[WRAPPER]
 
 
 def trees_of(episode: Row) -> list[Tree]:

@@ -20,15 +20,26 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._boundaries import moved_boundaries
 from tito_audit.formats._columns import filled, is_list
+from tito_audit.formats._sources import plain_sources
 from tito_audit.formats._turn_change import Change, Read, changes_of, check_written, same_floats, same_ids
 from tito_audit.formats._update import at_most_one_each, with_values
 from tito_audit.formats._values import as_logged, equal_values
-from tito_audit.formats._verifiers_graph import Node, Tree, episode_of, paths_of, prompts_of, trees_of, wrapped_in
+from tito_audit.formats._verifiers_graph import (
+    WRAPPER,
+    Node,
+    Tree,
+    episode_of,
+    paths_of,
+    prompts_of,
+    trees_of,
+    wrapped_in,
+)
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, TrainingRow
+from tito_audit.record.sources import CallSource, Sources
 
 _DIGITS = 4
 """Decimals of per-token floats since release 0.4.0 (`RECORD_FLOAT_DECIMALS` in `v1/graph.py`)."""
@@ -70,6 +81,30 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
     return (new,)
 
 
+def node_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    """Where nodes hold the columns of each rollout; without a training row, masks only mark what was sampled."""
+    episode = episode_of(row)
+    above: Path = () if episode is row else ("info", WRAPPER)
+    trees = trees_of(episode) if "traces" in episode or "nodes" in episode else []
+    return [_tree_sources(tree, above, rollout) for tree, rollout in zip(trees, rollouts, strict=False)]
+
+
+def _tree_sources(tree: Tree, above: Path, rollout: Rollout) -> Sources:
+    path = (*above, *tree.path, "nodes")
+    calls = [
+        CallSource(
+            columns={
+                column.name: plain_sources([(*path, number, *_keys(tree.nodes[number], column.name))])
+                for column in turn.columns
+            }
+        )
+        for number, turn in zip(tree.sampled, rollout.turns, strict=False)
+    ]
+    masks, logprobs = ([(*path, number, name) for number in tree.members] for name in ("mask", "logprobs"))
+    columns = {"mask": plain_sources(masks), "logprobs": plain_sources(logprobs)}
+    return Sources(columns, tuple(calls), () if rollout.training_row is not None else tuple(masks))
+
+
 def _row_stays(before: TrainingRow | None, after: TrainingRow | None) -> None:
     """RecordError if the training row changed: a sampled token outside the mask has no place for its logprob."""
     same = before is after or (
@@ -96,7 +131,7 @@ def _collect(tree: Tree, before: Rollout, changes: Mapping[int, Change], changed
         if change.logprobs is not None:
             values["logprobs",] = _logprobs(node, change.logprobs)
         for name, column in change.columns.items():
-            keys: Path = (name,) if name in node.wire else tuple(name.split(".", 1))
+            keys = _keys(node, name)
             values[keys] = _column(node, keys, column, _null_value(tree))
         if change.prompt_ids is not None:
             prompts[number] = change.prompt_ids
@@ -108,6 +143,11 @@ def _collect(tree: Tree, before: Rollout, changes: Mapping[int, Change], changed
             values.setdefault(keys, value)
     for key in [key for key, values in changed.items() if not values]:
         del changed[key]
+
+
+def _keys(node: Node, name: str) -> Path:
+    """The keys of a column in its node."""
+    return (name,) if name in node.wire else tuple(name.split(".", 1))
 
 
 def _null_value(tree: Tree) -> object:
@@ -242,7 +282,7 @@ def _put_back(row: Row, episode: Row) -> Row:
         return episode
     info = wrapped_in(row)
     assert info is not None
-    new = with_values(info, {"native_wrapper": episode})
+    new = with_values(info, {WRAPPER: episode})
     if not isinstance(row["info"], str):
         return with_values(row, {"info": new})
     return with_values(row, {"info": rewritten_string(row["info"], info, new)})

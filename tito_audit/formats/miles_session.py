@@ -20,7 +20,7 @@ from tito_audit.formats._calls import same_messages, written_once
 from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._columns import ids_or_none, is_list
 from tito_audit.formats._responses_read import rollouts_of
-from tito_audit.formats._sources import object_at
+from tito_audit.formats._sources import object_at, of_calls
 from tito_audit.formats._turn_change import changes_of, check_written, rollouts_before
 from tito_audit.formats._update import with_list, with_values
 from tito_audit.formats._values import as_logged
@@ -29,6 +29,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import Sources
 from tito_audit.signature import Signature, keys, way
 
 _NAME = "miles_session"
@@ -129,6 +130,12 @@ def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:
     return f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call"
 
 
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    calls = _calls(row, rollouts[0].place)
+    found = [choice_sources(row, call.rollouts, ("records", call.number)) for call in calls]
+    return of_calls([[own[0].calls[0] for own in found]])
+
+
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     (before,) = rollouts_before(row, repaired, _read)
     return tuple(_updated(row, before, one) for one in repaired)
@@ -204,6 +211,7 @@ FORMAT = Format(
     precedence=160,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="Messages, tools and every call: its prompt, what was sampled, logprobs, weight versions. The running "
     "sequence is compared with the last call; the server's own verdict is stated, not trusted.",

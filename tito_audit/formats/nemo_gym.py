@@ -25,7 +25,7 @@ from tito_audit.formats._gym_calls import (
     request_of,
     starts_conversation,
 )
-from tito_audit.formats._gym_write import updated_rows
+from tito_audit.formats._gym_write import call_sources, updated_rows
 from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import (
     ITEMS_UNREAD,
@@ -163,6 +163,7 @@ FORMAT = Format(
     precedence=50,
     matches=_matches,
     read=_read,
+    sources=call_sources,
     update=partial(updated_rows, read=_read),
     shows="Messages, tools and every call: its complete prompt, what was sampled, its logprobs. No tokenizer "
     "is named and no loss mask is written: what was generated is trained.",

@@ -25,7 +25,7 @@ from tito_audit.formats._models import one_model
 from tito_audit.formats._sources import object_at
 from tito_audit.formats._verifiers_graph import Node, Tree, episode_of, prompts_of, trees_of
 from tito_audit.formats._verifiers_messages import chat_message, chat_messages, chat_tools
-from tito_audit.formats._verifiers_write import updated_rows
+from tito_audit.formats._verifiers_write import node_sources, updated_rows
 from tito_audit.record.arrays import Logprobs, as_floats, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole
@@ -245,6 +245,7 @@ FORMAT = Format(
     precedence=40,
     matches=_matches,
     read=_read,
+    sources=node_sources,
     update=partial(updated_rows, read=_read),
     shows="Messages, tools and every call, with what it was given on its branch, its logprobs, its end and the "
     "policy's version. Branches are sequences of their own; the mask says what was sampled, so it proves itself.",
