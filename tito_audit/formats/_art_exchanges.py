@@ -18,7 +18,7 @@ from tito_audit.formats._anthropic import anthropic_answer, anthropic_request
 from tito_audit.formats._call_log import LoggedCall, chat_calls, threads
 from tito_audit.formats._calls import call_turn
 from tito_audit.formats._responses_items import chat_tools, input_steps, steps, text_of, unread_types
-from tito_audit.formats._responses_read import request_facts, request_fields
+from tito_audit.formats._responses_read import request_facts, template_kwargs
 from tito_audit.formats._sources import plain_sources
 from tito_audit.record.arrays import as_ids, empty_ids
 from tito_audit.record.build import call_columns
@@ -84,9 +84,7 @@ def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path:
         prompt=asked.messages if answer is not None else (),
         answer=answer,
         tools=asked.tools,
-        template_kwargs=request_fields({"chat_template_kwargs": request.get("chat_template_kwargs")})[
-            "template_kwargs"
-        ],
+        template_kwargs=template_kwargs(request),
         stated=request_facts(request, response),
         wants_ids=any(response.get(key) is not None for key in ("token_ids", "prompt_token_ids")),
     )
@@ -103,11 +101,9 @@ def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: 
     if unread_types(output) or text_of(request.get("previous_response_id")):
         before = ()
     tools = request.get("tools")
-    fields = {
+    fields: dict[str, Any] = {
         "tools": chat_tools(tools if isinstance(tools, list | tuple) else None, "request.tools"),
-        "template_kwargs": request_fields({"chat_template_kwargs": request.get("chat_template_kwargs")})[
-            "template_kwargs"
-        ],
+        "template_kwargs": template_kwargs(request),
         "stated": request_facts(request, response),
     }
     listed = response.get("token_generations")

@@ -16,6 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._responses_items import is_response_object
+from tito_audit.formats._sources import object_at
 from tito_audit.formats._values import as_whole
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import Path
@@ -208,8 +209,7 @@ def scores_of(choice: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | N
 
     Parquet turns such an entry into an array of floats, from which ids are converted back.
     """
-    meta = choice.get("meta_info")
-    entries = meta.get(name) if isinstance(meta, Mapping) else None
+    entries = object_at(choice, "meta_info").get(name)
     if not isinstance(entries, list | tuple):
         return None
     plain = [_plain(entry) for entry in entries]
@@ -286,12 +286,10 @@ def _first_choices(found: Exchange) -> list[Mapping[str, Any]]:
 
 
 def _first_token(choice: Mapping[str, Any]) -> object:
-    logged = choice.get("logprobs")
-    if not isinstance(logged, Mapping):
-        return None
-    content, tokens = logged.get("content"), logged.get("tokens")
-    if isinstance(content, list | tuple) and content and isinstance(content[0], Mapping):
-        return content[0].get("token")
+    logged = object_at(choice, "logprobs")
+    if first := object_at(logged, "content", 0):
+        return first.get("token")
+    tokens = logged.get("tokens")
     return tokens[0] if isinstance(tokens, list | tuple) and tokens else None
 
 

@@ -22,6 +22,7 @@ from tito_audit.formats._responses_log import (
     is_numbers,
     scores_of,
 )
+from tito_audit.formats._sources import object_at
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
@@ -81,11 +82,15 @@ def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> St
 
 def request_fields(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a Rollout that a chat request states: tools and template arguments."""
-    kwargs = request.get("chat_template_kwargs")
     return {
         "tools": as_tools(request.get("tools"), "request.tools"),
-        "template_kwargs": dict(without_arrays(kwargs)) if isinstance(kwargs, Mapping) else {},
+        "template_kwargs": template_kwargs(request),
     }
+
+
+def template_kwargs(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The template arguments of a chat request."""
+    return dict(without_arrays(object_at(request, "chat_template_kwargs")))
 
 
 def request_messages(request: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -174,11 +179,10 @@ def _with_prompt(
 
 def _scored_prompt(choice: Mapping[str, Any]) -> Ids | None:
     """The prompt's ids from SGLang's prompt logprobs; None if only a part was scored."""
-    meta = choice.get("meta_info")
     scored = scores_of(choice, "input_token_logprobs")
-    if not scored or not isinstance(meta, Mapping):
+    if not scored:
         return None
-    counted = meta.get("prompt_tokens")
+    counted = object_at(choice, "meta_info").get("prompt_tokens")
     complete = not isinstance(counted, int | float) or counted == len(scored)
     return as_ids([token for _, token in scored], "meta_info.input_token_logprobs") if complete else None
 
@@ -200,22 +204,19 @@ def _text(choice: Mapping[str, Any], message: Message | None) -> str | None:
 
 
 def _finish_reason(choice: Mapping[str, Any]) -> str | None:
-    meta = choice.get("meta_info")
     reason = choice.get("finish_reason")
-    if reason is None and isinstance(meta, Mapping):
-        reason = meta.get("finish_reason")
+    if reason is None:
+        reason = object_at(choice, "meta_info").get("finish_reason")
     if isinstance(reason, Mapping):
         reason = reason.get("type")
     return reason if isinstance(reason, str) else None
 
 
 def _weight_versions(choice: Mapping[str, Any], response: Mapping[str, Any]) -> tuple[str, ...]:
-    holders = (choice.get("meta_info"), response.get("meta_info"), response.get("metadata"), response)
-    for holder in holders:
-        version = holder.get("weight_version") if isinstance(holder, Mapping) else None
-        if isinstance(version, str | int):
-            return (str(version),)
-    return ()
+    inside = (object_at(response, name) for name in ("meta_info", "metadata"))
+    holders = (object_at(choice, "meta_info"), *inside, response)
+    versions = (holder.get("weight_version") for holder in holders)
+    return next(((str(one),) for one in versions if isinstance(one, str | int)), ())
 
 
 def _other_columns(choice: Mapping[str, Any]) -> dict[str, tuple[Any, MovePolicy]]:
@@ -236,6 +237,5 @@ def _may_be_column(value: object) -> bool:
 
 
 def _wants_ids(choice: Mapping[str, Any]) -> bool:
-    meta = choice.get("meta_info")
-    scores = meta.get("output_token_logprobs") if isinstance(meta, Mapping) else None
+    scores = object_at(choice, "meta_info").get("output_token_logprobs")
     return scores is not None or any(choice.get(key) is not None for key in _ID_KEYS)

@@ -32,7 +32,7 @@ from tito_audit.record.message import as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _INNER = "subagent_trajectories"
 
@@ -148,7 +148,7 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 FORMAT = Format(
     name="atif",
     title="ATIF trajectories (Harbor)",
-    signature=Signature.of(way(keys("schema_version", after=" that starts with `ATIF-v`"), "agent", "steps")),
+    signature=one_way(keys("schema_version", after=" that starts with `ATIF-v`"), "agent", "steps"),
     precedence=30,
     matches=_matches,
     read=_read,

@@ -20,7 +20,7 @@ from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source, Sources
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 
 def _matches(row: Row) -> bool:
@@ -116,7 +116,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="atropos_group",
     title="Atropos groups (ScoredDataGroup)",
-    signature=Signature.of(way("tokens", "masks", keys("scores", after=", each one list a sample"))),
+    signature=one_way("tokens", "masks", keys("scores", after=", each one list a sample")),
     precedence=100,
     matches=_matches,
     read=_read,

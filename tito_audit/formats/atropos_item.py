@@ -14,7 +14,7 @@ from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 
 def _matches(row: Row) -> bool:
@@ -41,9 +41,7 @@ _ROWS = training_rows(_read, partial(updated_row, ids="tokens"))
 FORMAT = Format(
     name="atropos_item",
     title="Atropos items (ScoredDataItem)",
-    signature=Signature.of(
-        way("tokens", keys("masks", after=" as flat lists"), keys("scores", after=" as a number"))
-    ),
+    signature=one_way("tokens", keys("masks", after=" as flat lists"), keys("scores", after=" as a number")),
     precedence=110,
     matches=_matches,
     read=_ROWS.read,

@@ -15,7 +15,7 @@ from tito_audit.formats._columns import is_list, parsed, stated_facts
 from tito_audit.formats._samples import single_calls
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 
 def _matches(row: Row) -> bool:
@@ -40,8 +40,8 @@ _ROWS = single_calls(_read, "messages")
 FORMAT = Format(
     name="marin",
     title="Marin rollouts, written as JSON",
-    signature=Signature.of(
-        way(keys("prompt_tokens", after=" (a list)"), "response_tokens", "response_logprobs", "token_rewards")
+    signature=one_way(
+        keys("prompt_tokens", after=" (a list)"), "response_tokens", "response_logprobs", "token_rewards"
     ),
     precedence=210,
     matches=_matches,

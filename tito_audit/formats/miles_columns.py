@@ -13,7 +13,7 @@ from tito_audit.formats._samples import training_rows
 from tito_audit.formats._slime_samples import sample_row, updated_sample
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import NOTHING_STATED
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _COLUMNS = {"sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs"}
 _OURS = {"tito_audit"}
@@ -39,13 +39,11 @@ _ROWS = training_rows(_read, updated_sample, "a sample")
 FORMAT = Format(
     name="miles_columns",
     title="miles dashboard columns",
-    signature=Signature.of(
-        way(
-            keys("sample_index", before="exactly ", after=", the two lengths"),
-            "tokens",
-            "loss_mask",
-            "rollout_log_probs",
-        )
+    signature=one_way(
+        keys("sample_index", before="exactly ", after=", the two lengths"),
+        "tokens",
+        "loss_mask",
+        "rollout_log_probs",
     ),
     precedence=20,
     matches=_matches,

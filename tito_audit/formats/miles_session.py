@@ -30,7 +30,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import Sources
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _NAME = "miles_session"
 _RECORD = partial(rollouts_of, name=_NAME)
@@ -205,9 +205,7 @@ def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
 FORMAT = Format(
     name=_NAME,
     title="miles sessions",
-    signature=Signature.of(
-        way("session_id", keys("records", before=" + ", after=" of requests and answers"), "metadata")
-    ),
+    signature=one_way("session_id", keys("records", before=" + ", after=" of requests and answers"), "metadata"),
     precedence=160,
     matches=_matches,
     read=_read,

@@ -14,7 +14,7 @@ from tito_audit.record.message import as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Unread
-from tito_audit.signature import Signature, absent, way
+from tito_audit.signature import absent, one_way
 
 _TOKENS = "dashboard_columns/rollout_ID.parquet"
 
@@ -42,7 +42,7 @@ _ROWS = SampleRows(_read, _written)
 FORMAT = Format(
     name="miles_trajectory",
     title="miles conversations",
-    signature=Signature.of(way("sample_index", "group_index", "status", "messages", absent("tokens"))),
+    signature=one_way("sample_index", "group_index", "status", "messages", absent("tokens")),
     precedence=180,
     matches=_matches,
     read=_ROWS.read,

@@ -26,7 +26,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature, way
+from tito_audit.signature import one_way
 
 _VERSION = 3
 _DIGEST_OF = b"nemo-gym-tokens"
@@ -113,7 +113,7 @@ _ROWS = replace(_CALLS, write_one=_written)
 FORMAT = Format(
     name="nemo_gym_tokens",
     title="NeMo-Gym token capture",
-    signature=Signature.of(way("model_call_id", "generation_token_ids", "output_items")),
+    signature=one_way("model_call_id", "generation_token_ids", "output_items"),
     precedence=60,
     matches=_matches,
     read=_ROWS.read,

@@ -33,7 +33,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
 from tito_audit.record.sources import CallSource, Layout, Source, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 
 def _matches(row: Row) -> bool:
@@ -142,9 +142,7 @@ def _source(output: Sequence[Item], path: Path, call: Step) -> CallSource:
 FORMAT = Format(
     name="openai_chat",
     title="OpenAI responses",
-    signature=Signature.of(
-        way(keys("choices[].message", "object", value="response", after=", without token ids"))
-    ),
+    signature=one_way(keys("choices[].message", "object", value="response", after=", without token ids")),
     precedence=250,
     matches=_matches,
     read=_read,

@@ -40,15 +40,15 @@ _FLAT_MARKERS = (
 _SPLIT_MARKERS = ("completion_temperatures", "teacher_logprobs", "advantage", "prompt_mask")
 _JOINED = {"token_ids": ("prompt_ids", "completion_ids"), "mask": ("prompt_mask", "completion_mask")}
 """Columns of a flat sample, and the columns of a split one that they are joined from."""
+_PARTS = tuple(name for names in _JOINED.values() for name in names)
 _UNREBUILT = ("routed_experts", "mm_token_type_ids")
 
 
 def _matches(row: Row) -> bool:
     if _is_flat(row):
         return True
-    parts = [name for names in _JOINED.values() for name in names]
     return (
-        all(is_list(row.get(name)) for name in parts)
+        all(is_list(row.get(name)) for name in _PARTS)
         and "completion_logprobs" in row
         and any(name in row for name in _SPLIT_MARKERS)
         and not any(name in row for name in ("messages", "trajectory", "calls"))
@@ -59,7 +59,7 @@ def _read(row: Row, place: Place) -> Rollout:
     stated = model_facts(row)
     if isinstance(row.get("env_name"), str):
         stated = stated.with_facts(env_name=row["env_name"])
-    trained = _flat(row) if _is_flat(row) else _split(row)
+    trained = _training_row(row)
     if trained is None:
         stated = stated.without_ids()
     return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
@@ -81,34 +81,20 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     return with_values(row, values)
 
 
-def _flat(row: Row) -> TrainingRow | None:
-    """The row of a sample that is one sequence."""
-    ids = ids_or_none(row["token_ids"], "token_ids")
+def _training_row(row: Row) -> TrainingRow | None:
+    """The row of a sample; of one that is a prompt and a completion, the logprobs are the completion's."""
+    flat = _is_flat(row)
+    joined = row if flat else _joined(row)
+    ids = ids_or_none(joined["token_ids"], "token_ids" if flat else "completion_ids")
     if ids is None:
         return None
-    taken = ("token_ids", "mask", "logprobs")
+    start = None if flat else len(row["prompt_ids"])
+    parts = (*_JOINED, "logprobs") if flat else (*_PARTS, "completion_logprobs")
     return training_row(
         ids,
-        mask=_list(row, "mask"),
-        logprobs=_list(row, "logprobs"),
-        other=_others(row, taken, (len(ids),)),
-        sentinel=_SENTINEL,
-    )
-
-
-def _split(row: Row) -> TrainingRow | None:
-    """The row of a sample that is a prompt and a completion, whose logprobs are the completion's."""
-    joined = _joined(row)
-    ids = ids_or_none(joined["token_ids"], "completion_ids")
-    if ids is None:
-        return None
-    start = len(row["prompt_ids"])
-    taken = (*(name for names in _JOINED.values() for name in names), "completion_logprobs")
-    return training_row(
-        ids,
-        mask=("mask", joined["mask"]),
-        logprobs=_list(row, "completion_logprobs"),
-        other=_others(row, taken, (len(ids), len(ids) - start)),
+        mask=_list(row, "mask") if flat else ("mask", joined["mask"]),
+        logprobs=_list(row, parts[-1]),
+        other=_others(row, parts, (len(ids), len(ids) - (start or 0))),
         prompt_length=start,
         sentinel=_SENTINEL,
     )

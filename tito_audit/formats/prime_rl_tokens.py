@@ -18,7 +18,7 @@ from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, way
+from tito_audit.signature import one_way
 
 _SENTINEL = 0.0
 """What the sampler's column holds for tokens that were not sampled."""
@@ -58,7 +58,7 @@ _ROWS = training_rows(_read, partial(updated_row, ids="token_ids"))
 FORMAT = Format(
     name="prime_rl_tokens",
     title="prime-rl token exports",
-    signature=Signature.of(way("export_sequence_idx", "token_ids", "loss_mask", "inference_logprobs")),
+    signature=one_way("export_sequence_idx", "token_ids", "loss_mask", "inference_logprobs"),
     precedence=70,
     matches=_matches,
     read=_ROWS.read,

@@ -24,7 +24,7 @@ from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
 _COPIES = ("prompt_ids", "prompt_token_ids")
@@ -209,13 +209,11 @@ def _is_multimodal(value: object) -> bool:
 FORMAT = Format(
     name="rllm_episode",
     title="rLLM episodes",
-    signature=Signature.of(
-        way(
-            "trajectories",
-            keys("steps", before=" whose entries have "),
-            keys("prompt_ids", before=", with "),
-            keys("response_ids", before=" and "),
-        )
+    signature=one_way(
+        "trajectories",
+        keys("steps", before=" whose entries have "),
+        keys("prompt_ids", before=", with "),
+        keys("response_ids", before=" and "),
     ),
     precedence=130,
     matches=_matches,

@@ -13,7 +13,7 @@ from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._responses_log import exchange, has_meta_info
 from tito_audit.formats._responses_read import rollouts_of
 from tito_audit.formats._writer import calls_written
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 
 def _matches(row: Row) -> bool:
@@ -26,8 +26,8 @@ _READ = partial(rollouts_of, name=_NAME)
 FORMAT = Format(
     name=_NAME,
     title="SGLang responses",
-    signature=Signature.of(
-        way("meta_info", keys("output_token_logprobs", before=" with ", after=", at the top or on `choices[]`"))
+    signature=one_way(
+        "meta_info", keys("output_token_logprobs", before=" with ", after=", at the top or on `choices[]`")
     ),
     precedence=230,
     matches=_matches,

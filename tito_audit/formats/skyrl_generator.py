@@ -14,7 +14,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._batch_samples import batch_samples, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._samples import SampleRows
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _IDS = "response_ids"
 
@@ -38,12 +38,10 @@ _ROWS = SampleRows(_sample, updated_sample, partial(batch_samples, ids=_IDS))
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",
-    signature=Signature.of(
-        way(
-            "prompt_token_ids",
-            keys("response_ids", before=" and ", after=", each one list a sample"),
-            keys("loss_masks", before=", with "),
-        )
+    signature=one_way(
+        "prompt_token_ids",
+        keys("response_ids", before=" and ", after=", each one list a sample"),
+        keys("loss_masks", before=", with "),
     ),
     precedence=222,
     matches=_matches,

@@ -21,7 +21,7 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 """`status` as servers' finish reasons (`Sample.update_from_meta_info`); others do not say why a call ended."""
@@ -77,8 +77,8 @@ _ROWS = training_rows(_read, updated_sample, "a sample")
 FORMAT = Format(
     name="slime",
     title="slime and miles samples",
-    signature=Signature.of(
-        way("tokens", keys("response_length", before=" + "), keys("loss_mask", after=" over the response or null"))
+    signature=one_way(
+        "tokens", keys("response_length", before=" + "), keys("loss_mask", after=" over the response or null")
     ),
     precedence=190,
     matches=_matches,

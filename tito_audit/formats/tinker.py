@@ -31,7 +31,7 @@ from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _TARGETS = "target_tokens"
 _MASKS = ("mask", "weights")
@@ -260,7 +260,7 @@ _ROWS = training_rows(_read, _written, "a datum")
 FORMAT = Format(
     name="tinker",
     title="tinker datums",
-    signature=Signature.of(way("model_input", keys("loss_fn_inputs.target_tokens", before=" and "))),
+    signature=one_way("model_input", keys("loss_fn_inputs.target_tokens", before=" and ")),
     precedence=200,
     matches=_matches,
     read=_ROWS.read,

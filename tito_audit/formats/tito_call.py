@@ -11,7 +11,7 @@ from tito_audit.formats._columns import is_list, parsed, stated_facts
 from tito_audit.formats._samples import single_calls
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, way
+from tito_audit.signature import one_way
 
 
 def _matches(row: Row) -> bool:
@@ -37,7 +37,7 @@ _ROWS = single_calls(_read, "messages")
 FORMAT = Format(
     name="tito_call",
     title="Token-in, token-out provider, one call",
-    signature=Signature.of(way("input_ids", "output_ids", "logprobs", "finish_reason")),
+    signature=one_way("input_ids", "output_ids", "logprobs", "finish_reason"),
     precedence=260,
     matches=_matches,
     read=_ROWS.read,

@@ -25,7 +25,7 @@ from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, absent, keys, way
+from tito_audit.signature import absent, keys, one_way
 
 _OTHERS = ("rollout_log_probs", "response", "group_index", "status")
 """Two of these identify the format; `tokens` and `loss_mask` alone are too common."""
@@ -76,8 +76,8 @@ _ROWS = SampleRows(_read_one, _updated, packed)
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",
-    signature=Signature.of(
-        way("tokens", keys("loss_mask", after=" over all of them"), "rollout_log_probs", absent("response_length"))
+    signature=one_way(
+        "tokens", keys("loss_mask", after=" over all of them"), "rollout_log_probs", absent("response_length")
     ),
     precedence=265,
     matches=_matches,

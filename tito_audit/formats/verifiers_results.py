@@ -35,7 +35,7 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
 from tito_audit.record.stated import as_group
-from tito_audit.signature import Signature, optional, way
+from tito_audit.signature import one_way, optional
 
 _IDS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
 _UNREBUILT = ("routed_experts", "prompt_attribution")
@@ -319,14 +319,8 @@ def _finish_reason(step: _Step) -> str | None:
 FORMAT = Format(
     name="verifiers_results",
     title="verifiers results (before v1)",
-    signature=Signature.of(
-        way(
-            "example_id",
-            "prompt",
-            "completion",
-            "is_completed",
-            optional("trajectory[].tokens", before="; ids in "),
-        )
+    signature=one_way(
+        "example_id", "prompt", "completion", "is_completed", optional("trajectory[].tokens", before="; ids in ")
     ),
     precedence=170,
     matches=_matches,

@@ -25,7 +25,7 @@ from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _PROMPTS, _RESPONSES, _SEEN = "prompts", "responses", "attention_mask"
 _NAMES = {"prompt_ids": _PROMPTS, "response_ids": _RESPONSES}
@@ -155,13 +155,11 @@ _ROWS = SampleRows(_sample, _updated, partial(batch_samples, ids=_RESPONSES))
 FORMAT = Format(
     name="verl_batch",
     title="verl batches (DataProto as lists)",
-    signature=Signature.of(
-        way(
-            "prompts",
-            keys("responses", before=" and ", after=" of ids"),
-            keys("attention_mask", before=", with "),
-            keys("response_mask", before=" and "),
-        )
+    signature=one_way(
+        "prompts",
+        keys("responses", before=" and ", after=" of ids"),
+        keys("attention_mask", before=", with "),
+        keys("response_mask", before=" and "),
     ),
     precedence=226,
     matches=_matches,
