@@ -20,8 +20,9 @@ from tito_audit.formats._columns import (
     is_messages,
     other_columns,
 )
+from tito_audit.formats._logprob_lists import is_nested, logprobs_as_logged
 from tito_audit.formats._update import Copy, call_counts, with_copies, with_counts, with_values
-from tito_audit.formats._values import as_logged, logprobs_as_logged
+from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import ColumnRole, MovePolicy
@@ -139,8 +140,7 @@ def updated_call(
     columns: dict[str, Any] = {}
     for old in before.columns:
         original, values = entry[old.name], now.get(old.name)
-        nested = isinstance(original, Mapping) or (len(original) > 0 and is_list(original[0]))
-        if values is not None and old.role is ColumnRole.LOGPROBS and nested:
+        if values is not None and old.role is ColumnRole.LOGPROBS and is_nested(original):
             columns[old.name] = logprobs_as_logged(values, original)
         else:
             columns[old.name] = as_logged(values, original)

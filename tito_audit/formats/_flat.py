@@ -27,7 +27,6 @@ from tito_audit.formats._columns import (
     plain,
 )
 from tito_audit.formats._padding import PROMPT_LENGTHS, hidden_tokens, without_padding
-from tito_audit.formats._turn_change import same_ids
 from tito_audit.formats._update import (
     Copy,
     column_as_logged,
@@ -37,7 +36,7 @@ from tito_audit.formats._update import (
     with_counts,
     with_values,
 )
-from tito_audit.formats._values import as_logged
+from tito_audit.formats._values import as_logged, same_ids
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of

@@ -22,17 +22,9 @@ from tito_audit.formats._gym_calls import (
 )
 from tito_audit.formats._responses_items import Item
 from tito_audit.formats._sources import at, object_at, of_calls, plain_sources
-from tito_audit.formats._turn_change import (
-    Change,
-    Read,
-    changes_of,
-    check_written,
-    recounted,
-    rollouts_before,
-    same_ids,
-)
+from tito_audit.formats._turn_change import Change, Read, changes_of, check_written, recounted, rollouts_before
 from tito_audit.formats._update import with_values
-from tito_audit.formats._values import as_logged
+from tito_audit.formats._values import as_logged, same_ids
 from tito_audit.formats._writer import lengths_of
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits

@@ -6,13 +6,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._columns import is_list
-from tito_audit.formats._turn_change import same_floats
-from tito_audit.formats._values import as_logged
+from tito_audit.formats._columns import filled, is_list, plain
+from tito_audit.formats._values import as_logged, is_unknown, same_floats
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.sources import Layout
+
+
+def is_nested(original: Any) -> bool:
+    """True for logprobs stored with other data: an object, or one list per token."""
+    return isinstance(original, Mapping) or (
+        isinstance(original, list | tuple) and len(original) > 0 and is_list(original[0])
+    )
+
+
+def logprobs_as_logged(values: NDArray[Any], original: Any) -> Any:
+    """Logprobs put into objects or lists that also hold other data; `original` itself if they are equal.
+
+    OpenAI's object keeps its tokens, SGLang's triples their ids and texts: only numbers change.
+    RecordError if their number changes, because the other data cannot be made up.
+    """
+    inside = isinstance(original, Mapping)
+    name = "token_logprobs" if inside and is_list(original.get("token_logprobs")) else "content"
+    layout = (Layout.PLAIN if name == "token_logprobs" else Layout.ENTRIES) if inside else Layout.TRIPLES
+    old = original.get(name) if inside else original
+    old = () if old is None else old
+    if len(values) != len(old):
+        raise RecordError(
+            f"the logprobs are stored with the texts or ids of {len(old)} tokens and would become {len(values)}: "
+            "the texts and ids for that many cannot be made up"
+        )
+    new = rescored(old, layout=layout, old=values, new=values, ids=None)
+    if new is old or (layout is not Layout.PLAIN and all(a is b for a, b in zip(new, old, strict=True))):
+        return original
+    return {**original, name: new} if inside else new
 
 
 def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: Ids | None) -> Any:
@@ -40,7 +69,7 @@ def _entries(entries: Sequence[Any], old: Logprobs, new: Logprobs) -> Any:
     if values is was:
         return entries
     return [
-        entry if value is before or _both_unknown(value, before) else {**entry, "logprob": value}
+        entry if value is before or (is_unknown(value) and is_unknown(before)) else {**entry, "logprob": value}
         for entry, value, before in zip(entries, _kept_objects(values, was), was, strict=True)
     ]
 
@@ -51,19 +80,20 @@ def _triples(entries: Sequence[Any], old: Logprobs, new: Logprobs, completion: I
         ids = [int(entry[1]) for entry in entries]
         start = _kept_from(old, new, [] if completion is None else [(ids, completion.tolist())])
         return list(entries[start : start + len(new)])
-    was = [entry[0] for entry in entries]
+    was = [entry[0] if filled(entry) else None for entry in entries]
     values = _kept_objects(as_logged(new, was), was)
-    return [_scored(entry, value) for entry, value in zip(entries, values, strict=True)]
+    return [_scored(*each) for each in zip(entries, values, was, strict=True)]
 
 
-def _scored(entry: Any, value: Any) -> Any:
+def _scored(entry: Any, value: Any, before: Any) -> Any:
     """One triple with another logprob, still a list or an array."""
-    if value is entry[0] or _both_unknown(value, entry[0]):
+    if value is before or (is_unknown(value) and is_unknown(before)):
         return entry
+    if not filled(entry):
+        raise RecordError("a token's list of logprobs is empty and has no place for the sampled one")
     if isinstance(entry, np.ndarray) and entry.dtype.kind == "f":
         return np.array([np.nan if value is None else value, *entry[1:].tolist()], entry.dtype)
-    rest = entry[1:].tolist() if isinstance(entry, np.ndarray) else entry[1:]
-    return [value, *rest]
+    return [value, *plain(entry[1:])]
 
 
 def _parallel(logged: Mapping[str, Any], old: Logprobs, new: Logprobs) -> Mapping[str, Any]:
@@ -98,7 +128,3 @@ def _kept_from(old: Logprobs, new: Logprobs, also: Sequence[tuple[list[int], lis
 def _kept_objects(values: Sequence[Any], was: Sequence[Any]) -> list[Any]:
     """The new values, with the old object wherever the values are equal."""
     return [before if value == before else value for value, before in zip(values, was, strict=True)]
-
-
-def _both_unknown(left: object, right: object) -> bool:
-    return all(value is None or (isinstance(value, float) and value != value) for value in (left, right))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import seen_by_template
+from tito_audit.formats._values import same_floats, same_ids
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.repaired import RepairedRollout
@@ -105,18 +106,6 @@ def recounted(
         if found:
             return {name: value for name, value in found.items() if holder[name] != value}
     return {}
-
-
-def same_ids(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
-    """True for equal ids, or if both are None."""
-    return left is right or (left is not None and right is not None and np.array_equal(left, right))
-
-
-def same_floats(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
-    """True for equal numbers with NaN in the same places, or if both are None."""
-    return left is right or (
-        left is not None and right is not None and np.array_equal(left, right, equal_nan=True)
-    )
 
 
 def _change(before: Turn, after: Turn, number: int) -> Change | None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import FLAT_IDS, is_list, is_numbers, plain
-from tito_audit.formats._values import as_logged, equal_values, logprobs_as_logged
+from tito_audit.formats._logprob_lists import is_nested, logprobs_as_logged
+from tito_audit.formats._values import as_logged, equal_values
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow, Turn
@@ -207,7 +208,7 @@ def column_as_logged(
     """A column of a training row as the log writes it, padding included; None if it was dropped."""
     if new is None:
         return None
-    if new.role is ColumnRole.LOGPROBS and _is_nested(original):
+    if new.role is ColumnRole.LOGPROBS and is_nested(original):
         return logprobs_as_logged(new.values, original)
     blank = _fill_value(new)
     if new.encoding is not old.encoding and new.encoding is not None:
@@ -307,13 +308,6 @@ def _restyled(values: list[Any], column: Column, original: Any) -> Any:
             f"column {column.name!r} is {original.dtype} in this table and cannot hold a {encoding} mask"
         )
     return as_logged(plain, original)
-
-
-def _is_nested(original: object) -> bool:
-    """True for logprobs stored with other data: an object, or one list per token."""
-    return isinstance(original, Mapping) or (
-        isinstance(original, list | tuple) and len(original) > 0 and is_list(original[0])
-    )
 
 
 def _copied(name: str, value: Any, copies: Sequence[Copy], skip: Collection[str]) -> Any:

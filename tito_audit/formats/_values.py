@@ -29,28 +29,6 @@ def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any
     return _as_list(new, list(original) if is_list(original) else [])
 
 
-def logprobs_as_logged(values: NDArray[Any], original: Any) -> Any:
-    """Logprobs put into objects or lists that also hold other data; `original` itself if they are equal.
-
-    OpenAI's object keeps its tokens, SGLang's triples their ids and texts: only numbers change.
-    RecordError if their number changes, because the other data cannot be made up.
-    """
-    if not isinstance(original, Mapping):
-        return _with_fronts(values, original)
-    if is_list(original.get("token_logprobs")):
-        old = original["token_logprobs"]
-        _same_length(values, old)
-        new = as_logged(values, old)
-        return original if new is old else {**original, "token_logprobs": new}
-    content = original.get("content") or []
-    _same_length(values, content)
-    entries = [
-        entry if _equal(value, entry.get("logprob")) else {**entry, "logprob": _number(value)}
-        for value, entry in zip(values.tolist(), content, strict=True)
-    ]
-    return original if _all_same(entries, content) else {**original, "content": entries}
-
-
 def equal_values(new: Any, old: Any) -> bool:
     """Whether two lists are equal, where NaN and null both mean "unknown" and 1 equals 1.0."""
     if new is old:
@@ -65,11 +43,23 @@ def equal_values(new: Any, old: Any) -> bool:
     return all(a is b or _equal(a, b) for a, b in zip(plain(new), plain(old), strict=True))
 
 
+def same_ids(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
+    """True for equal ids, or if both are None."""
+    return left is right or (left is not None and right is not None and np.array_equal(left, right))
+
+
+def same_floats(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
+    """True for equal numbers with NaN in the same places, or if both are None."""
+    return left is right or (
+        left is not None and right is not None and np.array_equal(left, right, equal_nan=True)
+    )
+
+
 def _as_array(new: list[Any], dtype: np.dtype[Any]) -> Any:
     if dtype.kind == "f":
         return np.array([np.nan if value is None else value for value in new], dtype)
-    if any(_unknown(value) for value in new):
-        return [None if _unknown(value) else as_whole(value) for value in new]
+    if any(is_unknown(value) for value in new):
+        return [None if is_unknown(value) else as_whole(value) for value in new]
     try:
         made = np.array([as_whole(value) for value in new], dtype)
     except OverflowError:
@@ -82,7 +72,7 @@ def _as_array(new: list[Any], dtype: np.dtype[Any]) -> Any:
 def _as_list(new: list[Any], old: list[Any]) -> list[Any]:
     if any(isinstance(value, float) and value != value for value in old):
         return new
-    plain = [None if _unknown(value) else value for value in new]
+    plain = [None if is_unknown(value) else value for value in new]
     kinds = {type(value) for value in old} - {type(None)}
     if kinds == {bool}:
         return [value if value is None else bool(value) for value in plain]
@@ -91,35 +81,6 @@ def _as_list(new: list[Any], old: list[Any]) -> list[Any]:
     if int in kinds and not any(isinstance(value, float) and value.is_integer() for value in old):
         return [as_whole(value) for value in plain]
     return plain
-
-
-def _with_fronts(values: NDArray[Any], original: Sequence[Any]) -> Any:
-    """One list per token with the logprob first, rescored."""
-    _same_length(values, original)
-    entries: list[Any] = []
-    for value, entry in zip(values.tolist(), original, strict=True):
-        front = entry[0] if is_list(entry) and len(entry) else None
-        if _equal(value, front):
-            entries.append(entry)
-        elif not is_list(entry) or not len(entry):
-            raise RecordError("a token's list of logprobs is empty and has no place for the sampled one")
-        elif isinstance(entry, np.ndarray):
-            entries.append(np.concatenate([np.array([value], entry.dtype), entry[1:]]))
-        else:
-            entries.append([_number(value), *entry[1:]])
-    return original if _all_same(entries, original) else entries
-
-
-def _same_length(values: NDArray[Any], old: Sequence[Any]) -> None:
-    if len(values) != len(old):
-        raise RecordError(
-            f"the logprobs are stored with the texts or ids of {len(old)} tokens and would become {len(values)}: "
-            "the texts and ids for that many cannot be made up"
-        )
-
-
-def _all_same(new: Sequence[Any], old: Sequence[Any]) -> bool:
-    return all(a is b for a, b in zip(new, old, strict=True))
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -135,7 +96,7 @@ def _equal(a: Any, b: Any) -> bool:
         b = _as_float(b)  # a whole number that no float can hold was read as the nearest float
     elif isinstance(a, int) and isinstance(b, float):
         a = _as_float(a)
-    return bool(a == b) or (_unknown(a) and _unknown(b))
+    return bool(a == b) or (is_unknown(a) and is_unknown(b))
 
 
 def _as_float(value: int) -> float | int:
@@ -145,14 +106,11 @@ def _as_float(value: int) -> float | int:
         return value
 
 
-def _unknown(value: object) -> bool:
+def is_unknown(value: object) -> bool:
+    """True for null and for NaN."""
     return value is None or (isinstance(value, float) and value != value)
 
 
 def as_whole(value: Any) -> Any:
     """A float without a fraction as a whole number; anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _number(value: float) -> float | None:
-    return None if _unknown(value) else value

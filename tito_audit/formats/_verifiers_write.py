@@ -21,9 +21,9 @@ from tito_audit.format import Row
 from tito_audit.formats._boundaries import moved_boundaries
 from tito_audit.formats._columns import filled, is_list
 from tito_audit.formats._sources import plain_sources
-from tito_audit.formats._turn_change import Change, Read, changes_of, check_written, same_floats, same_ids
+from tito_audit.formats._turn_change import Change, Read, changes_of, check_written
 from tito_audit.formats._update import at_most_one_each, with_values
-from tito_audit.formats._values import as_logged, equal_values
+from tito_audit.formats._values import as_logged, equal_values, same_floats, same_ids
 from tito_audit.formats._verifiers_graph import (
     WRAPPER,
     Node,

@@ -21,9 +21,8 @@ from tito_audit.formats._columns import is_list, is_numbers, policy_of
 from tito_audit.formats._finish import with_finishes
 from tito_audit.formats._models import model_facts
 from tito_audit.formats._sources import at, object_at, of_calls, plain_sources
-from tito_audit.formats._turn_change import same_ids
 from tito_audit.formats._update import CountPairs, with_counts
-from tito_audit.formats._values import equal_values
+from tito_audit.formats._values import equal_values, same_ids
 from tito_audit.formats._verifiers_messages import chat_messages, chat_tools
 from tito_audit.formats._writer import lengths_of, rewritten_calls
 from tito_audit.record.arrays import Mask, as_floats
