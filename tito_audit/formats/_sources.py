@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._columns import is_list, is_numbers
+from tito_audit.formats._columns import filled, is_list, is_numbers
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Path
 from tito_audit.record.sources import CallSource, Source, Sources
@@ -47,17 +47,22 @@ def plain_sources(paths: Iterable[Path]) -> tuple[Source, ...]:
     return tuple(map(Source, paths))
 
 
-def copies_of(value: Any, path: Path, names: Collection[str], wanted: Any) -> Iterator[Path]:
-    """The path of every list of numbers that equals `wanted` and has one of these names, at any depth."""
+def copies_of(
+    value: Any, names: Collection[str], wanted: Any, path: Path = (), skip: Collection[str] = ()
+) -> Iterator[Path]:
+    """The path of every list of numbers that equals `wanted` and has one of these names, at any depth outside the
+    keys in `skip`."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if key in names and same_as(inner, wanted):
+            if key in skip:
+                continue
+            if key in names and filled(inner) and same_as(inner, wanted):
                 yield (*path, key)
-            elif isinstance(inner, Mapping | list | tuple):
-                yield from copies_of(inner, (*path, key), names, wanted)
-    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+            else:
+                yield from copies_of(inner, names, wanted, (*path, key), skip)
+    elif isinstance(value, list | tuple) and not is_numbers(value):
         for number, inner in enumerate(value):
-            yield from copies_of(inner, (*path, number), names, wanted)
+            yield from copies_of(inner, names, wanted, (*path, number), skip)
 
 
 def same_as(value: Any, wanted: NDArray[Any] | Sequence[Any] | None) -> bool:

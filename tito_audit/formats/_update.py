@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import FLAT_IDS, is_list, is_numbers, plain
+from tito_audit.formats._columns import FLAT_IDS, is_list, plain
 from tito_audit.formats._logprob_lists import is_nested, logprobs_as_logged
+from tito_audit.formats._sources import at, copies_of
 from tito_audit.formats._values import as_logged, equal_values
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
+from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow, Turn
 
@@ -76,21 +78,12 @@ class Copy:
 
 
 def with_copies(value: Any, copies: Sequence[Copy], skip: Collection[str] = ()) -> Any:
-    """The object with the new ids in every list equal to a copy's old ids; the same object if there is none.
-
-    Nested objects and lists are searched too, except under the keys in `skip`.
-    """
-    if not copies:
-        return value
-    if isinstance(value, Mapping):
-        changed = {}
-        for name, inner in value.items():
-            if name not in skip and (new := _copied(name, inner, copies, skip)) is not inner:
-                changed[name] = new
-        return {**value, **changed} if changed else value
-    if isinstance(value, list | tuple) and any(isinstance(entry, Mapping | list | tuple) for entry in value):
-        return with_list(value, [with_copies(entry, copies, skip) for entry in value])
-    return value
+    """The object with the new ids in every list equal to a copy's old ids; the same object if there is none."""
+    edits: dict[Path, Edit] = {}
+    for copy in copies:
+        for path in copies_of(value, copy.names, copy.old, skip=skip):
+            edits.setdefault(path, Edit(path, as_logged(copy.new, at(value, path))))
+    return with_edits(value, [edit for edit in edits.values() if edit.value is not at(value, edit.path)])
 
 
 def with_list(old: Sequence[Any], entries: list[Any]) -> Any:
@@ -308,15 +301,6 @@ def _restyled(values: list[Any], column: Column, original: Any) -> Any:
             f"column {column.name!r} is {original.dtype} in this table and cannot hold a {encoding} mask"
         )
     return as_logged(plain, original)
-
-
-def _copied(name: str, value: Any, copies: Sequence[Copy], skip: Collection[str]) -> Any:
-    if not is_list(value) or not len(value) or not is_numbers(value):
-        return with_copies(value, copies, skip)
-    for copy in copies:
-        if name in copy.names and len(value) == len(copy.old) and np.array_equal(value, copy.old):
-            return as_logged(copy.new, value)
-    return value
 
 
 def _counted(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:

@@ -178,7 +178,7 @@ def _source(step: Mapping[str, Any], path: Path) -> CallSource:
             place
             for name, value in one.items()
             if filled(value) and not _is_multimodal(value)
-            for place in ((*path, name), *copies_of(output, (*path, "model_output"), names, value))
+            for place in ((*path, name), *copies_of(output, names, value, (*path, "model_output")))
         )
         for one, names in zip(copies, (_COPIES, ("logprobs",)), strict=True)
     )

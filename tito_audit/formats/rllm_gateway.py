@@ -111,9 +111,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else None
     usage = object_at(row, "raw_response", "usage")
     one = CallSource(
-        prompts=plain_sources(
-            [] if prompt is None else [(_PROMPT,), *copies_of(parts, (), _PROMPT_NAMES, prompt)]
-        ),
+        prompts=plain_sources([] if prompt is None else [(_PROMPT,), *copies_of(parts, _PROMPT_NAMES, prompt)]),
         logprobs=tuple(scored),
         columns={**columns, "logprobs": tuple(gone)},
         routing=tuple(
