@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._logprob_lists import rescored
 from tito_audit.formats._samples import Samples, put_back
 from tito_audit.formats._sources import of_calls
+from tito_audit.formats._values import rescored
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.arrays import as_floats, as_ids
 from tito_audit.record.column import Alignment, Column, ColumnRole

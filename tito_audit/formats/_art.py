@@ -16,10 +16,9 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._art_exchanges import KINDS, exchange_threads
 from tito_audit.formats._call_log import FindSource, Part, part_of
-from tito_audit.formats._choice_sources import choice_source
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import Exchange
-from tito_audit.formats._responses_read import choice_call
+from tito_audit.formats._responses_read import choice_call, choice_source
 from tito_audit.formats._sources import path_text
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_tools

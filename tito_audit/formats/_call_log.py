@@ -10,9 +10,14 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import same_messages
-from tito_audit.formats._choice_sources import choice_source
 from tito_audit.formats._responses_log import Exchange, choices
-from tito_audit.formats._responses_read import choice_call, request_facts, request_fields, request_messages
+from tito_audit.formats._responses_read import (
+    choice_call,
+    choice_source,
+    request_facts,
+    request_fields,
+    request_messages,
+)
 from tito_audit.formats._sources import of_calls
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.edits import Path

@@ -20,9 +20,8 @@ from tito_audit.formats._columns import (
     is_messages,
     other_columns,
 )
-from tito_audit.formats._logprob_lists import is_nested, logprobs_as_logged
 from tito_audit.formats._update import Copy, call_counts, with_copies, with_counts, with_values
-from tito_audit.formats._values import as_logged
+from tito_audit.formats._values import as_logged, is_nested, logprobs_as_logged
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import ColumnRole, MovePolicy

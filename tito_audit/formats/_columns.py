@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,10 +10,8 @@ import orjson
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._models import model_facts
 from tito_audit.record.arrays import Ids, as_ids, json_kind
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.stated import Stated
 
 Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 
@@ -100,7 +97,6 @@ _DROP = {
     "routed_experts",
     "routing_matrices",
 }
-_GROUPS = ("group", "group_id", "group_index")
 
 
 def is_list(value: object) -> bool:
@@ -232,15 +228,6 @@ def policy_of(name: str) -> MovePolicy:
     if name in ("position_ids", "attention_mask", *SEGMENTS):
         return MovePolicy.COPY
     return MovePolicy.STALE if name in STALE else MovePolicy.MOVE
-
-
-def stated_facts(row: Mapping[str, Any]) -> Stated:
-    """What the row says about itself: the names of `model` and `tokenizer`, `id` if a string, and `group`."""
-    stated = model_facts(row)
-    if isinstance(row.get("id"), str):
-        stated = stated.with_facts(id=row["id"])
-    group = next((row[name] for name in _GROUPS if isinstance(row.get(name), int | str)), None)
-    return stated if group is None else replace(stated, group=group)
 
 
 def parsed(row: Mapping[str, Any], name: str) -> Any:

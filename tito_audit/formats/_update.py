@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import FLAT_IDS, is_list, plain
-from tito_audit.formats._logprob_lists import is_nested, logprobs_as_logged
 from tito_audit.formats._sources import at, copies_of
-from tito_audit.formats._values import as_logged, equal_values
+from tito_audit.formats._values import as_logged, equal_values, is_nested, logprobs_as_logged
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._columns import is_list, plain
+from tito_audit.formats._columns import filled, is_list, plain
+from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.sources import Layout
 
 
 def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any:
@@ -27,6 +31,20 @@ def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any
     if isinstance(original, np.ndarray) and original.dtype.kind in "iufb":
         return _as_array(new, original.dtype)
     return _as_list(new, list(original) if is_list(original) else [])
+
+
+def literal(value: Any) -> Any:
+    """A value, parsed if it is text: JSON, or a literal as Python prints it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return value
 
 
 def equal_values(new: Any, old: Any) -> bool:
@@ -114,3 +132,118 @@ def is_unknown(value: object) -> bool:
 def as_whole(value: Any) -> Any:
     """A float without a fraction as a whole number; anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def is_nested(original: Any) -> bool:
+    """True for logprobs stored with other data: an object, or one list per token."""
+    return isinstance(original, Mapping) or (
+        isinstance(original, list | tuple) and len(original) > 0 and is_list(original[0])
+    )
+
+
+def logprobs_as_logged(values: NDArray[Any], original: Any) -> Any:
+    """Logprobs put into objects or lists that also hold other data; `original` itself if they are equal.
+
+    OpenAI's object keeps its tokens, SGLang's triples their ids and texts: only numbers change.
+    RecordError if their number changes, because the other data cannot be made up.
+    """
+    inside = isinstance(original, Mapping)
+    name = "token_logprobs" if inside and is_list(original.get("token_logprobs")) else "content"
+    layout = (Layout.PLAIN if name == "token_logprobs" else Layout.ENTRIES) if inside else Layout.TRIPLES
+    old = original.get(name) if inside else original
+    old = () if old is None else old
+    if len(values) != len(old):
+        raise RecordError(
+            f"the logprobs are stored with the texts or ids of {len(old)} tokens and would become {len(values)}: "
+            "the texts and ids for that many cannot be made up"
+        )
+    new = rescored(old, layout=layout, old=values, new=values, ids=None)
+    if new is old or (layout is not Layout.PLAIN and all(a is b for a, b in zip(new, old, strict=True))):
+        return original
+    return {**original, name: new} if inside else new
+
+
+def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: Ids | None) -> Any:
+    """A value of this layout with `new` logprobs in place of `old`; the same object if they are equal.
+
+    If there are fewer, whole entries are dropped; RecordError if it is unclear which ones. `ids` are the
+    completion's.
+    """
+    if layout is Layout.PLAIN:
+        return as_logged(new, value)
+    if layout is Layout.ENTRIES:
+        return _entries(value, old, new)
+    if layout is Layout.TRIPLES:
+        return _triples(value, old, new, ids)
+    return _parallel(value, old, new)
+
+
+def _entries(entries: Sequence[Any], old: Logprobs, new: Logprobs) -> Any:
+    """The list of objects with a `logprob` each, rescored."""
+    if len(new) != len(old):
+        start = _kept_from(old, new, [])
+        return list(entries[start : start + len(new)])
+    was = [entry.get("logprob") for entry in entries]
+    values = as_logged(new, was)
+    if values is was:
+        return entries
+    return [
+        entry if value is before or (is_unknown(value) and is_unknown(before)) else {**entry, "logprob": value}
+        for entry, value, before in zip(entries, _kept_objects(values, was), was, strict=True)
+    ]
+
+
+def _triples(entries: Sequence[Any], old: Logprobs, new: Logprobs, completion: Ids | None) -> Any:
+    """The `[logprob, id, text]` entries, rescored; each keeps its id and text."""
+    if len(new) != len(old):
+        ids = [int(entry[1]) for entry in entries]
+        start = _kept_from(old, new, [] if completion is None else [(ids, completion.tolist())])
+        return list(entries[start : start + len(new)])
+    was = [entry[0] if filled(entry) else None for entry in entries]
+    values = _kept_objects(as_logged(new, was), was)
+    return [_scored(*each) for each in zip(entries, values, was, strict=True)]
+
+
+def _scored(entry: Any, value: Any, before: Any) -> Any:
+    """One triple with another logprob, still a list or an array."""
+    if value is before or (is_unknown(value) and is_unknown(before)):
+        return entry
+    if not filled(entry):
+        raise RecordError("a token's list of logprobs is empty and has no place for the sampled one")
+    if isinstance(entry, np.ndarray) and entry.dtype.kind == "f":
+        return np.array([np.nan if value is None else value, *entry[1:].tolist()], entry.dtype)
+    return [value, *plain(entry[1:])]
+
+
+def _parallel(logged: Mapping[str, Any], old: Logprobs, new: Logprobs) -> Mapping[str, Any]:
+    """The parallel lists of a completion's logprobs, rescored."""
+    if len(new) == len(old):
+        return {**logged, "token_logprobs": as_logged(new, logged["token_logprobs"])}
+    start = _kept_from(old, new, [])
+    cut = {
+        name: values[start : start + len(new)]
+        for name, values in logged.items()
+        if is_list(values) and len(values) == len(old)
+    }
+    return {**logged, **cut}
+
+
+def _kept_from(old: Logprobs, new: Logprobs, also: Sequence[tuple[list[int], list[int]]]) -> int:
+    """The index of the first entry kept; kept entries are contiguous, and the pairs in `also` must match too."""
+    size = len(new)
+    starts = [
+        start
+        for start in range(len(old) - size + 1)
+        if same_floats(old[start : start + size], new)
+        and all(have[start : start + size] == want for have, want in also)
+    ]
+    if len(starts) != 1:
+        raise RecordError(
+            f"{len(old)} logprobs should become {size}, and it is unclear which of the log's entries to drop"
+        )
+    return starts[0]
+
+
+def _kept_objects(values: Sequence[Any], was: Sequence[Any]) -> list[Any]:
+    """The new values, with the old object wherever the values are equal."""
+    return [before if value == before else value for value, before in zip(values, was, strict=True)]

@@ -12,12 +12,10 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Row, SourcesOf
 from tito_audit.formats._calls import updated_call
-from tito_audit.formats._logprob_lists import rescored
 from tito_audit.formats._sources import at, path_text
-from tito_audit.formats._spans import literal
 from tito_audit.formats._turn_change import Change, Read, changes_of, check_written, recounted, rollouts_before
 from tito_audit.formats._update import at_most_one_each
-from tito_audit.formats._values import as_logged
+from tito_audit.formats._values import as_logged, literal, rescored
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string

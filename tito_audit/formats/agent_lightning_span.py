@@ -7,6 +7,7 @@ microsoft/agent-lightning `types/tracer.py`, `adapter/triplet.py`; checked with 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,12 +17,14 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, Part, PartRows, part_of
 from tito_audit.formats._columns import ids_or_none, is_list
-from tito_audit.formats._models import real_name
+from tito_audit.formats._facts import real_name
+from tito_audit.formats._responses_items import message_wire, text_of
 from tito_audit.formats._sources import object_at, plain_sources, same_as
-from tito_audit.formats._spans import as_chat, literal, span_tools, unflattened
+from tito_audit.formats._values import literal
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
+from tito_audit.record.message import Message, ToolSpec, as_message
 from tito_audit.record.rollout import Place, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
@@ -39,6 +42,7 @@ _COMPLETIONS = (
     f"{_RAW}.choices",
 )
 _LOGPROBS = "logprobs.content"
+_MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +94,15 @@ def _span(attributes: Mapping[str, Any], stated: Stated) -> LoggedCall:
     found = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
     completion = None if found is None else _own_completion(literal(attributes[found]), found)
     held = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
-    prompt = as_chat(unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
-    answer = as_chat(unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
+    prompt = _as_chat(_unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
+    answer = _as_chat(_unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
     turn = _turn(held, _text(attributes.get("gen_ai.completion.0.finish_reason")))
     return LoggedCall(
         turn,
         partial(_source, held, turn.prompt_ids),
         prompt,
         answer[0] if answer else None,
-        span_tools(unflattened(attributes, "gen_ai.request.functions")),
+        _span_tools(_unflattened(attributes, "gen_ai.request.functions")),
         stated=_model(attributes.get("gen_ai.response.model"), attributes.get("gen_ai.request.model")),
         wants_ids=any(name in attributes for name in (*_PROMPTS, *_COMPLETIONS)),
     )
@@ -120,7 +124,7 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
     asked = _TokenFields(prompt, (*path, "prompt"), ("token_ids",), None, "")
     held = _TokenFields(response, (*path, "response"), (), response.get("token_ids"), "logprobs")
     request, said = (object_at(triplet, "metadata", name) for name in ("request", "response"))
-    answer = as_chat(response.get("raw_content"), "response.raw_content", of_prompt=False)
+    answer = _as_chat(response.get("raw_content"), "response.raw_content", of_prompt=False)
     first = object_at(response, "raw_content", 0)
     turn = replace(_turn(held, _text(first.get("finish_reason"))), prompt_ids=_prompt(asked))
 
@@ -130,9 +134,9 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
     return LoggedCall(
         turn,
         source,
-        as_chat(prompt.get("raw_content"), "prompt.raw_content"),
+        _as_chat(prompt.get("raw_content"), "prompt.raw_content"),
         answer[0] if answer else None,
-        span_tools(request.get("functions")),
+        _span_tools(request.get("functions")),
         stated=_model(said.get("model"), request.get("model")),
     )
 
@@ -187,6 +191,101 @@ def _model(*names: object) -> Stated:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def _unflattened(attributes: Mapping[str, Any], prefix: str) -> Any:
+    """The nested value below a prefix, with numbered keys as lists; None if there is none."""
+    start = f"{prefix}."
+    nested: dict[str, Any] = {}
+    for key, value in attributes.items():
+        if not isinstance(key, str) or not key.startswith(start) or value is None:
+            continue
+        steps = key[len(start) :].split(".", _MAX_DEPTH)
+        inner = nested
+        for step in steps[:-1]:
+            deeper = inner.setdefault(step, {})
+            if not isinstance(deeper, dict):
+                raise RecordError(f"attributes: {key!r} continues the key of a value")
+            inner = deeper
+        inner[steps[-1]] = value
+    return _listed(nested) if nested else None
+
+
+def _as_chat(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, ...]:
+    """The messages in a span's contents; () if some are missing.
+
+    A span stores an answer's tool calls separately, so contents that lack them are not a conversation.
+    """
+    entries = list(raw) if isinstance(raw, list | tuple) else [raw] if isinstance(raw, Mapping) else []
+    messages: list[Message] = []
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("role"), str):
+            return ()
+        messages.append(as_message(_wire(entry), where))
+        called = bool(messages[-1].tool_calls)
+        if text_of(entry.get("finish_reason")) in ("tool_calls", "function_call") and not called:
+            return ()
+    answered = False
+    for message in messages:
+        if message.role == "assistant":
+            answered = bool(message.tool_calls)
+        elif message.role == "tool" and not answered:
+            return ()
+    whole = of_prompt or (len(messages) == 1 and messages[0].role == "assistant")
+    return tuple(messages) if whole else ()
+
+
+def _span_tools(functions: Any) -> tuple[ToolSpec, ...]:
+    """The tools of a request, whose parameters are JSON strings."""
+    if not isinstance(functions, list | tuple):
+        return ()
+    return tuple(
+        {"type": "function", "function": {**one, "parameters": literal(one.get("parameters"))}}
+        for one in functions
+        if isinstance(one, Mapping)
+    )
+
+
+def _wire(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry in chat form; its tool calls have name and arguments at the top level."""
+    wire = message_wire(entry, ("finish_reason", "index"))
+    wire["content"] = _content(wire.get("content"))
+    calls = wire.get("tool_calls")
+    if isinstance(calls, list | tuple):
+        wire["tool_calls"] = [_call(call) for call in calls]
+    return wire
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, Mapping) or "function" in call:
+        return call
+    function = {"name": call.get("name"), "arguments": call.get("arguments")}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _content(value: Any) -> Any:
+    """Text as it is, or the content parts that the tracer wrote as a JSON string."""
+    if not isinstance(value, str) or not value.startswith('[{"'):
+        return value
+    try:
+        parts = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    known = ("text", "image_url", "input_audio", "file")
+    whole = isinstance(parts, list) and all(isinstance(p, dict) and p.get("type") in known for p in parts)
+    return parts if whole else value
+
+
+def _listed(value: Any) -> Any:
+    """The value with every object whose keys count from 0 turned into a list."""
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _listed(one) for key, one in value.items()}
+    numbers: Sequence[str] = sorted((key for key in inner if key.isdecimal()), key=int)
+    if numbers and [int(key) for key in numbers] == list(range(len(numbers))):
+        # Next to the entries a tracer may keep facts about all of them (`prompt_filter_results`).
+        return [inner[key] for key in numbers]
+    return inner
 
 
 _ROWS = PartRows(_parts)

@@ -9,8 +9,8 @@ from functools import partial
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
-from tito_audit.formats._columns import is_list, stated_facts
-from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._columns import is_list
+from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout

@@ -15,8 +15,8 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
 from tito_audit.formats._calls import finish_reason
-from tito_audit.formats._columns import is_list, other_columns, stated_facts
-from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._columns import is_list, other_columns
+from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._responses_items import text_of
 from tito_audit.formats._sources import at, plain_sources
 from tito_audit.formats._update import at_most_one_each, updated_row

@@ -21,16 +21,8 @@ from tito_audit.formats._calls import (
     messages_of_row,
     updated_call,
 )
-from tito_audit.formats._columns import (
-    FLAT_IDS,
-    first_filled,
-    holds_ids,
-    is_list,
-    is_messages,
-    parsed,
-    stated_facts,
-)
-from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, is_messages, parsed
+from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
 from tito_audit.formats._packed import packed
 from tito_audit.formats._samples import SampleRows, Samples

@@ -17,6 +17,7 @@ import numpy as np
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import same_messages, written_once
 from tito_audit.formats._columns import filled
+from tito_audit.formats._facts import real_name
 from tito_audit.formats._gym_calls import (
     GymCall,
     cut_by_length,
@@ -26,7 +27,6 @@ from tito_audit.formats._gym_calls import (
     starts_conversation,
 )
 from tito_audit.formats._gym_write import call_sources, updated_rows
-from tito_audit.formats._models import real_name
 from tito_audit.formats._responses_items import (
     ITEMS_UNREAD,
     TOKEN_KEYS,

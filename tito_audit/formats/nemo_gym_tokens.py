@@ -18,7 +18,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import turn_of_tokens
 from tito_audit.formats._columns import is_list, other_columns
-from tito_audit.formats._models import real_name
+from tito_audit.formats._facts import real_name
 from tito_audit.formats._responses_items import TOKEN_KEYS, steps, text_of
 from tito_audit.formats._samples import single_calls
 from tito_audit.formats._update import with_values

@@ -16,8 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import policy_of
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import model_facts
+from tito_audit.formats._facts import model_facts, with_finishes
 from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids

@@ -17,8 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._boundaries import moved_boundaries
 from tito_audit.formats._columns import plain
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import model_facts
+from tito_audit.formats._facts import model_facts, with_finishes
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import changed_columns, row_counts, with_counts, with_list, with_values

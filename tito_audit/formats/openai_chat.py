@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._responses_items import (
     ITEMS_UNREAD,
     Item,
@@ -25,7 +24,7 @@ from tito_audit.formats._responses_items import (
     unread_types,
 )
 from tito_audit.formats._responses_log import exchange, token_texts
-from tito_audit.formats._responses_read import request_facts, rollouts_of
+from tito_audit.formats._responses_read import ONE_CALL, choice_sources, request_facts, rollouts_of
 from tito_audit.formats._sources import of_calls
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.edits import Path

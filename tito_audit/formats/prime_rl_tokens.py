@@ -12,8 +12,7 @@ from functools import partial
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import ids_or_none, is_list, lists_of_lengths
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import model_facts
+from tito_audit.formats._facts import model_facts, with_finishes
 from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row

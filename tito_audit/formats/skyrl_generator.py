@@ -11,8 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import batch_samples, is_batch, sample_rollout, updated_sample
-from tito_audit.formats._samples import SampleRows
+from tito_audit.formats._samples import SampleRows, batch_samples, is_batch, sample_rollout, updated_sample
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import keys, one_way
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import weight_versions
-from tito_audit.formats._columns import is_list, is_messages, parsed, stated_facts
-from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._columns import is_list, is_messages, parsed
+from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._samples import training_rows
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
 from tito_audit.formats._sources import object_at

@@ -19,8 +19,8 @@ from tito_audit.align.prefix import common_ends
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import messages_of_row
-from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of, stated_facts
-from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
+from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import changed_columns
 from tito_audit.formats._values import as_logged

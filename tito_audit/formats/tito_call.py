@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import answer_indices, call_turn
-from tito_audit.formats._columns import is_list, parsed, stated_facts
+from tito_audit.formats._columns import is_list, parsed
+from tito_audit.formats._facts import stated_facts
 from tito_audit.formats._samples import single_calls
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout

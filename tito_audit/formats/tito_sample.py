@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import messages_of_row
-from tito_audit.formats._columns import (
-    flat_logprobs,
-    ids_or_none,
-    is_list,
-    is_messages,
-    other_columns,
-    parsed,
-    stated_facts,
-)
-from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, is_messages, other_columns, parsed
+from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._packed import packed
 from tito_audit.formats._samples import SampleRows
 from tito_audit.formats._update import updated_row

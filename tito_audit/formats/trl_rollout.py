@@ -17,10 +17,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import batch_samples, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._columns import is_list, is_messages
 from tito_audit.formats._padding import repadded, unpadded
-from tito_audit.formats._samples import SampleRows
+from tito_audit.formats._samples import SampleRows, batch_samples, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Mask, as_floats

@@ -18,8 +18,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import turn_of_tokens, written_once
 from tito_audit.formats._columns import is_list, is_numbers, policy_of
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import model_facts
+from tito_audit.formats._facts import model_facts, with_finishes
 from tito_audit.formats._sources import at, object_at, of_calls, plain_sources
 from tito_audit.formats._update import CountPairs, with_counts
 from tito_audit.formats._values import equal_values, same_ids

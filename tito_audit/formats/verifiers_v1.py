@@ -20,8 +20,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import one_model
+from tito_audit.formats._facts import one_model, with_finishes
 from tito_audit.formats._sources import object_at
 from tito_audit.formats._verifiers_graph import Node, Tree, episode_of, prompts_of, trees_of
 from tito_audit.formats._verifiers_messages import chat_message, chat_messages, chat_tools

@@ -9,9 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._responses_log import exchange, has_server_ids
-from tito_audit.formats._responses_read import rollouts_of
+from tito_audit.formats._responses_read import ONE_CALL, choice_sources, rollouts_of
 from tito_audit.formats._writer import calls_written
 from tito_audit.signature import Signature, Way, keys, way
 
