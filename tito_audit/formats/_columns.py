@@ -109,6 +109,11 @@ def filled(value: Any) -> bool:
     return is_list(value) and len(value) > 0
 
 
+def is_given(value: Any) -> bool:
+    """False for null and for an empty list, which is how logs say that they have none."""
+    return value is not None and not (is_list(value) and not len(value))
+
+
 def plain(values: Any) -> list[Any]:
     """The entries of a list or an array as Python values."""
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
@@ -163,11 +168,9 @@ def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return next((row[name] for name in names if isinstance(row.get(name), str)), None)
 
 
-def ids_or_none(value: object, name: str) -> Ids | None:
-    """Token ids `[N]` int32; None for null and for an empty list, which is how logs say that they have none."""
-    if value is None or (is_list(value) and not len(value)):  # type: ignore[arg-type]
-        return None
-    return as_ids(value, name)  # type: ignore[arg-type]  # as_ids refuses what is not a list, and names it
+def ids_or_none(value: Any, name: str) -> Ids | None:
+    """Token ids `[N]` int32; None for null and for an empty list."""
+    return as_ids(value, name) if is_given(value) else None
 
 
 def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] | None:

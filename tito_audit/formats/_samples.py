@@ -10,7 +10,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._calls import call_turn, updated_call
+from tito_audit.formats._calls import CALL_LISTS, call_turn, updated_call
 from tito_audit.formats._columns import FLAT_IDS, RESPONSE_MASKS, first_list, is_list, parsed, plain
 from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
@@ -224,18 +224,23 @@ def sample_rollout(
 
 
 def updated_sample(row: Row, before: Rollout, one: RepairedRollout) -> Row:
-    """The sample with the columns of its repaired rollout."""
+    """The sample with the columns of its repaired rollout: a training row, or a call."""
     if one.turns_from != tuple(range(len(before.turns))):
-        raise RecordError("the sample is a single call, which cannot be removed")
+        raise RecordError("the row is a single call, which cannot be removed")
     new: Row = row
     for old_turn, turn in zip(before.turns, one.rollout.turns, strict=True):
         new = updated_call(new, old_turn, turn, skip=("messages", *FLAT_IDS))
-    old, trained = before.training_row, one.rollout.training_row
-    if old is None or trained is None:
-        if old is not trained:
-            raise RecordError("a training row can neither be added to these columns nor removed")
-        return new
-    return updated_flat(new, old, trained, skip=("messages", "tools"))
+    return with_training_row(new, before, one, has_turn=bool(before.turns))
+
+
+def with_training_row(row: Row, before: Rollout, one: RepairedRollout, *, has_turn: bool = False) -> Row:
+    """The row with the columns of its repaired training row; with `has_turn`, others belong to its one call."""
+    old, new = before.training_row, one.rollout.training_row
+    if old is not None and new is not None:
+        return updated_flat(row, old, new, skip=(*CALL_LISTS, "messages", "tools"), has_turn=has_turn)
+    if old is not new:
+        raise RecordError("a training row can neither be added to these columns nor removed")
+    return row
 
 
 def _messages(row: Row, prompt: object) -> tuple[tuple[Message, ...], tuple[Message, ...]]:

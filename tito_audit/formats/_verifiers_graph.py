@@ -14,7 +14,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import is_list, parsed
+from tito_audit.formats._columns import is_given, is_list, parsed
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
 from tito_audit.record.edits import Path
 
@@ -188,8 +188,8 @@ def _node(wire: object, number: int, where: str) -> Node:
 
 def _mask(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
     """The mask as booleans; all False where the node has none."""
-    value = wire.get("mask")
-    if value is None or (is_list(value) and not len(value)):
+    value: Any = wire.get("mask")
+    if not is_given(value):
         return np.zeros(len(ids), np.bool_)
     if not is_list(value):
         raise RecordError(f"{where}.mask is not a list of true and false")

@@ -23,9 +23,9 @@ from tito_audit.formats._calls import (
 )
 from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, is_messages, parsed
 from tito_audit.formats._facts import stated_facts, with_finishes
-from tito_audit.formats._flat import flat_row, split_row, updated_flat
+from tito_audit.formats._flat import flat_row, split_row
 from tito_audit.formats._packed import packed
-from tito_audit.formats._samples import SampleRows, Samples
+from tito_audit.formats._samples import SampleRows, Samples, updated_sample, with_training_row
 from tito_audit.formats._sources import object_at
 from tito_audit.formats._update import with_counts, with_list, with_values
 from tito_audit.record.json_text import rewritten_string
@@ -96,21 +96,9 @@ def _read_one(row: Row, place: Place) -> Rollout:
 def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     """The row with one repaired rollout; called once for each part of a fork."""
     calls = _calls_name(row)
-    if calls is not None:
-        new = _with_calls(row, calls, before, one)
-    elif one.turns_from != tuple(range(len(before.turns))):
-        raise RecordError("the row is a single call, which cannot be removed")
-    else:
-        new = row
-        for old_turn, turn in zip(before.turns, one.rollout.turns, strict=True):
-            new = updated_call(new, old_turn, turn, skip=("messages", *FLAT_IDS))
-    old, trained = before.training_row, one.rollout.training_row
-    if old is None or trained is None:
-        if old is not trained:
-            raise RecordError("a training row can neither be added to these columns nor removed")
-        return new
-    has_turn = calls is None and bool(before.turns)
-    return updated_flat(new, old, trained, skip=(*CALL_LISTS, "messages", "tools"), has_turn=has_turn)
+    if calls is None:
+        return updated_sample(row, before, one)
+    return with_training_row(_with_calls(row, calls, before, one), before, one)
 
 
 def _with_calls(row: Row, name: str, before: Rollout, one: RepairedRollout) -> Row:

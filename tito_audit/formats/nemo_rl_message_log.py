@@ -16,7 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._boundaries import moved_boundaries
-from tito_audit.formats._columns import plain
+from tito_audit.formats._columns import is_given, plain
 from tito_audit.formats._facts import model_facts, with_finishes
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._samples import training_rows
@@ -63,10 +63,10 @@ def _read(row: Row, place: Place) -> Rollout:
     tools = as_tools(row.get("tools"), "tools")
     messages, said = _messages(log)
     stated = model_facts(row).overlaid(said)
-    if not any(_held(entry, "token_ids") for entry in log):
+    if not any(is_given(entry.get("token_ids")) for entry in log):
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     ids = [
-        as_ids(entry["token_ids"] if _held(entry, "token_ids") else [], f"message_log[{i}].token_ids")
+        as_ids(entry["token_ids"] if is_given(entry.get("token_ids")) else [], f"message_log[{i}].token_ids")
         for i, entry in enumerate(log)
     ]
     trained = _training_row(log, ids)
@@ -120,7 +120,7 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
 
 def _updated_log(log: Sequence[Mapping[str, Any]], old: TrainingRow, new: TrainingRow) -> list[Any]:
     """The messages with their slices of the repaired training row."""
-    lengths = [len(entry["token_ids"]) if _held(entry, "token_ids") else 0 for entry in log]
+    lengths = [len(entry["token_ids"]) if is_given(entry.get("token_ids")) else 0 for entry in log]
     generated = [_is_generated(entry) for entry in log]
     ends = [0, *np.cumsum(lengths).tolist()]
     cuts = moved_boundaries(old, new, ends, generated)
@@ -142,7 +142,9 @@ def _updated_log(log: Sequence[Mapping[str, Any]], old: TrainingRow, new: Traini
 
 def _slice(entry: Mapping[str, Any], name: str, part: Any, fill: object, number: int) -> Any:
     """A message's slice of a column; RecordError if it has values to write and no place for them."""
-    if _held(entry, name) or (isinstance(entry.get(name), list | np.ndarray) and part is not None and len(part)):
+    if is_given(entry.get(name)) or (
+        isinstance(entry.get(name), list | np.ndarray) and part is not None and len(part)
+    ):
         return as_logged(part, entry[name])
     # What a message without the column has in the concatenated one says nothing.
     if part is not None and any(not (v is None or v == fill or v != v) for v in part.tolist()):
@@ -152,12 +154,12 @@ def _slice(entry: Mapping[str, Any], name: str, part: Any, fill: object, number:
 
 def _joined(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fill: object) -> _Joined | None:
     """A column for the whole conversation, `fill` for messages without it; None if no message has it."""
-    if not any(_held(entry, name) for entry in log):
+    if not any(is_given(entry.get(name)) for entry in log):
         return None
     values: list[Any] = []
     fits = True
     for number, (entry, own) in enumerate(zip(log, ids, strict=True)):
-        part = entry[name] if _held(entry, name) else [fill] * len(own)
+        part = entry[name] if is_given(entry.get(name)) else [fill] * len(own)
         if not isinstance(part, list | np.ndarray):
             raise RecordError(f"message_log[{number}].{name} is not a list of one entry per token")
         fits = fits and len(part) == len(own)
@@ -185,7 +187,7 @@ def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], St
     wires = [message_wire(entry, drop) for entry in log]
     messages = as_messages(wires, "message_log")
     emptied = any(
-        not message.content and not message.tool_calls and _held(entry, "token_ids")
+        not message.content and not message.tool_calls and is_given(entry.get("token_ids"))
         for message, entry in zip(messages, log, strict=True)
     )
     rendered = any(_MARKER.search(message.text) for message in messages if not message.sampled)
@@ -198,12 +200,7 @@ def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], St
 
 
 def _is_generated(entry: Mapping[str, Any]) -> bool:
-    return _held(entry, _LOGPROBS) or str(entry.get("role")) == "assistant"
-
-
-def _held(entry: Mapping[str, Any], name: str) -> bool:
-    value = entry.get(name)
-    return value is not None and (not isinstance(value, list | np.ndarray) or len(value) > 0)
+    return is_given(entry.get(_LOGPROBS)) or str(entry.get("role")) == "assistant"
 
 
 def _unwrapped(log: Sequence[Any]) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import Raw, ids_or_none, is_list, plain, policy_of
+from tito_audit.formats._columns import Raw, ids_or_none, is_given, is_list, plain, policy_of
 from tito_audit.formats._facts import model_facts, with_finishes
 from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row, with_values
@@ -115,8 +115,8 @@ def _others(row: Row, taken: Sequence[str], sizes: Sequence[int]) -> Mapping[str
 
 def _list(row: Row, name: str) -> tuple[str, Raw] | None:
     """A column with its name; None if the row does not have it."""
-    value = row.get(name)
-    if value is None or (is_list(value) and not len(value)):
+    value: Any = row.get(name)
+    if not is_given(value):
         return None
     if not is_list(value):
         raise RecordError(f"column {name!r} is not a list of one entry per token")

@@ -17,7 +17,7 @@ from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import turn_of_tokens, written_once
-from tito_audit.formats._columns import is_list, is_numbers, policy_of
+from tito_audit.formats._columns import is_given, is_list, is_numbers, policy_of
 from tito_audit.formats._facts import model_facts, with_finishes
 from tito_audit.formats._sources import at, object_at, of_calls, plain_sources
 from tito_audit.formats._update import CountPairs, with_counts
@@ -154,7 +154,7 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
         call = turn_of_tokens(
             ("prompt_ids", step.tokens.get("prompt_ids")),
             ("completion_ids", () if said is None else said),
-            lambda: ("completion_logprobs", logprobs) if _filled(logprobs) else None,
+            lambda: ("completion_logprobs", logprobs) if is_given(logprobs) else None,
             _other_columns(step),
         )
         mask = _mask_column(step, 0 if call.completion_ids is None else len(call.completion_ids))
@@ -181,7 +181,7 @@ def _other_columns(step: _Step) -> dict[str, tuple[Any, MovePolicy]]:
 def _mask_column(step: _Step, size: int) -> Column | None:
     """The mask over the completion, None if there is none; RecordError if its length differs."""
     mask: Any = step.tokens.get("completion_mask")
-    if not _filled(mask):
+    if not is_given(mask):
         return None
     values = as_floats(mask, "completion_mask")
     if len(values) != size:
@@ -221,12 +221,12 @@ def _trained(step: _Step, turn: Turn) -> tuple[Mask, Mask]:
     trained = sampled.copy()
     given: Any = step.tokens.get("prompt_mask")
     said: Any = step.tokens.get("completion_mask")
-    if _filled(given):
+    if is_given(given):
         values = as_floats(given, "prompt_mask")
         if len(values) != prompt:
             raise RecordError(f"{step.where}.tokens.prompt_mask has {len(values)} entries for {prompt} prompt ids")
         trained[:prompt] = values > 0
-    if _filled(said):
+    if is_given(said):
         trained[prompt:] = as_floats(said, "completion_mask") > 0
     return trained, sampled
 
@@ -260,7 +260,7 @@ def _source(row: Row, path: Path, turn: Turn) -> CallSource:
         prompts=plain_sources((*one, "prompt_ids") for one in asked),
         logprobs=columns.get("completion_logprobs", ()),
         columns=columns,
-        blank=tuple((*one, "prompt_mask") for one in asked if _filled(at(row, one).get("prompt_mask"))),
+        blank=tuple((*one, "prompt_mask") for one in asked if is_given(at(row, one).get("prompt_mask"))),
         routing=tuple((*one, name) for one in asked for name in _UNREBUILT if name in at(row, one)),
         counters=(Counter((*response, "usage")),) if object_at(row, *response, "usage") else (),
     )
@@ -299,11 +299,7 @@ def _refuse_other_mask(before: TrainingRow | None, after: TrainingRow | None) ->
 
 
 def _has_ids(step: _Step) -> bool:
-    return any(_filled(step.tokens.get(name)) for name in ("prompt_ids", "completion_ids"))
-
-
-def _filled(value: Any) -> bool:
-    return value is not None and not (is_list(value) and not len(value))
+    return any(is_given(step.tokens.get(name)) for name in ("prompt_ids", "completion_ids"))
 
 
 def _finish_reason(step: _Step) -> str | None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
+from tito_audit.formats._columns import is_given, is_list, is_numbers, parsed, policy_of
 from tito_audit.formats._facts import one_model, with_finishes
 from tito_audit.formats._sources import object_at
 from tito_audit.formats._verifiers_graph import Node, Tree, episode_of, prompts_of, trees_of
@@ -114,8 +114,8 @@ def _columns(node: Node) -> tuple[Logprobs | None, tuple[Column, ...]]:
     """The logprobs `[C]` and every column over the completion; compact columns are spread out by the mask."""
     columns: list[Column] = []
     logprobs: Logprobs | None = None
-    value = node.wire.get("logprobs")
-    if value is not None and not (is_list(value) and not len(value)):
+    value: Any = node.wire.get("logprobs")
+    if is_given(value):
         raw = as_floats(value, f"{node.where}.logprobs")
         if len(raw) == np.count_nonzero(node.mask):
             logprobs = raw if node.trained.all() else _spread(raw, node)
