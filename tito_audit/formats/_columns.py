@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import orjson
@@ -99,7 +99,7 @@ _DROP = {
 }
 
 
-def is_list(value: object) -> bool:
+def is_list(value: object) -> TypeGuard[Raw]:
     """True for a list as storage returns it: a Python list or a numpy array."""
     return isinstance(value, list | tuple | np.ndarray)
 

@@ -166,10 +166,10 @@ def _part_copies(row: Row, before: TrainingRow, after: TrainingRow) -> Iterator[
     ends = [] if before.prompt_length is None else [(before.prompt_length, "")]
     for name in (*PROMPT_IDS, *COMPLETION_IDS):
         value = row.get(name)
-        if is_list(value) and 0 < len(value) < full:  # type: ignore[arg-type]
-            at = len(value) if name in PROMPT_IDS else full - len(value)  # type: ignore[arg-type]
+        if is_list(value) and 0 < len(value) < full:
+            at = len(value) if name in PROMPT_IDS else full - len(value)
             part = before.token_ids[:at] if name in PROMPT_IDS else before.token_ids[at:]
-            if np.array_equal(part, value):  # type: ignore[arg-type]
+            if np.array_equal(part, value):
                 ends.append((at, name))
     for at, name in ends:
         to = _boundary(before, after, at)

@@ -25,9 +25,9 @@ def without_padding(row: Row, name: str | None) -> tuple[Row, Padding, Mask | No
     Padding is what the attention mask hides at either end, unless the loss mask trains it.
     """
     mask = row.get("attention_mask")
-    if name is None or not is_list(mask) or len(mask) != len(row[name]):  # type: ignore[arg-type]
+    if name is None or not is_list(mask) or len(mask) != len(row[name]):
         return row, Padding(), None
-    visible = as_floats(mask, "attention_mask") > 0  # type: ignore[arg-type]
+    visible = as_floats(mask, "attention_mask") > 0
     if not visible.any() or visible.all():
         return row, Padding(), None
     kept = np.flatnonzero(visible | trained_tokens(row, len(visible)))
@@ -57,9 +57,9 @@ def trained_tokens(row: Row, width: int) -> Mask:
 def hidden_tokens(row: Row, width: int) -> Mask | None:
     """`[width]` which tokens of a prompt and its response the attention mask hides; None if it hides none."""
     mask = row.get("attention_mask")
-    if not is_list(mask) or len(mask) != width:  # type: ignore[arg-type]
+    if not is_list(mask) or len(mask) != width:
         return None
-    hidden = ~(as_floats(mask, "attention_mask") > 0)  # type: ignore[arg-type]
+    hidden = ~(as_floats(mask, "attention_mask") > 0)
     return hidden if hidden.any() else None
 
 

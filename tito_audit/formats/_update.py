@@ -270,7 +270,7 @@ def _attention(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, A
     """`attention_mask` for the new length and padding, if the row has one over its ids."""
     original = row.get("attention_mask")
     left, full, right = before.padding.left, len(before.token_ids), before.padding.right
-    if not is_list(original) or len(original) != left + full + right:  # type: ignore[arg-type]
+    if not is_list(original) or len(original) != left + full + right:
         return {}
     if before.padding == after.padding and full == len(after.token_ids):
         return {"attention_mask": original}

@@ -209,9 +209,9 @@ def _mask_from_logprobs(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
     """The mask of a node without one: its last tokens were sampled, as many as have logprobs."""
     mask = np.zeros(len(ids), np.bool_)
     logprobs, held = wire.get("logprobs"), wire.get("mask")
-    if is_list(held) and len(held):  # type: ignore[arg-type]
+    if is_list(held) and len(held):
         return mask
-    if not is_list(logprobs) or not 0 < len(logprobs) <= len(ids):  # type: ignore[arg-type]
+    if not is_list(logprobs) or not 0 < len(logprobs) <= len(ids):
         raise RecordError(f"{where} has no mask, and nothing else says which of its tokens were sampled")
-    mask[len(ids) - len(logprobs) :] = True  # type: ignore[arg-type]
+    mask[len(ids) - len(logprobs) :] = True
     return mask

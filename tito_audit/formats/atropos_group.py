@@ -40,7 +40,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     logprobs = _per_sample(row, "inference_logprobs", len(tokens))
     messages = row.get("messages")
     # One conversation for all samples, or a list of another length, cannot be matched to samples.
-    paired = is_list(messages) and len(messages) == len(tokens)  # type: ignore[arg-type]
+    paired = is_list(messages) and len(messages) == len(tokens)
     return tuple(
         Rollout(
             replace(place, item=index),

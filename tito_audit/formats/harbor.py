@@ -15,7 +15,7 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import turn_of_tokens
-from tito_audit.formats._columns import flat_logprobs, is_list, is_numbers, policy_of
+from tito_audit.formats._columns import Raw, flat_logprobs, is_list, is_numbers, policy_of
 from tito_audit.formats._facts import real_name
 from tito_audit.formats._sources import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
@@ -35,14 +35,14 @@ class _Detail:
     """One conversation, its lists paired call by call."""
 
     path: Path
-    prompts: Sequence[Any]
-    completions: Sequence[Any]
+    prompts: Raw
+    completions: Raw
     logprobs: Sequence[int | None]
     """For each call the position of its logprobs; None if it has none."""
     value: Mapping[str, Any]
 
     @property
-    def extra(self) -> dict[str, Sequence[Any]]:
+    def extra(self) -> dict[str, Raw]:
         """The provider's further lists with one entry per call, by name."""
         found = object_at(self.value, "extra")
         size = len(self.completions)
@@ -151,13 +151,13 @@ def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] |
     return found if len(found) == len(logprobs) else None
 
 
-def _lists_of(value: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
+def _lists_of(value: Mapping[str, Any], name: str, where: str) -> Raw:
     found = value.get(name)
     if found is None:
         return ()
     if not is_list(found) or not all(one is None or is_list(one) for one in found):
         raise RecordError(f"{where}{name} is not a list with one list per call")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _turns(detail: _Detail) -> tuple[Turn, ...]:
@@ -211,7 +211,7 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 
 
 def _is_lists(value: object) -> bool:
-    return is_list(value) and len(value) > 0 and is_list(value[0])  # type: ignore[arg-type, index]
+    return is_list(value) and len(value) > 0 and is_list(value[0])
 
 
 FORMAT = Format(

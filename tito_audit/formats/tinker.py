@@ -123,7 +123,7 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
     if isinstance(value, Mapping) and "chunks" in value:
         value = value["chunks"]
     if is_list(value) and is_numbers(value):
-        return [(as_ids(value, "model_input"), True)]  # type: ignore[arg-type]
+        return [(as_ids(value, "model_input"), True)]
     if not isinstance(value, list | tuple) or not all(isinstance(chunk, Mapping) for chunk in value):
         raise RecordError("model_input is not a list of chunks of token ids")
     known = [_chunk_size(chunk, f"model_input.chunks[{i}]") for i, chunk in enumerate(value)]
@@ -167,7 +167,7 @@ def _refuse(name: str) -> Any:
 def _is_table(value: Any) -> bool:
     """True for a tensor of two or more dimensions, such as distillation targets."""
     shape = value.get("shape") if isinstance(value, Mapping) else None
-    return is_list(shape) and len(shape) > 1  # type: ignore[arg-type]
+    return is_list(shape) and len(shape) > 1
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
@@ -214,7 +214,7 @@ def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
         return
     yield Edit((*path, "data"), as_logged(values, original["data"]))
     shape = original.get("shape")
-    if is_list(shape) and len(shape) == 1 and shape[0] != len(values):  # type: ignore[arg-type, index]
+    if is_list(shape) and len(shape) == 1 and shape[0] != len(values):
         yield Edit((*path, "shape"), as_logged([len(values)], shape))
 
 

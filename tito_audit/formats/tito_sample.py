@@ -30,7 +30,7 @@ def _matches(row: Row) -> bool:
     if not is_list(tokens) or not is_list(mask):
         return False
     # A mask of another length, or null, covers a response, and it is unknown where that begins.
-    return len(mask) == len(tokens) and not (len(tokens) and is_list(tokens[0]))  # type: ignore[arg-type, index]
+    return len(mask) == len(tokens) and not (len(tokens) and is_list(tokens[0]))
 
 
 def _read_one(row: Row, place: Place) -> Rollout:

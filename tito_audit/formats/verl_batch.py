@@ -42,7 +42,7 @@ def _matches(row: Row) -> bool:
 
 
 def _is_ids(value: object) -> bool:
-    return value is None or (is_list(value) and all(isinstance(one, int | np.integer) for one in value[:4]))  # type: ignore[index]
+    return value is None or (is_list(value) and all(isinstance(one, int | np.integer) for one in value[:4]))
 
 
 def _sample(row: Row, place: Place) -> Rollout:
