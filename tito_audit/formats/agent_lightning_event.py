@@ -170,7 +170,7 @@ def _stated(holder: Mapping[str, Any]) -> Stated:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """A streamed answer, _joined."""
+    """A streamed answer, joined."""
 
     response: Mapping[str, Any]
     chunks: Sequence[Mapping[str, Any]]
@@ -232,10 +232,10 @@ def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if listed is None or (is_list(listed) and not len(listed)):
         return None
     if not isinstance(listed, list | tuple) or len(listed) != 1 or not isinstance(listed[0], Mapping):
-        raise RecordError("a stream of several choices cannot be _joined. Log the _joined answer")
+        raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
     index = listed[0].get("index")
     if index is not None and (type(index) is not int or index):
-        raise RecordError("a stream of several choices cannot be _joined. Log the _joined answer")
+        raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
     return listed[0]
 
 
@@ -247,7 +247,7 @@ def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: objec
         raise RecordError("a stream's `delta` is not an object")
     unknown = [key for key, value in delta.items() if key not in _SILENT and value]
     if unknown:
-        raise RecordError(f"a stream's delta holds {unknown[0]!r}, which is not _joined. Log the _joined answer")
+        raise RecordError(f"a stream's delta holds {unknown[0]!r}, which is not joined. Log the joined answer")
     for key in _TEXTS:
         if isinstance(delta.get(key), str):
             message[key] = message.get(key, "") + delta[key]
