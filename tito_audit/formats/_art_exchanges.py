@@ -176,6 +176,10 @@ def _generation_source(
     )
 
 
+# The Messages API in chat form, as servers convert it before they apply a template: vllm-project/vllm
+# `vllm/entrypoints/anthropic/serving_messages.py`, OpenPipe/ART `trajectories/_tokenize.py`
+
+
 @dataclass(frozen=True, slots=True)
 class _ChatRequest:
     """A request in chat form."""

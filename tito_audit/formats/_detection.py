@@ -173,6 +173,9 @@ def _inside(path: str, value: Any, found: dict[str, None]) -> Iterator[tuple[str
                 yield f"{path}[]", entry
 
 
+# Rows inside a row, for the error message about one that no format recognizes
+
+
 def wrapped_at(row: Row, formats: Sequence[Format]) -> tuple[str, str] | None:
     """The `--rows-at` path of rows inside this one and their format's name; None if nothing looks like a row."""
     for (path, inner), _ in zip(_rows_inside(row), range(_MOST_OBJECTS), strict=False):

@@ -108,6 +108,9 @@ def calls_unknown_tools(messages: Iterable[Message], tools: Sequence[ToolSpec]) 
     return any(call.name not in known for message in messages for call in message.tool_calls)
 
 
+# Why the sampled turns of a training row ended
+
+
 def with_finishes(
     trained: TrainingRow | None, row: Mapping[str, Any], turns: Sequence[Turn] = ()
 ) -> TrainingRow | None:

@@ -172,6 +172,9 @@ def _boundaries(row: Row, cuts: SampleRanges, sizes: Sequence[int]) -> dict[str,
     return values
 
 
+# Where the samples begin and end, by whichever column of the row says so
+
+
 def sample_ranges(row: Row, ids: str) -> SampleRanges | None:
     """The samples of a row whose ids are in column `ids`; None if nothing says that there are several.
 

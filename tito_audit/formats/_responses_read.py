@@ -251,6 +251,9 @@ def _wants_ids(choice: Mapping[str, Any]) -> bool:
     return scores is not None or any(choice.get(key) is not None for key in _ID_KEYS)
 
 
+# Where a row holds a choice, with every copy of its prompt and of its logprobs
+
+
 def choice_sources(row: Row, rollouts: Sequence[Rollout], within: Path = ()) -> Sequence[Sources]:
     """The source of each choice of the answers in the row, or in the object at `within`."""
     found = exchange(at(row, within))

@@ -170,6 +170,9 @@ def _in_kind(values: Any, original: Any) -> Any:
     return np.array(values, original.dtype) if isinstance(original, np.ndarray) else values
 
 
+# Batches: samples of trainers, with prompt and response ids and columns over the response, one list per sample
+
+
 def is_batch(row: Row, name: str) -> bool:
     """True if the column holds a list of lists: one per sample."""
     value: Any = row.get(name)

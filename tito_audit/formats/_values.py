@@ -134,6 +134,9 @@ def as_whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+# Logprobs stored together with other data: one object per token, triples, parallel lists
+
+
 def is_nested(original: Any) -> bool:
     """True for logprobs stored with other data: an object, or one list per token."""
     return isinstance(original, Mapping) or (

@@ -168,6 +168,9 @@ def _stated(holder: Mapping[str, Any]) -> Stated:
     return Stated().with_facts(id=name)
 
 
+# Streams: the chunks of a chat answer joined, with where in them the logprob of each token is
+
+
 @dataclass(frozen=True, slots=True)
 class _Joined:
     """A streamed answer, joined."""

@@ -193,6 +193,10 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+# Attributes: dotted keys, and values as text. microsoft/agent-lightning 0.3.0 `adapter/triplet.py`,
+# `adapter/messages.py`, `instrumentation/agentops.py`
+
+
 def _unflattened(attributes: Mapping[str, Any], prefix: str) -> Any:
     """The nested value below a prefix, with numbered keys as lists; None if there is none."""
     start = f"{prefix}."

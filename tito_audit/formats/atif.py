@@ -141,6 +141,9 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
             yield Edit((*path, "final_metrics", "total_prompt_tokens"), total + grown)
 
 
+# Steps
+
+
 @dataclass(frozen=True, slots=True)
 class _StepCall:
     """An agent's step, written by one or several model calls."""

@@ -6,16 +6,18 @@ and a mask over the response alone; those rows are `slime`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import messages_of_row
 from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, is_messages, other_columns, parsed
 from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._packed import packed
-from tito_audit.formats._samples import SampleRows
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import absent, keys, one_way
 
@@ -60,11 +62,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-def _updated(row: Row, before: Rollout, after: RepairedRollout) -> Row:
-    return updated_row(row, before.training_row, after.rollout.training_row, "tokens")
-
-
-_ROWS = SampleRows(_read_one, _updated, packed)
+_ROWS = replace(training_rows(_read_one, partial(updated_row, ids="tokens")), split=packed)
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",
