@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Row
+from tito_audit.format import Format, Row
 from tito_audit.formats._facts import real_name
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import (
@@ -26,6 +27,7 @@ from tito_audit.formats._responses_log import (
 )
 from tito_audit.formats._sources import at, object_at, of_calls, plain_sources, same_as
 from tito_audit.formats._turn_change import logged_logprobs
+from tito_audit.formats._writer import calls_written
 from tito_audit.record.arrays import Ids, Logprobs, as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
@@ -34,6 +36,7 @@ from tito_audit.record.message import Message, as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 from tito_audit.record.stated import Stated, as_group
+from tito_audit.signature import Signature
 
 _ID_KEYS = ("token_ids", "output_ids", "prompt_token_ids")
 ONE_CALL = "an answer holds a single call, which cannot be left out"
@@ -81,6 +84,20 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
         _rollout(replace(base, place=replace(place, item=item)), before, found.request, answer, len(listed))
         for item, answer in enumerate(listed)
     )
+
+
+def format_of_answers(
+    name: str, holds: Callable[[Exchange], bool], *, title: str, signature: Signature, precedence: int, shows: str
+) -> Format:
+    """The format of rows that hold answers of a server, recognized by what `holds` finds in them."""
+
+    def matches(row: Row) -> bool:
+        found = exchange(row)
+        return found is not None and holds(found)
+
+    read = partial(rollouts_of, name=name)
+    update = calls_written(read, choice_sources, stays=ONE_CALL)
+    return Format(name, title, signature, precedence, matches, read, choice_sources, update, shows)
 
 
 def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> Stated:
