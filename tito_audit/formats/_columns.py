@@ -104,7 +104,7 @@ def is_list(value: object) -> TypeGuard[Raw]:
     return isinstance(value, list | tuple | np.ndarray)
 
 
-def filled(value: Any) -> bool:
+def filled(value: object) -> TypeGuard[Raw]:
     """True for a list with entries."""
     return is_list(value) and len(value) > 0
 
@@ -159,8 +159,7 @@ def first_list(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
 def first_filled(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The first of these columns that holds a list with entries; else the first that holds a list."""
     names = tuple(names)
-    filled = (name for name in names if is_list(row.get(name)) and len(row[name]))
-    return next(filled, None) or first_list(row, names)
+    return next((name for name in names if filled(row.get(name))), None) or first_list(row, names)
 
 
 def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
@@ -194,7 +193,7 @@ def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] |
     if len(value) and is_list(value[0]):
         # A table of numbers may have turned the inner lists into arrays; tolist returns plain numbers.
         inner = [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in value]
-        return name, [entry[0] if is_list(entry) and len(entry) else None for entry in inner]
+        return name, [entry[0] if filled(entry) else None for entry in inner]
     return name, value
 
 

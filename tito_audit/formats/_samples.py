@@ -11,7 +11,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import CALL_LISTS, call_turn, updated_call
-from tito_audit.formats._columns import FLAT_IDS, RESPONSE_MASKS, first_list, is_list, parsed, plain
+from tito_audit.formats._columns import FLAT_IDS, RESPONSE_MASKS, filled, first_list, is_list, parsed, plain
 from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._flat import flat_row, split_row, updated_flat
 from tito_audit.formats._update import at_most_one_each, with_values
@@ -54,7 +54,7 @@ class SampleRows:
         """One rollout for each sample."""
         samples = self.split(row)
         return (
-            (self.read_one(row, place),) if samples is None else samples_read(samples.rows, place, self.read_one)
+            (self.read_one(row, place),) if samples is None else _samples_read(samples.rows, place, self.read_one)
         )
 
     def sources(self, row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
@@ -70,7 +70,7 @@ class SampleRows:
             before = self.read_one(row, place)
             ones = repaired if self.forks else at_most_one_each([before], repaired)
             return tuple(self.write_one(row, before, one) for one in ones)
-        read = samples_read(samples.rows, place, self.read_one)
+        read = _samples_read(samples.rows, place, self.read_one)
         chosen = at_most_one_each(read, repaired)
         new = [self.write_one(*each) for each in zip(samples.rows, read, chosen, strict=True)]
         made = put_back(row, samples, new, samples.ids)
@@ -120,17 +120,6 @@ def sources_in(samples: Samples, rollouts: Sequence[Rollout]) -> list[Sources]:
     return found
 
 
-def samples_read(samples: Iterable[Row], place: Place, read: ReadSample) -> tuple[Rollout, ...]:
-    """One rollout for each sample; RecordError naming the one that cannot be read."""
-    found = []
-    for item, sample in enumerate(samples):
-        try:
-            found.append(read(sample, replace(place, item=item)))
-        except RecordError as error:
-            raise RecordError(f"sample {item}: {error}") from None
-    return tuple(found)
-
-
 def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
     """The row with its samples' changed columns put back; the same object if none changed.
 
@@ -158,6 +147,17 @@ def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
     return with_values(row, made)
 
 
+def _samples_read(samples: Iterable[Row], place: Place, read: ReadSample) -> tuple[Rollout, ...]:
+    """One rollout for each sample; RecordError naming the one that cannot be read."""
+    found = []
+    for item, sample in enumerate(samples):
+        try:
+            found.append(read(sample, replace(place, item=item)))
+        except RecordError as error:
+            raise RecordError(f"sample {item}: {error}") from None
+    return tuple(found)
+
+
 def _spliced(original: Any, parts: Sequence[tuple[int, int, list[Any]]]) -> Any:
     """A list with some ranges of entries replaced."""
     entries = plain(original)
@@ -176,7 +176,7 @@ def _in_kind(values: Any, original: Any) -> Any:
 def is_batch(row: Row, name: str) -> bool:
     """True if the column holds a list of lists: one per sample."""
     value: Any = row.get(name)
-    return is_list(value) and len(value) > 0 and (value[0] is None or is_list(value[0]))
+    return filled(value) and (value[0] is None or is_list(value[0]))
 
 
 def batch_samples(row: Row, ids: str) -> Samples | None:
@@ -189,7 +189,7 @@ def batch_samples(row: Row, ids: str) -> Samples | None:
         return None
     size = len(row[ids])
     for name, value in row.items():
-        nested = is_list(value) and len(value) > 0 and is_list(value[0])
+        nested = filled(value) and is_list(value[0])
         if nested and len(value) != size:
             raise RecordError(
                 f"column {name!r} holds {len(value)} lists for {size} samples, so they cannot be matched"
@@ -213,7 +213,7 @@ def sample_rollout(
     messages, asked = _messages(row, prompt)
     turns: tuple[Turn, ...] = ()
     stated = stated_facts(row)
-    if not any(is_list(row.get(name)) and len(row[name]) for name in names):
+    if not any(filled(row.get(name)) for name in names):
         stated = stated.without_ids()
     elif trained is None:
         plain = {name: value for name, value in row.items() if name not in ("messages", *FLAT_IDS)}
@@ -229,7 +229,7 @@ def sample_rollout(
 def updated_sample(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     """The sample with the columns of its repaired rollout: a training row, or a call."""
     if one.turns_from != tuple(range(len(before.turns))):
-        raise RecordError("the row is a single call, which cannot be removed")
+        raise RecordError("the call is all of its row or sample, so it cannot be removed")
     new: Row = row
     for old_turn, turn in zip(before.turns, one.rollout.turns, strict=True):
         new = updated_call(new, old_turn, turn, skip=("messages", *FLAT_IDS))

@@ -14,7 +14,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import is_given, is_list, parsed
+from tito_audit.formats._columns import filled, is_given, is_list, parsed
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
 from tito_audit.record.edits import Path
 
@@ -209,7 +209,7 @@ def _mask_from_logprobs(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
     """The mask of a node without one: its last tokens were sampled, as many as have logprobs."""
     mask = np.zeros(len(ids), np.bool_)
     logprobs, held = wire.get("logprobs"), wire.get("mask")
-    if is_list(held) and len(held):
+    if filled(held):
         return mask
     if not is_list(logprobs) or not 0 < len(logprobs) <= len(ids):
         raise RecordError(f"{where} has no mask, and nothing else says which of its tokens were sampled")

@@ -27,7 +27,7 @@ from tito_audit.formats._call_log import (
     threads,
 )
 from tito_audit.formats._calls import call_turn
-from tito_audit.formats._columns import is_list
+from tito_audit.formats._columns import filled, is_list
 from tito_audit.formats._facts import real_name
 from tito_audit.formats._responses_items import text_of
 from tito_audit.formats._sources import object_at, plain_sources
@@ -183,7 +183,7 @@ class _Joined:
         prompts = [
             (*path, number, "prompt_token_ids")
             for number, chunk in enumerate(self.chunks)
-            if is_list(chunk.get("prompt_token_ids")) and len(chunk["prompt_token_ids"])
+            if filled(chunk.get("prompt_token_ids"))
         ]
         logprobs = []
         start = 0
@@ -212,7 +212,7 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> _Joined:
         for key in ("id", "model", "created", "usage"):
             if chunk.get(key) is not None:
                 response[key] = chunk[key]
-        if is_list(chunk.get("prompt_token_ids")) and len(chunk["prompt_token_ids"]):
+        if filled(chunk.get("prompt_token_ids")):
             response.setdefault("prompt_token_ids", chunk["prompt_token_ids"])
         piece = _choice(chunk)
         if piece is None:

@@ -16,7 +16,7 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, Part, PartRows, part_of
-from tito_audit.formats._columns import ids_or_none, is_list
+from tito_audit.formats._columns import filled, ids_or_none, is_list
 from tito_audit.formats._facts import real_name
 from tito_audit.formats._responses_items import message_wire, text_of
 from tito_audit.formats._sources import object_at, plain_sources, same_as
@@ -113,7 +113,7 @@ def _own_completion(value: Any, name: str) -> Any:
     if name == f"{_RAW}.choices":
         first = value[0] if isinstance(value, list | tuple) and value else None
         return first.get("token_ids") if isinstance(first, Mapping) else None
-    if is_list(value) and len(value) and is_list(value[0]):
+    if filled(value) and is_list(value[0]):
         return value[0]
     return value
 

@@ -15,7 +15,7 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import turn_of_tokens
-from tito_audit.formats._columns import Raw, flat_logprobs, is_list, is_numbers, policy_of
+from tito_audit.formats._columns import Raw, filled, flat_logprobs, is_list, is_numbers, policy_of
 from tito_audit.formats._facts import real_name
 from tito_audit.formats._sources import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
@@ -211,7 +211,7 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 
 
 def _is_lists(value: object) -> bool:
-    return is_list(value) and len(value) > 0 and is_list(value[0])
+    return filled(value) and is_list(value[0])
 
 
 FORMAT = Format(

@@ -12,7 +12,7 @@ from typing import Any
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import weight_versions
-from tito_audit.formats._columns import is_list, is_messages, parsed
+from tito_audit.formats._columns import filled, is_list, is_messages, parsed
 from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._samples import training_rows
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
@@ -45,7 +45,7 @@ def _read(row: Row, place: Place) -> Rollout:
     # Messages without an answer are only the prompt, from which the row was not rendered.
     messages = next((value for value in said if is_messages(value) and any(map(_is_answer, value))), None)
     listed = [parsed(row, "tools"), parsed(metadata, "tools")]
-    tools = next((value for value in listed if is_list(value) and len(value)), listed[0])
+    tools = next((value for value in listed if filled(value)), listed[0])
     return Rollout(
         place,
         FORMAT.name,

@@ -19,7 +19,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import is_given, is_list, is_numbers, parsed, policy_of
+from tito_audit.formats._columns import filled, is_given, is_numbers, parsed, policy_of
 from tito_audit.formats._facts import one_model, with_finishes
 from tito_audit.formats._sources import object_at
 from tito_audit.formats._verifiers_graph import Node, Tree, episode_of, prompts_of, trees_of
@@ -132,12 +132,12 @@ def _columns(node: Node) -> tuple[Logprobs | None, tuple[Column, ...]]:
 def _other_lists(node: Node) -> Iterator[tuple[str, Any]]:
     """Every list of numbers on a node, except those with a known meaning."""
     for name, value in node.wire.items():
-        if name not in _KNOWN and is_list(value) and len(value) and is_numbers(value):
+        if name not in _KNOWN and filled(value) and is_numbers(value):
             yield name, value
     weights = node.wire.get("loss_weights")
     if isinstance(weights, Mapping):
         for name, value in weights.items():
-            if is_list(value) and len(value):
+            if filled(value):
                 yield f"loss_weights.{name}", value
 
 
