@@ -75,20 +75,23 @@ def _places(row: Row) -> list[list[Path]]:
     if _is_node(row):
         return [[()]]
     first, *others = [[(name, key) for key in _keys(row[name])] for name in _held(row)]
-    copies = [path for paths in others for path in paths]
-    return [[own, *(path for path in copies if _repeats(at(row, path), at(row, own)))] for own in first]
+    copies: dict[str | None, list[Path]] = {}
+    for path in [path for paths in others for path in paths if isinstance(at(row, path), Mapping)]:
+        copies.setdefault(text_of(at(row, path).get("full_text")), []).append(path)
+    found: list[list[Path]] = []
+    for own in first:
+        node = at(row, own)
+        alike = copies.get(text_of(node.get("full_text")), ())
+        found.append([own, *(path for path in alike if _repeats(at(row, path), node))])
+    return found
 
 
 def _keys(held: Any) -> list[Any]:
     return list(held) if isinstance(held, Mapping) else list(range(len(held)))
 
 
-def _repeats(node: object, of: Mapping[str, Any]) -> bool:
-    return (
-        isinstance(node, Mapping)
-        and text_of(node.get("full_text")) == text_of(of.get("full_text"))
-        and all(is_list(node.get(name)) and equal_values(node[name], of[name]) for name in _lists(of))
-    )
+def _repeats(node: Mapping[str, Any], of: Mapping[str, Any]) -> bool:
+    return all(is_list(node.get(name)) and equal_values(node[name], of[name]) for name in _lists(of))
 
 
 def _lists(node: Mapping[str, Any]) -> list[str]:
