@@ -30,7 +30,7 @@ from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, Turn
-from tito_audit.record.sources import CallSource, Source, Sources
+from tito_audit.record.sources import CallSource, Sources
 
 _INPUT_KEYS = ("responses_create_params", "agent_input", "seed_obs")
 """The rollout's inputs, which never change."""
@@ -76,22 +76,18 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
 
 
 def call_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    """Where the row stores the columns of its calls, with every item that repeats a call's tokens."""
-    return of_calls(
-        [
-            CallSource(columns={column.name: _columns_at(held, number, column.name) for column in turn.columns})
-            for held in [_located(row, rollout)]
-            for number, turn in enumerate(rollout.turns)
-        ]
-        if rollout.turns
-        else ()
-        for rollout in rollouts
-    )
+    """Where the row stores the columns of its calls."""
+    (rollout,) = rollouts
+    held = _located(row, rollout) if rollout.turns else None
+    return of_calls([[_call_source(held, number) for number in range(len(rollout.turns)) if held is not None]])
 
 
-def _columns_at(held: _LocatedRow, number: int, name: str) -> tuple[Source, ...]:
+def _call_source(held: _LocatedRow, number: int) -> CallSource:
+    """Where every item that repeats a call's tokens holds its columns."""
     own = [carrier for carrier in held.carriers if number in carrier.turns]
-    return plain_sources((*carrier.path, name) for carrier in own if name in carrier.item)
+    names = [column.name for column in held.rollout.turns[number].columns]
+    there = {name: [(*one.path, name) for one in own if name in one.item] for name in names}
+    return CallSource(columns={name: plain_sources(paths) for name, paths in there.items()})
 
 
 def _part(held: _LocatedRow, one: RepairedRollout, changes: Mapping[int, Change]) -> Row:
