@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import seen_by_template
+from tito_audit.formats._update import changed_columns
 from tito_audit.formats._values import same_floats, same_ids
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
@@ -126,26 +127,15 @@ def _change(before: Turn, after: Turn, number: int) -> Change | None:
 
 
 def _changed_columns(before: Turn, after: Turn, number: int) -> dict[str, NDArray[Any] | None]:
-    now = {column.name: column for column in after.columns}
-    added = [name for name in now if name not in {column.name for column in before.columns}]
-    if added:
-        raise RecordError(f"call {number} has no column {added[0]!r} in the log, and none can be added")
-    changed: dict[str, NDArray[Any] | None] = {}
-    for column in before.columns:
-        new = now.get(column.name)
-        if new is None:
-            changed[column.name] = None
-        elif not _same_column(column, new):
-            changed[column.name] = new.values
-    return changed
-
-
-def _same_column(old: Column, new: Column) -> bool:
-    if old.values is new.values or old.policy is MovePolicy.DROP:
-        return True
-    if old.values.dtype.kind in "iufb" and new.values.dtype.kind in "iufb":
-        return same_floats(old.values.astype(np.float64), new.values.astype(np.float64))
-    return bool(old.values.tolist() == new.values.tolist())
+    known = {column.name: column for column in before.columns}
+    added = next((column.name for column in after.columns if column.name not in known), None)
+    if added is not None:
+        raise RecordError(f"call {number} has no column {added!r} in the log, and none can be added")
+    return {
+        name: values
+        for name, values in changed_columns(before, after).items()
+        if values is None or known[name].policy is not MovePolicy.DROP
+    }
 
 
 def _changed_logprobs(

@@ -181,7 +181,7 @@ def _as_padded(
     return as_logged([*ahead, *inner, *behind], original)
 
 
-def changed_columns(before: TrainingRow, after: TrainingRow) -> dict[str, NDArray[Any] | None]:
+def changed_columns(before: TrainingRow | Turn, after: TrainingRow | Turn) -> dict[str, NDArray[Any] | None]:
     """The columns whose values or mask encoding changed, by name; None for one that a repair dropped."""
     now = {column.name: column for column in after.columns}
     changed: dict[str, NDArray[Any] | None] = {}
