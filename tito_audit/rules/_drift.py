@@ -1,4 +1,4 @@
-"""What the TOK, TPL and SEQ rules ask of a difference, and the words they report it in."""
+"""What the TOK, TPL and SEQ rules ask of a difference."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Where
-from tito_audit.rule import Reason
-from tito_audit.rules._words import counted, shown
+from tito_audit.rule import hit_of
 
-_SHOWN = 8
 _THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
 _SPACE_AFTER = re.compile(rb"\s*")
 
@@ -24,56 +22,11 @@ def same_bytes(difference: Difference) -> bool:
     return difference.kind in (BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT)
 
 
-def pieces(side: TextSide, evidence: Evidence) -> str:
-    """The tokens of a side as text, `' Skin'+'ny'`: at most eight, `nothing` for none."""
-    if not len(side.ids):
-        return "nothing"
-    if evidence.vocabulary is None:
-        shown = [str(int(i)) for i in side.ids[:_SHOWN]]
-    else:
-        shown = [repr(evidence.vocabulary.piece(int(i))) for i in side.ids[:_SHOWN]]
-    more = len(side.ids) - len(shown)
-    return "+".join(shown) + (f" and {counted(more, 'more token')}" if more else "")
-
-
-def sentence(difference: Difference, evidence: Evidence, what: str) -> str:
-    """The message of a finding: `what`, the tokens of both sides, and the effect."""
-    recorded, canonical = pieces(difference.recorded, evidence), pieces(difference.canonical, evidence)
-    other = {
-        Against.REENCODED: "encoding the text again gives",
-        Against.NEXT_PROMPT: f"turn {difference.later_turn}'s prompt has",
-        Against.ROW: "the training row has",
-        Against.TEMPLATE: "the template writes",
-    }[difference.against]
-    return f"{what}: recorded {recorded}, {other} {canonical}; {difference.effect}"
-
-
-def built_reason(difference: Difference, evidence: Evidence) -> Reason | None:
-    """The reason, if writing the messages in another way reproduced the recorded tokens; else None."""
-    construction = difference.construction
-    return (
-        None
-        if construction is None
-        else Reason(construction.cause, sentence(difference, evidence, construction.what))
-    )
-
-
 def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
     """Hits of a plain `@rule`: the differences of its code explained by another way of writing the messages."""
     for one in evidence.explained:
-        difference = one.difference
-        if one.code == code and difference.construction is not None:
-            yield Hit(
-                difference.where,
-                difference.start,
-                difference.end,
-                sentence(difference, evidence, difference.construction.what),
-                turn=difference.turn,
-                cause=one.cause,
-                severity=difference.severity,
-                recorded=shown(evidence, difference.recorded.ids),
-                canonical=shown(evidence, difference.canonical.ids),
-            )
+        if one.code == code and one.difference.construction is not None:
+            yield hit_of(one, evidence, one.difference.severity)
 
 
 def recorded_ids(difference: Difference, evidence: Evidence) -> Ids | None:

@@ -72,15 +72,11 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
         origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
         slid = f"; every trained run lies {places(mask.slide)}" if mask.slide else ""
         verb = "was" if end - start == 1 else "were"
-        yield Hit(
-            Where.ROW,
-            start,
-            end,
+        message = (
             f"{counted(end - start, 'trained token')} {verb} not sampled, {origins}{slid}; "
-            "the loss teaches the model to write what it was given",
-            cause=cause,
-            recorded=shown(evidence, mask.ids[start:end]),
+            "the loss teaches the model to write what it was given"
         )
+        yield mask.hit(evidence, start, end, message, cause)
 
 
 def _hidden(evidence: Evidence, row: TrainingRow, hidden: Mask) -> Iterator[Hit]:

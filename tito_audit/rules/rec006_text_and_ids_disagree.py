@@ -10,14 +10,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
-from tito_audit.rules._texts import (
-    Agreement,
-    agreement,
-    answer_of,
-    contained,
-    first_difference,
-    missing_part,
-)
+from tito_audit.rules._texts import Agreement, agreement, answer_of, contained, first_difference, missing_part
 from tito_audit.rules._words import quoted, shown
 
 _HARMLESS = {

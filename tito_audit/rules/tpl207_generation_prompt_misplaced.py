@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import at_prompt_end, repeats, sentence
+from tito_audit.rules._drift import at_prompt_end, repeats
 
 _ONLY_HEADER = re.compile(
     r"(?:<[^<>\s]{1,40}>|\s)*"
@@ -47,16 +47,12 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     own = difference.recorded if recorded else difference.canonical
     if not _HEADER.search(own.data):
         word = "added" if recorded else "missing"
-        return Reason(
-            f"reasoning prefill {word}", sentence(difference, evidence, f"a prefill of the answer is {word}")
-        )
+        return Reason(f"reasoning prefill {word}", f"a prefill of the answer is {word}")
     doubled = recorded and (
         _HEADER.search(difference.recorded.before) is not None or repeats(difference, evidence)
     )
     word = "missing" if canonical else "doubled" if doubled else "misplaced"
-    return Reason(
-        f"generation prompt {word}", sentence(difference, evidence, f"the opener of the answer is {word}")
-    )
+    return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")
 
 
 def _in_row(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -66,9 +62,7 @@ def _in_row(difference: Difference, evidence: Evidence) -> Reason | None:
     if (recorded and canonical) or not _ONLY_HEADER.fullmatch(own.decode("utf-8", "replace")):
         return None
     word = "missing" if canonical else "doubled" if repeats(difference, evidence) else "misplaced"
-    return Reason(
-        f"generation prompt {word}", sentence(difference, evidence, f"the opener of the answer is {word}")
-    )
+    return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")
 
 
 def _opens(data: bytes) -> bool:

@@ -6,7 +6,7 @@ from tito_audit.evidence.model import Difference, Evidence, TextSide
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import at_start, deviating, sentence
+from tito_audit.rules._drift import at_start, deviating
 
 
 @cause("TPL209", Severity.ERROR, precedence=60, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -33,7 +33,7 @@ def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason
     if not more or max(len(held.ids), len(wanted.ids)) > 2:
         return None
     word = "missing" if more < 0 else "doubled" if _follows(held, evidence) else "added"
-    return Reason(f"BOS {word}", sentence(difference, evidence, f"the beginning-of-sequence token is {word}"))
+    return Reason(f"BOS {word}", f"the beginning-of-sequence token is {word}")
 
 
 def _follows(side: TextSide, evidence: Evidence) -> bool:
