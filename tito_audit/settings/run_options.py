@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from typing import Final
 
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import Encoder, Settings
@@ -117,9 +117,8 @@ RUN_OPTIONS: Final = (
         "What encodes first; tokenizers confirms every difference before it is reported. auto: fastokens for "
         "large logs.",
         ("scan", "repair"),
-        takes=get_args(Encoder),
+        takes=Encoder,
         fills=Settings,
-        key_takes=values.one_of(*get_args(Encoder)),
         key_after="sampled-roles",
     ),
     Option(
