@@ -99,9 +99,8 @@ def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
     rows = f"all {readable:,} rows" if taken.rows == readable > 1 else many(taken.rows, "row")
     first = "" if taken.rows == readable else f", the first is row {taken.first_row}"
     if taken.format is None:
-        yield Text("  no format", style="bold red").append(
-            f" ({rows}{first}): {visible(_cut(_said_here(taken.because), 600))}"
-        )
+        because = taken.because.partition(" Name the columns of ids with --map")[0]  # this page proposes them
+        yield Text("  no format", style="bold red").append(f" ({rows}{first}): {visible(_cut(because, 600))}")
     else:
         line = Text("  ").append(taken.format, style="bold").append(f" ({rows}{first})")
         if taken.told_by:
@@ -117,11 +116,6 @@ def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
         else:
             words = f"has its keys ({_listed(near.has)}), but in another shape"
         yield Text(f"    not {near.format}: {visible(words)}", style="dim")
-
-
-def _said_here(because: str) -> str:
-    """Why no format fits, without the advice to run `inspect`."""
-    return because.partition(" Name the columns of ids with --map")[0]
 
 
 def _columns(found: Inspection) -> Iterator[RenderableType]:

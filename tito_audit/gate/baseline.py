@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -144,7 +145,8 @@ def _parsed(text: str) -> Any:
 
 def write_baseline(path: Path, entries: Iterable[Entry]) -> None:
     """Write the file atomically; the same entries give the same bytes."""
-    lines = [_line(entry) for entry in sorted(entries, key=_order)]
+    order = attrgetter("file", "row", "code", "fingerprint", "severity")
+    lines = [_line(entry) for entry in sorted(entries, key=order)]
     head = f'{{"what": "{_WHAT}", "version": {VERSION}, "findings": ['
     text = "\n".join([head, ",\n".join(lines), "]}\n"] if lines else [head, "]}\n"])
     try:
@@ -153,10 +155,6 @@ def write_baseline(path: Path, entries: Iterable[Entry]) -> None:
             out.write(text.encode("utf-8", "backslashreplace"))
     except StorageError as error:
         raise SetupError(f"--baseline: {error}") from error
-
-
-def _order(entry: Entry) -> tuple[Any, ...]:
-    return entry.file, entry.row, entry.code, entry.fingerprint, entry.severity
 
 
 def _line(entry: Entry) -> str:

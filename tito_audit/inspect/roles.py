@@ -71,10 +71,7 @@ _OTHER_SCORES = re.compile(
 
 
 def roles_of(
-    columns: Sequence[Column],
-    items: Sequence[Item],
-    facts: Mapping[str, Facts],
-    relations: Sequence[Relation],
+    columns: Sequence[Column], items: Sequence[Item], facts: Mapping[str, Facts], relations: Sequence[Relation]
 ) -> Roles:
     """The role of each column of one scope."""
     scope = _Scope(columns, items, facts, relations)

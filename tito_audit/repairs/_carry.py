@@ -176,12 +176,8 @@ def _sources(old: Ids, view: RowView | None, target: ChainTokens) -> Offsets:
                 anchors.append((int(position), new))
     anchors.append((len(old), len(target.ids)))
     for (o1, n1), (o2, n2) in pairwise(anchors):
-        if o2 - o1 > 1 and n2 - n1 > 1:
-            _pair(old[o1 + 1 : o2], target.ids[n1 + 1 : n2], o1 + 1, source[n1 + 1 : n2])
+        # Between two sampled tokens, equal ones are paired in order: from both ends, then what is between.
+        for start, other, size in paired_runs(old[o1 + 1 : o2], target.ids[n1 + 1 : n2], longest=_MOST):
+            first = n1 + 1 + other
+            source[first : first + size] = o1 + 1 + start + np.arange(size)
     return source
-
-
-def _pair(old: Ids, new: Ids, first: int, source: Offsets) -> None:
-    """Pair equal tokens of two stretches in order: from both ends, then what is between."""
-    for start, other, size in paired_runs(old, new, longest=_MOST):
-        source[other : other + size] = first + start + np.arange(size)

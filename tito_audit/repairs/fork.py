@@ -69,7 +69,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     return Proposal(
         tuple(mended for mended, _ in parts),
         notes=tuple(f"turn {k} sampled nothing and is in no row" for k in silent),
-        cost=_cost(made, more_tokens),
+        cost=f"{made} rows in place of 1, {more_tokens:,} more tokens in all",
         more_tokens=more_tokens,
         stale=_union(moved.stale for _, moved in parts if moved),
         dropped=_union(moved.dropped for _, moved in parts if moved),
@@ -101,10 +101,6 @@ def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Mo
     left_out = set() if mask_is_wrong(findings) else untrained_turns(row, evidence.row, part.calls)
     target = chain_tokens(evidence.rollout.turns, part.calls, empty_ids())
     return rebuilt_row(row, evidence.row, target, evidence.rollout.turns, set(part.trained) - left_out)
-
-
-def _cost(rows: int, more_tokens: int) -> str:
-    return f"{rows} rows in place of 1, {more_tokens:,} more tokens in all"
 
 
 def _union(columns: object) -> tuple[str, ...]:

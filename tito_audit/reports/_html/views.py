@@ -131,8 +131,11 @@ def _runs(values: Sequence[Any]) -> list[list[Any]]:
 
 def _shown(tokens: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
     """The table of tokens with escaped pieces."""
-    return [[number, _piece(piece), None if raw is None else visible(raw)] for number, piece, raw in tokens]
-
-
-def _piece(piece: str | None) -> str | None:
-    return None if piece is None else visible(piece[: _PIECE + 1], edges=True)
+    return [
+        [
+            number,
+            None if piece is None else visible(piece[: _PIECE + 1], edges=True),
+            None if raw is None else visible(raw),
+        ]
+        for number, piece, raw in tokens
+    ]
