@@ -22,6 +22,7 @@ from typing import Any
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.storage.atomic import new_file
+from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import escaped_json, visible
 
 VERSION = 1
@@ -59,9 +60,7 @@ class Entry:
 
 def entry_of(finding: Finding, fingerprint: str, file: str) -> Entry:
     """The entry for a finding; `file` is its log as the baseline names it."""
-    message = visible(finding.hit.message)
-    if len(message) > _MESSAGE:
-        message = message[: _MESSAGE - 1] + "…"
+    message = elided(visible(finding.hit.message), _MESSAGE)
     return Entry(fingerprint, finding.code, finding.severity, file, finding.place.row, message)
 
 

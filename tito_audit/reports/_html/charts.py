@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 
@@ -154,7 +155,7 @@ def _roles(measures: Measures) -> Chart | None:
     for at, word in enumerate(("trained", "not trained")):
         points = [_point(pair[at], sum(pair), role, f"tokens {word}") for role, pair in reversed(ranked)]
         series.append((word, points))
-    names = [role if len(role) <= _NAME else role[: _NAME - 1] + "…" for role, _ in reversed(ranked)]
+    names = [elided(role, _NAME) for role, _ in reversed(ranked)]
     svg = _bars(names, series, across=True)
     rows = [(role, f"{a:,}", f"{b:,}", _percent(a, a + b)) for role, (a, b) in ranked]
     head = ("role", "trained", "not trained", "share trained")
