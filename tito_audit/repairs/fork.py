@@ -66,6 +66,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     parts = [_part(evidence, row, findings, held) for row in rows]
     made, more_tokens = fork_cost(calls, rows)
     silent = [k for k in range(len(turns)) if k not in held]
+    masks = [moved.row.loss_mask for _, moved in parts if moved and moved.row.loss_mask is not None]
     return Proposal(
         tuple(mended for mended, _ in parts),
         notes=tuple(f"turn {k} sampled nothing and is in no row" for k in silent),
@@ -73,7 +74,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
         more_tokens=more_tokens,
         stale=_union(moved.stale for _, moved in parts if moved),
         dropped=_union(moved.dropped for _, moved in parts if moved),
-        adds=_UNTRAINED if any(_trains_nothing(moved) for _, moved in parts) else frozenset(),
+        adds=frozenset() if all(mask.any() for mask in masks) else _UNTRAINED,
     )
 
 
@@ -88,10 +89,6 @@ def _part(
     moved = _row(evidence, row, findings)
     part: Rollout = replace(rollout, turns=turns, training_row=moved.row if moved else None)
     return RepairedRollout(part, kept), moved
-
-
-def _trains_nothing(moved: Moved | None) -> bool:
-    return moved is not None and moved.row.loss_mask is not None and not moved.row.loss_mask.any()
 
 
 def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Moved | None:

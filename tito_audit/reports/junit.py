@@ -200,13 +200,9 @@ class _Xml:
 
     def text(self, tag: str, lines: Iterable[str], /, **attributes: Any) -> None:
         """An element with lines in it."""
-        shown = "\n".join(escape(_without_attachments(cut(visible(line), _TEXT))) for line in lines)
+        # CI systems attach the file that `[[ATTACHMENT|path]]` names.
+        shown = "\n".join(escape(cut(visible(line), _TEXT).replace("[[", "[\\x5b")) for line in lines)
         self._out.write(f"<{tag}{_attributes(attributes)}>{shown}</{tag}>\n")
-
-
-def _without_attachments(text: str) -> str:
-    """The text, changed so that it attaches no file: CI systems attach what `[[ATTACHMENT|path]]` names."""
-    return text.replace("[[", "[\\x5b")
 
 
 def _attributes(attributes: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tito_audit.align.blocks import BlockKind
-from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
+from tito_audit.evidence.model import Difference, Evidence, TextSide
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Where
 from tito_audit.rule import hit_of
@@ -52,13 +52,6 @@ def repeats(difference: Difference, evidence: Evidence) -> bool:
     return any(np.array_equal(one, other) for one, other in pairs)
 
 
-def deviating(difference: Difference) -> tuple[TextSide, TextSide]:
-    """The side in question and the one it should equal: the later sequence if there is one, else the recorded."""
-    if difference.against in (Against.ROW, Against.NEXT_PROMPT):
-        return difference.canonical, difference.recorded
-    return difference.recorded, difference.canonical
-
-
 def bare(data: bytes) -> bytes:
     """Bytes without white space."""
     return re.sub(rb"\s+", b"", data)
@@ -90,17 +83,6 @@ def end_only(side: TextSide, evidence: Evidence) -> bool:
     if len(rest) == len(side.ids) or evidence.vocabulary is None:
         return False
     return not b"".join(evidence.vocabulary.token_bytes(int(i)) for i in rest).strip()
-
-
-def at_start(difference: Difference) -> bool:
-    """Whether a prompt or the training row starts with it."""
-    return difference.where is not Where.COMPLETION and difference.start == 0
-
-
-def at_prompt_end(difference: Difference) -> bool:
-    """Whether a prompt ends with it, on at least one side."""
-    ends = not difference.recorded.after or not difference.canonical.after
-    return difference.where is Where.PROMPT and ends
 
 
 def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:

@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import at_prompt_end, repeats
+from tito_audit.rules._drift import repeats
 
 _ONLY_HEADER = re.compile(
     r"(?:<[^<>\s]{1,40}>|\s)*"
@@ -39,7 +39,8 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     """
     if difference.where is Where.ROW:
         return _in_row(difference, evidence)
-    if not at_prompt_end(difference) or difference.sampled:
+    at_end = not difference.recorded.after or not difference.canonical.after
+    if difference.where is not Where.PROMPT or not at_end or difference.sampled:
         return None
     recorded, canonical = (_opens(side) for side in (difference.recorded.data, difference.canonical.data))
     if recorded == canonical:
