@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, get_args
 
-from tito_audit.settings.values import Kind, one_of
+from tito_audit.settings.values import Kind, one_of, whole
 
 
 class FlagOnly(StrEnum):
@@ -121,3 +121,9 @@ class Option:
         if isinstance(self.takes, tuple):
             return str(given)
         return given if isinstance(self.takes, type) else self.takes(given)
+
+
+def numbered(name: str, help: str, commands: tuple[str, ...], of: str, least: int, **more: Any) -> Option:
+    """An option that takes a whole number, `least` or more, as a flag and as a key; `of` says what of."""
+    how = {"metavar": "N", **more}
+    return Option(name, help, commands, takes=int, least=least, key_takes=whole(of, least), **how)

@@ -7,7 +7,7 @@ from typing import Final
 
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import MaskBy, MaskStyle, Padding, RepairChoices, RepairSettings
-from tito_audit.settings.option import FlagOnly, Option
+from tito_audit.settings.option import FlagOnly, Option, numbered
 
 _FORMS = "rows (training rows), calls, atropos_group, nemo_rl, nemo_rl_message_log, nemo_gym, slime or tito_sample"
 _WRITERS = ("repair", "convert")
@@ -118,15 +118,14 @@ _SHOWING = (
         repeats=True,
         flag_only=FlagOnly.PLACE,
     ),
-    _of_show(
+    numbered(
         "nearby",
         "Tokens shown around each place of --around and each finding.",
+        ("show",),
+        "a number of tokens",
+        0,
         flag_name="context",
-        metavar="N",
-        takes=int,
-        least=0,
         default=16,
-        key_takes=values.number("a number of tokens"),
     ),
     _of_show("ids", "Show the id of each token below it.", takes=bool, key_takes=values.FLAG),
     _of_show("logprobs", "Show the logprob of each sampled token below it.", takes=bool, key_takes=values.FLAG),
@@ -147,17 +146,7 @@ _SHOWING = (
 )
 
 _LOOKING_UP = (
-    Option(
-        "rows",
-        "Rows to look at.",
-        ("inspect",),
-        short="-n",
-        metavar="N",
-        takes=int,
-        least=1,
-        default=100,
-        key_takes=values.count("a number of rows"),
-    ),
+    numbered("rows", "Rows to look at.", ("inspect",), "a number of rows", 1, short="-n", default=100),
     Option(
         "shape",
         "A page to read, or one JSON object with everything.",

@@ -250,14 +250,9 @@ def place_or_name(takes: str) -> Kind:
     return Kind(takes, _TEXT, _place_or_name, _near_or_name)
 
 
-def count(takes: str) -> Kind:
-    """A whole number, 1 or more."""
-    return Kind(f"{takes}, 1 or more", {"type": "integer", "minimum": 1}, _at_least(1, int))
-
-
-def number(takes: str) -> Kind:
-    """A whole number, 0 or more."""
-    return Kind(f"{takes}, 0 or more", {"type": "integer", "minimum": 0}, _at_least(0, int))
+def whole(takes: str, least: int) -> Kind:
+    """A whole number, `least` or more."""
+    return Kind(f"{takes}, {least} or more", {"type": "integer", "minimum": least}, _at_least(least, int))
 
 
 def seconds(takes: str) -> Kind:
