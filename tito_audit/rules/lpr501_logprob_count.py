@@ -69,13 +69,10 @@ def _hit(
     # If the format knew a column of exactly this length, it would have been read as one.
     base = min([length for length in fits if length != count] or fits, key=lambda length: abs(length - count))
     extra = count - base
-    message = f"`{column.name}` has {counted(count, 'entry', 'entries')} "
-    message += f"for {counted(base, fits[base])}"
+    message = f"`{column.name}` has {counted(count, 'entry', 'entries')} for {counted(base, fits[base])}"
+    cause = {1: "one too many", -1: "one too few"}.get(extra, "other count")
     if abs(extra) == 1:
-        cause = "one too many" if extra > 0 else "one too few"
         message += f", {cause}"
-    else:
-        cause = "other count"
     if extra == 1:
         message += _which(column.values, base, known)
     return Hit(where, 0, end, f"{message}; no value can be matched to its token", turn=turn, cause=cause)

@@ -32,11 +32,6 @@ def unexplained_drift(difference: Difference, evidence: Evidence) -> Reason | No
         return Reason("other ids", "other ids than were sampled")
     if same_bytes(difference):
         return None
-    verb = (
-        "text is left out"
-        if not len(difference.canonical.ids)
-        else "text is added"
-        if not len(difference.recorded.ids)
-        else "the text differs"
-    )
-    return Reason("other text", verb)
+    if not len(difference.canonical.ids):
+        return Reason("other text", "text is left out")
+    return Reason("other text", "the text differs" if len(difference.recorded.ids) else "text is added")
