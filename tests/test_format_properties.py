@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_formats import check, fixture_rows
-from test_update import as_table, plain
 
+from tests.test_formats import check, fixture_rows
+from tests.test_update import as_table, plain
 from tests.tiers import examples
 from tito_audit import Settings, scan_rollouts
 from tito_audit.errors import RecordError
@@ -32,7 +32,7 @@ from tito_audit.rules import all_rules
 from tito_audit.run.auditor import Auditor, audit_rollout
 
 PLACE = Place("log.jsonl", 0)
-MUTANTS = int(os.environ.get("TITO_AUDIT_MUTANTS") or examples(6, 24))
+MUTANTS = int(os.environ.get("TITO_AUDIT_MUTANTS") or examples(3, 24))
 """How often each row is broken, as JSON or as a table gives it."""
 FORMATS = {form.name: form for form in all_formats()}
 ROWS = {name: [plain(row) for row in fixture_rows(name)] for name in FORMATS}
@@ -315,7 +315,8 @@ def assert_among(column: Column, places: Sequence[Any]) -> None:
 def plain_numbers(value: Any) -> list[float] | None:
     """The numbers of a list, NaN for what is none, out of a tensor or a list of one; None when it holds more."""
     value = value["data"] if isinstance(value, dict) and "data" in value else () if value is None else value
-    while isinstance(value, list | np.ndarray) and len(value) == 1 and isinstance(value[0], list | np.ndarray):
+    lists = list | np.ndarray
+    while isinstance(value, lists) and len(value) == 1 and isinstance(value[0], lists) and len(value[0]):
         value = value[0]
     if isinstance(value, dict) or any(isinstance(entry, list | dict | np.ndarray) for entry in value):
         return None
