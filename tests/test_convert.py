@@ -40,7 +40,7 @@ from tito_audit.convert.maker import Holds
 from tito_audit.convert.rows import GROUPS, all_makers, digest_of
 from tito_audit.convert.run import Conversion
 from tito_audit.convert.unread import row_facts
-from tito_audit.formats import pick_format
+from tito_audit.formats import format_named, pick_format
 from tito_audit.record.rollout import Place
 from tito_audit.settings.model import Settings
 from tito_audit.storage import new_log, open_log
@@ -330,7 +330,7 @@ def holds(made: Json, name: str, value: object) -> bool:
 
 def is_read(row: Json, rollouts: Sequence[Rollout], name: str) -> bool:
     """Whether the value is nothing but what the rollout holds (messages, tools, a length)."""
-    account = row_facts(row, rollouts)
+    account = row_facts(row, rollouts, format_named(rollouts[0].format).sources(row, rollouts))
     return all(name not in one for one in account.facts)
 
 

@@ -269,8 +269,6 @@ def is_read_or_refused(form: Format, row: dict[str, Any]) -> None:
 
 def says_where_its_columns_are(form: Format, row: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
     """At the place of each column there are its numbers, with what pads them; in order, where it has several."""
-    if form.sources is None:
-        return
     for own, rollout in zip(form.sources(row, rollouts), rollouts, strict=False):
         # A row that is made of the masks of its calls has no place of its own.
         if rollout.training_row is not None and (own.columns or not own.calls):
@@ -295,15 +293,15 @@ def at(value: Any, path: Path_) -> Any:
 
 
 def assert_among(column: Column, places: Sequence[Any]) -> None:
-    """A column of numbers is in the list at its place; where it has several, their lists are in it in order."""
+    """A column of numbers is in the list at its place; of several, in each, or their lists are in it in order."""
     if column.values.dtype.kind not in "iufb":
         return
     parts = [plain_numbers(value) for value in places]
     if None in parts:
         return  # logprobs with more beside them
     wanted = column.values.astype(np.float64).tolist()
-    if len(parts) == 1 and starts_at(wanted, parts[0] or []) is not None:
-        return  # padded, or whole
+    if parts and all(starts_at(wanted, part or []) is not None for part in parts):
+        return  # padded, or whole, at each place
     done = 0
     for part in parts:
         start = starts_at(part or [], wanted[done:])
