@@ -204,6 +204,24 @@ def test_what_an_encoder_and_the_log_have_alike_is_found_wrong_by_the_sample():
     assert tokenizer.sampled_check([CHAT], [right], one_in=1), "nothing is left to be checked"
 
 
+def test_some_segments_of_a_text_are_those_among_all_of_them():
+    tokenizer, right = with_wrong("no such word")
+    text = CHAT + "<|im_start|><|im_end|>" + OTHER + CHAT
+    ids = tokenizer.encode(text)
+    every = tokenizer.cuts.parts(text, ids)
+    assert every is not None
+    for number in range(len(every)):
+        wanted = np.arange(number, len(every), 2)
+        some = tokenizer.cuts.some_parts(text, ids, wanted)
+        assert some == [(segment, data) for segment, (_, _, data) in (every[at] for at in wanted)]
+    at = tokenizer.cuts.positions(right)
+    lost = np.delete(right, np.arange(at[0] + 1, at[1]))
+    assert tokenizer.cuts.some_parts(CHAT, lost, at[:0]) == [("user\nI like Skinny jeans", b"")], (
+        "its ids are lost"
+    )
+    assert tokenizer.cuts.some_parts(CHAT, np.delete(right, at[1]), np.array([1])) is None, "an end is lost"
+
+
 def test_the_sample_is_the_same_in_every_order_and_of_the_size_that_is_said():
     texts = [f"{CHAT}{i}<|im_end|>" for i in range(3000)]
     asked = []

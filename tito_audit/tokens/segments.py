@@ -85,10 +85,10 @@ class Cuts:
         ]
 
     def some_parts(self, text: str, ids: Ids, numbers: Offsets) -> list[tuple[str, bytes]] | None:
-        """The segments with these numbers, `[N]` ascending, each with its ids as bytes; None as for `parts`.
+        """The segments with these numbers, `[N]` ascending, and those without ids, each with its ids as bytes.
 
-        Those that have a text but no ids are added. Control tokens are looked for one by one in the order of the
-        ids, which is faster than finding all.
+        None if a control token is not found, or one of the segments holds one: text and ids do not have the same.
+        Control tokens are looked for one by one in the order of the ids, which is faster than finding all.
         """
         at = self.positions(ids).tolist()
         found: list[tuple[str, bytes]] = []
