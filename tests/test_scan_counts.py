@@ -56,7 +56,9 @@ def conversation(number: int) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for turn in range(TURNS):
         messages.append({"role": "user", "content": (f"Question {turn} of row {number}, please. " * 8).strip()})
-        messages.append({"role": "assistant", "content": (f"Answer {turn * 31 + number} and a bit more. " * 8).strip()})
+        messages.append(
+            {"role": "assistant", "content": (f"Answer {turn * 31 + number} and a bit more. " * 8).strip()}
+        )
     return messages
 
 
