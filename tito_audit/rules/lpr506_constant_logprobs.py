@@ -32,7 +32,7 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
     ```
 
     ## Repair
-    `splice` takes the values of the calls; `mask` takes the tokens out of the loss.
+    `splice` takes the values of the calls; without calls, `drop` removes the row.
     """
     for values in sampled_values(evidence):
         for parts in values.constant_stretches:
