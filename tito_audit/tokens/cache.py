@@ -174,15 +174,13 @@ class Store:
         except OSError:
             return None
         size = len(_MAGIC) + 64
-        body = content[size:]
-        if content[:size] != _MAGIC + self._checksum(body):
+        if content[:size] != _MAGIC + self._checksum(memoryview(content)[size:]):
             return None
-        head, _, data = body.partition(b"\n")
-        values = orjson.loads(head)
+        start = content.find(b"\n", size) + 1
+        values = orjson.loads(content[size:start])
         parts: dict[str, bytes] = {}
-        start = 0
         for name, length in values.pop("parts").items():
-            parts[name] = data[start : start + length]
+            parts[name] = content[start : start + length]
             start += length
         return values, parts
 
@@ -203,9 +201,11 @@ class Store:
             part.unlink(missing_ok=True)
         _tidy(self._folder)
 
-    def _checksum(self, body: bytes) -> bytes:
+    def _checksum(self, body: bytes | memoryview) -> bytes:
         """A checksum of key and content, so that a renamed file is not taken for another."""
-        return hashlib.sha256(self._key.encode() + body).hexdigest().encode()
+        checksum = hashlib.sha256(self._key.encode())
+        checksum.update(body)
+        return checksum.hexdigest().encode()
 
 
 def _plain(tables: Tables) -> tuple[dict[str, Any], dict[str, bytes]]:
