@@ -1,8 +1,8 @@
 """What was computed about a tokenizer, stored on disk for the next run.
 
 Loading a tokenizer takes longer than auditing ten rows. So its tables are stored (what every id stands for, where
-texts may be cut), with notes of other rooms, such as the facts of its chat templates. For a tokenizer that is used
-again, the definition is stored too, in the notation that loads fastest. Nothing of a log is stored.
+texts may be cut), with notes of other rooms, such as the facts of its chat templates. For a tokenizer that encodes
+large logs again, the definition is stored too, in the notation that loads fastest. Nothing of a log is stored.
 
 Files are named by a hash of everything they depend on: the tokenizer's files, the version of `tokenizers`, and the
 code of this room. They hold JSON and plain arrays with a checksum, and are renamed into place once complete. A
@@ -138,7 +138,7 @@ class Store:
     def save(self, tables: Callable[[], Tables], definition: Callable[[], bytes | None] = lambda: None) -> None:
         """Write what is not stored yet, if possible; does nothing in a forked process.
 
-        The definition is made only for a tokenizer that was stored before: it takes longer than it saves.
+        The definition is made only for a tokenizer that was stored before: it takes what it saves in two runs.
         """
         if os.getpid() != self._process:
             return

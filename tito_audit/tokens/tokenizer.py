@@ -95,7 +95,8 @@ class Tokenizer:
                 lambda: Tables(
                     self.vocabulary.entries, self.cuts.tokens, self.normal_form, self.eos_ids, self.bos_id
                 ),
-                lambda: definition_of(self.backend),
+                # Making it takes a second, of which only the fast encoder saves much.
+                lambda: definition_of(self.backend) if self._checked is not None else None,
             )
 
     def use_fast(self, wanted: bool | None = None) -> bool:
