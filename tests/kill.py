@@ -1,21 +1,20 @@
-"""Runs that kill themselves: `python tests/kill.py FOLDER... -- repair ARGUMENTS...`, in which `{}` is the folder.
+"""Runs that kill themselves: `python -m tests.kill FOLDER... -- repair ARGUMENTS...`, in which `{}` is the folder.
 
-The first dies by SIGKILL just before its first step that touches its folder (opening something there, naming,
+One run before them, in a folder of its own, loads what they all need. The first of these dies by SIGKILL just
+before its first step that touches its folder (opening something there, naming,
 renaming, removing), the second before its second, and so on until one comes to
 its end. Prints how each one ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import tempfile
 
-import jinja2.sandbox  # noqa: F401  the parent loads what takes time
-import tokenizers  # noqa: F401
-
-import tito_audit.cli._compare
-import tito_audit.run.repair  # noqa: F401
+from tests.command import loading_once
 from tito_audit.cli import main
 
 NAMING = {"os.link", "os.rename", "os.remove"}
@@ -36,16 +35,24 @@ def kill_before(last: int, folder: str) -> None:
     sys.addaudithook(step)
 
 
+def run(arguments: list[str], folder: str) -> None:
+    """The command with these arguments, in which `{}` is the folder."""
+    sys.argv[1:] = [word.replace("{}", folder) for word in arguments]
+    main()
+
+
 if __name__ == "__main__":
     end = sys.argv.index("--")
     folders, arguments = sys.argv[1:end], sys.argv[end + 1 :]
-    for number, folder in enumerate(folders, 1):
-        child = os.fork()
-        if not child:
-            sys.argv[1:] = [word.replace("{}", folder) for word in arguments]
-            kill_before(number, folder)
-            main()
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(code, flush=True)
-        if code != -signal.SIGKILL:
-            break
+    with loading_once():
+        with tempfile.TemporaryDirectory() as aside, contextlib.suppress(SystemExit):
+            run(arguments, aside)
+        for number, folder in enumerate(folders, 1):
+            child = os.fork()
+            if not child:
+                kill_before(number, folder)
+                run(arguments, folder)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            print(code, flush=True)
+            if code != -signal.SIGKILL:
+                break

@@ -11,7 +11,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -141,13 +141,24 @@ def _text(path: Path) -> str:
 def _imports(path: Path, root: Path) -> frozenset[str]:
     """The modules that a file imports; a public name of the package is the module that it comes from."""
     found = set()
-    for node in ast.walk(ast.parse(_text(path))):
+    for node in _statements(ast.parse(_text(path))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {_public(root).get(name, name) for name in names} | {node.module}
     return frozenset(found)
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """The statements of a module, however deep, without the expressions in them."""
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, ())
+            pending += inner if isinstance(inner, list) else ()
 
 
 @cache

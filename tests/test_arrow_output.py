@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from test_parquet_output import rich_table, same_values
 
+from tests.test_parquet_output import rich_table, same_values
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.edits import Edit, with_edits
 from tito_audit.storage import open_log, open_output

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gate import BROKEN, CLEAN, ROOT, TOKENIZER, run, written
 
+from tests.test_gate import BROKEN, CLEAN, ROOT, TOKENIZER, run, written
 from tito_audit import Finding, Gate, GateSettings, Hit, Place, Settings, Severity, Side, Where, gate_rollouts
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.gate.baseline import Entry, LogNames, entry_of, read_baseline, write_baseline

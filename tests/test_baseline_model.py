@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_gate import CLEAN, written
 
+from tests.test_gate import CLEAN, written
 from tito_audit import Gate, GateSettings, Settings, gate_rollouts
 from tito_audit.gate.baseline import read_baseline
 

@@ -26,6 +26,7 @@ from benchmarks.measure import Measured  # noqa: E402
 from benchmarks.plan import QUICK  # noqa: E402
 from benchmarks.results import busy, comparison_section, growth_section  # noqa: E402
 from benchmarks.studies import LINEAR, SCAN, Comparison, Growth, exponent  # noqa: E402
+from tests.tiers import DEEP  # noqa: E402
 
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 SHAPE = Shape(turns=(2, 5), words=30, faulty=0.4)
@@ -188,9 +189,12 @@ def test_a_plan_can_be_made_smaller() -> None:
     assert plan.tokens == plan.linear_tokens == plan.turn_tokens == 300_000
 
 
-def test_a_run_writes_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_writes_its_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "out" / "RESULTS.md"
     asked = ["--quick", "--max-tokens", "4000", "--studies", "sizes", "cold", "--tokenizer", str(TOY)]
+    monkeypatch.setattr(measure, "knows_jobs", lambda: DEEP)
     main([*asked, "--scratch", str(tmp_path / "scratch"), "--output", str(output)])
     text = output.read_text(encoding="utf-8")
     assert text == capsys.readouterr().out.removesuffix("\n")

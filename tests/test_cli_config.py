@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import CLEAN, run, written
 
+from tests.test_cli import CLEAN, run, written
 from tito_audit.settings.options import KEYS
 
 SHIPPED = Path(__file__).resolve().parents[1] / "tito_audit" / "schemas" / "config.schema.json"

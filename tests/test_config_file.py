@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from test_cli import BROKEN, CLEAN, run, written
 
+from tests.test_cli import BROKEN, CLEAN, run, written
 from tito_audit.cli import app
 from tito_audit.errors import SetupError
 from tito_audit.settings.file import find_config, read_config

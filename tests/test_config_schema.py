@@ -8,10 +8,10 @@ import json
 import os
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tito_audit.errors import SetupError
@@ -44,7 +44,7 @@ def toml(value: Any) -> str:
 
 
 def valid(table: dict[str, Any]) -> bool:
-    return SCHEMA.is_valid(table)
+    return schema().is_valid(table)
 
 
 def taken(folder: Path, text: str, name: str = "tito-audit.toml") -> bool:
@@ -57,7 +57,12 @@ def taken(folder: Path, text: str, name: str = "tito-audit.toml") -> bool:
     return True
 
 
-SCHEMA = jsonschema.Draft202012Validator(json.loads(SHIPPED.read_text(encoding="utf-8")))
+@cache
+def schema() -> Any:
+    """The schema that ships; what reads schemas takes seconds to import."""
+    import jsonschema
+
+    return jsonschema.Draft202012Validator(json.loads(SHIPPED.read_text(encoding="utf-8")))
 
 
 def test_the_schema_that_ships_is_what_the_options_say() -> None:
@@ -70,8 +75,8 @@ def test_the_schema_that_ships_is_what_the_options_say() -> None:
 
 
 def test_the_schema_is_one_and_describes_every_key() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA.schema)
-    properties = SCHEMA.schema["properties"]
+    schema().check_schema(schema().schema)
+    properties = schema().schema["properties"]
     assert set(properties) == {*KEYS, "extend", "overrides"}
     assert not set(properties) & set(FLAG_ONLY)
     for name, said in properties.items():

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import doctest
 import html.parser
-import importlib
 import io
 import os
 import re
@@ -21,9 +20,9 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 import pytest
-from click.testing import CliRunner
 
 import tito_audit
+from tests.checkers import checked
 from tests.command import run
 from tests.tiers import DEEP
 from tito_audit.cli._exits import EXIT_CODES
@@ -207,18 +206,20 @@ def commands_in(block: Block) -> Iterator[str]:
             yield "tito-audit" + said.rstrip("'\" ")
 
 
-USAGES = [block for block in blocks("text") if block.page.startswith("commands/")]
-CALLS = sorted(
-    {
+def test_calls_in_the_docs_name_commands_and_flags_that_there_are() -> None:
+    usages = [block for block in blocks("text") if block.page.startswith("commands/")]
+    calls = {
         (block.page, call)
-        for block in [*blocks("console", "bash", "yaml", "groovy"), *USAGES]
+        for block in [*blocks("console", "bash", "yaml", "groovy"), *usages]
         for call in commands_in(block)
     }
-)
+    assert len(calls) > 100
+    for page, call in sorted(calls):
+        assert_is_a_call(page, call)
 
 
-@pytest.mark.parametrize(("page", "call"), CALLS)
-def test_a_call_in_the_docs_names_commands_and_flags_that_there_are(page: str, call: str) -> None:
+def assert_is_a_call(page: str, call: str) -> None:
+    """Every command, flag and name of a call is one that there is."""
     words = shlex.split(call)
     name = max((one for one in flags_of() if words[: len(one.split())] == one.split()), key=len)
     rest = words[len(name.split()) :]
@@ -248,16 +249,16 @@ def prose(text: str) -> str:
     return FENCE.sub("", text)
 
 
-@pytest.mark.parametrize("page", pages())
-def test_prose_names_flags_and_rules_that_there_are(page: str) -> None:
+def test_prose_names_flags_and_rules_that_there_are() -> None:
     known = {flag for flags in flags_of().values() for flag in flags}
-    text = prose(pages()[page])
-    for span in re.findall(r"`((?!make |BENCH=)[^`\n]+)`", text):
-        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span):
-            assert flag in known, f"{page} names {flag}"
     codes = {rule.code for rule in all_rules()}
-    named = set(re.findall(rf"\b(?:{'|'.join(FAMILIES)})\d{{3}}\b", text))
-    assert named <= codes, f"{page} names {sorted(named - codes)}"
+    for page, written in pages().items():
+        text = prose(written)
+        for span in re.findall(r"`((?!make |BENCH=)[^`\n]+)`", text):
+            for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span):
+                assert flag in known, f"{page} names {flag}"
+        named = set(re.findall(rf"\b(?:{'|'.join(FAMILIES)})\d{{3}}\b", text))
+        assert named <= codes, f"{page} names {sorted(named - codes)}"
 
 
 # Examples run
@@ -367,10 +368,10 @@ def test_python_of_the_docs_runs(block: Block, place: Path, monkeypatch: pytest.
 
 def test_the_examples_of_docstrings_are_true() -> None:
     finder, runner = doctest.DocTestFinder(recurse=True), doctest.DocTestRunner()
-    for name in tito_audit.__all__:
-        value = getattr(tito_audit, name)
+    public = {name: getattr(tito_audit, name) for name in tito_audit.__all__}
+    for name, value in public.items():
         if not isinstance(value, str):
-            for test in finder.find(value, name, globs=dict(vars(tito_audit)) | {name: value}):
+            for test in finder.find(value, name, globs=public.copy()):
                 runner.run(test)
     assert runner.summarize(verbose=False).failed == 0
 
@@ -393,24 +394,14 @@ def schema_of(value: Any) -> list[str]:
     return ["check_jsonschema", "--builtin-schema", kind]
 
 
-def checked(words: list[str]) -> tuple[int, str]:
-    """Exit code of a checker, and what it says."""
-    if words[0] == "check_jsonschema":
-        done = CliRunner().invoke(importlib.import_module(words[0]).main, words[1:])
-        return done.exit_code, done.output
-    started = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
-    return started.returncode, started.stdout + started.stderr
-
-
 @pytest.mark.parametrize("block", blocks("yaml", written=True), ids=str)
 def test_a_recipe_is_a_file_that_its_system_takes(block: Block, tmp_path: Path) -> None:
     # `on` is a word of YAML 1.1 for true.
     value = {("on" if key is True else key): one for key, one in yaml.safe_load(block.text).items()}
     checker = schema_of(value)
-    pytest.importorskip(checker[0], reason=f"{checker[0]} is in the extra dev")
     file = tmp_path / "recipe.yaml"
     file.write_text(block.text)
-    code, said = checked([*checker, str(file)])
+    code, said = checked(*checker, str(file))
     assert code == 0, said
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     steps = [step for job in value.get("jobs", {}).values() for step in job["steps"]]
@@ -418,7 +409,7 @@ def test_a_recipe_is_a_file_that_its_system_takes(block: Block, tmp_path: Path) 
         if step.get("uses", "").startswith("OWNER/tito-audit"):
             assert set(step["with"]) <= set(action["inputs"])
             call = f"tito-audit scan {step['with'].get('args', '')}"
-            test_a_call_in_the_docs_names_commands_and_flags_that_there_are(block.page, call)
+            assert_is_a_call(block.page, call)
     for name in re.findall(r"steps\.gate\.outputs\.([\w-]+)", block.text):
         assert name in action["outputs"]
     hooks = {hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
@@ -426,7 +417,7 @@ def test_a_recipe_is_a_file_that_its_system_takes(block: Block, tmp_path: Path) 
         for hook in repository["hooks"]:
             assert hook["id"] in hooks
             call = f"tito-audit scan {shlex.join(hook.get('args', []))}"
-            test_a_call_in_the_docs_names_commands_and_flags_that_there_are(block.page, call)
+            assert_is_a_call(block.page, call)
 
 
 # The site

@@ -34,7 +34,7 @@ TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = Path(
     os.environ.get("TITO_AUDIT_TOKENIZERS") or Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
 )
-STRINGS = int(os.environ.get("TITO_AUDIT_FUZZ") or examples(400, 2000))
+STRINGS = int(os.environ.get("TITO_AUDIT_FUZZ") or examples(200, 2000))
 """How many random texts each vocabulary is tried on; TITO_AUDIT_FUZZ=20000 for a thorough run."""
 WANTED = ("qwen3", "llama-3.1", "gpt-oss", "deepseek-v3", "gemma-3", "smollm2")
 REAL = [name for name in WANTED if (SHARED / name / "tokenizer.json").is_file()]

@@ -42,7 +42,7 @@ def check(log: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Non
             assert encoder in str(scan.summary.encoder)
 
 
-@pytest.mark.parametrize("log", some(LOGS, 10), ids=lambda log: log.stem)
+@pytest.mark.parametrize("log", some(LOGS, 5), ids=lambda log: log.stem)
 def test_on_example_logs(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(log, Settings(tokenizer=str(TOY)), monkeypatch)
 
@@ -50,7 +50,7 @@ def test_on_example_logs(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def sampled(model: str, mode: str) -> list[bytes]:
     """Lines of the log of a real model."""
     data = gzip.decompress((SHARED / "rollouts" / model / f"{mode}.jsonl.gz").read_bytes())
-    return data.splitlines(keepends=True)[: examples(15, 10**6)]
+    return data.splitlines(keepends=True)[: examples(8, 10**6)]
 
 
 @pytest.mark.parametrize("mode", ["tito", "retok"])

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toy
 
+from tests import toy
 from tests.command import run
 from tests.tiers import some
 from tito_audit import RepairSettings, Result, Settings, read_rollouts, repair_rollouts, scan_rollouts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -45,16 +44,11 @@ class Repository:
 
     def runs(self, *arguments: str) -> tuple[int, str]:
         """The command's exit code and stdout; nothing may stand on stderr."""
-        done = subprocess.run(
-            [sys.executable, "-m", "tito_audit", *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "COLUMNS": "100"},
-        )
-        assert done.stderr == ""
-        return done.returncode, done.stdout
+        with pytest.MonkeyPatch.context() as patched:
+            patched.chdir(self.folder)
+            code, out, err = run(*arguments, env={"COLUMNS": "100"})
+        assert err == ""
+        return code, out
 
     def scans(self, *arguments: str) -> tuple[int, str]:
         """The same of `scan logs`."""
@@ -196,18 +190,18 @@ def test_findings_under_a_limit_fail_together_and_not_one_by_one(tmp_path: Path)
 
 
 def test_a_rate_just_above_its_limit_is_said_in_as_many_digits_as_show_it(tmp_path: Path) -> None:
-    log = written(tmp_path / "run.jsonl", [BROKEN] * 1 + [CLEAN] * 998)
-    gate = gated(log, MaxRate("LPR", 0.001, "rollout"), MaxRate("LPR5", 1.0), MaxRate("LPR504", 0.1 / 200))
-    assert gate.because == ("LPR504: 1 finding in 1,998 generated tokens is 0.000501 a token, above 0.0005",)
-    assert gated(log, MaxRate("LPR", 0.001, "rollout")).because == (
-        "LPR: 1 finding in 999 rollouts is 0.001001 a rollout, above 0.001",
+    log = written(tmp_path / "run.jsonl", [BROKEN] * 1 + [CLEAN] * 98)
+    gate = gated(log, MaxRate("LPR", 0.0101, "rollout"), MaxRate("LPR5", 1.0), MaxRate("LPR504", 0.00505))
+    assert gate.because == ("LPR504: 1 finding in 198 generated tokens is 0.005051 a token, above 0.00505",)
+    assert gated(log, MaxRate("LPR", 0.0101, "rollout")).because == (
+        "LPR: 1 finding in 99 rollouts is 0.010101 a rollout, above 0.0101",
     )
-    assert gated(log, MaxRate("LPR", 0.001001001, "rollout")).because == (
-        "LPR: 1 finding in 999 rollouts is 0.001001001001 a rollout, above 0.001001001",
+    assert gated(log, MaxRate("LPR", 0.0101010101, "rollout")).because == (
+        "LPR: 1 finding in 99 rollouts is 0.010101010101 a rollout, above 0.0101010101",
     )
-    code, out, _ = run("scan", log, "--max-rate", "LPR=0.1%/rollout")
+    code, out, _ = run("scan", log, "--max-rate", "LPR=1.01%/rollout")
     assert code == 1
-    assert "LPR=0.001/rollout: 1 finding in 999 rollouts, 0.001001: too many" in out
+    assert "LPR=0.0101/rollout: 1 finding in 99 rollouts, 0.010101: too many" in out
 
 
 def test_the_longest_beginning_of_a_code_judges_it_and_others_fail_one_by_one(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from test_cli import run, written
 
+from tests.test_cli import run, written
+from tests.tiers import examples
 from tito_audit.formats import all_formats, format_named, near_formats, pick_format, told_by
 from tito_audit.inspect import Inspection, RelationKind, Role, as_flags, as_toml, inspect_log
 from tito_audit.run.scan import scan_rollouts
@@ -322,6 +323,7 @@ def test_ids_are_shown_as_tokens_and_those_outside_the_vocabulary_counted(tmp_pa
     assert "1 of 8 ids are not in the vocabulary" in out
 
 
+WIDE = examples(1_000, 10_000)
 HOSTILE: dict[str, str] = {
     "escapes in names": json.dumps({"tok\x1b]0;x\x07\u202e'en\"s\n": [5, 6, 7, 8], "\x1b[31mmask": [0, 0, 1, 1]}),
     "escapes in values": json.dumps({"token_ids": [5, 6, 7], "model": "\x1b[31mred\x07\u202e\n", "m": ["\x1b"]}),
@@ -345,16 +347,17 @@ HOSTILE: dict[str, str] = {
     "deeper than JSON is read": '{"a":' * 5000 + "1" + "}" * 5000,
     "keys that are paths": json.dumps({"a.b": [5, 6, 7], "a": {"b": [8, 9]}, "": [5, 6], "[]": {"": 1}, "a[]": 1}),
     "an offset beyond everything": '{"seq": [5, 6, 7], "off": [0.0, 1e300], "n_len": 99999999999999999999}',
-    "wide": json.dumps({f"column {number}": number for number in range(10_000)}),
-    "wide with lists": json.dumps({f"c{number}": [number + 3, 4, 9] for number in range(10_000)}),
-    "too wide": json.dumps({f"c{number}": number for number in range(30_000)}),
+    "wide": json.dumps({f"column {number}": number for number in range(WIDE)}),
+    "wide with lists": json.dumps({f"c{number}": [number + 3, 4, 9] for number in range(WIDE)}),
+    "too wide": json.dumps({f"c{number}": number for number in range(3 * WIDE)}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_log_is_shown_on_printable_lines_and_never_ends_in_a_traceback(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tito_audit.inspect.columns.MOST_COLUMNS", 2 * WIDE)
     log = tmp_path / "log.jsonl"
     log.write_text(HOSTILE[name] + "\n", encoding="utf-8")
     code, out, err = run("inspect", log, "-t", TOKENIZER)

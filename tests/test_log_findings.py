@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_results
 
+from tests import report_results
 from tito_audit import GateSettings, Result, Settings, gate_rollouts, scan_rollouts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record import testimony as record

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutants import mutants_of, mutated
+from tools.mutant_changes import mutants_of, mutated
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = '''

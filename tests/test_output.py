@@ -575,7 +575,7 @@ def full_disk(folder: Path) -> Iterator[None]:
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, disk, suffix, edited, way):
     line = b'{"a": "%s"}\n'
-    source = write(tmp_path / "log", b"".join(line % os.urandom(200).hex().encode() for _ in range(5000)))
+    source = write(tmp_path / "log", b"".join(line % os.urandom(200).hex().encode() for _ in range(1500)))
     folder = tmp_path / "disk"
     folder.mkdir()
     edit = as_rows(lambda row: [{"a": 9}], 0) if edited else lambda raw: None

@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from test_gate import BROKEN, CLEAN, ROOT, run, written
 
+from tests.test_gate import BROKEN, CLEAN, ROOT, run, written
 from tito_audit.cli._outs import opened
 from tito_audit.errors import SetupError
 

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-from test_render_fast import OWN, SHARED, TOYS, cases
 
+from tests.test_render_fast import OWN, SHARED, TOYS, cases
 from tests.tiers import some
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages

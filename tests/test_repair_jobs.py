@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.elsewhere import Elsewhere
 from tests.test_jobs import BROKEN, CLEAN, FORMATS, ROOT, TOKENIZER, alive, children, workers_of, written
 from tests.test_join import captured
 from tests.test_log_findings import LATE, RIGHT
@@ -90,7 +89,7 @@ def the_same(logs: Any, tmp_path: Path, **options: Any) -> Said:
     return expected
 
 
-@pytest.mark.parametrize("log", some(FORMATS, 8), ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(FORMATS, 4), ids=lambda path: path.stem)
 def test_files_and_words_are_the_same_whatever_the_number_of_processes(log: Path, tmp_path: Path) -> None:
     expected = repaired(log, tmp_path / "1", out="out.jsonl", tokenizer=TOKENIZER)
     assert expected[0]
@@ -229,30 +228,6 @@ def test_no_repair_is_proven_by_a_fast_encoder(tmp_path: Path, monkeypatch: pyte
 # Executors
 
 
-class Elsewhere:
-    """Work in a process that shares nothing with this one: it was not forked, and gets pickles alone."""
-
-    jobs = 1
-    here = False
-
-    def map(self, work: Any, tasks: Iterable[tuple[Any, Any]]) -> Generator[tuple[Any, Any], None, None]:
-        packed = pickle.dumps(work)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            for tag, task in tasks:
-                answer = None if task is None else pool.submit(worked, packed, pickle.dumps(task)).result()
-                yield tag, None if answer is None else pickle.loads(answer)
-
-
-MADE: dict[bytes, Any] = {}
-
-
-def worked(packed: bytes, task: bytes) -> bytes:
-    """What work says of a task, all of it packed; the work is made once."""
-    if packed not in MADE:
-        MADE[packed] = pickle.loads(packed)
-    return pickle.dumps(MADE[packed](pickle.loads(task)))
-
-
 @pytest.mark.parametrize("name", some(["verifiers_v1", "atropos_group", "generic"], 1))
 def test_work_needs_nothing_but_what_is_pickled(name: str, tmp_path: Path) -> None:
     log = ROOT / "fixtures" / "formats" / f"{name}.jsonl"
@@ -360,7 +335,7 @@ def test_what_cannot_be_read_ends_a_repair_behind_the_rows_before_it(tmp_path: P
 
 def test_the_command_prints_and_writes_the_same(tmp_path: Path) -> None:
     # Large enough for several batches, by what no rule reads.
-    log = written(tmp_path / "log.jsonl", [{**row, "note": "x" * 10_000} for row in rows(200)])
+    log = written(tmp_path / "log.jsonl", [{**row, "note": "x" * 50_000} for row in rows(40)])
     assert not is_small([log])
     printed = []
     for jobs in (1, 2):

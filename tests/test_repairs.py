@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toy
 
 import tito_audit.repairs
+from tests import toy
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence

@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft4Validator, Draft202012Validator, FormatChecker
 
+from tests.command import run
 from tests.report_results import golden
 from tests.runner import commands
 from tests.test_reports_in_ci import CONCISE, assert_inert, markdown_tokens
@@ -56,8 +54,10 @@ def published(name: str) -> Path:
     return path
 
 
-def ours(definition: str) -> Draft202012Validator:
+def ours(definition: str) -> Any:
     """Our own schema from one of its definitions on."""
+    from jsonschema import Draft202012Validator  # takes seconds
+
     return Draft202012Validator({**SCHEMA, "oneOf": [{"$ref": f"#/$defs/{definition}"}]})
 
 
@@ -74,6 +74,8 @@ def is_jsonl(text: str) -> None:
 
 
 def is_sarif(text: str) -> None:
+    from jsonschema import Draft4Validator, FormatChecker
+
     schema = json.loads(published("sarif-2.1.0.json").read_text(encoding="utf-8"))
     Draft4Validator(schema, format_checker=FormatChecker()).validate(json.loads(text))
 
@@ -140,10 +142,10 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A folder with every report of a log, written by one command."""
     folder = tmp_path_factory.mktemp("reports")
     named = [word for one in all_reports() for word in ("--report", f"{one.name}={folder / one.name}")]
-    command = [sys.executable, "-m", "tito_audit", "scan", *request.param, *named, "--quiet", "--no-config"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout == ""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(ROOT)
+        code, out, err = run("scan", *request.param, *named, "--quiet", "--no-config")
+    assert (code, out) == (1, ""), err
     return folder
 
 
@@ -164,7 +166,7 @@ def test_what_reports_write_of_hostile_results_is_valid(report: Any) -> None:
 
 def test_the_schema_of_reports_is_a_schema_and_names_every_key() -> None:
     """What is written and not in the schema would be a key that nobody can look up."""
-    Draft202012Validator.check_schema(SCHEMA)
+    ours("report").check_schema(SCHEMA)
     whole = json.loads(golden(report_named("json")))
     named = SCHEMA["$defs"]
     assert set(whole["findings"][0]) == set(named["finding"]["properties"])

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import toy
-from command import run, written
 
+from tests import toy
+from tests.command import run, written
 from tito_audit.evidence.agreed import agreed_mask
 from tito_audit.evidence.gather import gather
 from tito_audit.record.build import training_row

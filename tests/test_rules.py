@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import toy
 
 import tito_audit.rules
+from tests import toy
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs

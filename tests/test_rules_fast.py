@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_rules import RULES, every
 
+from tests import toy
+from tests.test_rules import RULES, every
 from tests.tiers import examples
 from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.judgement import row_slide

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.command import run
-from tests.tiers import some
+from tests.tiers import examples, some
 from tito_audit import (
     Finding,
     Outcome,
@@ -194,7 +194,7 @@ def test_rules_are_added_to_those_of_the_run_for_some_logs(tmp_path: Path) -> No
 
 
 @each_number_of_processes
-@pytest.mark.parametrize("limit", [1, 4, 5, 9, 20])
+@pytest.mark.parametrize("limit", some([1, 4, 5, 9, 20], 3))
 def test_a_limit_counts_over_all_logs(tmp_path: Path, limit: int, jobs: int, chunk: int | None) -> None:
     logs = [written(tmp_path / f"{name}.jsonl", [CLEAN, BROKEN, CLEAN, BROKEN]) for name in "abc"]
     overrides = (over(logs[1], select=("REC",)),)
@@ -342,25 +342,28 @@ def test_to_observe_changes_nothing_else(log: Path) -> None:
 
 
 @forks
-@pytest.mark.parametrize("log", some(FORMATS, 10), ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(FORMATS, 5), ids=lambda path: path.stem)
 def test_what_is_observed_is_the_same_whatever_the_number_of_processes(log: Path) -> None:
     expected, summary = scanned(log, tokenizer=BPE, observe=True)
-    for jobs, chunk in ((2, 997), (3, 20_011)):
+    for jobs, chunk in some(((2, 997), (3, 20_011)), 1):
         results, other = scanned(log, jobs, chunk, tokenizer=BPE, observe=True)
         assert (without(results), other) == (without(expected), summary)
         assert [plain(one.observed) for one in results] == [plain(one.observed) for one in expected]
 
 
+SIZE = examples(160, 400)
+
+
 def many(path: Path) -> Path:
     """A log with more rollouts of each finding than are viewed, in unequal distances."""
     rows: list[dict[str, Any]] = []
-    for number in range(400):
+    for number in range(SIZE):
         row = {**CLEAN, "n": number}
         if number % 3 == 0:
             row = {**row, "logprobs": [0.0, 0.0, 0.5, -0.25]}
         if number % 7 == 0:
             row = {**row, "token_ids": [5, 6, 99_999, 8]}
-        if number > 300 and number % 5 == 0:
+        if number > SIZE * 3 // 4 and number % 5 == 0:
             row = {**row, "logprobs": [-0.25, -0.5]}
         rows.append(row)
     return written(path, rows)

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from tests.command import become, run
 from tests.tiers import some
 
 pty = pytest.importorskip("pty")
@@ -69,8 +70,14 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+@pytest.fixture(scope="module")
+def loaded(loaded_once: None) -> None:
+    """What a page needs is loaded here, so that a fork of this process need not load it."""
+    assert run("show", ROOT / LONG[0], "-t", ROOT / LONG[2])[0] == 0
+
+
 @pytest.fixture
-def terminals() -> Iterator[Callable[..., Terminal]]:
+def terminals(loaded: None) -> Iterator[Callable[..., Terminal]]:
     """Starts `tito-audit show` on a terminal; what still runs at the end is ended."""
     started: list[Terminal] = []
 
@@ -88,8 +95,7 @@ def terminals() -> Iterator[Callable[..., Terminal]]:
         if pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             os.chdir(ROOT)
-            command = [sys.executable, "-m", "tito_audit", "show", *arguments]
-            os.execve(sys.executable, command, environment)
+            become("show", *arguments, env=environment)
         started.append(Terminal(pid, master))
         return started[-1]
 
@@ -206,13 +212,24 @@ def test_ctrl_c_is_for_the_pager_while_there_is_one(terminals, tmp_path):
     assert "Traceback" not in terminal.said
 
 
+def opened_to_write(pipe: Path) -> int:
+    """A pipe opened as soon as somebody reads it."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        with suppress(OSError):
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        time.sleep(0.02)
+    raise AssertionError(f"nobody reads {pipe}")
+
+
 def test_ctrl_c_before_the_page_ends_the_run_without_a_traceback(terminals, tmp_path):
     log = tmp_path / "pipe.jsonl"
     os.mkfifo(log)
     terminal = terminals(str(log), "--row", "0")
-    time.sleep(1.5)
+    writing = opened_to_write(log)  # once it is read, the run has begun and waits for the first row
     terminal.press("\x03")
     assert terminal.ended() == 130
+    os.close(writing)
     assert "interrupted" in terminal.said
     assert "Traceback" not in terminal.said
 

@@ -6,18 +6,18 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from truth.decide import explained
-from truth.expect import after_repair, before_repair, of_scan
-from truth.forms import FORMS, Columns, Sample, read_rows, write_rows
-from truth.judge import FLAGS, Outcome, judge_file, run
-from truth.observed import Fault, clean, faulty
-from truth.plan import Case, File, files
-from truth.source import SHARED, Chat, Model, Turn
-from truth.table import lines
-from truth.tokenizers import NAMES, broken, pair
-from truth.tool import Finding, Said
 
 from tests.tiers import DEEP, examples, some
+from tests.truth.decide import explained
+from tests.truth.expect import after_repair, before_repair, of_scan
+from tests.truth.forms import FORMS, Columns, Sample, read_rows, write_rows
+from tests.truth.judge import FLAGS, Outcome, judge_file, run
+from tests.truth.observed import Fault, clean, faulty
+from tests.truth.plan import Case, File, files
+from tests.truth.source import SHARED, Chat, Model, Turn
+from tests.truth.table import lines
+from tests.truth.tokenizers import NAMES, broken, pair
+from tests.truth.tool import Finding, Said
 
 TOY = Model("toy", start=1, end=2, other_end=3, newline=4, pad=0, user=(5,))
 
@@ -209,7 +209,7 @@ def held(plan: list[File], folder: Path) -> None:
 @no_rollouts
 def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
     models = some(["qwen2.5-coder", "gemma-3"], 1)
-    held(files(examples(70, 200), list(FORMS), seed=11, whole=0.2, models=list(models)), tmp_path)
+    held(files(examples(40, 200), list(FORMS), seed=11, whole=0.2, models=list(models)), tmp_path)
 
 
 @shared

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.checkers import checked
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra dev")
 
@@ -18,17 +18,8 @@ COMMANDS = {name: [step["run"] for step in job["steps"] if "run" in step] for na
 
 
 def test_the_workflow_is_what_github_reads() -> None:
-    pytest.importorskip("check_jsonschema", reason="check-jsonschema is in the extra dev")
-    check = [
-        sys.executable,
-        "-m",
-        "check_jsonschema",
-        "--builtin-schema",
-        "vendor.github-workflows",
-        str(WORKFLOW),
-    ]
-    done = subprocess.run(check, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = checked("check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(WORKFLOW))
+    assert code == 0, said
 
 
 def test_the_workflow_runs_what_a_change_has_to_pass() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from hypothesis import settings
 
-__all__ = ["DEEP", "examples", "some"]
+__all__ = ["DEEP", "examples", "one_in", "some"]
 
 DEEP = os.environ.get("TITO_AUDIT_TIER") == "deep"
 """Whether every example is tried: `make deep`."""
@@ -29,6 +30,11 @@ def some(values: Sequence[T], quick: int) -> Sequence[T]:
     if quick == 1:
         return values[:1]
     return [values[number * (len(values) - 1) // (quick - 1)] for number in range(quick)]
+
+
+def one_in(step: int, values: Iterable[T]) -> Iterator[T]:
+    """All values in `make deep`; in `make test` one of so many."""
+    return islice(values, 0, None, examples(step, 1))
 
 
 # What `make test` tries is the same each time, so that it fails for a change and never by chance.

@@ -36,12 +36,12 @@ class Format:
     read: Callable[[Row, Place], Sequence[Rollout]]
     """The rollouts of a row, several when it holds a group; their `place.item` counts from 0. RecordError if
     the row has the shape of the format but its values make no sense."""
+    sources: SourcesOf
+    """Where the row holds the arrays of its rollouts."""
     update: Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]
     """The row with the rollouts written into every copy that it holds of them; several rows where a repair
     forked a rollout. Parts that no rollout changed are the same objects, and an unchanged row is the row
     itself. RecordError when the format cannot hold the rollouts."""
-    sources: SourcesOf | None = None
-    """Where the row holds the arrays of its rollouts; None: the format does not say."""
     shows: str = ""
     """What can be audited in it and what cannot, for the README's table."""
     open_object: str = ""

@@ -95,6 +95,11 @@ def way(*parts: str | Keys, before: str = "; or ") -> Way:
     return Way(tuple(Keys((part,)) if isinstance(part, str) else part for part in parts), before=before)
 
 
+def one_way(*parts: str | Keys) -> Signature:
+    """The signature of a format that is recognized in one way."""
+    return Signature.of(way(*parts))
+
+
 def keys(*names: str, before: str | None = None, after: str = "", value: str = "") -> Keys:
     """Keys of which one has to be there."""
     return Keys(names, before=before, after=after, value=value)

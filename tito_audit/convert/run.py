@@ -161,8 +161,7 @@ class Conversion:
         except RecordError as error:
             tally.refuse(place, str(error))
             return
-        where = read.format.sources
-        found = row_facts(read.row, rollouts, where and where(read.row, read.rollouts))
+        found = row_facts(read.row, rollouts, read.format.sources(read.row, read.rollouts))
         tally.lose(wrapper_keys(raw), place.row)
         tally.lose(found.unread, place.row)
         several = len(rollouts) > 1

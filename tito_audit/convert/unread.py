@@ -42,15 +42,12 @@ class RowFacts:
     """Paths of values of which only a part was read, `response.choices[].index`."""
 
 
-def row_facts(
-    row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequence[Sources] | None = None
-) -> RowFacts:
+def row_facts(row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequence[Sources]) -> RowFacts:
     """The facts of a row and what of it was not read; null and empty values are ignored.
 
-    `sources` says where the columns of the rollouts were read; None: a list with the name of a column counts as
-    read.
+    `sources` says where the columns of the rollouts were read.
     """
-    held = _HeldValues(rollouts, None if sources is None else set(places_read(sources, rollouts)))
+    held = _HeldValues(rollouts, set(places_read(sources, rollouts)))
     facts: list[dict[str, Any]] = [{} for _ in rollouts]
     unread: dict[str, None] = {}
     shared: list[str] = []
@@ -77,14 +74,13 @@ def row_facts(
 class _HeldValues:
     """The values that rollouts hold, to look up parts of a row in."""
 
-    def __init__(self, rollouts: Sequence[Rollout], places: set[Path] | None) -> None:
+    def __init__(self, rollouts: Sequence[Rollout], places: set[Path]) -> None:
         self.hits = 0
         self.misses: list[str] = []
         self._whole: list[Ids] = []
         """Sequences of ids that a log may hold as a list."""
-        self._columns: set[str] = set()
         self._places = places
-        """Where columns were read; None if unknown."""
+        """Where columns were read."""
         self._pairs: set[tuple[str, object]] = set()
         self._counts: set[int] = {len(rollouts)}
         self._scores: set[float] | None = None
@@ -138,7 +134,7 @@ class _HeldValues:
     def _list(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
         if not len(value):
             return
-        if self._is_column(path, place) and not isinstance(value[0], Mapping):
+        if self._is_column(place) and not isinstance(value[0], Mapping):
             self.hits += 1
         elif _is_plain(value) and not isinstance(value[0], str):
             self._note(self._numbers(value, key), path)
@@ -147,11 +143,9 @@ class _HeldValues:
             for number, entry in enumerate(value):
                 self.look(entry, key, inside, (*place, number))
 
-    def _is_column(self, path: Sequence[str], place: Path) -> bool:
-        """Whether a list was read as a column: where a format says so, else by the name of one."""
-        if self._places is not None:
-            return any(place[:steps] in self._places for steps in range(1, len(place) + 1))
-        return any(step.lstrip(".") in self._columns for step in path)
+    def _is_column(self, place: Path) -> bool:
+        """Whether a list was read as a column."""
+        return any(place[:steps] in self._places for steps in range(1, len(place) + 1))
 
     def _scalar(self, value: Any, key: str, *, nested: bool) -> bool:
         if key in SCORES and isinstance(value, int | float):
@@ -211,14 +205,12 @@ class _HeldValues:
         row = rollout.training_row
         if row is not None:
             self._whole.append(row.token_ids)
-            self._columns |= {column.name for column in row.columns}
             self._count(row.token_ids, row.token_ids[row.prompt_length or 0 :])
             if row.prompt_length is not None:
                 self._counts.add(row.prompt_length)
                 self._whole += [row.token_ids[: row.prompt_length], row.token_ids[row.prompt_length :]]
         self._counts |= {len(rollout.turns), len(rollout.messages)}
         for turn in rollout.turns:
-            self._columns |= {column.name for column in turn.columns}
             sequences = [ids for ids in (turn.prompt_ids, turn.completion_ids, turn.seen_ids) if ids is not None]
             self._whole += sequences
             self._count(*sequences)

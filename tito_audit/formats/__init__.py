@@ -9,12 +9,11 @@ from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, STALE
-from tito_audit.formats._detection import Detection, Near, near_formats, told_by
-from tito_audit.formats._known_tools import calls_unknown_tools
+from tito_audit.formats._detection import Detection, Near, near_formats, told_by, wrapped_at
+from tito_audit.formats._facts import calls_unknown_tools
 from tito_audit.formats._mapping import CANONICAL_COLUMNS, map_columns, unmap_columns
 from tito_audit.formats._numbers import NUMBER_COLUMNS, number_columns
 from tito_audit.formats._responses_items import chat_tools
-from tito_audit.formats._wrapped import wrapped_at
 from tito_audit.registry import plugins
 
 __all__ = [

@@ -7,7 +7,7 @@ versions, `exchanges` as they were sent over the wire. OpenPipe/ART `src/art/tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,10 +16,10 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._art_exchanges import KINDS, exchange_threads
 from tito_audit.formats._call_log import FindSource, Part, part_of
-from tito_audit.formats._choice_sources import choice_source
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import Exchange
-from tito_audit.formats._responses_read import choice_call
+from tito_audit.formats._responses_read import choice_call, choice_source
+from tito_audit.formats._sources import path_text
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -59,7 +59,7 @@ def _histories(trajectory: Mapping[str, Any], path: Path) -> Iterator[tuple[Mapp
     more = trajectory.get("additional_histories")
     if more is None:
         return
-    where = _path_text((*path, "additional_histories"))
+    where = path_text((*path, "additional_histories"))
     if not isinstance(more, list | tuple):
         raise RecordError(f"{where} is not a list of histories")
     for number, history in enumerate(more):
@@ -73,7 +73,7 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
     path = (*path, "messages_and_choices")
     entries = history.get("messages_and_choices", ())
     if not isinstance(entries, list | tuple):
-        raise RecordError(f"{_path_text(path)} is not a list of messages and choices")
+        raise RecordError(f"{path_text(path)} is not a list of messages and choices")
     messages: list[Message] = []
     turns: list[Turn] = []
     sources: list[FindSource] = []
@@ -82,11 +82,11 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
     for index, entry in enumerate(entries):
         if not _is_choice(entry):
             wire = message_wire(entry) if isinstance(entry, Mapping) else entry
-            messages.append(as_message(wire, f"{_path_text(path)}[{index}]"))
+            messages.append(as_message(wire, f"{path_text(path)}[{index}]"))
             continue
         found = choice_call({}, entry, entry)
         if found.message is None:
-            raise RecordError(f"{_path_text(path)}[{index}].message is not an assistant message")
+            raise RecordError(f"{path_text(path)}[{index}].message is not an assistant message")
         messages.append(found.message)
         turns.append(_turn(found.turn, index, stated))
         at = (*path, index)
@@ -95,7 +95,7 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
         wanted |= found.wants_ids
         copies = copies or found.disagreement or ""
     facts = replace(stated, copies_disagree=copies, ids_wanted=wanted)
-    tools = as_tools(history.get("tools"), _path_text((*path[:-1], "tools")))
+    tools = as_tools(history.get("tools"), path_text((*path[:-1], "tools")))
     return Part(
         Rollout(place, name, tuple(messages), tools, turns=tuple(turns if wanted else ()), stated=facts),
         tuple(sources if wanted else ()),
@@ -119,7 +119,3 @@ def _policies(trajectory: Mapping[str, Any]) -> tuple[int, ...]:
     versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
     known = tuple(version for version in versions if type(version) is int)
     return known if len(known) == len(versions) else ()
-
-
-def _path_text(path: Sequence[str | int]) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tito_audit.align.runs import gaps, paired_runs
 from tito_audit.errors import RecordError
-from tito_audit.record.arrays import Ids, Mask
+from tito_audit.record.arrays import Mask
 from tito_audit.record.rollout import TrainingRow
 
 _LONG = 2000
@@ -24,7 +24,9 @@ def moved_boundaries(
     goes where the mask switches between sampled and not sampled; `generated` says which messages were
     sampled. RecordError if neither applies.
     """
-    regions = _regions(before.token_ids, after.token_ids)
+    old, new = before.token_ids, after.token_ids
+    # In very long sequences frequent tokens are not used as anchors, or the search would take minutes.
+    regions: list[_Region] = list(gaps(paired_runs(old, new, frequent_from=_LONG + 1), len(old), len(new)))
     out = [0]
     for number, end in enumerate(ends[1:-1]):
         region = next((one for one in regions if one[0] <= end <= one[1]), None)
@@ -35,16 +37,10 @@ def moved_boundaries(
             out.append(region[2] if end == region[0] else region[3])
         else:
             out.append(_switch(region, after.loss_mask, generated[number], generated[number + 1], number))
-    out.append(len(after.token_ids))
+    out.append(len(new))
     if any(a > b for a, b in itertools.pairwise(out)):
         raise RecordError("it is unclear which message the changed tokens belong to")
     return out
-
-
-def _regions(old: Ids, new: Ids) -> list[_Region]:
-    """The changed stretches in order; no two are adjacent."""
-    # In very long sequences frequent tokens are not used as anchors, or the search would take minutes.
-    return list(gaps(paired_runs(old, new, frequent_from=_LONG + 1), len(old), len(new)))
 
 
 def _switch(region: _Region, mask: Mask | None, left: bool, right: bool, number: int) -> int:

@@ -8,10 +8,16 @@ from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Row, SourcesOf
-from tito_audit.formats._choice_sources import choice_source
+from tito_audit.format import Row
+from tito_audit.formats._calls import same_messages
 from tito_audit.formats._responses_log import Exchange, choices
-from tito_audit.formats._responses_read import choice_call, request_facts, request_fields, request_messages
+from tito_audit.formats._responses_read import (
+    choice_call,
+    choice_source,
+    request_facts,
+    request_fields,
+    request_messages,
+)
 from tito_audit.formats._sources import of_calls
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.edits import Path
@@ -50,7 +56,29 @@ class Part:
     sources: tuple[FindSource, ...]
 
 
-PartsOf = Callable[[Row, Place], Sequence[Part]]
+@dataclass(frozen=True, slots=True)
+class PartRows:
+    """The `read`, `sources` and `update` of a format whose rows hold threads of calls."""
+
+    parts: Callable[[Row, Place], Sequence[Part]]
+    """The threads of a row; their items are not numbered yet."""
+
+    def read(self, row: Row, place: Place) -> Sequence[Rollout]:
+        """One rollout for each thread."""
+        rollouts = (part.rollout for part in self.parts(row, place))
+        return tuple(replace(one, place=replace(place, item=item)) for item, one in enumerate(rollouts))
+
+    def sources(self, row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+        """Where the row stores the calls of each thread."""
+        return of_calls([source() for source in part.sources] for part in self.parts(row, rollouts[0].place))
+
+    def update(self, row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+        """The row with its repaired threads; RecordError for a fork."""
+        items = [one.rollout.place.item for one in repaired]
+        if len(set(items)) != len(items):
+            raise RecordError("this format holds each conversation once and cannot hold the parts of a fork")
+        stays = "this format cannot leave out a call of a conversation"
+        return (rewritten_calls(row, repaired, self.read, self.sources, stays=stays),)
 
 
 def chat_calls(
@@ -113,51 +141,12 @@ def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated
     for call in reversed(calls):
         index = len(call.prompt)
         fits = call.answer is not None and 0 < index < limit
-        if fits and call.answer is not None and _same(messages[: index + 1], (*call.prompt, call.answer)):
+        if fits and call.answer is not None and same_messages(messages[: index + 1], (*call.prompt, call.answer)):
             limit = index
             turns.append(replace(call.turn, message_index=index))
         else:
             turns.append(replace(call.turn, prompt_messages=call.prompt or None))
     return Part(replace(rollout, turns=tuple(reversed(turns))), tuple(call.source for call in calls))
-
-
-def numbered(parts: Sequence[Part], place: Place) -> tuple[Part, ...]:
-    """The parts of a row, numbered in order."""
-    return tuple(
-        replace(part, rollout=replace(part.rollout, place=replace(place, item=item)))
-        for item, part in enumerate(parts)
-    )
-
-
-def parts_written(parts_of: PartsOf) -> Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]:
-    """The `update` of a format whose rows hold threads of calls."""
-
-    def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-        return (rewritten_parts(row, repaired, parts_of),)
-
-    return update
-
-
-def rewritten_parts(row: Row, repaired: Sequence[RepairedRollout], parts_of: PartsOf) -> Row:
-    """The row with its repaired rollouts; the same object if nothing changed. RecordError for a fork."""
-    items = [one.rollout.place.item for one in repaired]
-    if len(set(items)) != len(items):
-        raise RecordError("this format holds each conversation once and cannot hold the parts of a fork")
-
-    def read(again: Row, place: Place) -> Sequence[Rollout]:
-        return tuple(part.rollout for part in parts_of(again, place))
-
-    stays = "this format cannot leave out a call of a conversation"
-    return rewritten_calls(row, repaired, read, parts_sources(parts_of), stays=stays)
-
-
-def parts_sources(parts_of: PartsOf) -> SourcesOf:
-    """The sources of a format whose rows hold threads of calls."""
-
-    def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-        return of_calls([source() for source in part.sources] for part in parts_of(row, rollouts[0].place))
-
-    return sources
 
 
 def _context(call: LoggedCall) -> tuple[Any, ...]:
@@ -171,14 +160,6 @@ def _continued(exchange: Sequence[LoggedCall], after: Sequence[Sequence[LoggedCa
         if call.answer is None or not call.prompt:
             continue
         said = (*call.prompt, call.answer)
-        if any(_same(later[0].prompt[: len(said)], said) for later in after):
+        if any(same_messages(later[0].prompt[: len(said)], said) for later in after):
             return number
     return 0
-
-
-def _same(left: Sequence[Message], right: Sequence[Message]) -> bool:
-    """True if these are the same messages, comparing only what rules and templates read."""
-    return len(left) == len(right) and all(
-        a is b or (a.role, a.text, a.reasoning, a.tool_calls) == (b.role, b.text, b.reasoning, b.tool_calls)
-        for a, b in zip(left, right, strict=True)
-    )

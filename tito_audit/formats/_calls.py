@@ -9,24 +9,24 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Row
 from tito_audit.formats._columns import (
     FLAT_IDS,
+    Raw,
     first_filled,
     first_text,
     flat_logprobs,
+    ids_or_none,
     is_list,
     is_messages,
     other_columns,
 )
-from tito_audit.formats._copies import Copy, call_counts, with_copies, with_counts
-from tito_audit.formats._turns import turn_of_tokens
-from tito_audit.formats._update import at_most_one_each, with_values
-from tito_audit.formats._values import as_logged, logprobs_as_logged
-from tito_audit.record.column import ColumnRole
+from tito_audit.formats._update import Copy, call_counts, with_copies, with_counts, with_values
+from tito_audit.formats._values import as_logged, is_nested, logprobs_as_logged
+from tito_audit.record.arrays import empty_ids
+from tito_audit.record.build import call_columns
+from tito_audit.record.column import ColumnRole, MovePolicy
 from tito_audit.record.message import Message, as_messages
-from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Turn
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
 COMPLETION_IDS = (
@@ -108,6 +108,26 @@ def call_turn(
     )
 
 
+def turn_of_tokens(
+    prompt: tuple[str, object],
+    completion: tuple[str, object],
+    logprobs: Callable[[], tuple[str, Raw] | None],
+    other: Mapping[str, tuple[Raw, MovePolicy]],
+) -> Turn:
+    """The turn of a prompt and a completion, each given as (name in the log, value); RecordError if not token ids.
+
+    An empty completion with a prompt is known to have no tokens. Without ids, empty columns are ignored, and
+    columns with entries show that ids are missing.
+    """
+    prompt_ids, ids = ids_or_none(prompt[1], prompt[0]), ids_or_none(completion[1], completion[0])
+    if ids is None and prompt_ids is not None and completion[1] is not None:
+        ids = empty_ids()
+    values, columns = call_columns(empty_ids() if ids is None else ids, logprobs=logprobs(), other=other)
+    if ids is None:
+        return Turn(prompt_ids, None, columns=tuple(column for column in columns if len(column.values)))
+    return Turn(prompt_ids, ids, values, columns=columns)
+
+
 def updated_call(
     entry: Mapping[str, Any], before: Turn, after: Turn, *, skip: Collection[str] = ()
 ) -> Mapping[str, Any]:
@@ -119,25 +139,11 @@ def updated_call(
     columns: dict[str, Any] = {}
     for old in before.columns:
         original, values = entry[old.name], now.get(old.name)
-        nested = isinstance(original, Mapping) or (len(original) > 0 and is_list(original[0]))
-        if values is not None and old.role is ColumnRole.LOGPROBS and nested:
+        if values is not None and old.role is ColumnRole.LOGPROBS and is_nested(original):
             columns[old.name] = logprobs_as_logged(values, original)
         else:
             columns[old.name] = as_logged(values, original)
     return _with_prompt(with_values(entry, columns), before, after, skip)
-
-
-def updated_single_call(
-    row: Row, read: Callable[[Row, Place], Sequence[Rollout]], repaired: Sequence[RepairedRollout]
-) -> Sequence[Row]:
-    """The row of a format with one call per row, with its repaired call."""
-    if not repaired:
-        return ()
-    before = read(row, repaired[0].rollout.place)
-    (after,) = at_most_one_each(before, repaired)
-    if after.turns_from != (0,):
-        raise RecordError("the row is a single call, which cannot be removed")
-    return (updated_call(row, before[0].turns[0], after.rollout.turns[0], skip=("messages",)),)
 
 
 def answer_indices(messages: Sequence[Message], calls: int) -> list[int | None]:
@@ -184,6 +190,18 @@ def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
     if value is None:
         return ()
     return tuple(str(version) for version in value) if is_list(value) else (str(value),)
+
+
+def same_messages(left: Sequence[Message], right: Sequence[Message]) -> bool:
+    """True if these are the same messages, comparing only what rules and templates read."""
+    return len(left) == len(right) and all(
+        a is b or seen_by_template(a) == seen_by_template(b) for a, b in zip(left, right, strict=True)
+    )
+
+
+def seen_by_template(message: Message) -> object:
+    """What a template reads of a message."""
+    return message.role, message.text, message.reasoning, message.tool_calls
 
 
 def messages_of_row(messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._models import model_facts
 from tito_audit.record.arrays import Ids, as_ids, json_kind
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.stated import Stated
 
 Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 
@@ -36,6 +33,8 @@ MASKS = (
     "labels",
 )
 """Column names for a loss mask."""
+RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
+"""Those for a mask over a response, in the order in which they are looked for."""
 
 ROW_LOGPROBS = (
     "logprobs",
@@ -98,12 +97,26 @@ _DROP = {
     "routed_experts",
     "routing_matrices",
 }
-_GROUPS = ("group", "group_id", "group_index")
 
 
-def is_list(value: object) -> bool:
+def is_list(value: object) -> TypeGuard[Raw]:
     """True for a list as storage returns it: a Python list or a numpy array."""
     return isinstance(value, list | tuple | np.ndarray)
+
+
+def filled(value: object) -> TypeGuard[Raw]:
+    """True for a list with entries."""
+    return is_list(value) and len(value) > 0
+
+
+def is_given(value: Any) -> bool:
+    """False for null and for an empty list, which is how logs say that they have none."""
+    return value is not None and not (is_list(value) and not len(value))
+
+
+def plain(values: Any) -> list[Any]:
+    """The entries of a list or an array as Python values."""
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
 def is_messages(value: object) -> bool:
@@ -111,6 +124,7 @@ def is_messages(value: object) -> bool:
     return (
         isinstance(value, list | tuple)
         and len(value) > 0
+        and isinstance(value[0], Mapping)
         and all(isinstance(entry, Mapping) and "role" in entry for entry in value)
     )
 
@@ -145,8 +159,7 @@ def first_list(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
 def first_filled(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The first of these columns that holds a list with entries; else the first that holds a list."""
     names = tuple(names)
-    filled = (name for name in names if is_list(row.get(name)) and len(row[name]))
-    return next(filled, None) or first_list(row, names)
+    return next((name for name in names if filled(row.get(name))), None) or first_list(row, names)
 
 
 def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
@@ -154,11 +167,9 @@ def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return next((row[name] for name in names if isinstance(row.get(name), str)), None)
 
 
-def ids_or_none(value: object, name: str) -> Ids | None:
-    """Token ids `[N]` int32; None for null and for an empty list, which is how logs say that they have none."""
-    if value is None or (is_list(value) and not len(value)):  # type: ignore[arg-type]
-        return None
-    return as_ids(value, name)  # type: ignore[arg-type]  # as_ids refuses what is not a list, and names it
+def ids_or_none(value: Any, name: str) -> Ids | None:
+    """Token ids `[N]` int32; None for null and for an empty list."""
+    return as_ids(value, name) if is_given(value) else None
 
 
 def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] | None:
@@ -182,7 +193,7 @@ def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] |
     if len(value) and is_list(value[0]):
         # A table of numbers may have turned the inner lists into arrays; tolist returns plain numbers.
         inner = [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in value]
-        return name, [entry[0] if is_list(entry) and len(entry) else None for entry in inner]
+        return name, [entry[0] if filled(entry) else None for entry in inner]
     return name, value
 
 
@@ -201,6 +212,17 @@ def other_columns(row: Mapping[str, Any], taken: Collection[str]) -> dict[str, t
     return found
 
 
+def lists_of_lengths(
+    row: Mapping[str, Any], taken: Collection[str], sizes: Collection[int]
+) -> dict[str, tuple[Raw, MovePolicy]]:
+    """Every list of one of these lengths, except those in `taken`."""
+    return {
+        name: (value, policy_of(name))
+        for name, value in row.items()
+        if name not in taken and is_list(value) and len(value) in sizes
+    }
+
+
 def policy_of(name: str) -> MovePolicy:
     """What happens to a column when its tokens change, by its name."""
     if name in _DROP:
@@ -208,15 +230,6 @@ def policy_of(name: str) -> MovePolicy:
     if name in ("position_ids", "attention_mask", *SEGMENTS):
         return MovePolicy.COPY
     return MovePolicy.STALE if name in STALE else MovePolicy.MOVE
-
-
-def stated_facts(row: Mapping[str, Any]) -> Stated:
-    """What the row says about itself: the names of `model` and `tokenizer`, `id` if a string, and `group`."""
-    stated = model_facts(row)
-    if isinstance(row.get("id"), str):
-        stated = stated.with_facts(id=row["id"])
-    group = next((row[name] for name in _GROUPS if isinstance(row.get(name), int | str)), None)
-    return stated if group is None else replace(stated, group=group)
 
 
 def parsed(row: Mapping[str, Any], name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which keys of a row show its format, and which other formats the row nearly has."""
+"""Which keys of a row show its format, which formats it nearly has, and where in it rows of a format are."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ _DEEP = 8
 _LONG = 60
 """Characters of a key that are shown."""
 _PLAIN = dict.fromkeys((*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS))
+_DEPTH = 3
+_MOST_KEYS = 64
+_MOST_OBJECTS = 64
+"""How many objects are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +171,34 @@ def _inside(path: str, value: Any, found: dict[str, None]) -> Iterator[tuple[str
         for entry in value[:_ENTRIES]:
             if isinstance(entry, Mapping | list | tuple):
                 yield f"{path}[]", entry
+
+
+# Rows inside a row, for the error message about one that no format recognizes
+
+
+def wrapped_at(row: Row, formats: Sequence[Format]) -> tuple[str, str] | None:
+    """The `--rows-at` path of rows inside this one and their format's name; None if nothing looks like a row."""
+    for (path, inner), _ in zip(_rows_inside(row), range(_MOST_OBJECTS), strict=False):
+        # A message may hold ids, but then the row is the object around it.
+        if "role" in inner:
+            continue
+        found = next((form.name for form in formats if form.matches(inner)), None)
+        if found is not None:
+            return path, found
+    return None
+
+
+def _rows_inside(row: Row) -> Iterator[tuple[str, Row]]:
+    """The objects in a row with their paths, outer ones first; only the first entry of each list."""
+    level: list[tuple[str, Any]] = [("", row)]
+    for _ in range(_DEPTH):
+        below: list[tuple[str, Any]] = []
+        for path, value in level:
+            for key in list(value)[:_MOST_KEYS]:
+                inner = value[key]
+                while isinstance(inner, list | tuple) and inner:
+                    inner = inner[0]
+                if isinstance(inner, dict) and isinstance(key, str) and key and "." not in key:
+                    below.append((f"{path}.{key}" if path else key, inner))
+        yield from below
+        level = below

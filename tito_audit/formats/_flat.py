@@ -15,6 +15,7 @@ from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import (
     FLAT_IDS,
     MASKS,
+    RESPONSE_MASKS,
     ROW_LOGPROBS,
     Raw,
     first_filled,
@@ -23,17 +24,23 @@ from tito_audit.formats._columns import (
     ids_or_none,
     is_list,
     other_columns,
+    plain,
 )
-from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
 from tito_audit.formats._padding import PROMPT_LENGTHS, hidden_tokens, without_padding
-from tito_audit.formats._update import column_as_logged, updated_columns, with_values
-from tito_audit.formats._values import as_logged
+from tito_audit.formats._update import (
+    Copy,
+    column_as_logged,
+    row_counts,
+    updated_columns,
+    with_copies,
+    with_counts,
+    with_values,
+)
+from tito_audit.formats._values import as_logged, same_ids
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
-
-RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
 
 
 def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
@@ -132,7 +139,7 @@ def updated_flat(
 
 def _split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
     """The columns of prompt ids and of response ids."""
-    if before is after or (_same(before.token_ids, after.token_ids) and _same(before.loss_mask, after.loss_mask)):
+    if same_ids(before.token_ids, after.token_ids) and same_ids(before.loss_mask, after.loss_mask):
         return {}
     prompt, response = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)
     mask = first_list(row, RESPONSE_MASKS)
@@ -159,10 +166,10 @@ def _part_copies(row: Row, before: TrainingRow, after: TrainingRow) -> Iterator[
     ends = [] if before.prompt_length is None else [(before.prompt_length, "")]
     for name in (*PROMPT_IDS, *COMPLETION_IDS):
         value = row.get(name)
-        if is_list(value) and 0 < len(value) < full:  # type: ignore[arg-type]
-            at = len(value) if name in PROMPT_IDS else full - len(value)  # type: ignore[arg-type]
+        if is_list(value) and 0 < len(value) < full:
+            at = len(value) if name in PROMPT_IDS else full - len(value)
             part = before.token_ids[:at] if name in PROMPT_IDS else before.token_ids[at:]
-            if np.array_equal(part, value):  # type: ignore[arg-type]
+            if np.array_equal(part, value):
                 ends.append((at, name))
     for at, name in ends:
         to = _boundary(before, after, at)
@@ -290,12 +297,4 @@ def _starts_with(row: Row, prompt: Raw) -> bool:
     # An inner list is not an id; compared with one it may give an array, which has no truth value.
     if name is None or any(map(is_list, prompt[:1])):
         return False
-    return bool(_plain(row[name][: len(prompt)]) == _plain(prompt))
-
-
-def _same(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
-    return left is right or (left is not None and right is not None and np.array_equal(left, right))
-
-
-def _plain(values: Raw) -> list[Any]:
-    return values.tolist() if isinstance(values, np.ndarray) else list(values)
+    return bool(plain(row[name][: len(prompt)]) == plain(prompt))

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._columns import filled
 from tito_audit.formats._responses_items import (
     TEXT_KEYS,
     TOKEN_KEYS,
@@ -21,6 +20,7 @@ from tito_audit.formats._responses_items import (
     steps,
     text_of,
 )
+from tito_audit.formats._sources import object_at
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message
 
@@ -95,14 +95,12 @@ def starts_conversation(messages: Sequence[Message]) -> bool:
 
 def holds_tokens(item: Item) -> bool:
     """True if an item or message has ids in its token fields."""
-    values = [item.get(key) for key in ("prompt_token_ids", "generation_token_ids")]
-    return any(isinstance(value, list | tuple | np.ndarray) and len(value) > 0 for value in values)
+    return filled(item.get("prompt_token_ids")) or filled(item.get("generation_token_ids"))
 
 
 def cut_by_length(response: Mapping[str, Any]) -> bool:
     """True if the answer says that its last call hit the token limit."""
-    details = response.get("incomplete_details")
-    return isinstance(details, Mapping) and text_of(details.get("reason")) == "max_output_tokens"
+    return text_of(object_at(response, "incomplete_details").get("reason")) == "max_output_tokens"
 
 
 def _chat(wires: Sequence[Any]) -> tuple[tuple[Message, ...], list[GymCall]]:
@@ -113,7 +111,7 @@ def _chat(wires: Sequence[Any]) -> tuple[tuple[Message, ...], list[GymCall]]:
     calls = [
         GymCall(messages[:i], messages[i], wire, (wire,))
         for i, wire in enumerate(wires)
-        if _is_answer(wire) and any(wire.get(key) is not None for key in CALL_KEYS)
+        if messages[i].role == "assistant" and any(wire.get(key) is not None for key in CALL_KEYS)
     ]
     return messages, calls
 
@@ -165,7 +163,3 @@ def _transitions(
         messages, own = _conversation(found, 0, number)
         calls.extend(own[-1:])
     return messages, calls
-
-
-def _is_answer(wire: object) -> bool:
-    return isinstance(wire, Mapping) and text_of(wire.get("role")) == "assistant"

@@ -21,23 +21,16 @@ from tito_audit.formats._gym_calls import (
     request_of,
 )
 from tito_audit.formats._responses_items import Item
-from tito_audit.formats._sources import at, object_at
-from tito_audit.formats._turn_change import (
-    Change,
-    Read,
-    changes_of,
-    check_written,
-    recounted,
-    rollouts_before,
-    same_ids,
-)
+from tito_audit.formats._sources import at, object_at, of_calls, plain_sources
+from tito_audit.formats._turn_change import Change, Read, changes_of, check_written, recounted, rollouts_before
 from tito_audit.formats._update import with_values
-from tito_audit.formats._values import as_logged
+from tito_audit.formats._values import as_logged, same_ids
 from tito_audit.formats._writer import lengths_of
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.sources import CallSource, Sources
 
 _INPUT_KEYS = ("responses_create_params", "agent_input", "seed_obs")
 """The rollout's inputs, which never change."""
@@ -80,6 +73,21 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
         check_written(again, one, rollout)
         rows.append(new)
     return tuple(rows)
+
+
+def call_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    """Where the row stores the columns of its calls."""
+    (rollout,) = rollouts
+    held = _located(row, rollout) if rollout.turns else None
+    return of_calls([[_call_source(held, number) for number in range(len(rollout.turns)) if held is not None]])
+
+
+def _call_source(held: _LocatedRow, number: int) -> CallSource:
+    """Where every item that repeats a call's tokens holds its columns."""
+    own = [carrier for carrier in held.carriers if number in carrier.turns]
+    names = [column.name for column in held.rollout.turns[number].columns]
+    there = {name: [(*one.path, name) for one in own if name in one.item] for name in names}
+    return CallSource(columns={name: plain_sources(paths) for name, paths in there.items()})
 
 
 def _part(held: _LocatedRow, one: RepairedRollout, changes: Mapping[int, Change]) -> Row:

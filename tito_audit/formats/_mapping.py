@@ -79,15 +79,12 @@ def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]
         value = mapped_row.get(ours)
         if value is before[ours]:
             continue
-        if path in written and not _agree(written[path], value):
+        other = written.get(path, value)
+        if other is not value and not (is_list(other) and is_list(value) and equal_values(other, value)):
             raise RecordError(f"--map maps two columns to {path!r}, and they differ after the repair")
         written[path] = value
         row = _with_value_at(row, path, value)
     return row
-
-
-def _agree(one: Any, other: Any) -> bool:
-    return one is other or (is_list(one) and is_list(other) and equal_values(one, other))
 
 
 def _with_value_at(row: Mapping[str, Any], path: str, value: Any) -> Mapping[str, Any]:

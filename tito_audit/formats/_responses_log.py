@@ -16,6 +16,8 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._responses_items import is_response_object
+from tito_audit.formats._sources import object_at
+from tito_audit.formats._values import as_whole
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import TokenText
@@ -61,12 +63,12 @@ class Generated:
 def exchange(row: Row) -> Exchange | None:
     """The answer and the request of a row; None if the row has none of the known shapes."""
     if _is_response(row):
-        asked = next((key for key in _REQUEST_KEYS if _is_request(row.get(key))), None)
+        asked = next((key for key in _REQUEST_KEYS if isinstance(row.get(key), Mapping)), None)
         return _exchange(row, asked, {(): row})
     for key in _RESPONSE_KEYS:
         found = _responses(row.get(key), key)
         if found:
-            asked = next((k for k in (*_REQUEST_KEYS, "body") if _is_request(row.get(k))), None)
+            asked = next((k for k in (*_REQUEST_KEYS, "body") if isinstance(row.get(k), Mapping)), None)
             return _exchange(row, asked, found)
     found = _responses(row.get("body"), "body")
     return _exchange(row, None, found) if found else None
@@ -207,19 +209,14 @@ def scores_of(choice: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | N
 
     Parquet turns such an entry into an array of floats, from which ids are converted back.
     """
-    meta = choice.get("meta_info")
-    entries = meta.get(name) if isinstance(meta, Mapping) else None
+    entries = object_at(choice, "meta_info").get(name)
     if not isinstance(entries, list | tuple):
         return None
     plain = [_plain(entry) for entry in entries]
-    pairs = [(entry[0], _id(entry[1])) for entry in plain if entry is not None and len(entry) >= 2]
+    pairs = [(entry[0], as_whole(entry[1])) for entry in plain if entry is not None and len(entry) >= 2]
     if len(pairs) != len(plain):
         raise RecordError(f"meta_info.{name} is not a list of [logprob, token id, text]")
     return pairs
-
-
-def _id(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _disagreement(copies: Mapping[str, Ids]) -> str | None:
@@ -265,10 +262,6 @@ def _is_choice(value: object) -> bool:
     return isinstance(value, Mapping) and any(key in value for key in _CHOICE_KEYS)
 
 
-def _is_request(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
 def _request(value: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], tuple[Path, ...]]:
     """The request's fields, taken out of an HTTP wrapper, with what clients send as `extra_body`."""
     body = value.get("body")
@@ -293,12 +286,10 @@ def _first_choices(found: Exchange) -> list[Mapping[str, Any]]:
 
 
 def _first_token(choice: Mapping[str, Any]) -> object:
-    logged = choice.get("logprobs")
-    if not isinstance(logged, Mapping):
-        return None
-    content, tokens = logged.get("content"), logged.get("tokens")
-    if isinstance(content, list | tuple) and content and isinstance(content[0], Mapping):
-        return content[0].get("token")
+    logged = object_at(choice, "logprobs")
+    if first := object_at(logged, "content", 0):
+        return first.get("token")
+    tokens = logged.get("tokens")
     return tokens[0] if isinstance(tokens, list | tuple) and tokens else None
 
 

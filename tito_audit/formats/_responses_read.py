@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Row
-from tito_audit.formats._models import real_name
+from tito_audit.format import Format, Row
+from tito_audit.formats._facts import real_name
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import (
     FLOOR,
+    Exchange,
     Generated,
     all_choices,
     choices,
     exchange,
     generated,
     is_numbers,
+    logged_tokens,
     scores_of,
 )
-from tito_audit.record.arrays import Ids, as_ids, empty_ids
+from tito_audit.formats._sources import at, object_at, of_calls, plain_sources, same_as
+from tito_audit.formats._turn_change import logged_logprobs
+from tito_audit.formats._writer import calls_written
+from tito_audit.record.arrays import Ids, Logprobs, as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
+from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_messages, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 from tito_audit.record.stated import Stated, as_group
+from tito_audit.signature import Signature
 
 _ID_KEYS = ("token_ids", "output_ids", "prompt_token_ids")
+ONE_CALL = "an answer holds a single call, which cannot be left out"
+_PROMPT_KEYS = ("prompt_token_ids", "input_ids", "token_ids", "prompt")
+_SCORES = "output_token_logprobs"
+_PARTS = ("", "meta_info", "usage")
+"""Where prompt data may be: the answer or choice itself, and the objects in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,20 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
     )
 
 
+def format_of_answers(
+    name: str, holds: Callable[[Exchange], bool], *, title: str, signature: Signature, precedence: int, shows: str
+) -> Format:
+    """The format of rows that hold answers of a server, recognized by what `holds` finds in them."""
+
+    def matches(row: Row) -> bool:
+        found = exchange(row)
+        return found is not None and holds(found)
+
+    read = partial(rollouts_of, name=name)
+    update = calls_written(read, choice_sources, stays=ONE_CALL)
+    return Format(name, title, signature, precedence, matches, read, choice_sources, update, shows)
+
+
 def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> Stated:
     """What a request and its answer say about the model and its template."""
     template = request.get("chat_template")
@@ -81,11 +109,15 @@ def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> St
 
 def request_fields(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a Rollout that a chat request states: tools and template arguments."""
-    kwargs = request.get("chat_template_kwargs")
     return {
         "tools": as_tools(request.get("tools"), "request.tools"),
-        "template_kwargs": dict(without_arrays(kwargs)) if isinstance(kwargs, Mapping) else {},
+        "template_kwargs": template_kwargs(request),
     }
+
+
+def template_kwargs(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The template arguments of a chat request."""
+    return dict(without_arrays(object_at(request, "chat_template_kwargs")))
 
 
 def request_messages(request: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -174,11 +206,10 @@ def _with_prompt(
 
 def _scored_prompt(choice: Mapping[str, Any]) -> Ids | None:
     """The prompt's ids from SGLang's prompt logprobs; None if only a part was scored."""
-    meta = choice.get("meta_info")
     scored = scores_of(choice, "input_token_logprobs")
-    if not scored or not isinstance(meta, Mapping):
+    if not scored:
         return None
-    counted = meta.get("prompt_tokens")
+    counted = object_at(choice, "meta_info").get("prompt_tokens")
     complete = not isinstance(counted, int | float) or counted == len(scored)
     return as_ids([token for _, token in scored], "meta_info.input_token_logprobs") if complete else None
 
@@ -200,22 +231,19 @@ def _text(choice: Mapping[str, Any], message: Message | None) -> str | None:
 
 
 def _finish_reason(choice: Mapping[str, Any]) -> str | None:
-    meta = choice.get("meta_info")
     reason = choice.get("finish_reason")
-    if reason is None and isinstance(meta, Mapping):
-        reason = meta.get("finish_reason")
+    if reason is None:
+        reason = object_at(choice, "meta_info").get("finish_reason")
     if isinstance(reason, Mapping):
         reason = reason.get("type")
     return reason if isinstance(reason, str) else None
 
 
 def _weight_versions(choice: Mapping[str, Any], response: Mapping[str, Any]) -> tuple[str, ...]:
-    holders = (choice.get("meta_info"), response.get("meta_info"), response.get("metadata"), response)
-    for holder in holders:
-        version = holder.get("weight_version") if isinstance(holder, Mapping) else None
-        if isinstance(version, str | int):
-            return (str(version),)
-    return ()
+    inside = (object_at(response, name) for name in ("meta_info", "metadata"))
+    holders = (object_at(choice, "meta_info"), *inside, response)
+    versions = (holder.get("weight_version") for holder in holders)
+    return next(((str(one),) for one in versions if isinstance(one, str | int)), ())
 
 
 def _other_columns(choice: Mapping[str, Any]) -> dict[str, tuple[Any, MovePolicy]]:
@@ -236,6 +264,75 @@ def _may_be_column(value: object) -> bool:
 
 
 def _wants_ids(choice: Mapping[str, Any]) -> bool:
-    meta = choice.get("meta_info")
-    scores = meta.get("output_token_logprobs") if isinstance(meta, Mapping) else None
+    scores = object_at(choice, "meta_info").get("output_token_logprobs")
     return scores is not None or any(choice.get(key) is not None for key in _ID_KEYS)
+
+
+# Where a row holds a choice, with every copy of its prompt and of its logprobs
+
+
+def choice_sources(row: Row, rollouts: Sequence[Rollout], within: Path = ()) -> Sequence[Sources]:
+    """The source of each choice of the answers in the row, or in the object at `within`."""
+    found = exchange(at(row, within))
+    if found is not None and within:
+        asked, answered = (
+            tuple((*within, *path) for path in paths) for paths in (found.request_paths, found.response_paths)
+        )
+        found = replace(found, request_paths=asked, response_paths=answered)
+    listed = list(all_choices(found)) if found is not None else []
+    return of_calls(
+        [
+            choice_source(row, found, path if choice is response else path[:-2], path, turn)
+            for turn in rollout.turns
+            if found is not None
+        ]
+        for (response, choice, _, path), rollout in zip(listed, rollouts, strict=True)
+    )
+
+
+def choice_source(row: Row, found: Exchange, above: Path, path: Path, turn: Turn) -> CallSource:
+    """The source of the choice at `path`, in the answer at `above`, with every copy that the row holds."""
+    holders = list(dict.fromkeys((above, path)))
+    inner = [(*holder, part) if part else holder for holder in holders for part in _PARTS]
+    inner = [one for one in inner if object_at(row, *one)]
+    return CallSource(
+        prompts=plain_sources(_prompts(row, found, holders, turn.prompt_ids)),
+        logprobs=tuple(_logprobs(at(row, path), path, logged_logprobs(turn))),
+        columns={name: (Source((*path, name)),) for name in at(row, path)},
+        routing=tuple((*one, "routed_experts") for one in inner if "routed_experts" in at(row, one)),
+        counters=tuple(map(Counter, inner)),
+        scored=any(_is_scored(at(row, holder)) for holder in holders),
+    )
+
+
+def _prompts(row: Row, found: Exchange, holders: Sequence[Path], prompt: Ids | None) -> Iterator[Path]:
+    """Every copy of the prompt: in the answer, the choice and the request, also if that has a batch of prompts."""
+    for holder in dict.fromkeys((*holders, *found.request_paths)):
+        for name in _PROMPT_KEYS if holder in found.request_paths else _PROMPT_KEYS[:1]:
+            value = at(row, holder).get(name)
+            if is_numbers(value):
+                if same_as(value, prompt):
+                    yield (*holder, name)
+            elif isinstance(value, list) and name == "prompt":
+                for number, entry in enumerate(value):
+                    if is_numbers(entry) and same_as(entry, prompt):
+                        yield (*holder, name, number)
+
+
+def _logprobs(choice: Mapping[str, Any], path: Path, logged: Logprobs | None) -> Iterator[Source]:
+    """Every copy of the logprobs: OpenAI's entries, its parallel lists, SGLang's triples."""
+    scores = scores_of(choice, _SCORES)
+    if scores is not None and same_as([value for value, _ in scores], logged):
+        yield Source((*path, "meta_info", _SCORES), Layout.TRIPLES)
+    name, _, values = logged_tokens(choice)
+    if same_as(values, logged):
+        if name == "logprobs.content":
+            yield Source((*path, "logprobs", "content"), Layout.ENTRIES)
+        else:
+            yield Source((*path, "logprobs"), Layout.PARALLEL)
+
+
+def _is_scored(holder: Mapping[str, Any]) -> bool:
+    """Whether the server scored the prompt."""
+    scores = object_at(holder, "meta_info").get("input_token_logprobs")
+    return scores is not None or holder.get("prompt_logprobs") is not None

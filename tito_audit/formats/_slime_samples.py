@@ -60,7 +60,7 @@ def fits_response(row: Row) -> bool:
     tokens, mask, length = row.get("tokens"), row.get(_MASK), row.get("response_length")
     if not is_list(tokens) or not is_list(mask) or type(length) is not int:
         return True
-    return len(mask) == length or len(mask) != len(tokens) or not len(tokens)  # type: ignore[arg-type]
+    return len(mask) == length or len(mask) != len(tokens) or not len(tokens)
 
 
 def sample_row(row: Row) -> TrainingRow | None:
@@ -131,6 +131,4 @@ def _bound_column(name: str, value: Any) -> Column:
 def _shown(value: object) -> str:
     if value is None:
         return "missing or null"
-    if isinstance(value, int | float):
-        return f"{value}"
-    return json_kind(value)
+    return f"{value}" if isinstance(value, int | float) else json_kind(value)

@@ -6,22 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Row
-from tito_audit.formats._columns import is_list, is_numbers
-from tito_audit.record.arrays import Ids, as_floats
+from tito_audit.formats._columns import filled, is_list, is_numbers
+from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Path
-from tito_audit.record.rollout import Rollout
 from tito_audit.record.sources import CallSource, Source, Sources
-
-
-def own_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    """The sources of a row that is one training row or one call: every column is in it under its own name."""
-    return [
-        Sources({name: (Source((name,)),) for name in row}, tuple(CallSource(entry=()) for _ in rollout.turns))
-        for rollout in rollouts
-    ]
 
 
 def of_calls(calls: Iterable[Iterable[CallSource]]) -> list[Sources]:
@@ -36,16 +27,18 @@ def at(row: Any, path: Path) -> Any:
     return row
 
 
+def path_text(path: Path) -> str:
+    """A path as errors name it: `steps[0].metrics`."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
 def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
-    """The object at a path of keys; {} if there is none."""
+    """The object at a path of keys and positions; {} if there is none."""
     for key in path:
-        row = (
-            row.get(key)
-            if isinstance(row, Mapping)
-            else row[key]
-            if isinstance(key, int) and is_list(row)
-            else None
-        )
+        if isinstance(row, Mapping):
+            row = row.get(key)
+        else:
+            row = row[key] if isinstance(key, int) and is_list(row) and key < len(row) else None
     return row if isinstance(row, Mapping) else {}
 
 
@@ -54,20 +47,25 @@ def plain_sources(paths: Iterable[Path]) -> tuple[Source, ...]:
     return tuple(map(Source, paths))
 
 
-def copies_of(value: Any, path: Path, names: Collection[str], wanted: Any) -> Iterator[Path]:
-    """The path of every list of numbers that equals `wanted` and has one of these names, at any depth."""
+def copies_of(
+    value: Any, names: Collection[str], wanted: Any, path: Path = (), skip: Collection[str] = ()
+) -> Iterator[Path]:
+    """The path of every list of numbers that equals `wanted` and has one of these names, at any depth outside the
+    keys in `skip`."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if key in names and same_as(inner, wanted):
+            if key in skip:
+                continue
+            if key in names and filled(inner) and same_as(inner, wanted):
                 yield (*path, key)
-            elif isinstance(inner, Mapping | list | tuple):
-                yield from copies_of(inner, (*path, key), names, wanted)
-    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+            else:
+                yield from copies_of(inner, names, wanted, (*path, key), skip)
+    elif isinstance(value, list | tuple) and not is_numbers(value):
         for number, inner in enumerate(value):
-            yield from copies_of(inner, (*path, number), names, wanted)
+            yield from copies_of(inner, names, wanted, (*path, number), skip)
 
 
-def same_as(value: Any, wanted: Ids | Sequence[Any] | None) -> bool:
+def same_as(value: Any, wanted: NDArray[Any] | Sequence[Any] | None) -> bool:
     """Whether a value is a list equal to these numbers."""
     if wanted is None or not is_list(value) or len(value) != len(wanted) or not is_numbers(value):
         return False

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._calls import seen_by_template
+from tito_audit.formats._update import changed_columns
+from tito_audit.formats._values import same_floats, same_ids
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.repaired import RepairedRollout
@@ -106,18 +109,6 @@ def recounted(
     return {}
 
 
-def same_ids(left: Ids | None, right: Ids | None) -> bool:
-    """True for equal ids, or if both are None."""
-    return left is right or (left is not None and right is not None and np.array_equal(left, right))
-
-
-def same_floats(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
-    """True for equal numbers with NaN in the same places, or if both are None."""
-    return left is right or (
-        left is not None and right is not None and np.array_equal(left, right, equal_nan=True)
-    )
-
-
 def _change(before: Turn, after: Turn, number: int) -> Change | None:
     recovered = before.completion_ids is None and after.ids_from is IdsFrom.RECOVERED
     if not recovered and not same_ids(before.completion_ids, after.completion_ids):
@@ -136,26 +127,15 @@ def _change(before: Turn, after: Turn, number: int) -> Change | None:
 
 
 def _changed_columns(before: Turn, after: Turn, number: int) -> dict[str, NDArray[Any] | None]:
-    now = {column.name: column for column in after.columns}
-    added = [name for name in now if name not in {column.name for column in before.columns}]
-    if added:
-        raise RecordError(f"call {number} has no column {added[0]!r} in the log, and none can be added")
-    changed: dict[str, NDArray[Any] | None] = {}
-    for column in before.columns:
-        new = now.get(column.name)
-        if new is None:
-            changed[column.name] = None
-        elif not _same_column(column, new):
-            changed[column.name] = new.values
-    return changed
-
-
-def _same_column(old: Column, new: Column) -> bool:
-    if old.values is new.values or old.policy is MovePolicy.DROP:
-        return True
-    if old.values.dtype.kind in "iufb" and new.values.dtype.kind in "iufb":
-        return same_floats(old.values.astype(np.float64), new.values.astype(np.float64))
-    return bool(old.values.tolist() == new.values.tolist())
+    known = {column.name: column for column in before.columns}
+    added = next((column.name for column in after.columns if column.name not in known), None)
+    if added is not None:
+        raise RecordError(f"call {number} has no column {added!r} in the log, and none can be added")
+    return {
+        name: values
+        for name, values in changed_columns(before, after).items()
+        if values is None or known[name].policy is not MovePolicy.DROP
+    }
 
 
 def _changed_logprobs(
@@ -210,4 +190,4 @@ def _sent_messages(rollout: Rollout, turn: Turn) -> object:
         sent = rollout.messages[: turn.message_index]
     if sent is None:
         return None
-    return [(m.role, m.text, m.reasoning, m.tool_calls) for m in sent]
+    return [seen_by_template(message) for message in sent]

@@ -1,21 +1,144 @@
-"""Writing a row back: values in the log's own form, in a copy that shares what did not change."""
+"""Writing a row back: values in the log's own form, wherever it holds them, and the counts of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import FLAT_IDS, is_list
-from tito_audit.formats._copies import Copy, row_counts, with_copies, with_counts
-from tito_audit.formats._values import as_logged, equal_values, logprobs_as_logged
+from tito_audit.formats._columns import FLAT_IDS, is_list, plain
+from tito_audit.formats._sources import at, copies_of
+from tito_audit.formats._values import as_logged, equal_values, is_nested, logprobs_as_logged
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
+from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Padding, Rollout, TrainingRow
+from tito_audit.record.rollout import Padding, Rollout, TrainingRow, Turn
+
+_Object = TypeVar("_Object", bound=Mapping[str, Any])
+
+_PROMPT = (
+    "prompt_length",
+    "prompt_len",
+    "prompt_tokens",
+    "input_tokens",
+    "num_prompt_tokens",
+    "num_input_tokens",
+    "prompt_token_count",
+)
+_RESPONSE = (
+    "response_length",
+    "response_len",
+    "completion_length",
+    "completion_len",
+    "response_tokens",
+    "completion_tokens",
+    "output_tokens",
+    "num_response_tokens",
+    "num_completion_tokens",
+    "num_generated_tokens",
+    "num_output_tokens",
+)
+_TOTAL = (
+    "total_length",
+    "total_len",
+    "total_tokens",
+    "input_length",
+    "input_lengths",
+    "length",
+    "num_tokens",
+    "num_total_tokens",
+    "seq_len",
+    "seq_length",
+    "seqlen",
+    "sequence_length",
+    "token_count",
+)
+_TRAINED = ("effective_response_length", "num_action_tokens", "num_loss_tokens", "num_trained_tokens")
+_COUNTERS = ("usage", "meta_info")
+"""Objects in a row or a call that hold such counts."""
+
+CountPairs = Mapping[str, Sequence[tuple[int, int]]]
+"""Each count's name to pairs of a value it may have had and the value that becomes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Ids that a row may hold more than once."""
+
+    old: Sequence[Any] | NDArray[Any]
+    new: Sequence[Any] | NDArray[Any]
+    names: Collection[str]
+    """Keys under which such a list counts as a copy."""
+
+
+def with_copies(value: Any, copies: Sequence[Copy], skip: Collection[str] = ()) -> Any:
+    """The object with the new ids in every list equal to a copy's old ids; the same object if there is none."""
+    edits: dict[Path, Edit] = {}
+    for copy in copies:
+        for path in copies_of(value, copy.names, copy.old, skip=skip):
+            edits.setdefault(path, Edit(path, as_logged(copy.new, at(value, path))))
+    return with_edits(value, [edit for edit in edits.values() if edit.value is not at(value, edit.path)])
+
+
+def with_list(old: Sequence[Any], entries: list[Any]) -> Any:
+    """The entries as a list; `old` itself if it holds the same objects."""
+    same = len(old) == len(entries) and all(a is b for a, b in zip(old, entries, strict=True))
+    return old if same else entries
+
+
+def with_counts(value: _Object, pairs: CountPairs) -> _Object:
+    """The object with its stored counts updated; the same object if no count that was right has changed."""
+    changed: dict[str, Any] = {}
+    for name, inner in value.items():
+        if name in _COUNTERS and isinstance(inner, Mapping):
+            new = with_counts(inner, pairs)
+        else:
+            new = _counted(inner, pairs.get(name, ()))
+        if new is not inner:
+            changed[name] = new
+    return {**value, **changed} if changed else value  # type: ignore[return-value]  # a row again
+
+
+def row_counts(before: TrainingRow, after: TrainingRow) -> CountPairs:
+    """The counts that may be stored with a training row, before and after."""
+    old, new = len(before.token_ids), len(after.token_ids)
+    widths = (
+        before.padding.left + old + before.padding.right,
+        after.padding.left + new + after.padding.right,
+    )
+    pairs: dict[str, list[tuple[int, int]]] = {name: [(old, new), widths] for name in _TOTAL}
+    if before.prompt_length is not None and after.prompt_length is not None:
+        prompts = (before.prompt_length, after.prompt_length)
+        ahead = (before.padding.left + prompts[0], after.padding.left + prompts[1])
+        pairs |= {name: [prompts, ahead] for name in _PROMPT}
+        pairs |= {name: [(old - prompts[0], new - prompts[1])] for name in _RESPONSE}
+    if before.loss_mask is not None and after.loss_mask is not None:
+        trained = (int(before.loss_mask.sum()), int(after.loss_mask.sum()))
+        pairs |= {name: [trained] for name in _TRAINED}
+    return pairs
+
+
+def total_counts(old: int, new: int) -> CountPairs:
+    """The counts of all tokens of a row, before and after."""
+    return {name: [(old, new)] for name in _TOTAL}
+
+
+def call_counts(before: Turn, after: Turn) -> CountPairs:
+    """The counts that may be stored with a call, before and after; completions never change."""
+    if before.prompt_ids is None or after.prompt_ids is None:
+        return {}
+    prompts = (len(before.prompt_ids), len(after.prompt_ids))
+    pairs: dict[str, list[tuple[int, int]]] = {name: [prompts] for name in _PROMPT}
+    if before.completion_ids is not None:
+        completion = len(before.completion_ids)
+        pairs |= {name: [(prompts[0] + completion, prompts[1] + completion)] for name in _TOTAL}
+    return pairs
+
 
 _STYLES = {MaskEncoding.BOOL: "b", MaskEncoding.FLOAT: "f", MaskEncoding.BINARY: "iu", MaskEncoding.LABELS: "iu"}
 """The dtype kinds that a mask of this encoding can have."""
@@ -46,9 +169,9 @@ def _as_padded(
     Padding that grows repeats its outermost value; `fill` is for a column that had none. RecordError if it
     grows and no value is known.
     """
-    inner = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    inner = plain(values)
     left, right = before.padding.left, before.padding.right
-    old: list[Any] = original.tolist() if isinstance(original, np.ndarray) else list(original or ())
+    old = plain(() if original is None else original)
     if len(old) != left + len(before.token_ids) + right:
         # The column did not fit, so its padding is unknown.
         old, left, right = [], 0, 0
@@ -58,7 +181,7 @@ def _as_padded(
     return as_logged([*ahead, *inner, *behind], original)
 
 
-def changed_columns(before: TrainingRow, after: TrainingRow) -> dict[str, NDArray[Any] | None]:
+def changed_columns(before: TrainingRow | Turn, after: TrainingRow | Turn) -> dict[str, NDArray[Any] | None]:
     """The columns whose values or mask encoding changed, by name; None for one that a repair dropped."""
     now = {column.name: column for column in after.columns}
     changed: dict[str, NDArray[Any] | None] = {}
@@ -77,7 +200,7 @@ def column_as_logged(
     """A column of a training row as the log writes it, padding included; None if it was dropped."""
     if new is None:
         return None
-    if new.role is ColumnRole.LOGPROBS and _is_nested(original):
+    if new.role is ColumnRole.LOGPROBS and is_nested(original):
         return logprobs_as_logged(new.values, original)
     blank = _fill_value(new)
     if new.encoding is not old.encoding and new.encoding is not None:
@@ -147,7 +270,7 @@ def _attention(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, A
     """`attention_mask` for the new length and padding, if the row has one over its ids."""
     original = row.get("attention_mask")
     left, full, right = before.padding.left, len(before.token_ids), before.padding.right
-    if not is_list(original) or len(original) != left + full + right:  # type: ignore[arg-type]
+    if not is_list(original) or len(original) != left + full + right:
         return {}
     if before.padding == after.padding and full == len(after.token_ids):
         return {"attention_mask": original}
@@ -179,8 +302,10 @@ def _restyled(values: list[Any], column: Column, original: Any) -> Any:
     return as_logged(plain, original)
 
 
-def _is_nested(original: object) -> bool:
-    """True for logprobs stored with other data: an object, or one list per token."""
-    return isinstance(original, Mapping) or (
-        isinstance(original, list | tuple) and len(original) > 0 and is_list(original[0])
-    )
+def _counted(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return value
+    for old, new in pairs:
+        if value == old:
+            return value if old == new else type(value)(new)
+    return value

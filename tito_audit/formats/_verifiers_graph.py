@@ -14,11 +14,12 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import is_list, parsed
+from tito_audit.formats._columns import filled, is_given, is_list, parsed
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
 from tito_audit.record.edits import Path
 
-_WRAPPER = "native_wrapper"
+WRAPPER = "native_wrapper"
+"""The key of the episode in the `info` of an uploaded sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ def wrapped_in(row: Row) -> Mapping[str, Any] | None:
     """
     info = row.get("info")
     if isinstance(info, str):
-        info = parsed(row, "info") if f'"{_WRAPPER}"' in info else None
-    if isinstance(info, Mapping) and isinstance(info.get(_WRAPPER), Mapping):
+        info = parsed(row, "info") if f'"{WRAPPER}"' in info else None
+    if isinstance(info, Mapping) and isinstance(info.get(WRAPPER), Mapping):
         return info
     return None
 
@@ -94,7 +95,7 @@ def episode_of(row: Row) -> Row:
     if "traces" in row or "nodes" in row:
         return row
     info = wrapped_in(row)
-    return row if info is None else info[_WRAPPER]
+    return row if info is None else info[WRAPPER]
 
 
 def trees_of(episode: Row) -> list[Tree]:
@@ -187,8 +188,8 @@ def _node(wire: object, number: int, where: str) -> Node:
 
 def _mask(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
     """The mask as booleans; all False where the node has none."""
-    value = wire.get("mask")
-    if value is None or (is_list(value) and not len(value)):
+    value: Any = wire.get("mask")
+    if not is_given(value):
         return np.zeros(len(ids), np.bool_)
     if not is_list(value):
         raise RecordError(f"{where}.mask is not a list of true and false")
@@ -208,9 +209,9 @@ def _mask_from_logprobs(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
     """The mask of a node without one: its last tokens were sampled, as many as have logprobs."""
     mask = np.zeros(len(ids), np.bool_)
     logprobs, held = wire.get("logprobs"), wire.get("mask")
-    if is_list(held) and len(held):  # type: ignore[arg-type]
+    if filled(held):
         return mask
-    if not is_list(logprobs) or not 0 < len(logprobs) <= len(ids):  # type: ignore[arg-type]
+    if not is_list(logprobs) or not 0 < len(logprobs) <= len(ids):
         raise RecordError(f"{where} has no mask, and nothing else says which of its tokens were sampled")
-    mask[len(ids) - len(logprobs) :] = True  # type: ignore[arg-type]
+    mask[len(ids) - len(logprobs) :] = True
     return mask

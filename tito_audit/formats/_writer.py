@@ -12,12 +12,10 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Row, SourcesOf
 from tito_audit.formats._calls import updated_call
-from tito_audit.formats._logprob_lists import rescored
-from tito_audit.formats._sources import at
-from tito_audit.formats._spans import literal
+from tito_audit.formats._sources import at, path_text
 from tito_audit.formats._turn_change import Change, Read, changes_of, check_written, recounted, rollouts_before
 from tito_audit.formats._update import at_most_one_each
-from tito_audit.formats._values import as_logged
+from tito_audit.formats._values import as_logged, literal, rescored
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
@@ -95,7 +93,7 @@ def lengths_of(turns: Sequence[Turn]) -> tuple[int, int]:
 def _add(edits: dict[Path, Any], edit: Edit) -> None:
     """Add an edit; RecordError if another call needs a different value at its path."""
     if edit.path in edits and not _same_value(edits[edit.path], edit.value):
-        raise RecordError(f"{_path_text(edit.path)} belongs to several choices, which would need different values")
+        raise RecordError(f"{path_text(edit.path)} belongs to several choices, which would need different values")
     edits[edit.path] = edit.value
 
 
@@ -189,7 +187,3 @@ def _same_value(left: Any, right: Any) -> bool:
     if isinstance(left, list | np.ndarray) and isinstance(right, list | np.ndarray):
         return len(left) == len(right) and all(a is b or a == b for a, b in zip(left, right, strict=True))
     return type(left) is type(right) and bool(left == right)
-
-
-def _path_text(path: Path) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")

@@ -9,7 +9,7 @@ microsoft/agent-lightning `agentlightning/server/routes/events.py`, `server/prox
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,24 +21,25 @@ from tito_audit.formats._call_log import (
     FindSource,
     LoggedCall,
     Part,
+    PartRows,
     chat_calls,
-    numbered,
     part_of,
-    parts_sources,
-    parts_written,
     threads,
 )
 from tito_audit.formats._calls import call_turn
-from tito_audit.formats._models import real_name
+from tito_audit.formats._columns import filled, is_list
+from tito_audit.formats._facts import real_name
 from tito_audit.formats._responses_items import text_of
-from tito_audit.formats._stream import is_chunks, joined
+from tito_audit.formats._sources import object_at, plain_sources
 from tito_audit.record.edits import Path
-from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.record.sources import CallSource, Counter
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
 
 _TRIPLET = ("prompt_token_ids", "response_token_ids")
+_TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
+_SILENT = ("role", "tool_calls", *_TEXTS)
 
 
 def _matches(row: Row) -> bool:
@@ -61,13 +62,7 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
         stated = _stated(row["rollout"])
     found = _last_of_retries([_calls(row, event, path) for event, path in events])
     parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(found)]
-    if not parts:
-        parts = [Part(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
-    return numbered(parts, place)
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return tuple(part.rollout for part in _parts(row, place))
+    return parts or [Part(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
 
 
 def _is_event(row: object) -> bool:
@@ -85,11 +80,14 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
         raise RecordError(
             f"{path[0]}[{path[1]}] is not an event: `event_type`, `rollout_id` and `data` are expected"
         )
-    data = event["data"] if isinstance(event.get("data"), Mapping) else {}
+    data = object_at(event, "data")
     if event["event_type"] != "model_request" or _failed(data):
         return []
     at = (*path, "data")
-    calls = _triplet(data, at) if any(key in data for key in _TRIPLET) else _answer(root, data, at)
+    if any(key in data for key in _TRIPLET):
+        calls = [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=at))]  # reduced to its ids
+    else:
+        calls = _answer(root, data, at)
     return [_of_event(call, event, data, at) for call in calls]
 
 
@@ -100,8 +98,8 @@ def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
         raise RecordError("data.request is not an object")
     asked = (*path, "request") if request is not None else path
     at = (*path, "response")
-    if is_chunks(response):
-        stream = joined(response)  # type: ignore[arg-type]  # is_chunks has looked
+    if _is_chunks(response):
+        stream = _joined(response)  # type: ignore[arg-type]  # _is_chunks has looked
         (call,) = chat_calls(root, request or {}, stream.response, asked, at)
         return [replace(call, source=partial(stream.source, at))]
     if not isinstance(response, Mapping):
@@ -109,22 +107,18 @@ def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
     return chat_calls(root, request or {}, response, asked, at) if "choices" in response else []
 
 
-def _triplet(data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
-    """The call of an event that was reduced to its ids."""
-    return [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=path))]
-
-
 def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> LoggedCall:
     """The call with what its event says about the server."""
-    server = data.get("server")
-    server = server if isinstance(server, Mapping) else {}
+    server = object_at(data, "server")
     attempt = event.get("attempt_id")
     stated = replace(
         call.stated,
         model=real_name(server.get("model")) or call.stated.model,
         attempt=attempt if isinstance(attempt, int | str) else None,
     )
-    turn = _versioned(call.turn, server.get("version", data.get("model_version")))
+    turn, version = call.turn, server.get("version", data.get("model_version"))
+    if isinstance(version, str | int) and not isinstance(version, bool) and not turn.weight_versions:
+        turn = replace(turn, weight_versions=(str(version),))
     return replace(call, turn=turn, source=partial(_with_proxy_fields, call.source, data, path), stated=stated)
 
 
@@ -134,11 +128,6 @@ def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) ->
     routing = [(*path, "routed_experts")] if "routed_experts" in data else []
     counters = [Counter((*path, "usage"))] if isinstance(data.get("usage"), Mapping) else []
     return replace(source, routing=(*source.routing, *routing), counters=(*source.counters, *counters))
-
-
-def _versioned(turn: Turn, version: object) -> Turn:
-    known = isinstance(version, str | int) and not isinstance(version, bool)
-    return replace(turn, weight_versions=(str(version),)) if known and not turn.weight_versions else turn
 
 
 def _failed(data: Mapping[str, Any]) -> bool:
@@ -179,6 +168,120 @@ def _stated(holder: Mapping[str, Any]) -> Stated:
     return Stated().with_facts(id=name)
 
 
+# Streams: the chunks of a chat answer joined, with where in them the logprob of each token is
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A streamed answer, joined."""
+
+    response: Mapping[str, Any]
+    chunks: Sequence[Mapping[str, Any]]
+
+    def source(self, path: Path) -> CallSource:
+        """Where the chunks at `path` hold the call."""
+        prompts = [
+            (*path, number, "prompt_token_ids")
+            for number, chunk in enumerate(self.chunks)
+            if filled(chunk.get("prompt_token_ids"))
+        ]
+        logprobs = []
+        start = 0
+        for number, chunk in enumerate(self.chunks):
+            end = start + len(_content(chunk))
+            where = (*path, number, "choices", 0, "logprobs", "content")
+            if end > start:
+                logprobs.append(Source(where, Layout.ENTRIES, (start, end)))
+            start = end
+        whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can be dropped"
+        return CallSource(plain_sources(prompts), tuple(logprobs), whole=whole)
+
+
+def _is_chunks(value: object) -> bool:
+    """True for a list of stream chunks."""
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(one, Mapping) for one in value)
+
+
+def _joined(chunks: Sequence[Mapping[str, Any]]) -> _Joined:
+    """The answer that the chunks of one choice add up to; RecordError for several choices and unknown deltas."""
+    message: dict[str, Any] = {"role": "assistant"}
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": None}
+    response: dict[str, Any] = {"choices": [choice]}
+    calls: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for key in ("id", "model", "created", "usage"):
+            if chunk.get(key) is not None:
+                response[key] = chunk[key]
+        if filled(chunk.get("prompt_token_ids")):
+            response.setdefault("prompt_token_ids", chunk["prompt_token_ids"])
+        piece = _choice(chunk)
+        if piece is None:
+            continue
+        if piece.get("finish_reason") is not None:
+            choice["finish_reason"] = piece["finish_reason"]
+        if piece.get("token_ids") is not None:
+            choice.setdefault("token_ids", []).extend(_plain(piece["token_ids"], "token_ids"))
+        if piece.get("logprobs") is not None:
+            choice.setdefault("logprobs", {"content": []})["content"].extend(_content(chunk))
+        _add(message, calls, piece.get("delta"))
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return _Joined(response, chunks)
+
+
+def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The choice of a chunk; None for one that only has counts, like the last one of a stream."""
+    listed = chunk.get("choices")
+    if listed is None or (is_list(listed) and not len(listed)):
+        return None
+    if not isinstance(listed, list | tuple) or len(listed) != 1 or not isinstance(listed[0], Mapping):
+        raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
+    index = listed[0].get("index")
+    if index is not None and (type(index) is not int or index):
+        raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
+    return listed[0]
+
+
+def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: object) -> None:
+    """Add a delta to the message it belongs to."""
+    if delta is None:
+        return
+    if not isinstance(delta, Mapping):
+        raise RecordError("a stream's `delta` is not an object")
+    unknown = [key for key, value in delta.items() if key not in _SILENT and value]
+    if unknown:
+        raise RecordError(f"a stream's delta holds {unknown[0]!r}, which is not joined. Log the joined answer")
+    for key in _TEXTS:
+        if isinstance(delta.get(key), str):
+            message[key] = message.get(key, "") + delta[key]
+    parts = delta.get("tool_calls")
+    for part in () if parts is None else _plain(parts, "tool_calls"):
+        function = part.get("function") if isinstance(part, Mapping) else None
+        if not isinstance(function, Mapping) or type(part.get("index", 0)) is not int:
+            raise RecordError("a stream's delta holds a tool call without a function")
+        call = calls.setdefault(
+            part.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = text_of(call["id"], part.get("id"))
+        for key in ("name", "arguments"):
+            call["function"][key] += function[key] if isinstance(function.get(key), str) else ""
+
+
+def _content(chunk: Mapping[str, Any]) -> list[Any]:
+    """The entries of a chunk's logprobs."""
+    piece = _choice(chunk)
+    logged = piece.get("logprobs") if piece is not None else None
+    entries = logged.get("content") if isinstance(logged, Mapping) else None
+    return _plain(entries, "logprobs.content") if entries is not None else []
+
+
+def _plain(value: Any, name: str) -> list[Any]:
+    if not is_list(value):
+        raise RecordError(f"a stream's {name} is not a list")
+    return value.tolist() if hasattr(value, "tolist") else list(value)
+
+
+_ROWS = PartRows(_parts)
 FORMAT = Format(
     name="agent_lightning_event",
     title="Agent Lightning events",
@@ -188,9 +291,9 @@ FORMAT = Format(
     ),
     precedence=150,
     matches=_matches,
-    read=_read,
-    sources=parts_sources(_parts),
-    update=parts_written(_parts),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="A call each: prompt, completion, logprobs, weight version, and the request's messages and tools unless "
     "it was trimmed to a triplet. Only an archived rollout holds its calls together.",
 )

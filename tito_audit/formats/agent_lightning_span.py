@@ -7,6 +7,7 @@ microsoft/agent-lightning `types/tracer.py`, `adapter/triplet.py`; checked with 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,15 +15,17 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import LoggedCall, Part, numbered, part_of, parts_sources, parts_written
-from tito_audit.formats._columns import ids_or_none, is_list
-from tito_audit.formats._models import real_name
-from tito_audit.formats._sources import plain_sources, same_as
-from tito_audit.formats._spans import as_chat, literal, span_tools, unflattened
+from tito_audit.formats._call_log import LoggedCall, Part, PartRows, part_of
+from tito_audit.formats._columns import filled, ids_or_none, is_list
+from tito_audit.formats._facts import real_name
+from tito_audit.formats._responses_items import message_wire, text_of
+from tito_audit.formats._sources import object_at, plain_sources, same_as
+from tito_audit.formats._values import literal
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.message import Message, ToolSpec, as_message
+from tito_audit.record.rollout import Place, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
@@ -39,6 +42,7 @@ _COMPLETIONS = (
     f"{_RAW}.choices",
 )
 _LOGPROBS = "logprobs.content"
+_MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,7 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
             if not _is_triplet(triplet):
                 raise RecordError(f"triplets[{number}] is not a triplet: `prompt` and `response` with `token_ids`")
             calls.append(_triplet(triplet, ("triplets", number)))
-    return numbered([part_of(calls, place, FORMAT.name, stated)], place)
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return tuple(part.rollout for part in _parts(row, place))
+    return [part_of(calls, place, FORMAT.name, stated)]
 
 
 def _is_triplet(value: object) -> bool:
@@ -94,15 +94,15 @@ def _span(attributes: Mapping[str, Any], stated: Stated) -> LoggedCall:
     found = next((name for name in _COMPLETIONS if attributes.get(name) is not None), None)
     completion = None if found is None else _own_completion(literal(attributes[found]), found)
     held = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
-    prompt = as_chat(unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
-    answer = as_chat(unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
+    prompt = _as_chat(_unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
+    answer = _as_chat(_unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
     turn = _turn(held, _text(attributes.get("gen_ai.completion.0.finish_reason")))
     return LoggedCall(
         turn,
         partial(_source, held, turn.prompt_ids),
         prompt,
         answer[0] if answer else None,
-        span_tools(unflattened(attributes, "gen_ai.request.functions")),
+        _span_tools(_unflattened(attributes, "gen_ai.request.functions")),
         stated=_model(attributes.get("gen_ai.response.model"), attributes.get("gen_ai.request.model")),
         wants_ids=any(name in attributes for name in (*_PROMPTS, *_COMPLETIONS)),
     )
@@ -113,7 +113,7 @@ def _own_completion(value: Any, name: str) -> Any:
     if name == f"{_RAW}.choices":
         first = value[0] if isinstance(value, list | tuple) and value else None
         return first.get("token_ids") if isinstance(first, Mapping) else None
-    if is_list(value) and len(value) and is_list(value[0]):
+    if filled(value) and is_list(value[0]):
         return value[0]
     return value
 
@@ -123,21 +123,10 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
     prompt, response = triplet["prompt"], triplet["response"]
     asked = _TokenFields(prompt, (*path, "prompt"), ("token_ids",), None, "")
     held = _TokenFields(response, (*path, "response"), (), response.get("token_ids"), "logprobs")
-    metadata = triplet.get("metadata")
-    metadata = metadata if isinstance(metadata, Mapping) else {}
-    request, said = metadata.get("request"), metadata.get("response")
-    answer = as_chat(response.get("raw_content"), "response.raw_content", of_prompt=False)
-    raw = response.get("raw_content")
-    first = raw[0] if isinstance(raw, list | tuple) and raw and isinstance(raw[0], Mapping) else {}
-    turn = _turn(held, _text(first.get("finish_reason")))
-    turn = Turn(
-        _prompt(asked),
-        turn.completion_ids,
-        turn.completion_logprobs,
-        completion_text=turn.completion_text,
-        finish_reason=turn.finish_reason,
-        columns=turn.columns,
-    )
+    request, said = (object_at(triplet, "metadata", name) for name in ("request", "response"))
+    answer = _as_chat(response.get("raw_content"), "response.raw_content", of_prompt=False)
+    first = object_at(response, "raw_content", 0)
+    turn = replace(_turn(held, _text(first.get("finish_reason"))), prompt_ids=_prompt(asked))
 
     def source() -> CallSource:
         return replace(_source(held, None), prompts=_source(asked, turn.prompt_ids).prompts, counters=())
@@ -145,13 +134,10 @@ def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
     return LoggedCall(
         turn,
         source,
-        as_chat(prompt.get("raw_content"), "prompt.raw_content"),
+        _as_chat(prompt.get("raw_content"), "prompt.raw_content"),
         answer[0] if answer else None,
-        span_tools(request.get("functions")) if isinstance(request, Mapping) else (),
-        stated=_model(
-            said.get("model") if isinstance(said, Mapping) else None,
-            request.get("model") if isinstance(request, Mapping) else None,
-        ),
+        _span_tools(request.get("functions")),
+        stated=_model(said.get("model"), request.get("model")),
     )
 
 
@@ -207,6 +193,106 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+# Attributes: dotted keys, and values as text. microsoft/agent-lightning 0.3.0 `adapter/triplet.py`,
+# `adapter/messages.py`, `instrumentation/agentops.py`
+
+
+def _unflattened(attributes: Mapping[str, Any], prefix: str) -> Any:
+    """The nested value below a prefix, with numbered keys as lists; None if there is none."""
+    start = f"{prefix}."
+    nested: dict[str, Any] = {}
+    for key, value in attributes.items():
+        if not isinstance(key, str) or not key.startswith(start) or value is None:
+            continue
+        steps = key[len(start) :].split(".", _MAX_DEPTH)
+        inner = nested
+        for step in steps[:-1]:
+            deeper = inner.setdefault(step, {})
+            if not isinstance(deeper, dict):
+                raise RecordError(f"attributes: {key!r} continues the key of a value")
+            inner = deeper
+        inner[steps[-1]] = value
+    return _listed(nested) if nested else None
+
+
+def _as_chat(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, ...]:
+    """The messages in a span's contents; () if some are missing.
+
+    A span stores an answer's tool calls separately, so contents that lack them are not a conversation.
+    """
+    entries = list(raw) if isinstance(raw, list | tuple) else [raw] if isinstance(raw, Mapping) else []
+    messages: list[Message] = []
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("role"), str):
+            return ()
+        messages.append(as_message(_wire(entry), where))
+        called = bool(messages[-1].tool_calls)
+        if text_of(entry.get("finish_reason")) in ("tool_calls", "function_call") and not called:
+            return ()
+    answered = False
+    for message in messages:
+        if message.role == "assistant":
+            answered = bool(message.tool_calls)
+        elif message.role == "tool" and not answered:
+            return ()
+    whole = of_prompt or (len(messages) == 1 and messages[0].role == "assistant")
+    return tuple(messages) if whole else ()
+
+
+def _span_tools(functions: Any) -> tuple[ToolSpec, ...]:
+    """The tools of a request, whose parameters are JSON strings."""
+    if not isinstance(functions, list | tuple):
+        return ()
+    return tuple(
+        {"type": "function", "function": {**one, "parameters": literal(one.get("parameters"))}}
+        for one in functions
+        if isinstance(one, Mapping)
+    )
+
+
+def _wire(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry in chat form; its tool calls have name and arguments at the top level."""
+    wire = message_wire(entry, ("finish_reason", "index"))
+    wire["content"] = _content(wire.get("content"))
+    calls = wire.get("tool_calls")
+    if isinstance(calls, list | tuple):
+        wire["tool_calls"] = [_call(call) for call in calls]
+    return wire
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, Mapping) or "function" in call:
+        return call
+    function = {"name": call.get("name"), "arguments": call.get("arguments")}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _content(value: Any) -> Any:
+    """Text as it is, or the content parts that the tracer wrote as a JSON string."""
+    if not isinstance(value, str) or not value.startswith('[{"'):
+        return value
+    try:
+        parts = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    known = ("text", "image_url", "input_audio", "file")
+    whole = isinstance(parts, list) and all(isinstance(p, dict) and p.get("type") in known for p in parts)
+    return parts if whole else value
+
+
+def _listed(value: Any) -> Any:
+    """The value with every object whose keys count from 0 turned into a list."""
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _listed(one) for key, one in value.items()}
+    numbers: Sequence[str] = sorted((key for key in inner if key.isdecimal()), key=int)
+    if numbers and [int(key) for key in numbers] == list(range(len(numbers))):
+        # Next to the entries a tracer may keep facts about all of them (`prompt_filter_results`).
+        return [inner[key] for key in numbers]
+    return inner
+
+
+_ROWS = PartRows(_parts)
 FORMAT = Format(
     name="agent_lightning_span",
     title="Agent Lightning spans and triplets",
@@ -217,9 +303,9 @@ FORMAT = Format(
     ),
     precedence=151,
     matches=_matches,
-    read=_read,
-    sources=parts_sources(_parts),
-    update=parts_written(_parts),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="A call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are not joined.",
 )

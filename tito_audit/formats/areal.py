@@ -7,7 +7,6 @@ with a batch dimension that a saved tensor keeps. `versions` is -1 where nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,22 +14,13 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import (
-    batch_read,
-    batch_sources,
-    batch_update,
-    is_batch,
-    sample_rollout,
-    updated_sample,
-)
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._packed import Packed, packed, packed_read, packed_update
-from tito_audit.formats._samples import sources_in
+from tito_audit.formats._packed import packed
+from tito_audit.formats._samples import SampleRows, Samples, batch_samples, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.sources import Sources
 from tito_audit.signature import Signature, keys, way
 
 _NOT_SAMPLED = -1
@@ -43,21 +33,10 @@ def _matches(row: Row) -> bool:
     return is_list(row.get("input_ids")) and "versions" in row
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    samples = _packed(row)
-    return packed_read(samples, place, _sample) if samples else batch_read(row, place, _ids(row), _sample)
-
-
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    samples = _packed(row)
-    if samples is not None and repaired:
-        return packed_update(row, samples, repaired, _sample, _updated)
-    return batch_update(row, repaired, _ids(row), _sample, _updated)
-
-
-def _packed(row: Row) -> Packed | None:
-    """The samples of a row that a trainer packed (`cu_seqlens`)."""
-    return None if is_batch(row, _ids(row)) or _ids(row) != "input_ids" else packed(row)
+def _samples(row: Row) -> Samples | None:
+    """The samples of a batch, or of a row that a trainer packed (`cu_seqlens`)."""
+    ids = _ids(row)
+    return batch_samples(row, ids) or (packed(row) if ids == "input_ids" else None)
 
 
 def _ids(row: Row) -> str:
@@ -79,22 +58,14 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     versions: Any = new.get("versions")
     if versions is row.get("versions") or not is_list(versions):
         return new
-    return with_values(new, {"versions": _with_filled_versions(versions, row["versions"])})
-
-
-def _with_filled_versions(versions: Any, original: Any) -> Any:
     filled = [_NOT_SAMPLED if value is None or value != value else value for value in list(versions)]
     if any(value != int(value) for value in filled):
         raise RecordError("column 'versions' holds a number that is not a version")
-    filled = [int(value) for value in filled]
-    return np.array(filled, original.dtype) if isinstance(original, np.ndarray) else filled
+    old, whole = row["versions"], [int(value) for value in filled]
+    return with_values(new, {"versions": np.array(whole, old.dtype) if isinstance(old, np.ndarray) else whole})
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    one = _packed(row)
-    return batch_sources(row, _ids(row), rollouts) if one is None else sources_in(one.as_samples, rollouts)
-
-
+_ROWS = SampleRows(_sample, _updated, _samples)
 FORMAT = Format(
     name="areal",
     title="AReaL trajectories and model responses",
@@ -104,9 +75,9 @@ FORMAT = Format(
     ),
     precedence=228,
     matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=_update,
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="The training row with its mask, logprobs and the weight version of each token, padding taken off; or "
     "one call. No messages or tools; the rollout dumps that AReaL itself writes hold text only.",
 )

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._art import is_trajectory, trajectory_parts
-from tito_audit.formats._call_log import Part, numbered, parts_sources, parts_written
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.formats._call_log import Part, PartRows
+from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NOTHING_STATED, Stated
 from tito_audit.signature import Signature, keys, way
 
@@ -26,7 +26,7 @@ def _matches(row: Row) -> bool:
 
 def _parts(row: Row, place: Place) -> Sequence[Part]:
     if "trajectories" not in row:
-        return numbered(trajectory_parts(row, row, (), place, FORMAT.name, NOTHING_STATED), place)
+        return trajectory_parts(row, row, (), place, FORMAT.name, NOTHING_STATED)
     listed = row["trajectories"]
     if not isinstance(listed, list | tuple):
         raise RecordError("trajectories is not a list")
@@ -35,13 +35,10 @@ def _parts(row: Row, place: Place) -> Sequence[Part]:
         if not is_trajectory(one):
             raise RecordError(f"trajectories[{number}] is not a trajectory: it has no list `messages_and_choices`")
         parts += trajectory_parts(row, one, ("trajectories", number), place, FORMAT.name, Stated(group=place.row))
-    return numbered(parts, place)
+    return parts
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return tuple(part.rollout for part in _parts(row, place))
-
-
+_ROWS = PartRows(_parts)
 FORMAT = Format(
     name="art_group",
     title="ART trajectory groups (JSONL)",
@@ -51,9 +48,9 @@ FORMAT = Format(
     ),
     precedence=120,
     matches=_matches,
-    read=_read,
-    sources=parts_sources(_parts),
-    update=parts_written(_parts),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="Messages, tools and finish reasons; each call's prompt and completion when the server returned ids. "
     "Logprobs are not written. Additional histories are rollouts of their own.",
 )

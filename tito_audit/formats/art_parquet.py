@@ -16,17 +16,18 @@ import orjson
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._art import trajectory_parts
-from tito_audit.formats._call_log import Part, numbered, rewritten_parts
+from tito_audit.formats._call_log import Part, PartRows
 from tito_audit.formats._columns import parsed
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Sources
 from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature, way
 
-_VERSION = 2
+_VERSION, _JSON = 2, "trajectory_json"
 _V1 = frozenset({"group_index", "reward", "metrics", "metadata", "tools", "logs", "messages"})
 
 
@@ -42,21 +43,30 @@ def _matches(row: Row) -> bool:
     return isinstance(messages, list | tuple) and isinstance(messages[0], Mapping) and "trainable" in messages[0]
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    if "trajectory_json" not in row:
-        return (_text_only(row, place),)
+def _parts(row: Row, place: Place) -> Sequence[Part]:
+    """The rollouts of a row whose `trajectory_json` is parsed."""
+    if _JSON not in row:
+        return [Part(_text_only(row, place), ())]
     if row["format_version"] != _VERSION:
         raise RecordError(
             f"format_version is {row['format_version']}; of ART's Parquet files only version {_VERSION} can be "
             "read, and version 1, which has no such column"
         )
-    if row["trajectory_json"] is None:
-        return (Rollout(place, FORMAT.name, stated=_group(row).without_ids()),)
-    return tuple(part.rollout for part in _parts_in(_group(row))(_trajectory(row), place))
+    if row[_JSON] is None:
+        return [Part(Rollout(place, FORMAT.name, stated=_group(row).without_ids()), ())]
+    return trajectory_parts(row, row[_JSON], (_JSON,), place, FORMAT.name, _group(row))
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return _ROWS.read(_parsed(row), place)
+
+
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    return _ROWS.sources(_parsed(row), rollouts)
 
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if "trajectory_json" not in row or row["trajectory_json"] is None:
+    if row.get(_JSON) is None:
         if len(repaired) != 1 or repaired[0].rollout.turns or repaired[0].rollout.training_row is not None:
             raise RecordError("the row holds no tokens and has no place for any")
         return (row,)
@@ -64,22 +74,19 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         raise RecordError(
             "ART numbers the trajectories of a group without gaps, so the parts of a fork have no number"
         )
-    trajectory = _trajectory(row)
-    new = rewritten_parts(trajectory, repaired, _parts_in(_group(row)))
-    if new is trajectory:
-        return (row,)
-    return ({**row, "trajectory_json": rewritten_string(row["trajectory_json"], trajectory, new)},)
+    old = _parsed(row)
+    (new,) = _ROWS.update(old, repaired)
+    return (row if new is old else {**row, _JSON: rewritten_string(row[_JSON], old[_JSON], new[_JSON])},)
 
 
-def _parts_in(stated: Stated) -> Any:
-    def parts(trajectory: Row, place: Place) -> Sequence[Part]:
-        return numbered(trajectory_parts(trajectory, trajectory, (), place, FORMAT.name, stated), place)
-
-    return parts
+def _parsed(row: Row) -> Row:
+    """The row with its trajectory as an object."""
+    known = row.get("format_version") == _VERSION and row.get(_JSON) is not None
+    return {**row, _JSON: _trajectory(row)} if known else row
 
 
 def _trajectory(row: Row) -> Mapping[str, Any]:
-    text = row["trajectory_json"]
+    text = row[_JSON]
     if not isinstance(text, str):
         raise RecordError("trajectory_json is not a JSON string")
     try:
@@ -122,6 +129,7 @@ def _group(row: Row) -> Stated:
     return Stated(group=as_group(row.get("group_index")))
 
 
+_ROWS = PartRows(_parts)
 FORMAT = Format(
     name="art_parquet",
     title="ART trajectories (Parquet)",
@@ -132,6 +140,7 @@ FORMAT = Format(
     precedence=10,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="Version 2: messages, tools and every call of a trajectory, its prompt, completion and logprobs when "
     "the server returned them, also of captured exchanges. Version 1 is text only: nothing to audit.",

@@ -8,33 +8,29 @@ They forbid unknown keys, but keep what is in an `extra`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._atif import (
-    EXTRA_PREFIX,
-    ID_NAMES,
-    Conversation,
-    StepCall,
-    conversation_of,
-    routing_keys,
-    step_turn,
-)
-from tito_audit.formats._columns import is_list
-from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
-from tito_audit.formats._models import one_model
-from tito_audit.formats._sources import object_at, of_calls, plain_sources
+from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
+from tito_audit.formats._columns import flat_logprobs, is_list, other_columns, policy_of
+from tito_audit.formats._facts import TOOLS_MISSING, calls_unknown_tools, one_model
+from tito_audit.formats._sources import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
+from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import ABSENT, Edit, Path
-from tito_audit.record.message import as_tools
+from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _INNER = "subagent_trajectories"
+_ID_NAMES = ("prompt_token_ids", "completion_token_ids")
+_EXTRA_PREFIX = "extra."
+"""Prefix for the name of a column that is in `metrics.extra`."""
+_Wire = Mapping[str, Any]
 
 
 def _matches(row: Row) -> bool:
@@ -44,7 +40,7 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(
-        _rollout(trajectory, _path_text(path), replace(place, item=item))
+        _rollout(trajectory, f"{path_text(path)}." if path else "", replace(place, item=item))
         for item, (path, trajectory) in enumerate(_trajectories(row, ()))
     )
 
@@ -52,13 +48,13 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 def _trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """A trajectory and all trajectories embedded in it with their paths, outer ones first."""
     if not isinstance(value, Mapping):
-        raise RecordError(f"{_path_text(path)[:-1]} is not a trajectory (an object)")
+        raise RecordError(f"{path_text(path)} is not a trajectory (an object)")
     yield path, value
     inner = value.get(_INNER)
     if inner is None:
         return
     if not isinstance(inner, list | tuple):
-        raise RecordError(f"{_path_text(path)}{_INNER} is not a list of trajectories")
+        raise RecordError(f"{path_text((*path, _INNER))} is not a list of trajectories")
     for number, one in enumerate(inner):
         yield from _trajectories(one, (*path, _INNER, number))
 
@@ -67,7 +63,7 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
     agent = trajectory.get("agent")
     if not isinstance(agent, Mapping):
         raise RecordError(f"{where}agent is not an object that names the agent")
-    found = conversation_of(trajectory.get("steps"), f"{where}steps")
+    found = _conversation_of(trajectory.get("steps"), f"{where}steps")
     tools = as_tools(agent.get("tool_definitions"), f"{where}agent.tool_definitions")
     stated = _stated(trajectory["steps"], agent, found)
     if found.unread:
@@ -79,22 +75,22 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
         stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
     told = not stated.reasons
     turns: tuple[Turn, ...] = ()
-    if any(call.metrics.get(name) is not None for call in found.calls for name in ID_NAMES):
+    if any(call.metrics.get(name) is not None for call in found.calls for name in _ID_NAMES):
         turns = tuple(_turn(call, found, f"{where}steps[{call.step}]", told) for call in found.calls)
     else:
         stated = stated.without_ids()
     return Rollout(place, FORMAT.name, found.messages if told else (), tools, turns=turns, stated=stated)
 
 
-def _turn(call: StepCall, found: Conversation, where: str, told: bool) -> Turn:
+def _turn(call: _StepCall, found: _Conversation, where: str, told: bool) -> Turn:
     message = found.messages[call.message]
     # The message's text does not contain reasoning and tool calls, which are part of the completion.
     whole = told and not message.tool_calls and message.reasoning is None and isinstance(message.content, str)
     index = call.message if told else None
-    return step_turn(call, where, message_index=index, text=message.text if whole else None)
+    return _step_turn(call, where, message_index=index, text=message.text if whole else None)
 
 
-def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: Conversation) -> Stated:
+def _stated(steps: Sequence[Any], agent: Mapping[str, Any], found: _Conversation) -> Stated:
     """The model, unless the steps of the trajectory name several."""
     usual = agent.get("model_name")
     named = [steps[call.step].get("model_name") for call in found.calls] or [usual]
@@ -106,26 +102,25 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     return of_calls(
         [
             _source(call, (*path, "steps", call.step, "metrics"))
-            for call in conversation_of(trajectory.get("steps"), "steps").calls
+            for call in _conversation_of(trajectory.get("steps"), "steps").calls
         ]
         for path, trajectory in _trajectories(row, ())
     )
 
 
-def _source(call: StepCall, path: Path) -> CallSource:
-    metrics = call.metrics
-    extra = metrics.get("extra")
-    extra = extra if isinstance(extra, Mapping) else {}
-    columns = {EXTRA_PREFIX + name: plain_sources([(*path, "extra", name)]) for name in extra}
+def _source(call: _StepCall, path: Path) -> CallSource:
+    extra = object_at(call.metrics, "extra")
+    routing = [name for name in extra if extra[name] is not None and policy_of(name) is MovePolicy.DROP]
+    columns = {_EXTRA_PREFIX + name: plain_sources([(*path, "extra", name)]) for name in extra}
     prompt, scored = (
-        plain_sources([(*path, name)] if is_list(metrics.get(name)) else [])
+        plain_sources([(*path, name)] if is_list(call.metrics.get(name)) else [])
         for name in ("prompt_token_ids", "logprobs")
     )
     return CallSource(
         prompts=prompt,
         logprobs=scored,
         columns={**columns, "logprobs": scored},
-        routing=tuple((*path, "extra", name) for name in routing_keys(extra)),
+        routing=tuple((*path, "extra", name) for name in routing),
         counters=(Counter(path),),
     )
 
@@ -139,21 +134,154 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
         if not old.turns or type(total) is not int or total != sum(one for one in counted if type(one) is int):
             continue
         grown = 0
-        for call, was, now in zip(conversation_of(steps, "steps").calls, old.turns, new.turns, strict=True):
+        for call, was, now in zip(_conversation_of(steps, "steps").calls, old.turns, new.turns, strict=True):
             size, to = lengths_of([was])[0], lengths_of([now])[0]
             grown += to - size if counted[call.step] == size else 0
         if grown:
             yield Edit((*path, "final_metrics", "total_prompt_tokens"), total + grown)
 
 
-def _path_text(path: Path) -> str:
-    return "".join(f"{step}." if isinstance(step, str) else f"[{step}]." for step in path).replace(".[", "[")
+# Steps
+
+
+@dataclass(frozen=True, slots=True)
+class _StepCall:
+    """An agent's step, written by one or several model calls."""
+
+    step: int
+    """Its position in `steps`."""
+    message: int
+    """The index of the message it wrote."""
+    metrics: _Wire
+    merged: bool
+    """The metrics are sums over several calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """The steps of one trajectory."""
+
+    messages: tuple[Message, ...]
+    calls: tuple[_StepCall, ...]
+    unread: tuple[str, ...]
+    """What a model saw in a form that the trajectory does not record."""
+
+
+def _conversation_of(steps: object, where: str) -> _Conversation:
+    """The messages and calls of all steps, in order; `where` names the list of steps in errors."""
+    if not isinstance(steps, Sequence) or isinstance(steps, str):
+        raise RecordError(f"{where} is not a list of steps")
+    messages: list[Message] = []
+    calls: list[_StepCall] = []
+    unread: set[str] = set()
+    for number, step in enumerate(steps):
+        here = f"{where}[{number}]"
+        source = step.get("source") if isinstance(step, Mapping) else None
+        if not isinstance(source, str) or source not in ("system", "user", "agent"):
+            raise RecordError(f"{here} is not a step: an object whose `source` is system, user or agent")
+        if source != "agent":
+            messages.append(as_message({"role": source, "content": step.get("message")}, here))
+            if len(_results(step, here)):
+                # Harnesses share no format for what they report to a model.
+                unread.add("observation of a step without an agent")
+            continue
+        wire = _answer(step, here)
+        calls.extend(_calls(step, number, len(messages), here))
+        messages.append(as_message(wire, here))
+        messages.extend(_observed(step, here))
+    return _Conversation(tuple(messages), tuple(calls), tuple(sorted(unread)))
+
+
+def _step_turn(call: _StepCall, where: str, *, message_index: int | None, text: str | None) -> Turn:
+    """The model call of a step. If its metrics are sums over several calls, it has no ids of its own."""
+    extra = object_at(call.metrics, "extra")
+    if call.merged:
+        return Turn(None, None, message_index=message_index, finish_reason=finish_reason(extra))
+    try:
+        prompt, completion = ((name, call.metrics.get(name)) for name in _ID_NAMES)
+        others = {_EXTRA_PREFIX + name: found for name, found in other_columns(extra, ()).items()}
+        turn = turn_of_tokens(prompt, completion, lambda: flat_logprobs(call.metrics, "logprobs"), others)
+    except RecordError as error:
+        raise RecordError(f"{where}.metrics: {error}") from None
+    return replace(
+        turn,
+        message_index=message_index,
+        completion_text=text,
+        finish_reason=finish_reason(extra),
+        weight_versions=weight_versions(extra),
+    )
+
+
+def _calls(step: _Wire, number: int, message: int, where: str) -> Iterator[_StepCall]:
+    """The call of an agent's step, if a call made it and it was not copied from elsewhere."""
+    metrics, count = step.get("metrics"), step.get("llm_call_count")
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise RecordError(f"{where}.metrics is not an object")
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
+        raise RecordError(f"{where}.llm_call_count is {count!r}, not a number of calls")
+    metrics = {} if metrics is None else metrics
+    # A table has every key, so metrics that are all null count as missing.
+    told = any(value is not None for value in metrics.values())
+    if step.get("is_copied_context") is True or (count is None and not told) or count == 0:
+        return
+    yield _StepCall(number, message, metrics, count is not None and count > 1)
+
+
+def _answer(step: _Wire, where: str) -> dict[str, Any]:
+    """An agent's step in chat form; arguments stay the objects that the log has."""
+    calls = step.get("tool_calls")
+    content = step.get("message")
+    wire: dict[str, Any] = {"role": "assistant", "content": content}
+    if isinstance(step.get("reasoning_content"), str):
+        wire["reasoning_content"] = step["reasoning_content"]
+    if calls is None or (is_list(calls) and not len(calls)):
+        return wire
+    if not isinstance(calls, list | tuple) or not all(
+        isinstance(call, Mapping) and isinstance(call.get("function_name"), str) for call in calls
+    ):
+        raise RecordError(f"{where}.tool_calls is not a list of calls with a `function_name`")
+    # `message` is required, so an answer that is only tool calls has "" where chat servers have null.
+    return {
+        **wire,
+        "content": None if isinstance(content, str) and not content else content,
+        "tool_calls": [
+            {
+                "id": call.get("tool_call_id"),
+                "type": "function",
+                "function": {"name": call["function_name"], "arguments": call.get("arguments")},
+            }
+            for call in calls
+        ],
+    }
+
+
+def _observed(step: _Wire, where: str) -> Iterator[Message]:
+    """The results of a step: of tool calls as tool messages, of other actions as user messages."""
+    for number, result in enumerate(_results(step, where)):
+        here = f"{where}.observation.results[{number}]"
+        if not isinstance(result, Mapping):
+            raise RecordError(f"{here} is not a result (an object)")
+        source, content = result.get("source_call_id"), result.get("content")
+        if source is not None:
+            yield as_message({"role": "tool", "tool_call_id": source, "content": content}, here)
+        elif content is not None:
+            yield as_message({"role": "user", "content": content}, here)
+
+
+def _results(step: _Wire, where: str) -> Sequence[Any]:
+    observation = step.get("observation")
+    if observation is None:
+        return ()
+    results = observation.get("results") if isinstance(observation, Mapping) else observation
+    if results is None or isinstance(results, list | tuple):
+        return () if results is None else results
+    raise RecordError(f"{where}.observation has no list of results")
 
 
 FORMAT = Format(
     name="atif",
     title="ATIF trajectories (Harbor)",
-    signature=Signature.of(way(keys("schema_version", after=" that starts with `ATIF-v`"), "agent", "steps")),
+    signature=one_way(keys("schema_version", after=" that starts with `ATIF-v`"), "agent", "steps"),
     precedence=30,
     matches=_matches,
     read=_read,

@@ -13,14 +13,14 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
-from tito_audit.formats._columns import Raw, is_list, stated_facts
-from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._columns import Raw, is_list
+from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._samples import Samples, put_back, sources_in
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source, Sources
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 
 def _matches(row: Row) -> bool:
@@ -40,7 +40,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     logprobs = _per_sample(row, "inference_logprobs", len(tokens))
     messages = row.get("messages")
     # One conversation for all samples, or a list of another length, cannot be matched to samples.
-    paired = is_list(messages) and len(messages) == len(tokens)  # type: ignore[arg-type]
+    paired = is_list(messages) and len(messages) == len(tokens)
     return tuple(
         Rollout(
             replace(place, item=index),
@@ -116,7 +116,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="atropos_group",
     title="Atropos groups (ScoredDataGroup)",
-    signature=Signature.of(way("tokens", "masks", keys("scores", after=", each one list a sample"))),
+    signature=one_way("tokens", "masks", keys("scores", after=", each one list a sample")),
     precedence=100,
     matches=_matches,
     read=_read,

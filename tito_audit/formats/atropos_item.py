@@ -5,18 +5,16 @@ NousResearch/atropos `atroposlib/envs/base.py` (`ScoredDataItem`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
-from tito_audit.formats._columns import is_list, stated_facts
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._samples import row_written
-from tito_audit.formats._sources import own_sources
+from tito_audit.formats._columns import is_list
+from tito_audit.formats._facts import stated_facts, with_finishes
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 
 def _matches(row: Row) -> bool:
@@ -26,7 +24,7 @@ def _matches(row: Row) -> bool:
     return tokens is None or (is_list(tokens) and not (len(tokens) and is_list(tokens[0])))
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     trained = sample_row(
         row["tokens"],
         ("masks", row["masks"]),
@@ -35,27 +33,19 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         "tokens",
     )
     messages = sample_messages(row.get("messages"), "messages")
-    return (
-        Rollout(
-            place,
-            FORMAT.name,
-            messages=messages,
-            training_row=with_finishes(trained, row),
-            stated=stated_facts(row),
-        ),
-    )
+    trained = with_finishes(trained, row)
+    return Rollout(place, FORMAT.name, messages, training_row=trained, stated=stated_facts(row))
 
 
+_ROWS = training_rows(_read, partial(updated_row, ids="tokens"))
 FORMAT = Format(
     name="atropos_item",
     title="Atropos items (ScoredDataItem)",
-    signature=Signature.of(
-        way("tokens", keys("masks", after=" as flat lists"), keys("scores", after=" as a number"))
-    ),
+    signature=one_way("tokens", keys("masks", after=" as flat lists"), keys("scores", after=" as a number")),
     precedence=110,
     matches=_matches,
-    read=_read,
-    sources=own_sources,
-    update=row_written(_read, partial(updated_row, ids="tokens")),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="One training row with its mask (labels or 0/1) and logprobs; messages when the run included them.",
 )

@@ -8,22 +8,24 @@ NousResearch/atropos `atroposlib/envs/server_handling/managed_server.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
 from tito_audit.formats._calls import finish_reason
-from tito_audit.formats._columns import is_list, other_columns, stated_facts
-from tito_audit.formats._copies import with_list
-from tito_audit.formats._finish import with_finishes
+from tito_audit.formats._columns import is_list, other_columns
+from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._responses_items import text_of
-from tito_audit.formats._update import at_most_one_each, updated_row, with_values
+from tito_audit.formats._sources import at, plain_sources
+from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.formats._values import equal_values
+from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Sources
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
 
@@ -68,70 +70,59 @@ def _rollout(row: Row, node: Mapping[str, Any], place: Place) -> Rollout:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """What changes in one node."""
+def _places(row: Row) -> list[list[Path]]:
+    """For each node that is read, every place that holds it: its own, and those of nodes that repeat it."""
+    if _is_node(row):
+        return [[()]]
+    first, *others = [[(name, key) for key in _keys(row[name])] for name in _held(row)]
+    copies: dict[str | None, list[Path]] = {}
+    for path in [path for paths in others for path in paths if isinstance(at(row, path), Mapping)]:
+        copies.setdefault(text_of(at(row, path).get("full_text")), []).append(path)
+    found: list[list[Path]] = []
+    for own in first:
+        node = at(row, own)
+        alike = copies.get(text_of(node.get("full_text")), ())
+        found.append([own, *(path for path in alike if _repeats(at(row, path), node))])
+    return found
 
-    node: Mapping[str, Any]
-    key: object
-    """Its key in the container that was read: an index in a list, its text in a tree."""
-    before: TrainingRow
-    after: TrainingRow
 
-    def repeats(self, node: object) -> bool:
-        """Whether a node of another container repeats this one."""
-        return (
-            isinstance(node, Mapping)
-            and text_of(node.get("full_text")) == text_of(self.node.get("full_text"))
-            and all(
-                is_list(node.get(name)) and equal_values(node[name], self.node[name])
-                for name in _COLUMNS
-                if is_list(self.node.get(name))
-            )
-        )
+def _keys(held: Any) -> list[Any]:
+    return list(held) if isinstance(held, Mapping) else list(range(len(held)))
+
+
+def _repeats(node: Mapping[str, Any], of: Mapping[str, Any]) -> bool:
+    return all(is_list(node.get(name)) and equal_values(node[name], of[name]) for name in _lists(of))
+
+
+def _lists(node: Mapping[str, Any]) -> list[str]:
+    return [name for name in _COLUMNS if is_list(node.get(name))]
+
+
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    columns = [one.training_row.columns if one.training_row is not None else () for one in rollouts]
+    return [
+        Sources({column.name: plain_sources((*path, column.name) for path in places) for column in own})
+        for own, places in zip(columns, _places(row), strict=True)
+    ]
 
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not repaired:
         return ()
-    rollouts = _read(row, repaired[0].rollout.place)
-    after = [one.rollout.training_row for one in at_most_one_each(rollouts, repaired)]
-    if _is_node(row):
-        return (updated_row(row, rollouts[0].training_row, after[0], "tokens"),)
-    source, *_ = _held(row)
-    held = row[source]
-    keys = range(len(held)) if source == "nodes" else list(held)
-    changes: list[_Change] = []
-    for key, old, new in zip(keys, rollouts, after, strict=True):
-        if updated_row(held[key], old.training_row, new, "tokens") is not held[key]:
-            assert old.training_row is not None
-            assert new is not None
-            changes.append(_Change(held[key], key, old.training_row, new))
-    return (with_values(row, {name: _container(row[name], name == source, changes) for name in _held(row)}),)
-
-
-def _container(held: Any, is_source: bool, changes: Sequence[_Change]) -> Any:
-    """One container of nodes, with every changed node replaced."""
-    if not isinstance(held, Mapping):
-        return with_list(held, [_node(node, i, is_source, changes) for i, node in enumerate(held)])
-    new = {key: _node(node, key, is_source, changes) for key, node in held.items()}
-    return held if all(new[key] is held[key] for key in held) else new
-
-
-def _node(node: Any, key: object, is_source: bool, changes: Sequence[_Change]) -> Any:
-    """A node, replaced if it changed; RecordError if it repeats two equal nodes that changed differently."""
-    mine = [change for change in changes if (change.key == key if is_source else change.repeats(node))]
-    made = [updated_row(node, change.before, change.after, "tokens") for change in mine]
-    if any(
-        not equal_values(made[0][name], other[name])
-        for other in made[1:]
-        for name in _COLUMNS
-        if is_list(node.get(name))
-    ):
-        raise RecordError(
-            "two equal nodes were repaired differently, and it is unclear which of them the copy repeats"
-        )
-    return made[0] if made else node
+    before = _read(row, repaired[0].rollout.place)
+    edits: dict[Path, Row] = {}
+    for old, one, places in zip(before, at_most_one_each(before, repaired), _places(row), strict=True):
+        was, now = old.training_row, one.rollout.training_row
+        if updated_row(at(row, places[0]), was, now, "tokens") is at(row, places[0]):
+            continue
+        for path in places:
+            new = updated_row(at(row, path), was, now, "tokens")
+            other = edits.setdefault(path, new)
+            if not all(equal_values(other[name], new[name]) for name in _lists(at(row, path))):
+                raise RecordError(
+                    "two equal nodes were repaired differently, and it is unclear which of them the copy repeats"
+                )
+    return (with_edits(row, [Edit(path, new) for path, new in edits.items()]),)
 
 
 def _stated(row: Row, node: Mapping[str, Any]) -> Stated:
@@ -176,6 +167,7 @@ FORMAT = Format(
     precedence=80,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="The sampled ids of each sequence with labels and logprobs. Neither messages nor tools, so no "
     "template can be applied; placeholder ids are told by `metadata.dummy_tokens`.",

@@ -21,22 +21,14 @@ from tito_audit.formats._calls import (
     messages_of_row,
     updated_call,
 )
-from tito_audit.formats._columns import (
-    FLAT_IDS,
-    first_filled,
-    holds_ids,
-    is_list,
-    is_messages,
-    parsed,
-    stated_facts,
-)
-from tito_audit.formats._copies import with_counts, with_list
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._flat import flat_row, split_row, updated_flat
-from tito_audit.formats._packed import packed, packed_read, packed_update
-from tito_audit.formats._samples import sources_in
-from tito_audit.formats._sources import own_sources
-from tito_audit.formats._update import with_values
+from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, is_messages, parsed
+from tito_audit.formats._facts import stated_facts, with_finishes
+from tito_audit.formats._flat import flat_row, split_row
+from tito_audit.formats._packed import packed
+from tito_audit.formats._samples import SampleRows, Samples, updated_sample, with_training_row
+from tito_audit.formats._sources import object_at
+from tito_audit.formats._update import with_counts, with_list, with_values
+from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
@@ -62,14 +54,13 @@ def _matches(row: Row) -> bool:
         return True
     if _calls_name(row) is not None:
         return True
-    return is_messages(parsed(row, "messages")) and not _numbers_elsewhere(row)
+    # Next to messages, lists of whole numbers may be ids under an unknown name.
+    unknown = (value for name, value in row.items() if name not in ("messages", "tools"))
+    return is_messages(parsed(row, "messages")) and not any(map(holds_ids, unknown))
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    samples = packed(row) if _calls_name(row) is None else None
-    if samples is not None:
-        return packed_read(samples, place, _read_one)
-    return (_read_one(row, place),)
+def _samples(row: Row) -> Samples | None:
+    return packed(row) if _calls_name(row) is None else None
 
 
 def _read_one(row: Row, place: Place) -> Rollout:
@@ -90,47 +81,24 @@ def _read_one(row: Row, place: Place) -> Rollout:
     stated = stated_facts(row)
     if not turns and trained is None and not any(name in row for name in FLAT_IDS):
         stated = stated.without_ids()
-    arguments = row.get("chat_template_kwargs")
     return Rollout(
         place,
         FORMAT.name,
         messages,
         as_tools(parsed(row, "tools"), "tools"),
-        template_kwargs=arguments if isinstance(arguments, Mapping) else {},
+        template_kwargs=object_at(row, "chat_template_kwargs"),
         turns=turns,
         training_row=with_finishes(trained, row, turns),
         stated=stated,
     )
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not repaired:
-        return ()
-    samples = packed(row) if _calls_name(row) is None else None
-    if samples is not None:
-        return packed_update(row, samples, repaired, _read_one, _updated)
-    before = _read_one(row, repaired[0].rollout.place)
-    return tuple(_updated(row, before, one) for one in repaired)
-
-
 def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     """The row with one repaired rollout; called once for each part of a fork."""
     calls = _calls_name(row)
-    if calls is not None:
-        new = _with_calls(row, calls, before, one)
-    elif one.turns_from != tuple(range(len(before.turns))):
-        raise RecordError("the row is a single call, which cannot be removed")
-    else:
-        new = row
-        for old_turn, turn in zip(before.turns, one.rollout.turns, strict=True):
-            new = updated_call(new, old_turn, turn, skip=("messages", *FLAT_IDS))
-    old, trained = before.training_row, one.rollout.training_row
-    if old is None or trained is None:
-        if old is not trained:
-            raise RecordError("a training row can neither be added to these columns nor removed")
-        return new
-    has_turn = calls is None and bool(before.turns)
-    return updated_flat(new, old, trained, skip=(*CALL_LISTS, "messages", "tools"), has_turn=has_turn)
+    if calls is None:
+        return updated_sample(row, before, one)
+    return with_training_row(_with_calls(row, calls, before, one), before, one)
 
 
 def _with_calls(row: Row, name: str, before: Rollout, one: RepairedRollout) -> Row:
@@ -184,11 +152,7 @@ def _with_messages(row: Row, count: int) -> Row:
 
 def _written(original: Any, old: Any, new: Any) -> Any:
     """The value `new` in place of `old`; rewritten inside the string if the table holds it as JSON."""
-    if not isinstance(original, str):
-        return new
-    from tito_audit.record.json_text import rewritten_string
-
-    return rewritten_string(original, old, new)
+    return rewritten_string(original, old, new) if isinstance(original, str) else new
 
 
 def _holds_a_call(row: Row) -> bool:
@@ -251,22 +215,16 @@ def _calls_name(row: Row) -> str | None:
     return None
 
 
-def _numbers_elsewhere(row: Row) -> bool:
-    """True if a row of messages also has lists of whole numbers that may be ids under an unknown name."""
-    return any(holds_ids(value) for name, value in row.items() if name not in ("messages", "tools"))
+_ROWS = SampleRows(_read_one, _updated, _samples, forks=True)
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    calls = _calls_name(row)
-    one = packed(row) if calls is None else None
-    if one is not None:
-        return sources_in(one.as_samples, rollouts)
-    own = own_sources(row, rollouts)
+    found, calls = _ROWS.sources(row, rollouts), _calls_name(row)
     if calls is None:
-        return own
+        return found
     return [
         replace(sources, calls=tuple(CallSource(entry=(calls, number)) for number, _ in enumerate(sources.calls)))
-        for sources in own
+        for sources in found
     ]
 
 
@@ -280,9 +238,9 @@ FORMAT = Format(
     ),
     precedence=270,
     matches=_matches,
-    read=_read,
+    read=_ROWS.read,
     sources=_sources,
-    update=_update,
+    update=_ROWS.update,
     shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools; each sample "
     "of a packed row. Other names are given with `--map OURS=THEIRS`.",
 )

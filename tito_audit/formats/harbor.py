@@ -14,10 +14,10 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import flat_logprobs, is_list, is_numbers, policy_of
-from tito_audit.formats._models import real_name
-from tito_audit.formats._sources import object_at, of_calls, plain_sources
-from tito_audit.formats._turns import turn_of_tokens
+from tito_audit.formats._calls import turn_of_tokens
+from tito_audit.formats._columns import Raw, filled, flat_logprobs, is_list, is_numbers, policy_of
+from tito_audit.formats._facts import real_name
+from tito_audit.formats._sources import object_at, of_calls, path_text, plain_sources
 from tito_audit.formats._writer import calls_written, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
@@ -35,14 +35,14 @@ class _Detail:
     """One conversation, its lists paired call by call."""
 
     path: Path
-    prompts: Sequence[Any]
-    completions: Sequence[Any]
+    prompts: Raw
+    completions: Raw
     logprobs: Sequence[int | None]
     """For each call the position of its logprobs; None if it has none."""
     value: Mapping[str, Any]
 
     @property
-    def extra(self) -> dict[str, Sequence[Any]]:
+    def extra(self) -> dict[str, Raw]:
         """The provider's further lists with one entry per call, by name."""
         found = object_at(self.value, "extra")
         size = len(self.completions)
@@ -63,7 +63,9 @@ def _matches(row: Row) -> bool:
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    stated = _stated(row)
+    group = row.get("task_name")
+    model = real_name(object_at(row, "agent_info", "model_info"))
+    stated = Stated(model=model, group=group if isinstance(group, str) else None)
     found = [
         Rollout(replace(place, item=item), FORMAT.name, turns=_turns(detail), stated=stated)
         for item, detail in enumerate(_details(row))
@@ -79,7 +81,7 @@ def _details(row: Row) -> Iterator[_Detail]:
         if details is None:
             continue
         if not isinstance(details, list | tuple):
-            raise RecordError(f"{_path_text(path)} is not a list of conversations")
+            raise RecordError(f"{path_text(path)} is not a list of conversations")
         for number, value in enumerate(details):
             yield _paired(value, (*path, number))
     if _is_lists(row.get(_COMPLETIONS)):
@@ -98,9 +100,9 @@ def _lists(row: Row) -> Iterator[tuple[Path, Any]]:
 
 def _paired(value: object, path: Path) -> _Detail:
     """The three lists of a conversation, paired call by call; RecordError if the pairing is unclear."""
-    where = _path_text(path)
+    where = f"{path_text(path)}." if path else ""
     if not isinstance(value, Mapping):
-        raise RecordError(f"{where} is not a conversation (an object)")
+        raise RecordError(f"{path_text(path)} is not a conversation (an object)")
     prompts, completions, logprobs = (
         _lists_of(value, name, where) for name in (_PROMPTS, _COMPLETIONS, _LOGPROBS)
     )
@@ -149,17 +151,17 @@ def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] |
     return found if len(found) == len(logprobs) else None
 
 
-def _lists_of(value: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
+def _lists_of(value: Mapping[str, Any], name: str, where: str) -> Raw:
     found = value.get(name)
     if found is None:
         return ()
     if not is_list(found) or not all(one is None or is_list(one) for one in found):
         raise RecordError(f"{where}{name} is not a list with one list per call")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _turns(detail: _Detail) -> tuple[Turn, ...]:
-    where = _path_text(detail.path)
+    where = f"{path_text(detail.path)}." if detail.path else ""
     turns = []
     for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
         at = detail.logprobs[number]
@@ -203,25 +205,13 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
     for holder in dict.fromkeys(detail.path[:-2] for detail in details if detail.path):
         own = [number for number, detail in enumerate(details) if detail.path[:-2] == holder]
         old, new = (sum(lengths_of(rollouts[n].turns)[0] for n in own) for rollouts in (before, after))
-        count: Any = row
-        for step in (*holder, "n_input_tokens"):
-            count = count.get(step) if isinstance(count, Mapping) else count[step]
+        count = object_at(row, *holder).get("n_input_tokens")
         if type(count) is int and count == old and old != new:
             yield Edit((*holder, "n_input_tokens"), new)
 
 
-def _stated(row: Row) -> Stated:
-    model = real_name(object_at(row, "agent_info", "model_info"))
-    group = row.get("task_name")
-    return Stated(model=model, group=group if isinstance(group, str) else None)
-
-
 def _is_lists(value: object) -> bool:
-    return is_list(value) and len(value) > 0 and is_list(value[0])  # type: ignore[arg-type, index]
-
-
-def _path_text(path: Path) -> str:
-    return "".join(f"{step}." if isinstance(step, str) else f"[{step}]." for step in path).replace(".[", "[")
+    return filled(value) and is_list(value[0])
 
 
 FORMAT = Format(

@@ -6,17 +6,17 @@ marin-community/marin `src/marin/rl/types.py` (`Rollout`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import answer_indices, call_turn, updated_single_call
-from tito_audit.formats._columns import is_list, parsed, stated_facts
-from tito_audit.formats._sources import own_sources
+from tito_audit.formats._calls import answer_indices, call_turn
+from tito_audit.formats._columns import is_list, parsed
+from tito_audit.formats._facts import stated_facts
+from tito_audit.formats._samples import single_calls
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 
 def _matches(row: Row) -> bool:
@@ -26,7 +26,7 @@ def _matches(row: Row) -> bool:
     return is_list(row["prompt_tokens"]) or ("token_rewards" in row and row["prompt_tokens"] is None)
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     messages = as_messages(parsed(row, "messages"), "messages")
     (index,) = answer_indices(messages, 1)
     turn = call_turn({**row, "messages": None}, message_index=index)
@@ -34,24 +34,21 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     if isinstance(metadata, Mapping) and metadata.get("weight_step") is not None:
         turn = replace(turn, weight_versions=(str(metadata["weight_step"]),))
     tools = as_tools(parsed(row, "tools"), "tools")
-    return (Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row)),)
+    return Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row))
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_single_call(row, _read, repaired)
-
-
+_ROWS = single_calls(_read, "messages")
 FORMAT = Format(
     name="marin",
     title="Marin rollouts, written as JSON",
-    signature=Signature.of(
-        way(keys("prompt_tokens", after=" (a list)"), "response_tokens", "response_logprobs", "token_rewards")
+    signature=one_way(
+        keys("prompt_tokens", after=" (a list)"), "response_tokens", "response_logprobs", "token_rewards"
     ),
     precedence=210,
     matches=_matches,
-    read=_read,
-    sources=own_sources,
-    update=_update,
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="One call with its logprobs and rewards. The framework may have looked these ids up from text, so "
     "they are no proof of what was sampled; no messages are kept.",
 )

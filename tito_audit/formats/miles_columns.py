@@ -6,17 +6,14 @@ radixark/miles `miles/ray/rollout/debug_data.py` (`save_dashboard_columns`). The
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._samples import row_written
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._slime_samples import sample_row, updated_sample
-from tito_audit.formats._sources import own_sources
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import NOTHING_STATED
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _COLUMNS = {"sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs"}
 _OURS = {"tito_audit"}
@@ -27,7 +24,7 @@ def _matches(row: Row) -> bool:
     return row.keys() - _OURS == _COLUMNS and (row["tokens"] is None or is_list(row["tokens"]))
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     tokens, total = row["tokens"], row["total_length"]
     held = len(tokens) if is_list(tokens) else 0
     if tokens is not None and (type(total) is not int or total != held):
@@ -35,25 +32,24 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         raise RecordError(f"total_length is {said}, but the column 'tokens' holds {held} ids")
     index = row["sample_index"]
     stated = NOTHING_STATED.with_facts(sample_index=index if type(index) is int else None)
-    return (Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated),)
+    return Rollout(place, FORMAT.name, training_row=sample_row(row), stated=stated)
 
 
+_ROWS = training_rows(_read, updated_sample, "a sample")
 FORMAT = Format(
     name="miles_columns",
     title="miles dashboard columns",
-    signature=Signature.of(
-        way(
-            keys("sample_index", before="exactly ", after=", the two lengths"),
-            "tokens",
-            "loss_mask",
-            "rollout_log_probs",
-        )
+    signature=one_way(
+        keys("sample_index", before="exactly ", after=", the two lengths"),
+        "tokens",
+        "loss_mask",
+        "rollout_log_probs",
     ),
     precedence=20,
     matches=_matches,
-    read=_read,
-    sources=own_sources,
-    update=row_written(_read, updated_sample, "a sample"),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="The training row, its mask and its logprobs, no text. The messages are in `trajectory/*.jsonl`, and "
     "the same ids in `rollout_data/*.pt`, which a repair of this file does not touch.",
 )

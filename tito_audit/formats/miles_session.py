@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,21 +16,23 @@ import numpy as np
 from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import written_once
-from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
+from tito_audit.formats._calls import same_messages, written_once
 from tito_audit.formats._columns import ids_or_none, is_list
-from tito_audit.formats._copies import with_list
-from tito_audit.formats._responses_read import rollouts_of
+from tito_audit.formats._responses_read import ONE_CALL, choice_sources, rollouts_of
+from tito_audit.formats._sources import object_at, of_calls
 from tito_audit.formats._turn_change import changes_of, check_written, rollouts_before
-from tito_audit.formats._update import with_values
+from tito_audit.formats._update import with_list, with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.formats._writer import rewritten_calls
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.signature import Signature, keys, way
+from tito_audit.record.sources import Sources
+from tito_audit.signature import keys, one_way
 
+_NAME = "miles_session"
+_RECORD = partial(rollouts_of, name=_NAME)
 _RUNNING = "accumulated_token_ids"
 _VERDICT = "tito_session_mismatch"
 _TRIM = "max_trim_tokens"
@@ -57,10 +60,10 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     calls = _calls(row, place)
-    last = calls[-1].rollouts[0] if calls else Rollout(place, FORMAT.name)
+    last = calls[-1].rollouts[0] if calls else Rollout(place, _NAME)
     turns = written_once([_in_place(call.rollouts[0], last.messages) for call in calls], last.messages)
     odd = [*(one.rollouts[0].stated.copies_disagree for one in calls), _out_of_step(row, turns)]
-    verdicts = {name: _metadata(row).get(name) for name in (_TRIM, _VERDICT)}
+    verdicts = {name: object_at(row, "metadata").get(name) for name in (_TRIM, _VERDICT)}
     stated = replace(last.stated, copies_disagree="; ".join(filter(None, odd)), ids_wanted=bool(turns))
     stated = stated.with_facts(session_id=row["session_id"], **verdicts)
     return (replace(last, place=place, turns=turns, stated=stated),)
@@ -79,16 +82,12 @@ def _calls(row: Row, place: Place) -> list[_Call]:
         if isinstance(status, int | float | str) and status not in (200, "200"):
             continue  # an error returned to the agent
         try:
-            rollouts = _record(record, place)
+            rollouts = _RECORD(record, place)
         except RecordError as error:
             raise RecordError(f"records[{number}]: {error}") from None
         if rollouts and rollouts[0].turns:
             found.append(_Call(number, tuple(rollouts)))
     return found
-
-
-def _record(record: Row, place: Place) -> Sequence[Rollout]:
-    return rollouts_of(record, place, FORMAT.name)
 
 
 def _in_place(own: Rollout, messages: Sequence[Message]) -> Turn:
@@ -98,23 +97,13 @@ def _in_place(own: Rollout, messages: Sequence[Message]) -> Turn:
     if index is None:
         return turn
     mine = own.messages[: index + 1]
-    if [_template_view(one) for one in mine] == [_template_view(one) for one in messages[: index + 1]]:
+    if same_messages(mine, messages[: index + 1]):
         return turn
     return replace(turn, message_index=None, prompt_messages=mine[:-1])
 
 
-def _template_view(message: Message) -> object:
-    """What a template reads of a message."""
-    return message.role, message.text, message.reasoning, message.tool_calls
-
-
-def _metadata(row: Row) -> Mapping[str, Any]:
-    value = row.get("metadata")
-    return value if isinstance(value, Mapping) else {}
-
-
 def _running_ids(row: Row) -> Ids | None:
-    return ids_or_none(_metadata(row).get(_RUNNING), f"metadata.{_RUNNING}")
+    return ids_or_none(object_at(row, "metadata").get(_RUNNING), f"metadata.{_RUNNING}")
 
 
 def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
@@ -122,7 +111,7 @@ def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
 
     None if it is not a prefix of them, or if more is missing than the server may trim.
     """
-    seen, most = turn.seen_ids, _metadata(row).get(_TRIM)
+    seen, most = turn.seen_ids, object_at(row, "metadata").get(_TRIM)
     if seen is None:
         return None
     less = len(seen) - len(running)
@@ -138,6 +127,12 @@ def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:
     if _trimmed(row, running, turns[-1]) is not None:
         return None
     return f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call"
+
+
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    calls = _calls(row, rollouts[0].place)
+    found = [choice_sources(row, call.rollouts, ("records", call.number)) for call in calls]
+    return of_calls([[own[0].calls[0] for own in found]])
 
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
@@ -176,7 +171,7 @@ def _updated_record(record: Row, call: _Call, turn: Turn) -> Row:
         RepairedRollout(replace(first, turns=(turn,)), (0,)),
         *(RepairedRollout(other, (0,)) for other in others),
     ]
-    new = rewritten_calls(record, wanted, _record, choice_sources, stays=ONE_CALL)
+    new = rewritten_calls(record, wanted, _RECORD, choice_sources, stays=ONE_CALL)
     return new if np.array_equal(own.prompt_ids, turn.prompt_ids) else _without_indexer(new)  # type: ignore[arg-type]
 
 
@@ -195,7 +190,7 @@ def _without_indexer(record: Row) -> Row:
 
 def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
     """`metadata` with the running sequence of the repaired last call, and without the verdict on the old one."""
-    running, metadata = _running_ids(row), _metadata(row)
+    running, metadata = _running_ids(row), object_at(row, "metadata")
     less = _trimmed(row, running, before) if running is not None else None
     seen = after.seen_ids
     if running is None or less is None or seen is None:
@@ -207,14 +202,13 @@ def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
 
 
 FORMAT = Format(
-    name="miles_session",
+    name=_NAME,
     title="miles sessions",
-    signature=Signature.of(
-        way("session_id", keys("records", before=" + ", after=" of requests and answers"), "metadata")
-    ),
+    signature=one_way("session_id", keys("records", before=" + ", after=" of requests and answers"), "metadata"),
     precedence=160,
     matches=_matches,
     read=_read,
+    sources=_sources,
     update=_update,
     shows="Messages, tools and every call: its prompt, what was sampled, logprobs, weight versions. The running "
     "sequence is compared with the last call; the server's own verdict is stated, not trusted.",

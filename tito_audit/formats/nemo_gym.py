@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import written_once
+from tito_audit.formats._calls import same_messages, written_once
+from tito_audit.formats._columns import filled
+from tito_audit.formats._facts import real_name
 from tito_audit.formats._gym_calls import (
     GymCall,
     cut_by_length,
@@ -23,8 +26,7 @@ from tito_audit.formats._gym_calls import (
     request_of,
     starts_conversation,
 )
-from tito_audit.formats._gym_write import updated_rows
-from tito_audit.formats._models import real_name
+from tito_audit.formats._gym_write import call_sources, updated_rows
 from tito_audit.formats._responses_items import (
     ITEMS_UNREAD,
     TOKEN_KEYS,
@@ -39,7 +41,6 @@ from tito_audit.record.arrays import as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.stated import Stated, Unread, as_group
 from tito_audit.signature import Signature, keys, way
@@ -56,15 +57,13 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     layout = layout_of(row)
-    messages = layout.messages
+    messages, turns = layout.messages, _turns(layout.calls, layout.messages)
+    params, response = (row, row) if is_chat(row) else request_of(row)
+    stated = Stated(model=real_name(response.get("model")), group=as_group(row.get("_ng_task_index")))
+    stated = replace(stated.with_facts(mask_sample=row.get("mask_sample")), ids_wanted=_wants_ids(layout.calls))
     if is_chat(row):
-        turns = _turns(layout.calls, messages)
-        stated = replace(_stated(row, row), ids_wanted=_wants_ids(layout.calls))
         tools = as_tools(row.get("tools"), "tools")
         return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
-    params, response = request_of(row)
-    turns = _turns(layout.calls, messages)
-    stated = replace(_stated(row, response), ids_wanted=_wants_ids(layout.calls))
     if turns and cut_by_length(response):
         turns = (*turns[:-1], replace(turns[-1], finish_reason="length"))
     unread = _unread(response["output"])
@@ -76,10 +75,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         turns = tuple(replace(turn, message_index=None, prompt_messages=None) for turn in turns)
     tools = chat_tools(filled_list(params.get("tools"), response.get("tools")), "responses_create_params.tools")
     return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
-
-
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_rows(row, repaired, _read)
 
 
 def _turns(calls: Sequence[GymCall], messages: Sequence[Message]) -> tuple[Turn, ...]:
@@ -98,7 +93,7 @@ def _wants_ids(calls: Sequence[GymCall]) -> bool:
 def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
     token_item = call.token_item or {}
     index = len(call.prompt)
-    in_place = index < len(messages) and _same(messages[: index + 1], (*call.prompt, call.answer))
+    in_place = index < len(messages) and same_messages(messages[: index + 1], (*call.prompt, call.answer))
     text = text_of(token_item.get("generation_str"))
     if text is None and not call.answer.tool_calls and call.answer.reasoning is None:
         text = call.answer.text
@@ -112,7 +107,7 @@ def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         finish_reason="length" if text_of(token_item.get("status")) == "incomplete" else None,
     )
     prompt, generated = token_item.get("prompt_token_ids"), token_item.get("generation_token_ids")
-    if not _filled(prompt) and not _filled(generated):
+    if not filled(prompt) and not filled(generated):
         return turn
     completion_ids = None if generated is None else as_ids(generated, "generation_token_ids")
     logprobs = token_item.get("generation_log_probs")
@@ -147,20 +142,6 @@ def _is_numbers(value: object) -> bool:
     return isinstance(value, list) and len(value) > 1 and all(isinstance(x, int | float) for x in value)
 
 
-def _stated(row: Row, response: Mapping[str, Any]) -> Stated:
-    stated = Stated(model=real_name(response.get("model")), group=as_group(row.get("_ng_task_index")))
-    return stated.with_facts(mask_sample=row.get("mask_sample"))
-
-
-def _same(left: Sequence[Message], right: Sequence[Message]) -> bool:
-    """True if these are the same messages, comparing only what rules and templates read."""
-    pairs = zip(left, right, strict=False)
-    return len(left) == len(right) and all(
-        (a.role, a.text, a.reasoning, a.tool_calls) == (b.role, b.text, b.reasoning, b.tool_calls)
-        for a, b in pairs
-    )
-
-
 def _unread(output: Sequence[Any]) -> tuple[str, ...]:
     inner = output if len(output) and isinstance(output[0], list | tuple) else [output]
     return tuple(sorted({kind for items in inner for kind in unread_types(items)}))
@@ -170,10 +151,6 @@ def _any_holds_ids(values: object) -> bool:
     if not isinstance(values, Sequence) or isinstance(values, str):
         return False
     return any(isinstance(value, Mapping) and value.get("generation_token_ids") is not None for value in values)
-
-
-def _filled(values: object) -> bool:
-    return isinstance(values, list | tuple | np.ndarray) and len(values) > 0
 
 
 FORMAT = Format(
@@ -186,7 +163,8 @@ FORMAT = Format(
     precedence=50,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=call_sources,
+    update=partial(updated_rows, read=_read),
     shows="Messages, tools and every call: its complete prompt, what was sampled, its logprobs. No tokenizer "
     "is named and no loss mask is written: what was generated is trained.",
 )

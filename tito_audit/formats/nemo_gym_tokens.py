@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,18 +16,17 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import updated_call
+from tito_audit.formats._calls import turn_of_tokens
 from tito_audit.formats._columns import is_list, other_columns
-from tito_audit.formats._models import real_name
+from tito_audit.formats._facts import real_name
 from tito_audit.formats._responses_items import TOKEN_KEYS, steps, text_of
-from tito_audit.formats._sources import own_sources
-from tito_audit.formats._turns import turn_of_tokens
-from tito_audit.formats._update import at_most_one_each, with_values
+from tito_audit.formats._samples import single_calls
+from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature, way
+from tito_audit.signature import one_way
 
 _VERSION = 3
 _DIGEST_OF = b"nemo-gym-tokens"
@@ -43,7 +42,7 @@ def _matches(row: Row) -> bool:
     return all(row[name] is None or is_list(row[name]) for name in ("generation_token_ids", "output_items"))
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     version = row.get("schema_version", _VERSION)
     if type(version) is not int or version < 1:
         raise RecordError("schema_version is not a version of a token capture; versions start at 1")
@@ -54,7 +53,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         )
     stated = Stated(model=real_name(row.get("model")), group=text_of(row.get("rollout_id")))
     stated = stated.with_facts(id=text_of(row["model_call_id"]))
-    return (Rollout(place, FORMAT.name, turns=(_turn(row),), stated=stated),)
+    return Rollout(place, FORMAT.name, turns=(_turn(row),), stated=stated)
 
 
 def _turn(row: Row) -> Turn:
@@ -82,16 +81,10 @@ def _answer(items: Any) -> tuple[str | None, bool]:
     return message.text if whole else None, cut
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not repaired:
-        return ()
-    (before,) = _read(row, repaired[0].rollout.place)
-    (after,) = at_most_one_each((before,), repaired)
-    if after.turns_from != (0,):
-        raise RecordError("the line is a single call, which cannot be removed")
-    old, new = before.turns[0], after.rollout.turns[0]
-    written = updated_call(row, old, new, skip=("output_items",))
-    return (with_values(written, dict(_facts_of_tokens(row, old, new))),)
+def _written(row: Row, before: Rollout, one: RepairedRollout) -> Row:
+    """The line with its repaired call, and with the facts about its new tokens."""
+    new = _CALLS.write_one(row, before, one)
+    return with_values(new, dict(_facts_of_tokens(row, before.turns[0], one.rollout.turns[0])))
 
 
 def _facts_of_tokens(row: Row, before: Turn, after: Turn) -> Iterator[tuple[str, Any]]:
@@ -115,15 +108,17 @@ def _digest(ids: Ids) -> str:
     return hashlib.sha256(_DIGEST_OF + header + ids.astype(">u8").tobytes()).hexdigest()
 
 
+_CALLS = single_calls(_read, "output_items")
+_ROWS = replace(_CALLS, write_one=_written)
 FORMAT = Format(
     name="nemo_gym_tokens",
     title="NeMo-Gym token capture",
-    signature=Signature.of(way("model_call_id", "generation_token_ids", "output_items")),
+    signature=one_way("model_call_id", "generation_token_ids", "output_items"),
     precedence=60,
     matches=_matches,
-    read=_read,
-    sources=own_sources,
-    update=_update,
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="One call a line: its complete prompt, what was sampled, its logprobs and its text. What it was sent "
     "is in the rollout row of the same rollout id. State files beside the log know its old content.",
 )

@@ -16,10 +16,8 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import policy_of
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import model_facts
-from tito_audit.formats._samples import row_written
-from tito_audit.formats._sources import own_sources
+from tito_audit.formats._facts import model_facts, with_finishes
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import training_row
@@ -27,7 +25,7 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _IDS = ("token_ids", "input_ids")
 _MASK = ("token_loss_mask", "token_mask")
@@ -53,7 +51,7 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     values = _unwrapped(row)
     messages, texts = _content(values.get("content"))
     stated = model_facts(values).with_facts(content=texts, sample_loss_mask=_first(values, _SAMPLE_MASK))
@@ -61,17 +59,9 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         stated = stated.not_read(Unread.MESSAGES, "the texts of the log name no roles")
     name = next((name for name in _IDS if values.get(name) is not None), None)
     if name is None:
-        stated = stated.without_ids()
-        return (Rollout(place, FORMAT.name, messages, stated=stated),)
-    return (
-        Rollout(
-            place,
-            FORMAT.name,
-            messages,
-            training_row=with_finishes(_training_row(values, name), values),
-            stated=stated,
-        ),
-    )
+        return Rollout(place, FORMAT.name, messages, stated=stated.without_ids())
+    trained = with_finishes(_training_row(values, name), values)
+    return Rollout(place, FORMAT.name, messages, training_row=trained, stated=stated)
 
 
 def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
@@ -163,21 +153,20 @@ def _is_wrapped(value: object) -> bool:
     return isinstance(value, list | np.ndarray) and len(value) == 1
 
 
+_ROWS = training_rows(_read, _written)
 FORMAT = Format(
     name="nemo_rl",
     title="NeMo-RL training dumps",
-    signature=Signature.of(
-        way(
-            "token_ids",
-            keys("token_loss_mask", before=" + "),
-            keys("sample_loss_mask", before=" + ", after=", each value a list of one"),
-        )
+    signature=one_way(
+        "token_ids",
+        keys("token_loss_mask", before=" + "),
+        keys("sample_loss_mask", before=" + ", after=", each value a list of one"),
     ),
     precedence=90,
     matches=_matches,
-    read=_read,
-    sources=own_sources,
-    update=row_written(_read, _written),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="The training row with its mask and logprobs. There are no roles, tools or model, so tokens can be "
     "checked and templates cannot; distillation and validation dumps hold no ids.",
 )

@@ -16,12 +16,11 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._boundaries import moved_boundaries
-from tito_audit.formats._copies import row_counts, with_counts, with_list
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import model_facts
+from tito_audit.formats._columns import is_given, plain
+from tito_audit.formats._facts import model_facts, with_finishes
 from tito_audit.formats._responses_items import message_wire
-from tito_audit.formats._samples import row_written
-from tito_audit.formats._update import changed_columns, with_values
+from tito_audit.formats._samples import training_rows
+from tito_audit.formats._update import changed_columns, row_counts, with_counts, with_list, with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.build import training_row
@@ -31,7 +30,7 @@ from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _MASK = "token_loss_mask"
 _LOGPROBS = "generation_logprobs"
@@ -59,20 +58,19 @@ def _matches(row: Row) -> bool:
     return all(isinstance(entry, Mapping) and "role" in entry for entry in _unwrapped(log))
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     log = _unwrapped(row["message_log"])
     tools = as_tools(row.get("tools"), "tools")
     messages, said = _messages(log)
     stated = model_facts(row).overlaid(said)
-    if not any(_held(entry, "token_ids") for entry in log):
-        stated = stated.without_ids()
-        return (Rollout(place, FORMAT.name, messages, tools, stated=stated),)
+    if not any(is_given(entry.get("token_ids")) for entry in log):
+        return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     ids = [
-        as_ids(entry["token_ids"] if _held(entry, "token_ids") else [], f"message_log[{i}].token_ids")
+        as_ids(entry["token_ids"] if is_given(entry.get("token_ids")) else [], f"message_log[{i}].token_ids")
         for i, entry in enumerate(log)
     ]
     trained = _training_row(log, ids)
-    return (Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated),)
+    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 
 def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> TrainingRow:
@@ -95,8 +93,15 @@ def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> Train
         # Until NeMo-RL writes masks, it trains what was generated.
         generated = [_is_generated(entry) for entry in log]
         row = replace(row, loss_mask=np.repeat(generated, [len(own) for own in ids]))
-    misfits = [(ColumnRole.LOSS_MASK, _MASK, mask), (ColumnRole.LOGPROBS, _LOGPROBS, logprobs)]
-    columns = [_misfit(role, name, column) for role, name, column in misfits if column and not column.fits]
+    misfits = [
+        (ColumnRole.LOSS_MASK, _MASK, mask, None),
+        (ColumnRole.LOGPROBS, _LOGPROBS, logprobs, _SENTINEL),
+    ]
+    columns = [
+        Column(name, role, as_floats(column.values, name), None, sentinel=sentinel)
+        for role, name, column, sentinel in misfits
+        if column and not column.fits
+    ]
     return replace(row, columns=(*row.columns, *columns))
 
 
@@ -115,7 +120,7 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
 
 def _updated_log(log: Sequence[Mapping[str, Any]], old: TrainingRow, new: TrainingRow) -> list[Any]:
     """The messages with their slices of the repaired training row."""
-    lengths = [len(entry["token_ids"]) if _held(entry, "token_ids") else 0 for entry in log]
+    lengths = [len(entry["token_ids"]) if is_given(entry.get("token_ids")) else 0 for entry in log]
     generated = [_is_generated(entry) for entry in log]
     ends = [0, *np.cumsum(lengths).tolist()]
     cuts = moved_boundaries(old, new, ends, generated)
@@ -137,36 +142,29 @@ def _updated_log(log: Sequence[Mapping[str, Any]], old: TrainingRow, new: Traini
 
 def _slice(entry: Mapping[str, Any], name: str, part: Any, fill: object, number: int) -> Any:
     """A message's slice of a column; RecordError if it has values to write and no place for them."""
-    if _held(entry, name) or (isinstance(entry.get(name), list | np.ndarray) and part is not None and len(part)):
+    if is_given(entry.get(name)) or (
+        isinstance(entry.get(name), list | np.ndarray) and part is not None and len(part)
+    ):
         return as_logged(part, entry[name])
-    if part is not None and any(not _says_nothing(value, fill) for value in part.tolist()):
+    # What a message without the column has in the concatenated one says nothing.
+    if part is not None and any(not (v is None or v == fill or v != v) for v in part.tolist()):
         raise RecordError(f"message_log[{number}] has no {name}, and the repair would need it")
     return entry.get(name)
 
 
-def _says_nothing(value: object, fill: object) -> bool:
-    """True for the value that a message without the column has in the concatenated one."""
-    return value is None or value == fill or value != value
-
-
 def _joined(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fill: object) -> _Joined | None:
     """A column for the whole conversation, `fill` for messages without it; None if no message has it."""
-    if not any(_held(entry, name) for entry in log):
+    if not any(is_given(entry.get(name)) for entry in log):
         return None
     values: list[Any] = []
     fits = True
     for number, (entry, own) in enumerate(zip(log, ids, strict=True)):
-        part = entry[name] if _held(entry, name) else [fill] * len(own)
+        part = entry[name] if is_given(entry.get(name)) else [fill] * len(own)
         if not isinstance(part, list | np.ndarray):
             raise RecordError(f"message_log[{number}].{name} is not a list of one entry per token")
         fits = fits and len(part) == len(own)
-        values.extend(part.tolist() if isinstance(part, np.ndarray) else part)
+        values.extend(plain(part))
     return _Joined(values, fits)
-
-
-def _misfit(role: ColumnRole, name: str, column: _Joined) -> Column:
-    sentinel = _SENTINEL if role is ColumnRole.LOGPROBS else None
-    return Column(name, role, as_floats(column.values, name), None, sentinel=sentinel)
 
 
 def _other_names(log: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -189,7 +187,7 @@ def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], St
     wires = [message_wire(entry, drop) for entry in log]
     messages = as_messages(wires, "message_log")
     emptied = any(
-        not message.content and not message.tool_calls and _held(entry, "token_ids")
+        not message.content and not message.tool_calls and is_given(entry.get("token_ids"))
         for message, entry in zip(messages, log, strict=True)
     )
     rendered = any(_MARKER.search(message.text) for message in messages if not message.sampled)
@@ -202,12 +200,7 @@ def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], St
 
 
 def _is_generated(entry: Mapping[str, Any]) -> bool:
-    return _held(entry, _LOGPROBS) or str(entry.get("role")) == "assistant"
-
-
-def _held(entry: Mapping[str, Any], name: str) -> bool:
-    value = entry.get(name)
-    return value is not None and (not isinstance(value, list | np.ndarray) or len(value) > 0)
+    return is_given(entry.get(_LOGPROBS)) or str(entry.get("role")) == "assistant"
 
 
 def _unwrapped(log: Sequence[Any]) -> Sequence[Any]:
@@ -225,17 +218,18 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [Sources(columns) for _ in rollouts]
 
 
+_ROWS = training_rows(_read, _written, "a conversation")
 FORMAT = Format(
     name="nemo_rl_message_log",
     title="NeMo-RL message logs",
-    signature=Signature.of(
-        way("message_log", keys("token_ids", before=": messages with "), "token_loss_mask", "generation_logprobs")
+    signature=one_way(
+        "message_log", keys("token_ids", before=": messages with "), "token_loss_mask", "generation_logprobs"
     ),
     precedence=92,
     matches=_matches,
-    read=_read,
+    read=_ROWS.read,
     sources=_sources,
-    update=row_written(_read, _written, "a conversation"),
+    update=_ROWS.update,
     shows="The training row put together from its messages, with mask and logprobs. Messages are rendered "
     "only when their contents are bodies, not text that a template already wrote.",
 )

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
 from tito_audit.formats._responses_items import (
     ITEMS_UNREAD,
     Item,
@@ -25,7 +24,7 @@ from tito_audit.formats._responses_items import (
     unread_types,
 )
 from tito_audit.formats._responses_log import exchange, token_texts
-from tito_audit.formats._responses_read import request_facts, rollouts_of
+from tito_audit.formats._responses_read import ONE_CALL, choice_sources, request_facts, rollouts_of
 from tito_audit.formats._sources import of_calls
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.edits import Path
@@ -33,7 +32,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
 from tito_audit.record.sources import CallSource, Layout, Source, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 
 def _matches(row: Row) -> bool:
@@ -142,9 +141,7 @@ def _source(output: Sequence[Item], path: Path, call: Step) -> CallSource:
 FORMAT = Format(
     name="openai_chat",
     title="OpenAI responses",
-    signature=Signature.of(
-        way(keys("choices[].message", "object", value="response", after=", without token ids"))
-    ),
+    signature=one_way(keys("choices[].message", "object", value="response", after=", without token ids")),
     precedence=250,
     matches=_matches,
     read=_read,

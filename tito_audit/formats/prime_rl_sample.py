@@ -12,15 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import Raw, ids_or_none, is_list, policy_of
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import model_facts
-from tito_audit.formats._samples import row_written
-from tito_audit.formats._sources import own_sources
+from tito_audit.formats._columns import Raw, ids_or_none, is_given, is_list, plain, policy_of
+from tito_audit.formats._facts import model_facts, with_finishes
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.formats._values import as_logged
 from tito_audit.record.build import training_row
@@ -43,29 +39,29 @@ _FLAT_MARKERS = (
 _SPLIT_MARKERS = ("completion_temperatures", "teacher_logprobs", "advantage", "prompt_mask")
 _JOINED = {"token_ids": ("prompt_ids", "completion_ids"), "mask": ("prompt_mask", "completion_mask")}
 """Columns of a flat sample, and the columns of a split one that they are joined from."""
+_PARTS = tuple(name for names in _JOINED.values() for name in names)
 _UNREBUILT = ("routed_experts", "mm_token_type_ids")
 
 
 def _matches(row: Row) -> bool:
     if _is_flat(row):
         return True
-    parts = [name for names in _JOINED.values() for name in names]
     return (
-        all(is_list(row.get(name)) for name in parts)
+        all(is_list(row.get(name)) for name in _PARTS)
         and "completion_logprobs" in row
         and any(name in row for name in _SPLIT_MARKERS)
         and not any(name in row for name in ("messages", "trajectory", "calls"))
     )
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     stated = model_facts(row)
     if isinstance(row.get("env_name"), str):
         stated = stated.with_facts(env_name=row["env_name"])
-    trained = _flat(row) if _is_flat(row) else _split(row)
+    trained = _training_row(row)
     if trained is None:
         stated = stated.without_ids()
-    return (Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated),)
+    return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
@@ -84,34 +80,20 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     return with_values(row, values)
 
 
-def _flat(row: Row) -> TrainingRow | None:
-    """The row of a sample that is one sequence."""
-    ids = ids_or_none(row["token_ids"], "token_ids")
+def _training_row(row: Row) -> TrainingRow | None:
+    """The row of a sample; of one that is a prompt and a completion, the logprobs are the completion's."""
+    flat = _is_flat(row)
+    joined = row if flat else _joined(row)
+    ids = ids_or_none(joined["token_ids"], "token_ids" if flat else "completion_ids")
     if ids is None:
         return None
-    taken = ("token_ids", "mask", "logprobs")
+    start = None if flat else len(row["prompt_ids"])
+    parts = (*_JOINED, "logprobs") if flat else (*_PARTS, "completion_logprobs")
     return training_row(
         ids,
-        mask=_list(row, "mask"),
-        logprobs=_list(row, "logprobs"),
-        other=_others(row, taken, (len(ids),)),
-        sentinel=_SENTINEL,
-    )
-
-
-def _split(row: Row) -> TrainingRow | None:
-    """The row of a sample that is a prompt and a completion, whose logprobs are the completion's."""
-    joined = _joined(row)
-    ids = ids_or_none(joined["token_ids"], "completion_ids")
-    if ids is None:
-        return None
-    start = len(row["prompt_ids"])
-    taken = (*(name for names in _JOINED.values() for name in names), "completion_logprobs")
-    return training_row(
-        ids,
-        mask=("mask", joined["mask"]),
-        logprobs=_list(row, "completion_logprobs"),
-        other=_others(row, taken, (len(ids), len(ids) - start)),
+        mask=_list(row, "mask") if flat else ("mask", joined["mask"]),
+        logprobs=_list(row, parts[-1]),
+        other=_others(row, parts, (len(ids), len(ids) - (start or 0))),
         prompt_length=start,
         sentinel=_SENTINEL,
     )
@@ -119,7 +101,7 @@ def _split(row: Row) -> TrainingRow | None:
 
 def _joined(row: Row) -> dict[str, Any]:
     """The ids and the mask of a split sample as one sequence."""
-    return {name: [*_plain(row[first]), *_plain(row[second])] for name, (first, second) in _JOINED.items()}
+    return {name: [*plain(row[first]), *plain(row[second])] for name, (first, second) in _JOINED.items()}
 
 
 def _others(row: Row, taken: Sequence[str], sizes: Sequence[int]) -> Mapping[str, tuple[Raw, MovePolicy]]:
@@ -133,16 +115,12 @@ def _others(row: Row, taken: Sequence[str], sizes: Sequence[int]) -> Mapping[str
 
 def _list(row: Row, name: str) -> tuple[str, Raw] | None:
     """A column with its name; None if the row does not have it."""
-    value = row.get(name)
-    if value is None or (is_list(value) and not len(value)):
+    value: Any = row.get(name)
+    if not is_given(value):
         return None
     if not is_list(value):
         raise RecordError(f"column {name!r} is not a list of one entry per token")
     return name, value
-
-
-def _plain(values: Any) -> list[Any]:
-    return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
 def _is_flat(row: Row) -> bool:
@@ -156,13 +134,14 @@ def _is_flat(row: Row) -> bool:
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    own = own_sources(row, rollouts)
+    own = _ROWS.sources(row, rollouts)
     if _is_flat(row):
         return own
     mask = tuple(Source((name,)) for name in _JOINED["mask"])
     return [replace(sources, columns={**sources.columns, "mask": mask}) for sources in own]
 
 
+_ROWS = training_rows(_read, _written)
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",
@@ -172,9 +151,9 @@ FORMAT = Format(
     ),
     precedence=75,
     matches=_matches,
-    read=_read,
+    read=_ROWS.read,
     sources=_sources,
-    update=row_written(_read, _written),
+    update=_ROWS.update,
     shows="The sequence with mask, logprobs and weights, where samples are saved as JSON. Neither text nor tools. "
     "The msgpack files of the file transport (`rank_*.bin`) are not read.",
 )

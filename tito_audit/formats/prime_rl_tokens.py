@@ -7,22 +7,17 @@ is unknown from the changed token on. PrimeIntellect-ai/prime-rl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import ids_or_none, is_list, policy_of
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import model_facts
-from tito_audit.formats._samples import row_written
-from tito_audit.formats._sources import own_sources
+from tito_audit.formats._columns import ids_or_none, is_list, lists_of_lengths
+from tito_audit.formats._facts import model_facts, with_finishes
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
-from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, way
+from tito_audit.signature import one_way
 
 _SENTINEL = 0.0
 """What the sampler's column holds for tokens that were not sampled."""
@@ -34,7 +29,7 @@ def _matches(row: Row) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and _MASK in row and "token_ids" in row
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     version = row.get("schema_version")
     if isinstance(version, int) and version > 1:
         raise RecordError(f"schema_version is {version}; only version 1 of token exports is known")
@@ -43,7 +38,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         stated = stated.with_facts(env_name=row["env_name"])
     ids = ids_or_none(row["token_ids"], "token_ids")
     if ids is None:
-        return (Rollout(place, FORMAT.name, stated=stated.without_ids()),)
+        return Rollout(place, FORMAT.name, stated=stated.without_ids())
     for name in (_MASK, _LOGPROBS):
         if row.get(name) is not None and not is_list(row[name]):
             raise RecordError(f"column {name!r} is not a list of one entry per token")
@@ -51,31 +46,23 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         ids,
         mask=None if row.get(_MASK) is None else (_MASK, row[_MASK]),
         logprobs=None if row.get(_LOGPROBS) is None else (_LOGPROBS, row[_LOGPROBS]),
-        other=_other_columns(row, len(ids)),
+        other=lists_of_lengths(row, ("token_ids", _MASK, _LOGPROBS), (len(ids),)),
         sentinel=_SENTINEL,
         whole=True,
     )
-    return (Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated),)
+    return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
 
 
-def _other_columns(row: Row, size: int) -> dict[str, tuple[Any, MovePolicy]]:
-    """Every other list with one entry per token; all columns of an export have the same length."""
-    return {
-        name: (value, policy_of(name))
-        for name, value in row.items()
-        if name not in ("token_ids", _MASK, _LOGPROBS) and is_list(value) and len(value) == size
-    }
-
-
+_ROWS = training_rows(_read, partial(updated_row, ids="token_ids"))
 FORMAT = Format(
     name="prime_rl_tokens",
     title="prime-rl token exports",
-    signature=Signature.of(way("export_sequence_idx", "token_ids", "loss_mask", "inference_logprobs")),
+    signature=one_way("export_sequence_idx", "token_ids", "loss_mask", "inference_logprobs"),
     precedence=70,
     matches=_matches,
-    read=_read,
-    sources=own_sources,
-    update=row_written(_read, partial(updated_row, ids="token_ids")),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="The trained sequence with mask, the sampler's logprobs and all that the trainer computed. Neither "
     "text nor tools nor a model: only merges and splits of tokens, masks and logprobs can be told.",
 )

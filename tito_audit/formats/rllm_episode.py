@@ -7,25 +7,23 @@ compact form, `rllm/eval/episode_compact.py`, which keeps each message once. The
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import finish_reason, weight_versions
-from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
-from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
-from tito_audit.formats._models import model_facts
+from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
+from tito_audit.formats._columns import filled, flat_logprobs, is_list, other_columns
+from tito_audit.formats._facts import TOOLS_MISSING, calls_unknown_tools, model_facts
 from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
-from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
 _COPIES = ("prompt_ids", "prompt_token_ids")
@@ -65,7 +63,7 @@ def _rollout(trajectory: object, where: str, place: Place, stated: Stated) -> Ro
         stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
     messages = conversations[-1] if conversations and told else ()
     turns: tuple[Turn, ...] = ()
-    if any(_filled(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
+    if any(filled(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
         turns = tuple(
             _turn(step, conversation, messages if told else None, f"{where}.steps[{i}]")
             for i, (step, conversation) in enumerate(zip(steps, conversations, strict=True))
@@ -129,7 +127,7 @@ def _turn(
             (_PROMPT, None if _is_multimodal(step.get(_PROMPT)) else step.get(_PROMPT)),
             (_RESPONSE, step.get(_RESPONSE)),
             # An empty list is a step's default and means the same as null.
-            lambda: flat_logprobs(step, "logprobs") if _filled(scored) else None,
+            lambda: flat_logprobs(step, "logprobs") if filled(scored) else None,
             other_columns(step, _TAKEN),
         )
         if scored is not None and not is_list(scored):
@@ -178,8 +176,8 @@ def _source(step: Mapping[str, Any], path: Path) -> CallSource:
         plain_sources(
             place
             for name, value in one.items()
-            if _filled(value) and not _is_multimodal(value)
-            for place in ((*path, name), *copies_of(output, (*path, "model_output"), names, value))
+            if filled(value) and not _is_multimodal(value)
+            for place in ((*path, name), *copies_of(output, names, value, (*path, "model_output")))
         )
         for one, names in zip(copies, (_COPIES, ("logprobs",)), strict=True)
     )
@@ -188,25 +186,18 @@ def _source(step: Mapping[str, Any], path: Path) -> CallSource:
         prompts=prompts,
         logprobs=scored,
         columns={**columns, "logprobs": scored},
-        routing=tuple(_routing(step, output, path)),
+        routing=tuple(
+            (*place, _ROUTING)
+            for place, one in ((path, step), ((*path, "model_output"), output))
+            if _ROUTING in one
+        ),
     )
-
-
-def _routing(step: Mapping[str, Any], output: Mapping[str, Any], path: Path) -> Iterator[Path]:
-    if _ROUTING in step:
-        yield (*path, _ROUTING)
-    if _ROUTING in output:
-        yield (*path, "model_output", _ROUTING)
 
 
 def _starts_with(messages: Sequence[Message], conversation: Sequence[Message]) -> bool:
     return len(conversation) <= len(messages) and all(
         a is b or a.wire == b.wire for a, b in zip(messages, conversation, strict=False)
     )
-
-
-def _filled(value: object) -> bool:
-    return is_list(value) and len(value) > 0  # type: ignore[arg-type]
 
 
 def _is_multimodal(value: object) -> bool:
@@ -217,13 +208,11 @@ def _is_multimodal(value: object) -> bool:
 FORMAT = Format(
     name="rllm_episode",
     title="rLLM episodes",
-    signature=Signature.of(
-        way(
-            "trajectories",
-            keys("steps", before=" whose entries have "),
-            keys("prompt_ids", before=", with "),
-            keys("response_ids", before=" and "),
-        )
+    signature=one_way(
+        "trajectories",
+        keys("steps", before=" whose entries have "),
+        keys("prompt_ids", before=", with "),
+        keys("response_ids", before=" and "),
     ),
     precedence=130,
     matches=_matches,

@@ -15,12 +15,10 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import finish_reason, weight_versions
-from tito_audit.formats._columns import flat_logprobs, is_list, other_columns
-from tito_audit.formats._known_tools import TOOLS_MISSING, calls_unknown_tools
-from tito_audit.formats._models import model_facts
+from tito_audit.formats._calls import finish_reason, turn_of_tokens, weight_versions
+from tito_audit.formats._columns import filled, flat_logprobs, is_list, other_columns
+from tito_audit.formats._facts import TOOLS_MISSING, calls_unknown_tools, model_facts
 from tito_audit.formats._sources import copies_of, object_at, of_calls, plain_sources
-from tito_audit.formats._turns import turn_of_tokens
 from tito_audit.formats._writer import calls_written
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Edit, Path
@@ -28,7 +26,7 @@ from tito_audit.record.message import as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import Signature, way
+from tito_audit.signature import one_way
 
 _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
 _PROMPT_NAMES = ("prompt_token_ids", "prompt_ids", "prompt", "input_ids")
@@ -58,18 +56,8 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     turn = _turn(row, answer, len(messages) - 1 if messages else None)
     if row.get(_PROMPT) is None and row.get(_COMPLETION) is None and row.get("prompt_delta_token_ids") is None:
         stated = stated.without_ids()
-    arguments = request.get("chat_template_kwargs")
-    return (
-        Rollout(
-            place,
-            FORMAT.name,
-            messages,
-            tools,
-            template_kwargs=arguments if isinstance(arguments, Mapping) else {},
-            turns=(turn,),
-            stated=stated,
-        ),
-    )
+    kwargs = object_at(request, "chat_template_kwargs")
+    return (Rollout(place, FORMAT.name, messages, tools, kwargs, turns=(turn,), stated=stated),)
 
 
 def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn:
@@ -94,38 +82,25 @@ def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn
 def _disagreement(row: Row) -> str | None:
     """How the ids of the record and of the server's raw answer differ; None if they do not."""
     response = object_at(row, "raw_response")
-    choice = _choice(response)
-    copies = [
-        (name, holder[key], row.get(name))
-        for name, keys, holders in (
-            (_PROMPT, _PROMPT_NAMES[:2], (response, choice)),
-            (_COMPLETION, _COMPLETION_NAMES, (choice,)),
-        )
-        for holder in holders
-        for key in keys
-        if is_list(holder.get(key)) and len(holder[key])
-    ]
-    for name, copy, own in copies:
-        if is_list(own) and len(own) and not _same(copy, own):  # type: ignore[arg-type]
+    choice = object_at(response, "choices", 0)
+    for name, keys, holders in (
+        (_PROMPT, _PROMPT_NAMES[:2], (response, choice)),
+        (_COMPLETION, _COMPLETION_NAMES, (choice,)),
+    ):
+        own: Any = row.get(name)
+        copies = [holder[key] for holder in holders for key in keys if filled(holder.get(key))]
+        if filled(own) and any(
+            not np.array_equal(as_floats(o, "raw_response"), as_floats(own, "")) for o in copies
+        ):
             return f"{name} and its copy in raw_response"
     return None
-
-
-def _same(left: Any, right: Any) -> bool:
-    return len(left) == len(right) and bool(np.array_equal(as_floats(left, "raw_response"), as_floats(right, "")))
-
-
-def _choice(response: Mapping[str, Any]) -> Mapping[str, Any]:
-    choices = response.get("choices")
-    first = choices[0] if isinstance(choices, list | tuple) and choices else None
-    return first if isinstance(first, Mapping) else {}
 
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     parts = {name: row[name] for name in ("raw_request", "raw_response") if isinstance(row.get(name), Mapping)}
     scored = [Source(("logprobs",))] if is_list(row.get("logprobs")) else []
     gone = [*scored]
-    choice = _choice(object_at(row, "raw_response"))
+    choice = object_at(row, "raw_response", "choices", 0)
     content = object_at(choice, "logprobs").get("content")
     if scored and _scores_equal(content, row["logprobs"]):
         inside: Path = ("raw_response", "choices", 0, "logprobs")
@@ -135,12 +110,15 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else None
     usage = object_at(row, "raw_response", "usage")
     one = CallSource(
-        prompts=plain_sources(
-            [] if prompt is None else [(_PROMPT,), *copies_of(parts, (), _PROMPT_NAMES, prompt)]
-        ),
+        prompts=plain_sources([] if prompt is None else [(_PROMPT,), *copies_of(parts, _PROMPT_NAMES, prompt)]),
         logprobs=tuple(scored),
         columns={**columns, "logprobs": tuple(gone)},
-        routing=tuple(_routing(row)),
+        routing=tuple(
+            (*path, name)
+            for path in ((), ("raw_response",), ("raw_response", "choices", 0))
+            for name in _ROUTING
+            if object_at(row, *path).get(name) is not None
+        ),
         counters=(Counter(("raw_response", "usage")),) if usage else (),
     )
     return of_calls([[one]])
@@ -155,18 +133,6 @@ def _scores_equal(content: object, logprobs: Any) -> bool:
         return bool(np.array_equal(values, as_floats(logprobs, ""), equal_nan=True))
     except RecordError:
         return False
-
-
-def _routing(row: Row) -> Iterator[Path]:
-    holders: list[Path] = [(), ("raw_response",)]
-    if _choice(object_at(row, "raw_response")):
-        holders.append(("raw_response", "choices", 0))
-    for path in holders:
-        holder: Any = row
-        for step in path:
-            holder = holder.get(step) if isinstance(holder, Mapping) else holder[step]
-        if isinstance(holder, Mapping):
-            yield from ((*path, name) for name in _ROUTING if holder.get(name) is not None)
 
 
 def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
@@ -189,7 +155,7 @@ def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 FORMAT = Format(
     name="rllm_gateway",
     title="rLLM gateway traces",
-    signature=Signature.of(way("trace_id", "prompt_token_ids", "completion_token_ids", "response_message")),
+    signature=one_way("trace_id", "prompt_token_ids", "completion_token_ids", "response_message"),
     precedence=140,
     matches=_matches,
     read=_read,

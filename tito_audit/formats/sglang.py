@@ -6,37 +6,18 @@ differ, `output_ids` is read and the difference reported. sgl-project/sglang.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from tito_audit.formats._responses_log import has_meta_info
+from tito_audit.formats._responses_read import format_of_answers
+from tito_audit.signature import keys, one_way
 
-from tito_audit.format import Format, Row
-from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
-from tito_audit.formats._responses_log import exchange, has_meta_info
-from tito_audit.formats._responses_read import rollouts_of
-from tito_audit.formats._writer import calls_written
-from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
-
-
-def _matches(row: Row) -> bool:
-    found = exchange(row)
-    return found is not None and has_meta_info(found)
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return rollouts_of(row, place, FORMAT.name)
-
-
-FORMAT = Format(
-    name="sglang",
+FORMAT = format_of_answers(
+    "sglang",
+    has_meta_info,
     title="SGLang responses",
-    signature=Signature.of(
-        way("meta_info", keys("output_token_logprobs", before=" with ", after=", at the top or on `choices[]`"))
+    signature=one_way(
+        "meta_info", keys("output_token_logprobs", before=" with ", after=", at the top or on `choices[]`")
     ),
     precedence=230,
-    matches=_matches,
-    read=_read,
-    sources=choice_sources,
-    update=calls_written(_read, choice_sources, stays=ONE_CALL),
     shows="The call's completion, logprobs and weight version; its prompt only when the request's "
     "`input_ids` or the prompt's scores were logged. Calls of one conversation are not joined.",
 )

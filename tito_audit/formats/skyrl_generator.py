@@ -6,36 +6,20 @@ batch. With step-wise training each call of a conversation is a sample. One samp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import (
-    batch_read,
-    batch_sources,
-    batch_update,
-    is_batch,
-    sample_rollout,
-    updated_sample,
-)
-from tito_audit.record.repaired import RepairedRollout
+from tito_audit.formats._samples import SampleRows, batch_samples, is_batch, sample_rollout, updated_sample
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.sources import Sources
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _IDS = "response_ids"
 
 
 def _matches(row: Row) -> bool:
     return is_batch(row, _IDS) and is_batch(row, "prompt_token_ids")
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return batch_read(row, place, _IDS, _sample)
-
-
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return batch_update(row, repaired, _IDS, _sample, updated_sample)
 
 
 def _sample(row: Row, place: Place) -> Rollout:
@@ -49,25 +33,20 @@ def _sample(row: Row, place: Place) -> Rollout:
     return replace(found, turns=turns, stated=stated)
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    return batch_sources(row, _IDS, rollouts)
-
-
+_ROWS = SampleRows(_sample, updated_sample, partial(batch_samples, ids=_IDS))
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",
-    signature=Signature.of(
-        way(
-            "prompt_token_ids",
-            keys("response_ids", before=" and ", after=", each one list a sample"),
-            keys("loss_masks", before=", with "),
-        )
+    signature=one_way(
+        "prompt_token_ids",
+        keys("response_ids", before=" and ", after=", each one list a sample"),
+        keys("loss_masks", before=", with "),
     ),
     precedence=222,
     matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=_update,
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="Each sample's training row with its mask and logprobs, or its one call where all of the response is "
     "trained. No messages, tools or model; an end token added by hand has logprob 0.",
 )

@@ -7,21 +7,21 @@ stop token that ended a response, so a sample without one is not a fault.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import weight_versions
-from tito_audit.formats._columns import is_list, is_messages, parsed, stated_facts
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._samples import row_written
+from tito_audit.formats._columns import filled, is_list, is_messages, parsed
+from tito_audit.formats._facts import stated_facts, with_finishes
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
-from tito_audit.formats._sources import own_sources
+from tito_audit.formats._sources import object_at
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 """`status` as servers' finish reasons (`Sample.update_from_meta_info`); others do not say why a call ended."""
@@ -39,30 +39,26 @@ def _matches(row: Row) -> bool:
     return fits_response(row)
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    metadata = row.get("metadata")
-    metadata = metadata if isinstance(metadata, Mapping) else {}
+def _read(row: Row, place: Place) -> Rollout:
+    metadata = object_at(row, "metadata")
     said = [parsed(row, "messages"), metadata.get("messages")]
     # Messages without an answer are only the prompt, from which the row was not rendered.
-    messages = next((value for value in said if is_messages(value) and _answered(value)), None)
+    messages = next((value for value in said if is_messages(value) and any(map(_is_answer, value))), None)
     listed = [parsed(row, "tools"), parsed(metadata, "tools")]
-    tools = next((value for value in listed if is_list(value) and len(value)), listed[0])
-    arguments = row.get("apply_chat_template_kwargs")
-    return (
-        Rollout(
-            place,
-            FORMAT.name,
-            as_messages(messages, "messages"),
-            as_tools(tools, "tools"),
-            template_kwargs=arguments if isinstance(arguments, Mapping) else {},
-            training_row=with_finishes(sample_row(row), row),
-            stated=_stated(row),
-        ),
+    tools = next((value for value in listed if filled(value)), listed[0])
+    return Rollout(
+        place,
+        FORMAT.name,
+        as_messages(messages, "messages"),
+        as_tools(tools, "tools"),
+        template_kwargs=object_at(row, "apply_chat_template_kwargs"),
+        training_row=with_finishes(sample_row(row), row),
+        stated=_stated(row),
     )
 
 
-def _answered(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return any(speaker_of(str(message["role"])) not in GIVEN_SPEAKERS for message in messages if message["role"])
+def _is_answer(message: Mapping[str, Any]) -> bool:
+    return bool(message["role"]) and speaker_of(str(message["role"])) not in GIVEN_SPEAKERS
 
 
 def _stated(row: Row) -> Stated:
@@ -77,17 +73,18 @@ def _stated(row: Row) -> Stated:
     )
 
 
+_ROWS = training_rows(_read, updated_sample, "a sample")
 FORMAT = Format(
     name="slime",
     title="slime and miles samples",
-    signature=Signature.of(
-        way("tokens", keys("response_length", before=" + "), keys("loss_mask", after=" over the response or null"))
+    signature=one_way(
+        "tokens", keys("response_length", before=" + "), keys("loss_mask", after=" over the response or null")
     ),
     precedence=190,
     matches=_matches,
-    read=_read,
-    sources=own_sources,
-    update=row_written(_read, updated_sample, "a sample"),
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="The training row, its mask and its logprobs; null for a mask trains the whole response. No calls; "
     "messages and tools only where `metadata` keeps them. Torch files need the extra `torch`.",
 )

@@ -6,16 +6,16 @@ Rows with only `messages` are read as `generic`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
-from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, holds_ids, is_messages, parsed, stated_facts
-from tito_audit.formats._update import at_most_one_each
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, holds_ids, is_messages, parsed
+from tito_audit.formats._facts import stated_facts
+from tito_audit.formats._samples import SampleRows
 from tito_audit.record.message import Message, as_messages
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, keys, way
 
@@ -70,12 +70,12 @@ def _may_hide_ids(name: str, value: Any) -> bool:
     return _may_hold_ids(value)
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     stated = stated_facts(row).without_ids()
     known = next((what for keys, what in _KNOWN if keys <= row.keys()), None)
     if known is not None:
         stated = replace(stated, notice=f"No token ids: this is {known}.")
-    return (Rollout(place, FORMAT.name, _messages(row), stated=stated),)
+    return Rollout(place, FORMAT.name, _messages(row), stated=stated)
 
 
 def _messages(row: Row) -> tuple[Message, ...]:
@@ -85,13 +85,6 @@ def _messages(row: Row) -> tuple[Message, ...]:
     if asked is None or wrote is None:
         return ()
     return as_messages(asked, "prompt") + as_messages(wrote, "completion")
-
-
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not repaired:
-        return ()
-    at_most_one_each(_read(row, repaired[0].rollout.place), repaired)
-    return (row,)
 
 
 def _may_hold_ids(value: Any, depth: int = 6) -> bool:
@@ -106,14 +99,11 @@ def _may_hold_ids(value: Any, depth: int = 6) -> bool:
 def _is_text(value: Any) -> bool:
     """True for a text, messages, or a list of either."""
     if isinstance(value, list | tuple) and value and not isinstance(value[0], Mapping):
-        return all(isinstance(one, str) or _is_conversation(one) for one in value[:4])
+        return all(isinstance(one, str) or is_messages(one) for one in value[:4])
     return isinstance(value, str) or is_messages(value)
 
 
-def _is_conversation(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping) and is_messages(value)
-
-
+_ROWS = SampleRows(_read, lambda row, before, one: row)
 FORMAT = Format(
     name="text_only",
     title="Text without token ids",
@@ -129,8 +119,9 @@ FORMAT = Format(
     ),
     precedence=280,
     matches=_matches,
-    read=_read,
-    update=_update,
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="Nothing: no ids were recorded. Of the text logs that verl, TRL, SkyRL, AReaL and tinker-cookbook write "
     "by themselves it says what to save instead.",
 )

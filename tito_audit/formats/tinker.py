@@ -19,9 +19,9 @@ from tito_audit.align.prefix import common_ends
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import messages_of_row
-from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of, stated_facts
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._samples import row_written
+from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
+from tito_audit.formats._facts import stated_facts, with_finishes
+from tito_audit.formats._samples import training_rows
 from tito_audit.formats._update import changed_columns
 from tito_audit.formats._values import as_logged
 from tito_audit.record.arrays import Ids, as_ids
@@ -31,7 +31,7 @@ from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _TARGETS = "target_tokens"
 _MASKS = ("mask", "weights")
@@ -48,18 +48,18 @@ def _matches(row: Row) -> bool:
     return "model_input" in row and isinstance(inputs, Mapping) and _TARGETS in inputs
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     inputs = row["loss_fn_inputs"]
     stated = stated_facts(row)
     messages = as_messages(parsed(row, "messages"), "messages")
     tools = as_tools(parsed(row, "tools"), "tools")
     if inputs[_TARGETS] is None:
-        return (Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids()),)
+        return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
     ids = _all_tokens(row, targets)
     trained = _training_row(ids, inputs) if len(ids) else None
     messages = messages if trained is None else messages_of_row(messages)
-    return (Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated),)
+    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 
 def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
@@ -123,7 +123,7 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
     if isinstance(value, Mapping) and "chunks" in value:
         value = value["chunks"]
     if is_list(value) and is_numbers(value):
-        return [(as_ids(value, "model_input"), True)]  # type: ignore[arg-type]
+        return [(as_ids(value, "model_input"), True)]
     if not isinstance(value, list | tuple) or not all(isinstance(chunk, Mapping) for chunk in value):
         raise RecordError("model_input is not a list of chunks of token ids")
     known = [_chunk_size(chunk, f"model_input.chunks[{i}]") for i, chunk in enumerate(value)]
@@ -167,7 +167,7 @@ def _refuse(name: str) -> Any:
 def _is_table(value: Any) -> bool:
     """True for a tensor of two or more dimensions, such as distillation targets."""
     shape = value.get("shape") if isinstance(value, Mapping) else None
-    return is_list(shape) and len(shape) > 1  # type: ignore[arg-type]
+    return is_list(shape) and len(shape) > 1
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
@@ -214,7 +214,7 @@ def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
         return
     yield Edit((*path, "data"), as_logged(values, original["data"]))
     shape = original.get("shape")
-    if is_list(shape) and len(shape) == 1 and shape[0] != len(values):  # type: ignore[arg-type, index]
+    if is_list(shape) and len(shape) == 1 and shape[0] != len(values):
         yield Edit((*path, "shape"), as_logged([len(values)], shape))
 
 
@@ -256,15 +256,16 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [Sources(columns) for _ in rollouts]
 
 
+_ROWS = training_rows(_read, _written, "a datum")
 FORMAT = Format(
     name="tinker",
     title="tinker datums",
-    signature=Signature.of(way("model_input", keys("loss_fn_inputs.target_tokens", before=" and "))),
+    signature=one_way("model_input", keys("loss_fn_inputs.target_tokens", before=" and ")),
     precedence=200,
     matches=_matches,
-    read=_read,
+    read=_ROWS.read,
     sources=_sources,
-    update=row_written(_read, _written, "a datum"),
+    update=_ROWS.update,
     shows="The training row with its mask, logprobs and advantages, shifted by one. No calls, messages or model: "
     "a conversation that was cut into several datums cannot be put together again.",
 )

@@ -5,16 +5,14 @@ arb8020/research, the token provider's `GenerationResult`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import answer_indices, call_turn, updated_single_call
-from tito_audit.formats._columns import is_list, parsed, stated_facts
-from tito_audit.formats._sources import own_sources
+from tito_audit.formats._calls import answer_indices, call_turn
+from tito_audit.formats._columns import is_list, parsed
+from tito_audit.formats._facts import stated_facts
+from tito_audit.formats._samples import single_calls
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, way
+from tito_audit.signature import one_way
 
 
 def _matches(row: Row) -> bool:
@@ -23,7 +21,7 @@ def _matches(row: Row) -> bool:
     return all(row[name] is None or is_list(row[name]) for name in ("input_ids", "output_ids"))
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read(row: Row, place: Place) -> Rollout:
     messages = as_messages(parsed(row, "messages"), "messages")
     # Messages that do not end with an answer are the call's prompt.
     answered = bool(messages) and messages[-1].sampled
@@ -33,21 +31,18 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         prompt_messages=None if answered or not messages else messages,
     )
     tools = as_tools(parsed(row, "tools"), "tools")
-    return (Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row)),)
+    return Rollout(place, FORMAT.name, messages, tools, turns=(turn,), stated=stated_facts(row))
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_single_call(row, _read, repaired)
-
-
+_ROWS = single_calls(_read, "messages")
 FORMAT = Format(
     name="tito_call",
     title="Token-in, token-out provider, one call",
-    signature=Signature.of(way("input_ids", "output_ids", "logprobs", "finish_reason")),
+    signature=one_way("input_ids", "output_ids", "logprobs", "finish_reason"),
     precedence=260,
     matches=_matches,
-    read=_read,
-    sources=own_sources,
-    update=_update,
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="One call: its complete prompt, what was sampled, its logprobs. Messages if the caller added them.",
 )

@@ -6,30 +6,20 @@ and a mask over the response alone; those rows are `slime`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import messages_of_row
-from tito_audit.formats._columns import (
-    flat_logprobs,
-    ids_or_none,
-    is_list,
-    is_messages,
-    other_columns,
-    parsed,
-    stated_facts,
-)
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._packed import packed, packed_read, packed_update
-from tito_audit.formats._samples import sources_in
-from tito_audit.formats._sources import own_sources
-from tito_audit.formats._update import at_most_one_each, updated_row
+from tito_audit.formats._columns import flat_logprobs, ids_or_none, is_list, is_messages, other_columns, parsed
+from tito_audit.formats._facts import stated_facts, with_finishes
+from tito_audit.formats._packed import packed
+from tito_audit.formats._samples import training_rows
+from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.sources import Sources
-from tito_audit.signature import Signature, absent, keys, way
+from tito_audit.signature import absent, keys, one_way
 
 _OTHERS = ("rollout_log_probs", "response", "group_index", "status")
 """Two of these identify the format; `tokens` and `loss_mask` alone are too common."""
@@ -42,12 +32,7 @@ def _matches(row: Row) -> bool:
     if not is_list(tokens) or not is_list(mask):
         return False
     # A mask of another length, or null, covers a response, and it is unknown where that begins.
-    return len(mask) == len(tokens) and not (len(tokens) and is_list(tokens[0]))  # type: ignore[arg-type, index]
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    samples = packed(row)
-    return (_read_one(row, place),) if samples is None else packed_read(samples, place, _read_one)
+    return len(mask) == len(tokens) and not (len(tokens) and is_list(tokens[0]))
 
 
 def _read_one(row: Row, place: Place) -> Rollout:
@@ -77,37 +62,18 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if not repaired:
-        return ()
-    samples = packed(row)
-    if samples is not None:
-        return packed_update(row, samples, repaired, _read_one, _updated)
-    before = _read_one(row, repaired[0].rollout.place)
-    (after,) = at_most_one_each([before], repaired)
-    return (_updated(row, before, after),)
-
-
-def _updated(row: Row, before: Rollout, after: RepairedRollout) -> Row:
-    return updated_row(row, before.training_row, after.rollout.training_row, "tokens")
-
-
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    one = packed(row)
-    return own_sources(row, rollouts) if one is None else sources_in(one.as_samples, rollouts)
-
-
+_ROWS = replace(training_rows(_read_one, partial(updated_row, ids="tokens")), split=packed)
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",
-    signature=Signature.of(
-        way("tokens", keys("loss_mask", after=" over all of them"), "rollout_log_probs", absent("response_length"))
+    signature=one_way(
+        "tokens", keys("loss_mask", after=" over all of them"), "rollout_log_probs", absent("response_length")
     ),
     precedence=265,
     matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=_update,
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",
 )

@@ -10,29 +10,21 @@ asynchronous training, and one completion per row without these masks, are read 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import (
-    batch_read,
-    batch_sources,
-    batch_update,
-    is_batch,
-    sample_rollout,
-    updated_sample,
-)
 from tito_audit.formats._columns import is_list, is_messages
+from tito_audit.formats._padding import repadded, unpadded
+from tito_audit.formats._samples import SampleRows, batch_samples, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.formats._values import as_logged
-from tito_audit.formats._widths import repadded, unpadded
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.sources import Sources
 from tito_audit.signature import Signature, keys, way
 
 _PROMPT, _IDS = "prompt_ids", "completion_ids"
@@ -47,14 +39,6 @@ def _matches(row: Row) -> bool:
         return is_batch(row, _PROMPT)
     padded = all(is_list(row.get(name)) for name in (_PROMPT, _IDS, *_SEEN.values()))
     return padded and any(name in row for name in _MARKERS)
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return batch_read(row, place, _IDS, _sample)
-
-
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return batch_update(row, repaired, _IDS, _sample, _updated)
 
 
 def _sample(row: Row, place: Place) -> Rollout:
@@ -106,24 +90,14 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     if plain is row or not changed:
         return with_values(row, changed)
     prompt, completion = _visible(row)
-    values: dict[str, Any] = {}
-    for name, value in changed.items():
-        old: Any = row[name]
-        if is_list(value) and name == _PROMPT:
-            values[name] = repadded(value, old, prompt, left=True, name=name)
-            ahead = [0] * (len(prompt) - len(value)) + [1] * len(value)
-            values[_SEEN[name]] = as_logged(ahead, row[_SEEN[name]])
-        elif is_list(value) and is_list(old) and len(old) == len(completion):
-            values[name] = repadded(value, old, completion, left=False, name=name)
-        else:
-            values[name] = value
+    values = repadded(row, changed, (_PROMPT, prompt), completion)
+    if is_list(changed.get(_PROMPT)):
+        size = len(changed[_PROMPT])
+        values[_SEEN[_PROMPT]] = as_logged([0] * (len(prompt) - size) + [1] * size, row[_SEEN[_PROMPT]])
     return with_values(row, values)
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    return batch_sources(row, _IDS, rollouts)
-
-
+_ROWS = SampleRows(_sample, _updated, partial(batch_samples, ids=_IDS))
 FORMAT = Format(
     name="trl_rollout",
     title="TRL rollout_func output and trainer buffers",
@@ -143,9 +117,9 @@ FORMAT = Format(
     ),
     precedence=224,
     matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=_update,
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="Each completion with its prompt and logprobs, or its training row where an `env_mask` or `tool_mask` "
     "leaves tokens out; the prompt's messages where they were saved. No model or tools.",
 )

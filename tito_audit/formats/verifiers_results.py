@@ -16,26 +16,24 @@ import numpy as np
 from tito_audit.align.prefix import starts_with
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import written_once
-from tito_audit.formats._columns import ids_or_none, is_list, is_numbers, policy_of
-from tito_audit.formats._copies import CountPairs, with_counts
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import model_facts
+from tito_audit.formats._calls import turn_of_tokens, written_once
+from tito_audit.formats._columns import is_given, is_list, is_numbers, policy_of
+from tito_audit.formats._facts import model_facts, with_finishes
 from tito_audit.formats._sources import at, object_at, of_calls, plain_sources
-from tito_audit.formats._turn_change import same_ids
-from tito_audit.formats._values import equal_values
+from tito_audit.formats._update import CountPairs, with_counts
+from tito_audit.formats._values import equal_values, same_ids
 from tito_audit.formats._verifiers_messages import chat_messages, chat_tools
 from tito_audit.formats._writer import lengths_of, rewritten_calls
-from tito_audit.record.arrays import Mask, as_floats, empty_ids
-from tito_audit.record.build import call_columns, training_row
+from tito_audit.record.arrays import Mask, as_floats
+from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
-from tito_audit.record.stated import Stated, as_group
-from tito_audit.signature import Signature, optional, way
+from tito_audit.record.stated import as_group
+from tito_audit.signature import one_way, optional
 
 _IDS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
 _UNREBUILT = ("routed_experts", "prompt_attribution")
@@ -74,23 +72,12 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     steps = _steps(row)
     messages = _messages(row, steps)
     tools = chat_tools(row.get("tool_defs", row.get("oai_tools")), "tool_defs")
-    stated = _stated(row, steps)
+    stated = replace(model_facts({**row, "steps": [s.wire for s in steps]}), group=as_group(row["example_id"]))
     if not any(_has_ids(step) for step in steps):
-        stated = stated.without_ids()
-        return (Rollout(place, FORMAT.name, messages, tools, stated=stated),)
+        return (Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids()),)
     turns = written_once([_turn(step, messages) for step in steps], messages)
     trained = with_finishes(_row_if_masks_differ(steps, turns), {}, turns)
-    return (
-        Rollout(
-            place,
-            FORMAT.name,
-            messages,
-            tools,
-            turns=turns,
-            training_row=trained,
-            stated=stated,
-        ),
-    )
+    return (Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated),)
 
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
@@ -162,25 +149,23 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
     if not _has_ids(step):
         return turn
     try:
-        prompt = ids_or_none(step.tokens.get("prompt_ids"), "prompt_ids")
-        completion = ids_or_none(step.tokens.get("completion_ids"), "completion_ids")
-        if completion is None and prompt is not None:
-            completion = empty_ids()
+        said: Any = step.tokens.get("completion_ids")
         logprobs: Any = step.tokens.get("completion_logprobs")
-        values, columns = call_columns(
-            empty_ids() if completion is None else completion,
-            logprobs=("completion_logprobs", logprobs) if _filled(logprobs) else None,
-            other=_other_columns(step),
+        call = turn_of_tokens(
+            ("prompt_ids", step.tokens.get("prompt_ids")),
+            ("completion_ids", () if said is None else said),
+            lambda: ("completion_logprobs", logprobs) if is_given(logprobs) else None,
+            _other_columns(step),
         )
-        mask = _mask_column(step, 0 if completion is None else len(completion))
+        mask = _mask_column(step, 0 if call.completion_ids is None else len(call.completion_ids))
     except RecordError as error:
         raise RecordError(f"{step.where}.tokens: {error}") from None
     return replace(
         turn,
-        prompt_ids=prompt,
-        completion_ids=completion,
-        completion_logprobs=values,
-        columns=(*columns, *(() if mask is None else (mask,))),
+        prompt_ids=call.prompt_ids,
+        completion_ids=call.completion_ids,
+        completion_logprobs=call.completion_logprobs,
+        columns=(*call.columns, *(() if mask is None else (mask,))),
     )
 
 
@@ -196,7 +181,7 @@ def _other_columns(step: _Step) -> dict[str, tuple[Any, MovePolicy]]:
 def _mask_column(step: _Step, size: int) -> Column | None:
     """The mask over the completion, None if there is none; RecordError if its length differs."""
     mask: Any = step.tokens.get("completion_mask")
-    if not _filled(mask):
+    if not is_given(mask):
         return None
     values = as_floats(mask, "completion_mask")
     if len(values) != size:
@@ -236,12 +221,12 @@ def _trained(step: _Step, turn: Turn) -> tuple[Mask, Mask]:
     trained = sampled.copy()
     given: Any = step.tokens.get("prompt_mask")
     said: Any = step.tokens.get("completion_mask")
-    if _filled(given):
+    if is_given(given):
         values = as_floats(given, "prompt_mask")
         if len(values) != prompt:
             raise RecordError(f"{step.where}.tokens.prompt_mask has {len(values)} entries for {prompt} prompt ids")
         trained[:prompt] = values > 0
-    if _filled(said):
+    if is_given(said):
         trained[prompt:] = as_floats(said, "completion_mask") > 0
     return trained, sampled
 
@@ -275,7 +260,7 @@ def _source(row: Row, path: Path, turn: Turn) -> CallSource:
         prompts=plain_sources((*one, "prompt_ids") for one in asked),
         logprobs=columns.get("completion_logprobs", ()),
         columns=columns,
-        blank=tuple((*one, "prompt_mask") for one in asked if _filled(at(row, one).get("prompt_mask"))),
+        blank=tuple((*one, "prompt_mask") for one in asked if is_given(at(row, one).get("prompt_mask"))),
         routing=tuple((*one, name) for one in asked for name in _UNREBUILT if name in at(row, one)),
         counters=(Counter((*response, "usage")),) if object_at(row, *response, "usage") else (),
     )
@@ -314,39 +299,22 @@ def _refuse_other_mask(before: TrainingRow | None, after: TrainingRow | None) ->
 
 
 def _has_ids(step: _Step) -> bool:
-    return any(_filled(step.tokens.get(name)) for name in ("prompt_ids", "completion_ids"))
-
-
-def _filled(value: Any) -> bool:
-    return value is not None and not (is_list(value) and not len(value))
+    return any(is_given(step.tokens.get(name)) for name in ("prompt_ids", "completion_ids"))
 
 
 def _finish_reason(step: _Step) -> str | None:
     """Why the call ended; `length` also if the trainer truncated it afterwards."""
     if step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True:
         return "length"
-    response = step.wire.get("response")
-    message = response.get("message") if isinstance(response, Mapping) else None
-    reason = message.get("finish_reason") if isinstance(message, Mapping) else None
+    reason = object_at(step.wire, "response", "message").get("finish_reason")
     return reason if isinstance(reason, str) else None
-
-
-def _stated(row: Row, steps: Sequence[_Step]) -> Stated:
-    stated = model_facts({**row, "steps": [step.wire for step in steps]})
-    return replace(stated, group=as_group(row["example_id"]))
 
 
 FORMAT = Format(
     name="verifiers_results",
     title="verifiers results (before v1)",
-    signature=Signature.of(
-        way(
-            "example_id",
-            "prompt",
-            "completion",
-            "is_completed",
-            optional("trajectory[].tokens", before="; ids in "),
-        )
+    signature=one_way(
+        "example_id", "prompt", "completion", "is_completed", optional("trajectory[].tokens", before="; ids in ")
     ),
     precedence=170,
     matches=_matches,

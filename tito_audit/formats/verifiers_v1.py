@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import is_list, is_numbers, parsed, policy_of
-from tito_audit.formats._finish import with_finishes
-from tito_audit.formats._models import one_model
+from tito_audit.formats._columns import filled, is_given, is_numbers, parsed, policy_of
+from tito_audit.formats._facts import one_model, with_finishes
+from tito_audit.formats._sources import object_at
 from tito_audit.formats._verifiers_graph import Node, Tree, episode_of, prompts_of, trees_of
 from tito_audit.formats._verifiers_messages import chat_message, chat_messages, chat_tools
-from tito_audit.formats._verifiers_write import updated_rows
+from tito_audit.formats._verifiers_write import node_sources, updated_rows
 from tito_audit.record.arrays import Logprobs, as_floats, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.stated import Stated, as_group
 from tito_audit.signature import Signature, keys, way
@@ -53,16 +53,12 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     episode = episode_of(row)
     if episode is row and "traces" not in row and "nodes" not in row:
         return (_uploaded(row, place),)
-    shared = _stated_by_episode(episode)
-    versions = _versions(_inner(episode, "run", "work", "policy"))
+    shared = Stated(group=as_group(object_at(episode, "group").get("id")))
+    versions = _versions(object_at(episode, "run", "work", "policy"))
     trees = trees_of(episode)
     if not trees:
         return (Rollout(place, FORMAT.name, stated=shared.without_ids()),)
     return tuple(_rollout(tree, replace(place, item=item), shared, versions) for item, tree in enumerate(trees))
-
-
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return updated_rows(row, repaired, _read)
 
 
 def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]) -> Rollout:
@@ -78,15 +74,7 @@ def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     turns = _turns(tree, messages, calls, versions)
     trained = with_finishes(_row_if_masks_differ(tree), {}, turns)
-    return Rollout(
-        place,
-        FORMAT.name,
-        messages,
-        tools,
-        turns=turns,
-        training_row=trained,
-        stated=stated,
-    )
+    return Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated)
 
 
 def _turns(
@@ -107,7 +95,7 @@ def _turns(
             message_index=index[number] if said[number].role == "assistant" else None,
             prompt_messages=None if linear else tuple(said[n] for n in before),
             finish_reason=reason if isinstance(reason, str) else None,
-            weight_versions=_versions(calls.get(number, {}).get("policy")) or versions,
+            weight_versions=_versions(object_at(calls.get(number), "policy")) or versions,
         )
         if len(node.ids):
             logprobs, columns = _columns(node)
@@ -126,8 +114,8 @@ def _columns(node: Node) -> tuple[Logprobs | None, tuple[Column, ...]]:
     """The logprobs `[C]` and every column over the completion; compact columns are spread out by the mask."""
     columns: list[Column] = []
     logprobs: Logprobs | None = None
-    value = node.wire.get("logprobs")
-    if value is not None and not (is_list(value) and not len(value)):
+    value: Any = node.wire.get("logprobs")
+    if is_given(value):
         raw = as_floats(value, f"{node.where}.logprobs")
         if len(raw) == np.count_nonzero(node.mask):
             logprobs = raw if node.trained.all() else _spread(raw, node)
@@ -144,12 +132,12 @@ def _columns(node: Node) -> tuple[Logprobs | None, tuple[Column, ...]]:
 def _other_lists(node: Node) -> Iterator[tuple[str, Any]]:
     """Every list of numbers on a node, except those with a known meaning."""
     for name, value in node.wire.items():
-        if name not in _KNOWN and is_list(value) and len(value) and is_numbers(value):
+        if name not in _KNOWN and filled(value) and is_numbers(value):
             yield name, value
     weights = node.wire.get("loss_weights")
     if isinstance(weights, Mapping):
         for name, value in weights.items():
-            if is_list(value) and len(value):
+            if filled(value):
                 yield f"loss_weights.{name}", value
 
 
@@ -217,32 +205,19 @@ def _failed(error: object) -> bool:
     return bool(error) if isinstance(error, str | Mapping) else error is not None
 
 
-def _stated_by_episode(episode: Row) -> Stated:
-    group = _inner(episode, "group", "id")
-    return Stated(group=as_group(group))
-
-
 def _stated_by_trace(shared: Stated, tree: Tree, calls: Mapping[int, Mapping[str, Any]]) -> Stated:
     """The trace's id, the model that all its calls name, and whether its agent is trained at all."""
     named = [calls[number].get("model") for number in tree.sampled if number in calls]
-    model = one_model(named if any(named) else [_inner(tree.trace, "agent", "config", "model")])
+    model = one_model(named if any(named) else [object_at(tree.trace, "agent", "config").get("model")])
     name = tree.trace.get("id")
-    trained = False if _inner(tree.trace, "agent", "trainable") is False else None
+    trained = False if object_at(tree.trace, "agent").get("trainable") is False else None
     return replace(shared, model=model).with_facts(id=name if isinstance(name, str) else None, trainable=trained)
 
 
-def _versions(policy: object) -> tuple[str, ...]:
+def _versions(policy: Mapping[str, Any]) -> tuple[str, ...]:
     """The weight versions at the start and end of a call; one if they are equal."""
-    if not isinstance(policy, Mapping):
-        return ()
     ends = [policy.get(name) for name in ("start", "end")]
     return tuple(dict.fromkeys(str(end) for end in ends if type(end) is int))
-
-
-def _inner(value: Any, *names: str) -> Any:
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def _uploaded(row: Row, place: Place) -> Rollout:
@@ -269,7 +244,8 @@ FORMAT = Format(
     precedence=40,
     matches=_matches,
     read=_read,
-    update=_update,
+    sources=node_sources,
+    update=partial(updated_rows, read=_read),
     shows="Messages, tools and every call, with what it was given on its branch, its logprobs, its end and the "
     "policy's version. Branches are sequences of their own; the mask says what was sampled, so it proves itself.",
 )

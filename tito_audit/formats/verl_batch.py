@@ -7,7 +7,8 @@ sample (`prompt_ids`, `response_ids`, `response_mask`) is read as `generic`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,24 +16,15 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._batch_samples import (
-    batch_read,
-    batch_sources,
-    batch_update,
-    is_batch,
-    sample_rollout,
-    updated_sample,
-)
 from tito_audit.formats._columns import is_list, is_messages
-from tito_audit.formats._padding import trained_tokens
+from tito_audit.formats._padding import repadded, trained_tokens, unpadded
+from tito_audit.formats._samples import SampleRows, batch_samples, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.formats._values import as_logged
-from tito_audit.formats._widths import repadded, unpadded
 from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.sources import Sources
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import keys, one_way
 
 _PROMPTS, _RESPONSES, _SEEN = "prompts", "responses", "attention_mask"
 _NAMES = {"prompt_ids": _PROMPTS, "response_ids": _RESPONSES}
@@ -50,15 +42,7 @@ def _matches(row: Row) -> bool:
 
 
 def _is_ids(value: object) -> bool:
-    return value is None or (is_list(value) and all(isinstance(one, int | np.integer) for one in value[:4]))  # type: ignore[index]
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return batch_read(row, place, _RESPONSES, _sample)
-
-
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    return batch_update(row, repaired, _RESPONSES, _sample, _updated)
+    return value is None or (is_list(value) and all(isinstance(one, int | np.integer) for one in value[:4]))
 
 
 def _sample(row: Row, place: Place) -> Rollout:
@@ -117,20 +101,11 @@ def _updated(row: Row, before: Rollout, one: RepairedRollout) -> Row:
     """A sample with its repaired columns, padded to their old widths."""
     plain = _plain(row)
     new = updated_sample(plain, before, one)
-    changed = {name: value for name, value in new.items() if value is not plain[name]}
+    changed = {_NAMES.get(name, name): value for name, value in new.items() if value is not plain[name]}
     if not changed:
         return row
     prompt, response = _visible(row)
-    values: dict[str, Any] = {}
-    for name, value in changed.items():
-        logged = _NAMES.get(name, name)
-        old: Any = row[logged]
-        if is_list(value) and logged == _PROMPTS:
-            values[logged] = repadded(value, old, prompt, left=True, name=logged)
-        elif is_list(value) and is_list(old) and len(old) == len(response):
-            values[logged] = repadded(value, old, response, left=False, name=logged)
-        else:
-            values[logged] = value
+    values = repadded(row, changed, (_PROMPTS, prompt), response)
     if not {_PROMPTS, _RESPONSES} & values.keys():
         return with_values(row, values)
     return with_values(row, {**values, **_whole(row, values, new)})
@@ -175,26 +150,21 @@ def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
     return positions
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    return batch_sources(row, _RESPONSES, rollouts)
-
-
+_ROWS = SampleRows(_sample, _updated, partial(batch_samples, ids=_RESPONSES))
 FORMAT = Format(
     name="verl_batch",
     title="verl batches (DataProto as lists)",
-    signature=Signature.of(
-        way(
-            "prompts",
-            keys("responses", before=" and ", after=" of ids"),
-            keys("attention_mask", before=", with "),
-            keys("response_mask", before=" and "),
-        )
+    signature=one_way(
+        "prompts",
+        keys("responses", before=" and ", after=" of ids"),
+        keys("attention_mask", before=", with "),
+        keys("response_mask", before=" and "),
     ),
     precedence=226,
     matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=_update,
+    read=_ROWS.read,
+    sources=_ROWS.sources,
+    update=_ROWS.update,
     shows="Each sample's training row with its mask, logprobs and what the trainer computed, padding taken off; "
     "or its one call. The logs that verl itself writes hold text only.",
 )

@@ -6,28 +6,13 @@ The ids are there if the request set `return_token_ids`, or are strings `token_i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tito_audit.format import Format, Row
-from tito_audit.formats._choice_sources import ONE_CALL, choice_sources
-from tito_audit.formats._responses_log import exchange, has_server_ids
-from tito_audit.formats._responses_read import rollouts_of
-from tito_audit.formats._writer import calls_written
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.formats._responses_log import has_server_ids
+from tito_audit.formats._responses_read import format_of_answers
 from tito_audit.signature import Signature, Way, keys, way
 
-
-def _matches(row: Row) -> bool:
-    found = exchange(row)
-    return found is not None and has_server_ids(found)
-
-
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return rollouts_of(row, place, FORMAT.name)
-
-
-FORMAT = Format(
-    name="vllm",
+FORMAT = format_of_answers(
+    "vllm",
+    has_server_ids,
     title="vLLM responses",
     signature=Signature.of(
         way("choices[].token_ids"),
@@ -35,10 +20,6 @@ FORMAT = Format(
         Way(words="token strings `token_id:N`"),
     ),
     precedence=240,
-    matches=_matches,
-    read=_read,
-    sources=choice_sources,
-    update=calls_written(_read, choice_sources, stays=ONE_CALL),
     shows="The call's completion and logprobs, its prompt if the answer or the request holds it; messages "
     "and tools only when the request was logged too. One rollout a choice; calls of one conversation are "
     "not joined.",

@@ -12,6 +12,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, pick_format
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import CallSource, Sources
 from tito_audit.signature import Signature
 from tito_audit.storage import Log, Output, RawRow
 from tito_audit.storage.chunk import Chunk, Reading
@@ -95,7 +96,14 @@ def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
     return (row.with_calls(calls),)
 
 
-GATHERED = Format(_NAME, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, _update)
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    return [
+        Sources(calls=tuple(CallSource(entry=(_CALLS, line)) for line in rollout.stated.lines))
+        for rollout in rollouts
+    ]
+
+
+GATHERED = Format(_NAME, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, _sources, _update)
 """The format of calls gathered by rollout; that of a single line is `nemo_gym_tokens`."""
 
 

@@ -19,6 +19,10 @@ class Layout(StrEnum):
     TRIPLES = "triples"  # `[logprob, id, text]`
 
 
+_INSIDE: Mapping[Layout, Path] = {Layout.PLAIN: (), Layout.PARALLEL: ("token_logprobs",)}
+"""Where inside its place an array is a list by itself; single values in objects and triples are found as such."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One place of an array; a list stored as a JSON string is rewritten inside the string."""
@@ -89,7 +93,9 @@ def places_read(sources: Sequence[Sources], rollouts: Sequence[Rollout]) -> Iter
 
 
 def _places_of_call(call: CallSource, turn: Turn) -> Iterator[Path]:
-    yield from (source.path for source in call.logprobs if source.layout is Layout.PLAIN)
+    for source in call.logprobs:
+        if source.layout in _INSIDE:
+            yield (*source.path, *_INSIDE[source.layout])
     for column in turn.columns:
         yield from (source.path for source in call.columns.get(column.name, ()))
         if call.entry is not None:

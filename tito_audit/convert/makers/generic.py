@@ -9,6 +9,7 @@ from tito_audit.convert.maker import Holds, Maker, Sample
 from tito_audit.convert.makers.shared import (
     messages_as_logged,
     other_lists,
+    other_lists_of_call,
     plain_list,
     row_of,
     scores_as,
@@ -17,7 +18,6 @@ from tito_audit.convert.makers.shared import (
 from tito_audit.convert.rows_and_calls import loss_weights
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.record.column import ColumnRole
 from tito_audit.record.rollout import Rollout, Turn
 
 _COMMON = ("messages", "tools", "chat_template_kwargs")
@@ -70,9 +70,8 @@ def _call(turn: Turn) -> dict[str, Any]:
     made["completion_ids"] = turn.completion_ids.tolist()
     if turn.completion_logprobs is not None:
         made["logprobs"] = plain_list(turn.completion_logprobs)
-    for column in turn.columns:
-        if column.role is ColumnRole.OTHER and column.alignment is not None:
-            made.setdefault(column.name, plain_list(column.values))
+    for name, values in other_lists_of_call(turn):
+        made.setdefault(name, values)
     if turn.prompt_text is not None:
         made["prompt_text"] = turn.prompt_text
     if turn.completion_text is not None:

@@ -15,10 +15,17 @@ import numpy as np
 import orjson
 
 from tito_audit.convert.maker import Holds, Maker, Sample
-from tito_audit.convert.makers.shared import other_lists, plain_list, reward_slots, row_of, scores_as, weights_as
+from tito_audit.convert.makers.shared import (
+    other_lists,
+    other_lists_of_call,
+    plain_list,
+    reward_slots,
+    row_of,
+    scores_as,
+    weights_as,
+)
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Rollout, Turn, trained_runs
 
@@ -136,9 +143,8 @@ def _tokens(turn: Turn) -> dict[str, Any]:
         "generation_token_ids": turn.completion_ids.tolist(),
         "generation_log_probs": plain_list(turn.completion_logprobs),
     }
-    for column in turn.columns:
-        if column.role is ColumnRole.OTHER and column.alignment is not None:
-            made.setdefault(column.name, plain_list(column.values))
+    for name, values in other_lists_of_call(turn):
+        made.setdefault(name, values)
     return made
 
 

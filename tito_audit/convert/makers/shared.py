@@ -13,7 +13,7 @@ from tito_audit.convert.rows_and_calls import column_over, known_logprobs, loss_
 from tito_audit.errors import RecordError
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
-from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.rollout import TrainingRow, Turn
 
 REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")
 """Names of a rollout's reward in frameworks; the first that is present counts."""
@@ -71,6 +71,13 @@ def scores_as(row: TrainingRow, sentinel: float | None) -> list[Any] | None:
     if sentinel is not None and row.loss_mask is not None:
         values = np.where(np.isnan(values) & ~row.loss_mask, sentinel, values)
     return plain_list(values)
+
+
+def other_lists_of_call(turn: Turn) -> Iterator[tuple[str, list[Any]]]:
+    """Every other per-token column of a call, by its name in the log; those that do not fit are left out."""
+    for column in turn.columns:
+        if column.role is ColumnRole.OTHER and column.alignment is not None:
+            yield column.name, plain_list(column.values)
 
 
 def other_lists(row: TrainingRow) -> Iterator[tuple[str, list[Any]]]:
