@@ -87,6 +87,7 @@ class Tokenizer:
     def load(self) -> None:
         """Load now what is otherwise loaded on first use, in each forked process again."""
         _ = self.cuts, self.backend.encode
+        _ = self._safe_cuts if self._fast is not None else None
 
     def save(self) -> None:
         """Store what this run computed for the next one, if there is a store."""
