@@ -164,8 +164,10 @@ def test_of_a_backend_that_may_have_changed_the_definition_is_unknown():
     assert definition_of(lazy) is None  # not loaded yet
     assert lazy.get_vocab_size() == 3
     assert definition_of(lazy) == compact(backend.to_str())
-    lazy.add_tokens(["c"])
-    assert definition_of(lazy) is None
+    for change in ("add_tokens", "add_special_tokens", "enable_truncation", "enable_padding", "train"):
+        lazy = LazyBackend(lambda: backend)
+        assert getattr(lazy, change) is not None
+        assert definition_of(lazy) is None
 
 
 # The self-check

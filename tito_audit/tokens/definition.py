@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 
 _COMMENT = "#version"
 """A merge in one text that begins so is read as a comment."""
+_CHANGING = ("add_", "enable_", "train")
+"""How the methods begin that change a tokenizer of the library."""
 
 
 class LazyBackend:
     """A tokenizer of the library, loaded on first use."""
 
     changed = False
-    """Whether tokens may have been added to it since."""
+    """Whether it may have been changed since."""
 
     def __init__(self, load: Callable[[], tokenizers.Tokenizer]) -> None:
         self._load = load
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("add_"):
+        if name.startswith(_CHANGING):
             self.changed = True
         return getattr(self._loaded, name)
 
@@ -68,7 +70,8 @@ def compact(definition: str) -> bytes | None:
     merges = _joined(model["merges"])
     if merges is not None:
         model["merges"] = merges
-    model["vocab"] = dict(sorted(model["vocab"].items()))
+    vocabulary = model["vocab"]
+    model["vocab"] = {token: vocabulary[token] for token in sorted(vocabulary)}
     return orjson.dumps(whole)
 
 
