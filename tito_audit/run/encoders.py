@@ -21,7 +21,7 @@ from tito_audit.tokens.vocab import Vocabulary
 Encoded: TypeAlias = tuple[tuple[str | None, str | None], ...]
 """For each tokenizer: the name of the encoder that a process used, and why it was not the fast one."""
 
-_TO_START, _PER_ENTRY = 200_000, 12
+_TO_START, _PER_ENTRY = 200_000, 9
 """Loading the fast encoder takes as long as the reference takes to encode this many characters, and so many more
 for each entry of the vocabulary."""
 _PLAIN, _PACKED = (0.025, 1), (0.2, 16)
