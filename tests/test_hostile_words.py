@@ -17,11 +17,12 @@ from markdown_it import MarkdownIt
 from tests import command
 from tests.runner import commands
 from tests.tiers import DEEP, examples, some
+from tito_audit.reports import all_reports
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
-REPORTS = ("concise", "github", "html", "json", "jsonl", "junit", "markdown", "sarif", "text")
+REPORTS = tuple(report.name for report in all_reports())
 OWN_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 ACTING = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb\U000e0000-\U000e007f]"

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,7 +195,7 @@ GROUPS = [(severity, code) for severity in Severity for code in ("TOK101", "TPL2
 def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
     found: list[tuple[Severity, str]], bound: int
 ) -> None:
-    with PageFindings(bound) as carried:
+    with closing(PageFindings(bound)) as carried:
         carried.look_every = 3
         for at, (severity, code) in enumerate(found):
             carried.add(finding(code, severity, Place("a", at)))
@@ -226,7 +227,7 @@ def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
 
 
 def test_findings_beyond_the_bound_leave_neither_memory_nor_disk() -> None:
-    with PageFindings(100) as carried:
+    with closing(PageFindings(100)) as carried:
         for at in range(20_000):
             carried.add(finding(f"TOK{at % 3}", Severity.ERROR, Place("a", at)))
         assert len(carried._group_of) < 5_000

@@ -275,7 +275,9 @@ def told(name: str, text: str) -> int:
         return number(r"<summary>[\d,]+ of ([\d,]+) findings, the worst</summary>", text)
     if name == "text":
         return number(r"The worst of ([\d,]+) findings", text)
-    return number(r"of ([\d,]+) findings are in this page", text)
+    if name == "html":
+        return number(r"of ([\d,]+) findings are in this page", text)
+    return sum(text.count(code) for code in ("TOK101", "TPL203"))  # shows them all, each with its code
 
 
 @pytest.mark.parametrize("name", [report.name for report in all_reports()])

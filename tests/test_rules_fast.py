@@ -31,7 +31,7 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, trained
 from tito_audit.repair import Safety
 from tito_audit.repairs import all_repairs
 from tito_audit.repairs.mask import _taken_out
-from tito_audit.rule import Rule, missing
+from tito_audit.rule import Rule, hit_of, missing
 from tito_audit.rules import rule_of
 from tito_audit.rules._texts import _folded
 from tito_audit.run.check import check
@@ -95,17 +95,13 @@ def simple_check(
     explained = []
     for difference in evidence.differences:
         construction = difference.construction
-        if construction is not None and any(
-            rule.code == construction.code and rule.explain is None for rule in rules
-        ):
+        if construction is not None:
             explained.append(Explained(difference, construction.code, construction.cause, construction.what))
             continue
         for rule in sorted((rule for rule in rules if rule.explain), key=lambda rule: rule.precedence):
-            if construction is not None and rule.code != construction.code:
-                continue
             reason = rule.explain(difference, evidence) if rule.explain else None
             if reason is not None:
-                explained.append(Explained(difference, rule.code, reason.cause, reason.message))
+                explained.append(Explained(difference, rule.code, reason.cause, reason.what))
                 break
     evidence = replace(evidence, explained=tuple(explained), memo={})
     findings, skips = [], []
@@ -128,7 +124,8 @@ def simple_hit(rule: Rule, one: Explained, evidence: Evidence) -> Hit:
     of = one.difference
     recorded, canonical = (evidence.side(side.ids[:16]) for side in (of.recorded, of.canonical))
     severity = min(rule.severity, of.severity)
-    return Hit(of.where, of.start, of.end, one.message, of.turn, one.cause, severity, recorded, canonical)
+    message = hit_of(one, evidence, severity).message
+    return Hit(of.where, of.start, of.end, message, of.turn, one.cause, severity, recorded, canonical)
 
 
 def simple_repair(finding: Finding, evidence: Evidence) -> str | None:

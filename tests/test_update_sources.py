@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_update import fixture_rows
 
+from tests.test_update import fixture_rows
 from tests.tiers import examples
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError

@@ -6,18 +6,25 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.model import Against, Difference, Evidence, Explained, TextSide
 from tito_audit.evidence.needs import Needs, words_for
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.stated import NotRead
 
+SHOWN_TOKENS = 16
+"""Tokens of each side that a finding holds."""
+_NAMED_TOKENS = 8
+"""Tokens of each side that the message of a difference names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a difference belongs to a rule: a short cause that groups findings, and a sentence."""
+    """Why a difference belongs to a rule."""
 
     cause: str
-    message: str
+    """A few words that group findings."""
+    what: str
+    """A clause that says what is wrong; `hit_of` adds the tokens of both sides and the effect."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,11 +67,7 @@ def rule(
 
 
 def cause(
-    code: str,
-    severity: Severity,
-    *,
-    precedence: int,
-    needs: tuple[Needs, ...] = (),
+    code: str, severity: Severity, *, precedence: int, needs: tuple[Needs, ...] = ()
 ) -> Callable[[Callable[[Difference, Evidence], Reason | None]], Rule]:
     """A decorator that makes a rule of a function which says whether it explains a difference.
 
@@ -87,6 +90,29 @@ def missing(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = ()) -> st
     return None
 
 
+def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
+    """An explained difference as a hit: what is wrong, the tokens of both sides, and the effect."""
+    difference = explained.difference
+    recorded, canonical = (_pieces(side, evidence) for side in (difference.recorded, difference.canonical))
+    other = {
+        Against.REENCODED: "encoding the text again gives",
+        Against.NEXT_PROMPT: f"turn {difference.later_turn}'s prompt has",
+        Against.ROW: "the training row has",
+        Against.TEMPLATE: "the template writes",
+    }[difference.against]
+    return Hit(
+        difference.where,
+        difference.start,
+        difference.end,
+        f"{explained.what}: recorded {recorded}, {other} {canonical}; {difference.effect}",
+        turn=difference.turn,
+        cause=explained.cause,
+        severity=severity,
+        recorded=evidence.side(difference.recorded.ids[:SHOWN_TOKENS]),
+        canonical=evidence.side(difference.canonical.ids[:SHOWN_TOKENS]),
+    )
+
+
 def selected(
     code: str, select: tuple[str, ...], ignore: tuple[str, ...], extend_select: tuple[str, ...] = ()
 ) -> bool:
@@ -97,6 +123,16 @@ def selected(
     chosen = max((len(p) for p in (*(select or ("",)), *extend_select) if code.startswith(p)), default=-1)
     refused = max((len(p) for p in ignore if code.startswith(p)), default=-1)
     return chosen >= 0 and chosen >= refused
+
+
+def _pieces(side: TextSide, evidence: Evidence) -> str:
+    """The tokens of a side as text, `' Skin'+'ny'`: at most eight, `nothing` for none."""
+    if not len(side.ids):
+        return "nothing"
+    vocabulary, ids = evidence.vocabulary, side.ids[:_NAMED_TOKENS]
+    named = [str(int(i)) if vocabulary is None else repr(vocabulary.piece(int(i))) for i in ids]
+    more = len(side.ids) - len(named)
+    return "+".join(named) + (f" and {more} more token{'s' * (more > 1)}" if more else "")
 
 
 def _name(function: Callable[..., object]) -> str:

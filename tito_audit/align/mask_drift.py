@@ -60,7 +60,8 @@ def mask_drift(
     spans = list(_out_of_place(recorded, reference))
     if by == "turn":
         stops = [stop_ids] if isinstance(stop_ids, int | np.integer) else list(stop_ids)
-        spans = [run for run in _runs(mask, np.isin(recorded, stops)) if _touched(run, spans)]
+        turns = _runs(mask, np.isin(recorded, stops))
+        spans = [run for run in turns if any(start <= run[1] and run[0] <= end for start, end in spans)]
     elif by == "first-divergence":
         spans = [(start, len(recorded)) for start, _ in spans[:1]]
     for start, end in spans:
@@ -86,10 +87,6 @@ def _runs(mask: Mask, is_stop: Mask) -> list[tuple[int, int]]:
     after = np.concatenate((mask[1:], [False])) & ~is_stop
     starts, ends = np.flatnonzero(mask & ~before), np.flatnonzero(mask & ~after) + 1
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
-
-
-def _touched(run: tuple[int, int], spans: list[tuple[int, int]]) -> bool:
-    return any(start <= run[1] and run[0] <= end for start, end in spans)
 
 
 def _out_of_place(recorded: Ids, reference: Ids) -> Iterator[tuple[int, int]]:

@@ -130,26 +130,16 @@ def _turn(old: Turn, new: Turn, number: int, changes: Changes) -> Iterator[Text]
 
 def _row(old: TrainingRow, new: TrainingRow, changes: Changes) -> Iterator[Text]:
     """The changes of the training row, in its tokens and in how it is written."""
-    facts = [f"{what} {one} → {other}" for what, one, other in _facts(old, new) if one != other]
+    sides = zip(_facts(old), _facts(new), strict=True)
+    facts = [f"{what} {one} → {other}" for (what, one), (_, other) in sides if one != other]
     if facts:
         yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
-    sides = [Columns(row.token_ids, row.loss_mask, row.logprobs) for row in (old, new)]
-    yield from changes.lines("training row", *sides)
+    one, other = (Columns(row.token_ids, row.loss_mask, row.logprobs) for row in (old, new))
+    yield from changes.lines("training row", one, other)
 
 
-def _facts(old: TrainingRow, new: TrainingRow) -> Iterator[tuple[str, str, str]]:
-    """How the row is written: what, before, after."""
-    for what, of in (("padding", _padding), ("prompt length", _prompt_length), ("mask", _mask_style)):
-        yield what, of(old), of(new)
-
-
-def _padding(row: TrainingRow) -> str:
-    return f"{row.padding.left} left, {row.padding.right} right"
-
-
-def _prompt_length(row: TrainingRow) -> str:
-    return str(row.prompt_length)
-
-
-def _mask_style(row: TrainingRow) -> str:
-    return ", ".join(str(one.encoding) for one in row.columns if one.role is ColumnRole.LOSS_MASK)
+def _facts(row: TrainingRow) -> Iterator[tuple[str, str]]:
+    """How the row is written."""
+    yield "padding", f"{row.padding.left} left, {row.padding.right} right"
+    yield "prompt length", str(row.prompt_length)
+    yield "mask", ", ".join(str(one.encoding) for one in row.columns if one.role is ColumnRole.LOSS_MASK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +16,15 @@ from tito_audit.settings.options import KEYS, OPTIONS, filled
 
 _T = TypeVar("_T")
 _READ = ("chat_template", "messages", "tools")
+
+
+Logs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="LOG...", help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name."
+    ),
+]
+"""The argument of commands that take several logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,16 @@ class Given:
             if given.get("tokenizer"):
                 read += [Path(given["tokenizer"]) / name for name in ("tokenizer.json", "tokenizer_config.json")]
         return [str(path) for path in dict.fromkeys(read)]
+
+
+def one_log(name: str) -> Path:
+    """The one file that a name stands for; SetupError if there are several."""
+    from tito_audit.storage import find_logs
+
+    files = find_logs([name])
+    if len(files) > 1:
+        raise SetupError(f"{name}: there are {len(files)} logs here; name one of them, such as {files[0]}.")
+    return files[0]
 
 
 def settings_of(**given: Any) -> Settings:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_audit.inspect import Column, Inspection, Look, Relation, RelationKind, Role, Sentinel, TakenFor
+from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
 
@@ -81,7 +82,7 @@ def _head(found: Inspection) -> Iterator[Text]:
     if found.unreadable:
         row, why = next(iter(found.unreadable.items()))
         line.append(f" · {len(found.unreadable):,} that cannot be read; row {row}: ", style="bold yellow")
-        line.append(visible(_cut(why, 200)))
+        line.append(visible(elided(why, 200)))
     yield line
     if not found.rows:
         yield Text("The log holds no rows.", style="bold yellow")
@@ -99,9 +100,8 @@ def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
     rows = f"all {readable:,} rows" if taken.rows == readable > 1 else many(taken.rows, "row")
     first = "" if taken.rows == readable else f", the first is row {taken.first_row}"
     if taken.format is None:
-        yield Text("  no format", style="bold red").append(
-            f" ({rows}{first}): {visible(_cut(_said_here(taken.because), 600))}"
-        )
+        because = taken.because.partition(" Name the columns of ids with --map")[0]  # this page proposes them
+        yield Text("  no format", style="bold red").append(f" ({rows}{first}): {visible(elided(because, 600))}")
     else:
         line = Text("  ").append(taken.format, style="bold").append(f" ({rows}{first})")
         if taken.told_by:
@@ -117,11 +117,6 @@ def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
         else:
             words = f"has its keys ({_listed(near.has)}), but in another shape"
         yield Text(f"    not {near.format}: {visible(words)}", style="dim")
-
-
-def _said_here(because: str) -> str:
-    """Why no format fits, without the advice to run `inspect`."""
-    return because.partition(" Name the columns of ids with --map")[0]
 
 
 def _columns(found: Inspection) -> Iterator[RenderableType]:
@@ -175,7 +170,7 @@ def _type_words(column: Column) -> str:
         words += ", …"
     if column.nulls and kinds:
         words += f", null {column.nulls:,}"
-    return words + (f"\n{visible(_cut(column.storage_type, 60))}" if column.storage_type else "")
+    return words + (f"\n{visible(elided(column.storage_type, 60))}" if column.storage_type else "")
 
 
 def _lengths(lengths: Sequence[int]) -> str:
@@ -193,7 +188,7 @@ def _facts_words(column: Column, found: Inspection) -> str:
         if sample is None:
             return guess.because
         text = str(sample)
-        return f"{guess.because}; {_cut(text, _SAMPLE)}" if guess.because else _cut(text, _SAMPLE)
+        return f"{guess.because}; {elided(text, _SAMPLE)}" if guess.because else elided(text, _SAMPLE)
     words = [guess.because] if guess.because else []
     if guess.role not in (Role.MASK, Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS) and not math.isnan(facts.low):
         words.append(f"{facts.low:g} to {facts.high:g}" if facts.low != facts.high else f"always {facts.low:g}")
@@ -298,11 +293,7 @@ def _decoded_lines(found: Inspection, vocabulary: Vocabulary) -> Iterator[Text]:
 
 def short(path: str) -> str:
     """A path for the page: on one line, cut to fit."""
-    return visible(_cut(path, _PATH))
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return visible(elided(path, _PATH))
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -95,11 +95,12 @@ def _page(result: Result, parts: Sequence[Part], page: _Page, look: DrawOptions,
     else:
         yield from _wrapped(_facts(result.rollout), look.width)
         yield _found(result.findings)
-        yield from _legend(look, any(part.tokens.trained is not None for part in parts), page.asks_tokens)
+        asked = page.spots is not None and bool(page.spots.spots)
+        yield from _legend(look, any(part.tokens.trained is not None for part in parts), asked)
     for part in parts:
         yield from page.part(part)
     yield from page.rest(f"{whose} as a whole")
-    if page.asks:
+    if page.spots is not None:
         return
     for title, lines in (("not looked at", _reasons(result)), ("more", _more(result.findings))):
         if lines:
@@ -155,22 +156,13 @@ class _Page:
         self._left = list(findings)
         self._look = look
         self._console = console
-        self._spots = spots
+        self.spots = spots
+        """The tokens and findings that are asked for; None: all."""
         self._chosen = {id(one) for one in spots.findings} if spots is not None else set()
-
-    @property
-    def asks(self) -> bool:
-        """Whether only some tokens are asked for."""
-        return self._spots is not None
-
-    @property
-    def asks_tokens(self) -> bool:
-        """Whether some of them are given by position."""
-        return self._spots is not None and bool(self._spots.spots)
 
     def refuse_far(self, parts: Sequence[Part], place: str) -> None:
         """SetupError for a position that is past the end of every sequence."""
-        for spot in self._spots.spots if self._spots is not None else ():
+        for spot in self.spots.spots if self.spots is not None else ():
             fitting = [part for part in parts if part.holds(spot.where, spot.turn)]
             if not any(spot.start <= len(part.tokens.ids) for part in fitting):
                 there = "\n".join(part.title for part in parts) or "nothing"
@@ -180,7 +172,7 @@ class _Page:
         """A title, the tokens, and the findings in them, each below the stretch in which it ends."""
         mine = [one for one in self._left if _points_into(one, part)]
         asked = self._asked(part, mine)
-        if self._spots is not None:
+        if self.spots is not None:
             context = self._look.context
             mine = [one for one in mine if any(_near(one, *range_, context) for range_ in asked or ())]
         if asked is not None and not asked:
@@ -202,7 +194,7 @@ class _Page:
 
     def rest(self, title: str) -> Iterator[Text]:
         """The findings that are about no tokens, or about a sequence that the log does not hold."""
-        left = [one for one in self._left if self._spots is None or id(one) in self._chosen]
+        left = [one for one in self._left if self.spots is None or id(one) in self._chosen]
         if left:
             yield Text()
             yield Text(title, style="bold")
@@ -218,9 +210,9 @@ class _Page:
 
     def _asked(self, part: Part, mine: Sequence[Finding]) -> list[tuple[int, int]] | None:
         """The ranges of a sequence that are asked for; None for all of it."""
-        if self._spots is None:
+        if self.spots is None:
             return None
-        spots = [one for one in self._spots.spots if part.holds(one.where, one.turn)]
+        spots = [one for one in self.spots.spots if part.holds(one.where, one.turn)]
         ranges = [(one.start, one.end) for one in spots if one.start <= len(part.tokens.ids)]
         return ranges + [(one.hit.start, one.hit.end) for one in mine if id(one) in self._chosen]
 

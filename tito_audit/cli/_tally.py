@@ -15,6 +15,17 @@ from tito_audit.settings.model import Settings
 
 _VARIES = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")
 """Numbers, lists of numbers, and quoted names."""
+_COUNTED = (
+    "written",
+    "repaired",
+    "forked",
+    "forked_into",
+    "more_tokens",
+    "as_they_were",
+    "standing",
+    "quarantined",
+)
+"""Counts of rows in the JSON report."""
 _KEPT = 200
 """Different sentences to count separately."""
 
@@ -134,17 +145,7 @@ class Tally:
     def as_object(self) -> dict[str, Any]:
         """The counts for the JSON report."""
         return {
-            "rows": {
-                "read": self.rows,
-                "written": self.written,
-                "repaired": self.repaired,
-                "forked": self.forked,
-                "forked_into": self.forked_into,
-                "more_tokens": self.more_tokens,
-                "as_they_were": self.as_they_were,
-                "standing": self.standing,
-                "quarantined": self.quarantined,
-            },
+            "rows": {"read": self.rows, **{name: getattr(self, name) for name in _COUNTED}},
             "repairs": {
                 name: {"rows": done.rows, "cured": dict(sorted(done.codes.items()))}
                 for name, done in self.done.items()

@@ -26,6 +26,7 @@ def config(
     Takes the flags of the other commands, to show what they would change.
     """
     import sys
+    from importlib.resources import files
 
     from tito_audit.cli._effective import as_object, effective, lines
     from tito_audit.report_objects import as_json
@@ -33,7 +34,7 @@ def config(
     from tito_audit.terminal.escape import inert, visible
 
     if schema:
-        sys.stdout.write(_shipped_schema())
+        sys.stdout.write(files("tito_audit").joinpath("schemas/config.schema.json").read_text(encoding="utf-8"))
         return
     _refuse_what_no_run_takes(given, logs or [], report)
     found = effective(given.context, find_logs(logs or []))
@@ -58,9 +59,3 @@ def _refuse_what_no_run_takes(given: Given, logs: list[str], report: list[str]) 
         repair_named(name)
     given.gate()
     wanted_reports(report, logs)
-
-
-def _shipped_schema() -> str:
-    from importlib.resources import files
-
-    return files("tito_audit").joinpath("schemas/config.schema.json").read_text(encoding="utf-8")

@@ -9,21 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given
-from tito_audit.errors import SetupError
+from tito_audit.cli._given import Given, one_log
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tito_audit.tokens.vocab import Vocabulary
 
 
 @command("inspect")
 def inspect(
-    given: Given,
-    log: Annotated[str, typer.Argument(metavar="LOG", help="One file.")],
-    rows: int,
-    shape: str,
+    given: Given, log: Annotated[str, typer.Argument(metavar="LOG", help="One file.")], rows: int, shape: str
 ) -> None:
     """Show what a log holds: its columns, which belong together, its format and why, and a mapping to paste."""
     from rich.text import Text
@@ -38,7 +32,7 @@ def inspect(
     from tito_audit.terminal.terminal import colors, page_width
 
     settings = given.settings()
-    file = _one_file(log)
+    file = one_log(log)
     settings = settings.at(file)
     vocabulary = _vocabulary(settings.tokenizer, settings.trust_remote_code)
     found = inspect_log(file, rows, settings)
@@ -56,15 +50,6 @@ def inspect(
         console.print()
         console.print(Text(visible(notice)))
     sys.stdout.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
-
-
-def _one_file(log: str) -> Path:
-    from tito_audit.storage import find_logs
-
-    files = find_logs([log])
-    if len(files) > 1:
-        raise SetupError(f"{log}: there are {len(files)} logs here; name one of them, such as {files[0]}.")
-    return files[0]
 
 
 def _vocabulary(tokenizer: str | None, trust_remote_code: bool) -> Vocabulary | None:

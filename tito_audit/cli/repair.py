@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._deliver import named_places
-from tito_audit.cli._given import Given
+from tito_audit.cli._given import Given, Logs
 from tito_audit.cli._outs import opened
 from tito_audit.errors import SetupError
 
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 @command("repair")
 def repair(
     given: Given,
-    logs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="LOG...",
-            help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name.",
-        ),
-    ],
+    logs: Logs,
     out: str | None,
     dry_run: bool,
     diff: bool,
@@ -82,12 +76,7 @@ def repair(
 
 
 def _wanted_reports(
-    given: Sequence[str],
-    logs: Sequence[str],
-    written: Sequence[str | None],
-    inputs: Sequence[str],
-    *,
-    diff: bool,
+    given: Sequence[str], logs: Sequence[str], written: Sequence[str | None], inputs: Sequence[str], *, diff: bool
 ) -> list[tuple[str, Path | None]]:
     """The reports and their paths; SetupError for an unknown report or one that cannot be written."""
     from tito_audit.cli._compare import REPORTS

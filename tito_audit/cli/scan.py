@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from dataclasses import replace
-from typing import Annotated
 
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given
+from tito_audit.cli._given import Given, Logs
 
 _AT_ONCE = ("concise", "github", "jsonl")
 """Reports that write each finding as it is found."""
@@ -19,13 +18,7 @@ _AT_ONCE = ("concise", "github", "jsonl")
 @command("scan")
 def scan(
     given: Given,
-    logs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="LOG...",
-            help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name.",
-        ),
-    ],
+    logs: Logs,
     baseline: str | None,
     report: list[str],
     output_format: str | None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given
+from tito_audit.cli._given import Given, one_log
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 def show(
     given: Given,
     log: Annotated[
-        str,
-        typer.Argument(metavar="LOG[:ROW[:TURN]]", help="One file, or a place in it as printed in reports."),
+        str, typer.Argument(metavar="LOG[:ROW[:TURN]]", help="One file, or a place in it as printed in reports.")
     ],
     row: int | None,
     item: int | None,
@@ -55,7 +54,7 @@ def show(
 
     settings = replace(given.settings(), encoder="tokenizers")  # for one row, loading a second one takes longer
     wanted = wanted_place(log, row=row, item=item, turn=turn)
-    file = _one_log(wanted.log)
+    file = one_log(wanted.log)
     wanted = replace(wanted, row=_row(file, settings) if wanted.row is None else wanted.row)
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
     result, items = _result(run, file, wanted, settings)
@@ -78,15 +77,6 @@ def show(
         remarks.append(f"{result.misfit.code}: {result.misfit.hit.message}")
     page = _page(result, look, console, wanted, spots, remarks)
     show_page(page, sys.stdout, paged=not no_pager)
-
-
-def _one_log(name: str) -> Path:
-    from tito_audit.storage import find_logs
-
-    files = find_logs([name])
-    if len(files) > 1:
-        raise SetupError(f"{name}: there are {len(files)} logs here; name one of them, such as {files[0]}.")
-    return files[0]
 
 
 def _count(file: Path, settings: Settings) -> int:

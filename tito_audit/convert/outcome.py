@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -20,9 +21,9 @@ class ConversionOutcome:
     rows_made: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     """What has no place in the new form, by its name or path in the log, with the number of rows that have it."""
-    repeated: dict[str, int] = field(default_factory=dict)
+    repeated: Counter[str] = field(default_factory=Counter)
     """What the log says once and several new rows hold, with the number of rollouts affected."""
-    missing: dict[str, int] = field(default_factory=dict)
+    missing: Counter[str] = field(default_factory=Counter)
     """What the new form has a place for but the log does not have, with the number of rollouts that lack it; no
     value is invented for it."""
     forked: int = 0
@@ -44,16 +45,6 @@ class ConversionOutcome:
             if self._last.get(name) != row:
                 self._last[name] = row
                 self.lost[name] = self.lost.get(name, 0) + 1
-
-    def repeat(self, names: Iterable[str]) -> None:
-        """Note what a rollout said once and several rows now hold."""
-        for name in names:
-            self.repeated[name] = self.repeated.get(name, 0) + 1
-
-    def miss(self, names: Iterable[str]) -> None:
-        """Note what a rollout lacks and its row could hold."""
-        for name in names:
-            self.missing[name] = self.missing.get(name, 0) + 1
 
     def refuse(self, place: Place, reason: str) -> None:
         """Note a row or rollout that is left out, with the reason."""

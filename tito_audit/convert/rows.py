@@ -72,7 +72,7 @@ class RowBuilder:
             elif not (self.maker.grouped and name in GROUPS):
                 lost.append(name)
         self.tally.lose(lost, rollout.place.row)
-        self.tally.miss(name for name in self.maker.wants if kept.get(name) is None)
+        self.tally.missing.update(name for name in self.maker.wants if kept.get(name) is None)
         return Sample(rollout, kept)
 
     def row(self, samples: Sequence[Sample]) -> tuple[Row, int] | None:

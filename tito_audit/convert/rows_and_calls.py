@@ -119,12 +119,7 @@ def column_over(row: TrainingRow, column: Column) -> NDArray[Any] | None:
     fill = np.nan if values.dtype.kind == "f" else None
     try:
         return spread(
-            values,
-            column.alignment,
-            full=full,
-            prompt_length=row.prompt_length,
-            trained=row.loss_mask,
-            fill=fill,
+            values, column.alignment, full=full, prompt_length=row.prompt_length, trained=row.loss_mask, fill=fill
         )
     except ValueError:
         return None
@@ -315,7 +310,11 @@ def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn]
     """The calls of a row with what the row says of them, and the names of those facts."""
     used: set[str] = set()
     reasons = [facts.get(_FINISH)] if len(turns) == 1 and _FINISH in facts else facts.get(_EACH_FINISH)
-    if isinstance(reasons, list) and len(reasons) == len(turns) and all(map(_is_text_or_none, reasons)):
+    if (
+        isinstance(reasons, list)
+        and len(reasons) == len(turns)
+        and all(isinstance(one, str | None) for one in reasons)
+    ):
         turns = [replace(turn, finish_reason=reason) for turn, reason in zip(turns, reasons, strict=True)]
         used.add(_FINISH if len(turns) == 1 and _FINISH in facts else _EACH_FINISH)
     versions = facts.get(_WEIGHTS)
@@ -325,7 +324,3 @@ def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn]
         turns = [replace(turn, weight_versions=tuple(versions)) for turn in turns]
         used.add(_WEIGHTS)
     return turns, frozenset(used)
-
-
-def _is_text_or_none(value: object) -> bool:
-    return value is None or isinstance(value, str)

@@ -165,7 +165,7 @@ class Conversion:
         tally.lose(wrapper_keys(raw), place.row)
         tally.lose(found.unread, place.row)
         several = len(rollouts) > 1
-        tally.repeat(found.shared if several and not self.maker.grouped else ())
+        tally.repeated.update(found.shared if several and not self.maker.grouped else ())
         for rollout, said in zip(rollouts, found.facts, strict=True):
             tally.rollouts += 1
             facts = _with_stated(said, rollout, place.row if several else None)
@@ -184,7 +184,7 @@ class Conversion:
         tally.lose(converted.lost, rollout.place.row)
         if len(converted.parts) > 1:
             tally.forked += 1
-            tally.repeat(facts)
+            tally.repeated.update(facts.keys())
         for part in converted.parts:
             own = {name: value for name, value in facts.items() if name not in part.used_facts}
             yield builder.sample(part.rollout, {**own, **part.facts})

@@ -88,7 +88,7 @@ class Explained:
     difference: Difference
     code: str
     cause: str
-    message: str
+    what: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,14 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Any
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.storage.atomic import new_file
+from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import escaped_json, visible
 
 VERSION = 1
@@ -58,9 +60,7 @@ class Entry:
 
 def entry_of(finding: Finding, fingerprint: str, file: str) -> Entry:
     """The entry for a finding; `file` is its log as the baseline names it."""
-    message = visible(finding.hit.message)
-    if len(message) > _MESSAGE:
-        message = message[: _MESSAGE - 1] + "…"
+    message = elided(visible(finding.hit.message), _MESSAGE)
     return Entry(fingerprint, finding.code, finding.severity, file, finding.place.row, message)
 
 
@@ -144,7 +144,8 @@ def _parsed(text: str) -> Any:
 
 def write_baseline(path: Path, entries: Iterable[Entry]) -> None:
     """Write the file atomically; the same entries give the same bytes."""
-    lines = [_line(entry) for entry in sorted(entries, key=_order)]
+    order = attrgetter("file", "row", "code", "fingerprint", "severity")
+    lines = [_line(entry) for entry in sorted(entries, key=order)]
     head = f'{{"what": "{_WHAT}", "version": {VERSION}, "findings": ['
     text = "\n".join([head, ",\n".join(lines), "]}\n"] if lines else [head, "]}\n"])
     try:
@@ -153,10 +154,6 @@ def write_baseline(path: Path, entries: Iterable[Entry]) -> None:
             out.write(text.encode("utf-8", "backslashreplace"))
     except StorageError as error:
         raise SetupError(f"--baseline: {error}") from error
-
-
-def _order(entry: Entry) -> tuple[Any, ...]:
-    return entry.file, entry.row, entry.code, entry.fingerprint, entry.severity
 
 
 def _line(entry: Entry) -> str:

@@ -77,6 +77,16 @@ class Column:
         return self.rows + self.nulls
 
 
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where the lists and counts of one object go."""
+
+    item: Item
+    scope: str
+    nested: dict[str, Sequence[Any]] = field(default_factory=dict)
+    """By path: lists of lists, whose entries at one place are a sample of a batch."""
+
+
 class Columns:
     """The columns of rows, added row by row."""
 
@@ -95,45 +105,26 @@ class Columns:
         self._item(number, row, (), "", 0)
 
     def _item(self, number: int, value: Mapping[str, Any], keys: tuple[str, ...], scope: str, depth: int) -> None:
-        item = Item(number)
-        nested: dict[str, Sequence[Any]] = {}
-        self._object(item, value, keys, scope, depth, nested)
-        self.items.setdefault(scope, []).append(item)
-        width = max(map(len, nested.values()), default=0)
+        into = _Target(Item(number), scope)
+        self._object(into, value, keys, depth)
+        self.items.setdefault(scope, []).append(into.item)
+        width = max(map(len, into.nested.values()), default=0)
         for place in range(min(width, _ENTRIES)):
-            sample = Item(number)
-            for path, lists in nested.items():
+            sample = _Target(Item(number), f"{scope}[*]")
+            for path, lists in into.nested.items():
                 if place < len(lists):
-                    self._list(
-                        sample, lists[place], (*self.by_path[path].keys, "[]"), f"{scope}[*]", depth + 1, {}
-                    )
-            self.items.setdefault(f"{scope}[*]", []).append(sample)
+                    self._list(sample, lists[place], (*self.by_path[path].keys, "[]"), depth + 1)
+            self.items.setdefault(sample.scope, []).append(sample.item)
 
-    def _object(
-        self,
-        item: Item,
-        value: Mapping[str, Any],
-        keys: tuple[str, ...],
-        scope: str,
-        depth: int,
-        nested: dict[str, Sequence[Any]],
-    ) -> None:
+    def _object(self, into: _Target, value: Mapping[str, Any], keys: tuple[str, ...], depth: int) -> None:
         for key, inner in value.items():
-            self._value(item, inner, (*keys, str(key)), scope, depth, nested)
+            self._value(into, inner, (*keys, str(key)), depth)
 
-    def _value(
-        self,
-        item: Item,
-        value: Any,
-        keys: tuple[str, ...],
-        scope: str,
-        depth: int,
-        nested: dict[str, Sequence[Any]],
-    ) -> None:
+    def _value(self, into: _Target, value: Any, keys: tuple[str, ...], depth: int) -> None:
         if isinstance(value, list | tuple | np.ndarray):
-            self._list(item, value, keys, scope, depth, nested)
+            self._list(into, value, keys, depth)
             return
-        column = self._column(keys, scope, item.row, value)
+        column = self._column(keys, into.scope, into.item.row, value)
         if column is None or value is None:
             return
         if len(column.samples) < 3:
@@ -143,26 +134,18 @@ class Columns:
             if depth >= _DEEP:
                 self.deeper = True
             else:
-                self._object(item, value, keys, scope, depth + 1, nested)
+                self._object(into, value, keys, depth + 1)
             return
         column.types[_scalar_type(value)] += 1
         if type(value) is int and 0 <= value < _LARGEST_COUNT:
-            item.counts[column.path] = value
+            into.item.counts[column.path] = value
         elif isinstance(value, str) and (inner := _json_in(value)) is not None:
             column.types[_scalar_type(value)] -= 1
             column.types[f"text of JSON ({'list' if isinstance(inner, list) else 'object'})"] += 1
             column.samples[-1] = inner
 
-    def _list(
-        self,
-        item: Item,
-        value: Any,
-        keys: tuple[str, ...],
-        scope: str,
-        depth: int,
-        nested: dict[str, Sequence[Any]],
-    ) -> None:
-        column = self._column(keys, scope, item.row, value)
+    def _list(self, into: _Target, value: Any, keys: tuple[str, ...], depth: int) -> None:
+        column = self._column(keys, into.scope, into.item.row, value)
         if column is None or value is None:
             return
         if not isinstance(value, list | tuple | np.ndarray):  # an entry among lists
@@ -171,8 +154,8 @@ class Columns:
         word, numbers = as_numbers(value)
         column.types[word] += 1
         column.lengths.append(len(value))
-        item.lengths[column.path] = len(value)
-        item.lists[column.path] = numbers
+        into.item.lengths[column.path] = len(value)
+        into.item.lists[column.path] = numbers
         if numbers is not None:
             column.arrays.append(numbers)
             return
@@ -181,11 +164,11 @@ class Columns:
         if not len(value) or depth >= _DEEP:
             self.deeper |= bool(len(value)) and word in ("list of objects", "list of lists")
         elif word == "list of lists" and keys[-1] != "[]":
-            nested[column.path] = list(value)
+            into.nested[column.path] = list(value)
         elif word == "list of objects":
             for entry in value[:_ENTRIES]:
                 if isinstance(entry, Mapping):
-                    self._item(item.row, entry, (*keys, "[]"), f"{column.path}[]", depth + 1)
+                    self._item(into.item.row, entry, (*keys, "[]"), f"{column.path}[]", depth + 1)
 
     def _column(self, keys: tuple[str, ...], scope: str, row: int, value: Any) -> Column | None:
         path = path_of(keys)

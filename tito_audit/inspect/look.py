@@ -12,15 +12,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats import (
-    Near,
-    all_formats,
-    format_named,
-    map_columns,
-    near_formats,
-    pick_format,
-    told_by,
-)
+from tito_audit.formats import Near, all_formats, format_named, map_columns, near_formats, pick_format, told_by
 from tito_audit.inspect.columns import Column, Columns, Item
 from tito_audit.inspect.facts import Facts, facts_of
 from tito_audit.inspect.mapping import Trial, proposed, tried

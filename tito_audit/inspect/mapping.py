@@ -25,12 +25,7 @@ from tito_audit.inspect.roles import Role, Roles
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.terminal.shell import shell_word
 
-_KNOWN = {
-    Role.IDS: FLAT_IDS,
-    Role.MASK: MASKS,
-    Role.LOGPROBS: LOGPROBS,
-    Role.CALLS: CALL_LISTS,
-}
+_KNOWN = {Role.IDS: FLAT_IDS, Role.MASK: MASKS, Role.LOGPROBS: LOGPROBS, Role.CALLS: CALL_LISTS}
 
 
 _LISTS = ("token_ids", "loss_mask", "logprobs", "prompt_ids", "completion_ids", "completion_logprobs")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -87,10 +87,10 @@ def relations_of(items: Sequence[Item], facts: Mapping[str, Facts]) -> list[Rela
     groups = _groups(lengths, set(numeric))
     heads = [group[0] for group in groups if lengths.paths[group[0]] in facts][:_PARTS]
     found = [relation for group in groups if (relation := _equal(lengths, group)) is not None]
-    found += _parts(lengths, heads, facts)
-    found += _offsets(items, lengths, heads, facts)
-    found += _sampled(items, lengths, heads, facts)
-    found += _counts(items, lengths, heads)
+    found += filter(None, _parts(lengths, heads, facts))
+    found += filter(None, _offsets(items, lengths, heads, facts))
+    found += (one for one in _sampled(items, lengths, heads, facts) if one is not None and one.varied)
+    found += filter(None, _counts(items, lengths, heads))
     return found
 
 
@@ -130,8 +130,7 @@ def _equal(lengths: _Lengths, group: Sequence[int]) -> Relation | None:
     return Relation(RelationKind.EQUAL, paths, count, int(there.sum()), row, True)
 
 
-def _parts(lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]) -> list[Relation]:
-    found: list[Relation | None] = []
+def _parts(lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]) -> Iterator[Relation | None]:
     table = lengths.table
     ids = {head for head in heads if facts[lengths.paths[head]].look is Look.IDS}
     for a in heads:
@@ -139,7 +138,7 @@ def _parts(lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]) 
             if table[c].max() > 2 and facts[lengths.paths[a]].look is not Look.OFFSETS:
                 left = np.where(table[a] >= 0, table[a] + 1, -1)
                 paths = (lengths.paths[a], lengths.paths[c])
-                found.append(lengths.holds(RelationKind.MINUS_ONE, paths, left, table[c]))
+                yield lengths.holds(RelationKind.MINUS_ONE, paths, left, table[c])
     for number, a in enumerate(heads):
         for b in heads[number + 1 :]:
             # Prompt, completion and the whole are ids; one of the parts may also be a column as long as it.
@@ -147,14 +146,12 @@ def _parts(lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]) 
             for c in sorted(ids - {a, b}) if {a, b} & ids else ():
                 if table[c].max() > 3:
                     parts = (lengths.paths[a], lengths.paths[b], lengths.paths[c])
-                    found.append(lengths.holds(RelationKind.SUM, parts, both, table[c]))
-    return [relation for relation in found if relation is not None]
+                    yield lengths.holds(RelationKind.SUM, parts, both, table[c])
 
 
 def _offsets(
     items: Sequence[Item], lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]
-) -> list[Relation]:
-    found: list[Relation | None] = []
+) -> Iterator[Relation | None]:
     for path, fact in facts.items():
         if fact.look is not Look.OFFSETS:
             continue
@@ -162,14 +159,12 @@ def _offsets(
         for head in heads:
             if lengths.paths[head] != path:
                 paths = (path, lengths.paths[head])
-                found.append(lengths.holds(RelationKind.OFFSETS, paths, ends, lengths.table[head]))
-    return [relation for relation in found if relation is not None]
+                yield lengths.holds(RelationKind.OFFSETS, paths, ends, lengths.table[head])
 
 
 def _sampled(
     items: Sequence[Item], lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, Facts]
-) -> list[Relation]:
-    found: list[Relation | None] = []
+) -> Iterator[Relation | None]:
     for path, fact in facts.items():
         if fact.look not in (Look.MASK, Look.LABELS) or fact.low == fact.high:
             continue
@@ -180,21 +175,18 @@ def _sampled(
             row = lengths.table[head]
             # If everything is trained, any column has one entry per trained token.
             if row.max() > 1 and ((row != marks) & (row == trained)).any():
-                found.append(lengths.holds(RelationKind.SAMPLED, paths, row, np.where(row >= 0, trained, -1)))
-    return [relation for relation in found if relation is not None and relation.varied]
+                yield lengths.holds(RelationKind.SAMPLED, paths, row, np.where(row >= 0, trained, -1))
 
 
-def _counts(items: Sequence[Item], lengths: _Lengths, heads: Sequence[int]) -> list[Relation]:
-    found: list[Relation | None] = []
+def _counts(items: Sequence[Item], lengths: _Lengths, heads: Sequence[int]) -> Iterator[Relation | None]:
     names = dict.fromkeys(name for item in items for name in item.counts if _COUNT.search(name.rsplit(".")[-1]))
     for name in list(names)[:_MOST]:
         said = np.array([item.counts.get(name, -1) for item in items], dtype=np.int64)
         for head in heads:
             relation = lengths.holds(RelationKind.LENGTH, (name, lengths.paths[head]), said, lengths.table[head])
-            found.append(relation)
+            yield relation
             if relation is not None and relation.items == relation.of:
                 break
-    return [relation for relation in found if relation is not None]
 
 
 def _last(item: Item, path: str) -> int:

@@ -71,13 +71,10 @@ _OTHER_SCORES = re.compile(
 
 
 def roles_of(
-    columns: Sequence[Column],
-    items: Sequence[Item],
-    facts: Mapping[str, Facts],
-    relations: Sequence[Relation],
+    columns: Sequence[Column], items: Sequence[Item], facts: Mapping[str, Facts], relations: Sequence[Relation]
 ) -> Roles:
     """The role of each column of one scope."""
-    scope = _Scope(columns, items, facts, relations)
+    scope = _Scope({column.path: column for column in columns if column.path in facts}, items, facts, relations)
     roles = {column.path: _without_numbers(column) for column in columns if column.path not in facts}
     ids = scope.ids()
     roles.update(ids)
@@ -92,20 +89,14 @@ def roles_of(
     return roles
 
 
+@dataclass(frozen=True, slots=True)
 class _Scope:
     """The number lists of one scope, compared with each other."""
 
-    def __init__(
-        self,
-        columns: Sequence[Column],
-        items: Sequence[Item],
-        facts: Mapping[str, Facts],
-        relations: Sequence[Relation],
-    ) -> None:
-        self.columns = {column.path: column for column in columns if column.path in facts}
-        self.items = items
-        self.facts = facts
-        self.relations = relations
+    columns: Mapping[str, Column]
+    items: Sequence[Item]
+    facts: Mapping[str, Facts]
+    relations: Sequence[Relation]
 
     def ids(self) -> Roles:
         """The roles of id columns: the whole sequence, prompt or completion."""

@@ -102,7 +102,14 @@ def keys_for(
         _refuse_missing(on.values(), theirs, f"{others[0]}")
         found = tuple(on.keys()), tuple(on.values())
     else:
-        found = _common(mine, theirs) or _nothing_common(option, mine, theirs, others[0])
+        common = _common(mine, theirs)
+        if common is None:
+            raise SetupError(
+                f"{option} {others[0]}: it and the log have no id column in common.\n"
+                f"The log has {_listed(mine)}; the file has {_listed(theirs)}.\n"
+                "Name the columns to join on with --on LOG_COLUMN=FILE_COLUMN."
+            )
+        found = common
     keys = Keys(*found)
     if found[0] != ("sample_index",) or found[1] != ("sample_index",):
         return keys
@@ -144,16 +151,6 @@ def _common(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[tuple[s
         if len(sides[0]) == len(sides[1]) == len(columns):
             return sides[0], sides[1]
     return None
-
-
-def _nothing_common(
-    option: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], file: Path
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    raise SetupError(
-        f"{option} {file}: it and the log have no id column in common.\n"
-        f"The log has {_listed(mine)}; the file has {_listed(theirs)}.\n"
-        "Name the columns to join on with --on LOG_COLUMN=FILE_COLUMN."
-    )
 
 
 def _refuse_missing(names: Iterable[str], columns: Mapping[str, Any], file: str) -> None:

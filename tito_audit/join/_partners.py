@@ -14,6 +14,7 @@ from tito_audit.format import Row
 from tito_audit.join._keys import Keys
 from tito_audit.record.rollout import Place
 from tito_audit.storage.random_access import MemoryBudget, RandomAccess
+from tito_audit.terminal.cut import elided
 
 
 class Partners:
@@ -99,8 +100,7 @@ class Partners:
 
 def readable_id(key: str) -> str:
     """An id as readers see it, short enough for a line."""
-    text = " + ".join(key.split("\x1f"))
-    return text if len(text) <= 60 else text[:59] + "…"
+    return elided(" + ".join(key.split("\x1f")), 60)
 
 
 def _hash(key: str) -> int:

@@ -64,7 +64,7 @@ def rebuilt_row(
     source = _sources(row.token_ids, view, target)
     mask = np.isin(target.turn, np.fromiter(trained, np.int64)) & (target.turn >= 0)
     logprobs = None
-    if _has_logprobs(row):
+    if row.logprobs is not None or any(column.role == "logprobs" for column in row.columns):
         logprobs = _logprobs(row, target, source, turns)
         known = [turns[k].completion_logprobs is not None for k in range(len(turns))]
         silent = np.array([*known, True])[target.turn] == 0
@@ -73,7 +73,8 @@ def rebuilt_row(
     if row.prompt_length is not None:
         sampled = np.flatnonzero(target.turn >= 0)
         boundary = int(sampled[0]) if len(sampled) else len(target.ids)
-        boundary = min(boundary, _old_boundary(source, row.prompt_length))
+        after = np.flatnonzero(source >= row.prompt_length)
+        boundary = min(boundary, int(after[0]) if len(after) else len(source))
     return moved_row(row, target.ids, source, loss_mask=mask, logprobs=logprobs, prompt_length=boundary)
 
 
@@ -109,15 +110,6 @@ def stop_ids(evidence: Evidence) -> frozenset[int]:
         return evidence.end_ids
     completions = [turn.completion_ids for turn in evidence.rollout.turns if turn.finish_reason != "length"]
     return frozenset(int(ids[-1]) for ids in completions if ids is not None and len(ids))
-
-
-def _has_logprobs(row: TrainingRow) -> bool:
-    return row.logprobs is not None or any(column.role == "logprobs" for column in row.columns)
-
-
-def _old_boundary(source: Offsets, prompt_length: int) -> int:
-    after = np.flatnonzero(source >= prompt_length)
-    return int(after[0]) if len(after) else len(source)
 
 
 def _logprobs(row: TrainingRow, target: ChainTokens, source: Offsets, turns: Sequence[Turn]) -> Logprobs:
@@ -176,12 +168,8 @@ def _sources(old: Ids, view: RowView | None, target: ChainTokens) -> Offsets:
                 anchors.append((int(position), new))
     anchors.append((len(old), len(target.ids)))
     for (o1, n1), (o2, n2) in pairwise(anchors):
-        if o2 - o1 > 1 and n2 - n1 > 1:
-            _pair(old[o1 + 1 : o2], target.ids[n1 + 1 : n2], o1 + 1, source[n1 + 1 : n2])
+        # Between two sampled tokens, equal ones are paired in order: from both ends, then what is between.
+        for start, other, size in paired_runs(old[o1 + 1 : o2], target.ids[n1 + 1 : n2], longest=_MOST):
+            first = n1 + 1 + other
+            source[first : first + size] = o1 + 1 + start + np.arange(size)
     return source
-
-
-def _pair(old: Ids, new: Ids, first: int, source: Offsets) -> None:
-    """Pair equal tokens of two stretches in order: from both ends, then what is between."""
-    for start, other, size in paired_runs(old, new, longest=_MOST):
-        source[other : other + size] = first + start + np.arange(size)

@@ -66,14 +66,15 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     parts = [_part(evidence, row, findings, held) for row in rows]
     made, more_tokens = fork_cost(calls, rows)
     silent = [k for k in range(len(turns)) if k not in held]
+    masks = [moved.row.loss_mask for _, moved in parts if moved and moved.row.loss_mask is not None]
     return Proposal(
         tuple(mended for mended, _ in parts),
         notes=tuple(f"turn {k} sampled nothing and is in no row" for k in silent),
-        cost=_cost(made, more_tokens),
+        cost=f"{made} rows in place of 1, {more_tokens:,} more tokens in all",
         more_tokens=more_tokens,
         stale=_union(moved.stale for _, moved in parts if moved),
         dropped=_union(moved.dropped for _, moved in parts if moved),
-        adds=_UNTRAINED if any(_trains_nothing(moved) for _, moved in parts) else frozenset(),
+        adds=frozenset() if all(mask.any() for mask in masks) else _UNTRAINED,
     )
 
 
@@ -90,10 +91,6 @@ def _part(
     return RepairedRollout(part, kept), moved
 
 
-def _trains_nothing(moved: Moved | None) -> bool:
-    return moved is not None and moved.row.loss_mask is not None and not moved.row.loss_mask.any()
-
-
 def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Moved | None:
     row = evidence.rollout.training_row
     if row is None:
@@ -101,10 +98,6 @@ def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Mo
     left_out = set() if mask_is_wrong(findings) else untrained_turns(row, evidence.row, part.calls)
     target = chain_tokens(evidence.rollout.turns, part.calls, empty_ids())
     return rebuilt_row(row, evidence.row, target, evidence.rollout.turns, set(part.trained) - left_out)
-
-
-def _cost(rows: int, more_tokens: int) -> str:
-    return f"{rows} rows in place of 1, {more_tokens:,} more tokens in all"
 
 
 def _union(columns: object) -> tuple[str, ...]:

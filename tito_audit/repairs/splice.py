@@ -20,6 +20,11 @@ from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import chain_tokens, mask_is_wrong, rebuilt_row, stop_ids, untrained_turns
 from tito_audit.settings.model import RepairChoices
 
+_REASON = (
+    "the sampler itself was given the re-encoded history at {}, so what it said there was scored in another "
+    "context; `fork` keeps every logprob true"
+)
+
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """Whether it is safe: the calls say what the row holds, and none of them was given other tokens."""
@@ -80,7 +85,7 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
     return Proposal(
         (RepairedRollout(mended, tuple(range(len(turns)))),),
         safety=Safety.UNSAFE if changed else Safety.SAFE,
-        reason=_reason(changed) if changed else "",
+        reason=_REASON.format(_turns(changed)) if changed else "",
         notes=(_mark(marked, turns),) if marked else (),
         stale=moved.stale if moved else (),
         dropped=moved.dropped if moved else (),
@@ -244,13 +249,6 @@ def _equal_values(a: object, b: object, sentinel: float | None) -> bool:
     if sentinel is not None:
         one, other = (np.where(np.isnan(x), sentinel, x) for x in (one, other))
     return bool(np.array_equal(one, other, equal_nan=True))
-
-
-def _reason(changed: Sequence[int]) -> str:
-    return (
-        f"the sampler itself was given the re-encoded history at {_turns(changed)}, so what it said there was "
-        "scored in another context; `fork` keeps every logprob true"
-    )
 
 
 def _mark(turns_marked: Sequence[int], turns: Sequence[Turn]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from tito_audit.reports._verdict import rate_words
-from tito_audit.summary import Gate, Summary
+from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 
 _FIXED = 5
@@ -31,10 +31,10 @@ def gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     gate = summary.gate
     if gate is None:
         return
-    fixed = [
-        f"{one.code} {visible(one.file)} row {one.row}{_times(one.times)}: {visible(one.message)}"
-        for one in gate.fixed[:_FIXED]
-    ]
+    fixed = []
+    for one in gate.fixed[:_FIXED]:
+        times = f", {one.times:,} times" if one.times > 1 else ""
+        fixed.append(f"{one.code} {visible(one.file)} row {one.row}{times}: {visible(one.message)}")
     if len(gate.fixed) > _FIXED:
         fixed.append(f"… and {len(gate.fixed) - _FIXED:,} more")
     yield "Fixed since the baseline", fixed
@@ -57,18 +57,13 @@ def gate_line(summary: Summary, *, failing: bool) -> Text | None:
     It is obvious if the gate only asks for no errors and there are none; `failing` says whether there are any.
     """
     gate = summary.gate
-    if gate is None or not (gate.failed or _says_more(gate) or (gate.fail_on != "never" and failing)):
+    if gate is None:
+        return None
+    says_more = gate.baseline is not None or bool(gate.rates) or gate.fail_on in ("warning", "note")
+    if not (gate.failed or says_more or (gate.fail_on != "never" and failing)):
         return None
     line = Text("gate: ")
     if not gate.failed:
         return line.append("passed", style="bold green")
     line.append("failed", style="bold red")
     return line.append(": " + visible("; ".join(gate.because)))
-
-
-def _says_more(gate: Gate) -> bool:
-    return gate.baseline is not None or bool(gate.rates) or gate.fail_on in ("warning", "note")
-
-
-def _times(times: int) -> str:
-    return f", {times:,} times" if times > 1 else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class Shortlist(Generic[T]):
         """The highest rank first; within a rank in the order offered."""
         for rank in sorted(self._ranks, reverse=True):
             kinds = self._ranks[rank].values()
-            yield from (value for _, value in sorted((one for kind in kinds for one in kind), key=_order))
+            yield from (value for _, value in sorted((one for kind in kinds for one in kind), key=itemgetter(0)))
 
     def __len__(self) -> int:
         return self._size
@@ -61,7 +62,3 @@ class Shortlist(Generic[T]):
             del self._ranks[lowest]
         self._size -= 1
         return True
-
-
-def _order(one: tuple[int, T]) -> int:
-    return one[0]

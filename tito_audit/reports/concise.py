@@ -26,7 +26,8 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
         for finding in result.findings:
             if not finding.known:
                 out.write(_line(finding, options.color) + "\n")
-    parts = (verdict_words(summary), baseline_words(summary.gate), *_because(summary))
+    because = summary.gate.because if summary.gate is not None else ()
+    parts = (verdict_words(summary), baseline_words(summary.gate), *because)
     out.write(visible("tito-audit: " + "; ".join(part for part in parts if part)) + "\n")
 
 
@@ -40,10 +41,6 @@ def _line(finding: Finding, color: bool) -> str:
         word = f"\x1b[{_COLORS[finding.severity]}m{word}\x1b[0m"
         return f"\x1b[1m{place}\x1b[0m {finding.code} {word}: {visible(hit.message)}"
     return inert(f"{place} {finding.code} {word}: {visible(hit.message)}")
-
-
-def _because(summary: Summary) -> tuple[str, ...]:
-    return summary.gate.because if summary.gate is not None else ()
 
 
 CONCISE = Report("concise", "one line per finding, file:row:turn:start-end CODE, for grep and editors", write)

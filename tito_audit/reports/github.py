@@ -54,7 +54,8 @@ def _annotations(
     room = PER_KIND - len(of_all)
     shown = list(kept)[: room if kept.offered <= room else room - 1]
     for finding in shown:
-        yield _command(kind, _title(finding, options), _message(finding), finding)
+        title = f"{finding.code} {options.titles.get(finding.code, '')}".strip()
+        yield _command(kind, title, _message(finding), finding)
     left = kept.offered - len(shown)
     if left:
         words = f"{many(left, 'more finding')} of severity {severity.word}; GitHub shows {PER_KIND} of each."
@@ -78,10 +79,6 @@ def _reasons(gate: Gate) -> str:
     if len(gate.because) > _REASONS:
         lines.append(f"and {many(len(gate.because) - _REASONS, 'more reason')}")
     return "\n".join(lines) or "the gate failed"
-
-
-def _title(finding: Finding, options: ReportOptions) -> str:
-    return f"{finding.code} {options.titles.get(finding.code, '')}".strip()
 
 
 def _message(finding: Finding) -> str:

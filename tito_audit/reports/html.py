@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from typing import TextIO
 
 from tito_audit.record.finding import Result, Severity
@@ -28,7 +29,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     from tito_audit.reports._html.page import page, short_name
 
     seen, measures = FindingTally(), None
-    with PageFindings(BOUND) as page_findings, ViewBlocks() as views:
+    with closing(PageFindings(BOUND)) as page_findings, closing(ViewBlocks()) as views:
         for result in results:
             seen.add(result)
             for finding in result.findings:

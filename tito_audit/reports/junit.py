@@ -99,14 +99,8 @@ def _document(named: list[tuple[str, _Suite]], summary: Summary, out: TextIO, op
     cases = [case for _, suite in named for case in suite.cases.items()]
     failures = sum(case.failing > 0 for _, case in cases) + sum(rate.failed for rate in rates)
     xml = _Xml(out)
-    xml.start(
-        "testsuites",
-        name="tito-audit",
-        tests=len(cases) + len(rates),
-        failures=failures,
-        errors=0,
-        time=f"{summary.seconds:.3f}",
-    )
+    tests, time = len(cases) + len(rates), f"{summary.seconds:.3f}"
+    xml.start("testsuites", name="tito-audit", tests=tests, failures=failures, errors=0, time=time)
     for name, suite in named:
         _suite(xml, name, suite, options)
     if summary.gate is not None:
@@ -116,21 +110,12 @@ def _document(named: list[tuple[str, _Suite]], summary: Summary, out: TextIO, op
 
 def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
     cases = sorted(suite.cases.items())
-    xml.start(
-        "testsuite",
-        name=name,
-        tests=len(cases),
-        failures=sum(case.failing > 0 for _, case in cases),
-        errors=0,
-        skipped=sum(_skipped(case, suite) for _, case in cases),
-    )
+    failures = sum(case.failing > 0 for _, case in cases)
+    skipped = sum(_skipped(case, suite) for _, case in cases)
+    xml.start("testsuite", name=name, tests=len(cases), failures=failures, errors=0, skipped=skipped)
     xml.start("properties")
-    for key, number in (
-        ("rollouts", suite.rollouts),
-        ("rows_unreadable", suite.rows_unreadable),
-        ("tokens", suite.tokens),
-    ):
-        xml.empty("property", name=key, value=number)
+    for key in ("rollouts", "rows_unreadable", "tokens"):
+        xml.empty("property", name=key, value=getattr(suite, key))
     xml.end("properties")
     for code, case in cases:
         title = options.titles.get(code, "")
@@ -150,16 +135,10 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
 def _gate(xml: _Xml, summary: Summary, rates: tuple[RateCount, ...]) -> None:
     """The suite for limits on all files together."""
     assert summary.gate is not None
-    xml.start(
-        "testsuite",
-        name="tito-audit: all files",
-        tests=len(rates),
-        failures=sum(rate.failed for rate in rates),
-        errors=0,
-        skipped=0,
-    )
+    name, failures = "tito-audit: all files", sum(rate.failed for rate in rates)
+    xml.start("testsuite", name=name, tests=len(rates), failures=failures, errors=0, skipped=0)
     for rate in rates:
-        xml.start("testcase", name=f"limit {rate.limit}", classname="tito-audit: all files")
+        xml.start("testcase", name=f"limit {rate.limit}", classname=name)
         words = rate_words(rate)
         if rate.failed:
             xml.text("failure", [words], type="limit", message=words)
@@ -221,13 +200,9 @@ class _Xml:
 
     def text(self, tag: str, lines: Iterable[str], /, **attributes: Any) -> None:
         """An element with lines in it."""
-        shown = "\n".join(escape(_without_attachments(cut(visible(line), _TEXT))) for line in lines)
+        # CI systems attach the file that `[[ATTACHMENT|path]]` names.
+        shown = "\n".join(escape(cut(visible(line), _TEXT).replace("[[", "[\\x5b")) for line in lines)
         self._out.write(f"<{tag}{_attributes(attributes)}>{shown}</{tag}>\n")
-
-
-def _without_attachments(text: str) -> str:
-    """The text, changed so that it attaches no file: CI systems attach what `[[ATTACHMENT|path]]` names."""
-    return text.replace("[[", "[\\x5b")
 
 
 def _attributes(attributes: Mapping[str, Any]) -> str:

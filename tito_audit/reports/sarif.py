@@ -217,16 +217,8 @@ def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
     if gate is not None:
         counts["gate"] = {"failed": gate.failed, "because": [cut(visible(one), _TEXT) for one in gate.because]}
     if gate is not None and gate.baseline is not None:
-        counts["fixed"] = [
-            {
-                "fingerprint": one.fingerprint,
-                "code": one.code,
-                "file": one.file,
-                "row": one.row,
-                "times": one.times,
-            }
-            for one in gate.fixed[:_FIXED]
-        ]
+        names = ("fingerprint", "code", "file", "row", "times")
+        counts["fixed"] = [{name: getattr(one, name) for name in names} for one in gate.fixed[:_FIXED]]
         counts["fixedLeftOut"] = max(len(gate.fixed) - _FIXED, 0)
     return counts
 

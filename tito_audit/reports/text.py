@@ -150,8 +150,7 @@ def _verdict(summary: Summary, seen: FindingTally) -> Text:
     elif not rows:
         return Text("nothing to audit: no rollouts", style="bold yellow")
     elif summary.without_ids == summary.rollouts:
-        words = f"nothing to audit: no token ids in {many(rows, 'rollout')}"
-        return Text(words, style="bold yellow")
+        return Text(f"nothing to audit: no token ids in {many(rows, 'rollout')}", style="bold yellow")
     elif nothing_compared(summary):
         line = Text(f"no findings, but {uncompared_words(summary)}", style="bold yellow")
         return line.append(f"; nothing was compared in {many(summary.uncompared, 'rollout')}", style="not bold")
@@ -161,8 +160,9 @@ def _verdict(summary: Summary, seen: FindingTally) -> Text:
         if summary.skipped:
             line.append(", as far as the rules could look (below)", style="not bold default")
     if summary.uncompared:
-        words = f"; nothing compared in {summary.uncompared:,}, as {uncompared_words(summary)}"
-        line.append(words, style="yellow")
+        line.append(
+            f"; nothing compared in {summary.uncompared:,}, as {uncompared_words(summary)}", style="yellow"
+        )
     if summary.without_ids:
         line.append(f"; nothing to audit in {summary.without_ids:,} without token ids", style="yellow")
     return line
@@ -194,16 +194,13 @@ def _table(summary: Summary, options: ReportOptions) -> Table:
 
 
 def _causes(causes: Counter[str]) -> str:
-    named = sorted(((cause, number) for cause, number in causes.items() if cause), key=_rare_last)
+    named = sorted(
+        ((cause, number) for cause, number in causes.items() if cause), key=lambda item: (-item[1], item[0])
+    )
     words = [f"{visible(cause)} ({number:,})" for cause, number in named[:_CAUSES]]
     if len(named) > _CAUSES:
-        others = len(named) - _CAUSES
-        return f"{', '.join(words)} and {many(others, 'other cause')}"
+        return f"{', '.join(words)} and {many(len(named) - _CAUSES, 'other cause')}"
     return ", ".join(words)
-
-
-def _rare_last(item: tuple[str, int]) -> tuple[int, str]:
-    return (-item[1], item[0])
 
 
 def _print_worst(console: Console, worst: list[WorstEntry], total: int) -> None:

@@ -1,4 +1,4 @@
-"""What the TOK, TPL and SEQ rules ask of a difference, and the words they report it in."""
+"""What the TOK, TPL and SEQ rules ask of a difference."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from tito_audit.align.blocks import BlockKind
-from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
+from tito_audit.evidence.model import Difference, Evidence, TextSide
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Where
-from tito_audit.rule import Reason
-from tito_audit.rules._words import counted, shown
+from tito_audit.rule import hit_of
 
-_SHOWN = 8
 _THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
 _SPACE_AFTER = re.compile(rb"\s*")
 
@@ -24,56 +22,11 @@ def same_bytes(difference: Difference) -> bool:
     return difference.kind in (BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT)
 
 
-def pieces(side: TextSide, evidence: Evidence) -> str:
-    """The tokens of a side as text, `' Skin'+'ny'`: at most eight, `nothing` for none."""
-    if not len(side.ids):
-        return "nothing"
-    if evidence.vocabulary is None:
-        shown = [str(int(i)) for i in side.ids[:_SHOWN]]
-    else:
-        shown = [repr(evidence.vocabulary.piece(int(i))) for i in side.ids[:_SHOWN]]
-    more = len(side.ids) - len(shown)
-    return "+".join(shown) + (f" and {counted(more, 'more token')}" if more else "")
-
-
-def sentence(difference: Difference, evidence: Evidence, what: str) -> str:
-    """The message of a finding: `what`, the tokens of both sides, and the effect."""
-    recorded, canonical = pieces(difference.recorded, evidence), pieces(difference.canonical, evidence)
-    other = {
-        Against.REENCODED: "encoding the text again gives",
-        Against.NEXT_PROMPT: f"turn {difference.later_turn}'s prompt has",
-        Against.ROW: "the training row has",
-        Against.TEMPLATE: "the template writes",
-    }[difference.against]
-    return f"{what}: recorded {recorded}, {other} {canonical}; {difference.effect}"
-
-
-def built_reason(difference: Difference, evidence: Evidence) -> Reason | None:
-    """The reason, if writing the messages in another way reproduced the recorded tokens; else None."""
-    construction = difference.construction
-    return (
-        None
-        if construction is None
-        else Reason(construction.cause, sentence(difference, evidence, construction.what))
-    )
-
-
 def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
     """Hits of a plain `@rule`: the differences of its code explained by another way of writing the messages."""
     for one in evidence.explained:
-        difference = one.difference
-        if one.code == code and difference.construction is not None:
-            yield Hit(
-                difference.where,
-                difference.start,
-                difference.end,
-                sentence(difference, evidence, difference.construction.what),
-                turn=difference.turn,
-                cause=one.cause,
-                severity=difference.severity,
-                recorded=shown(evidence, difference.recorded.ids),
-                canonical=shown(evidence, difference.canonical.ids),
-            )
+        if one.code == code and one.difference.construction is not None:
+            yield hit_of(one, evidence, one.difference.severity)
 
 
 def recorded_ids(difference: Difference, evidence: Evidence) -> Ids | None:
@@ -97,13 +50,6 @@ def repeats(difference: Difference, evidence: Evidence) -> bool:
     places = range(max(difference.start - size, 0), difference.start + 1)
     pairs = ((ids[at : at + size], ids[at + size : at + 2 * size]) for at in places)
     return any(np.array_equal(one, other) for one, other in pairs)
-
-
-def deviating(difference: Difference) -> tuple[TextSide, TextSide]:
-    """The side in question and the one it should equal: the later sequence if there is one, else the recorded."""
-    if difference.against in (Against.ROW, Against.NEXT_PROMPT):
-        return difference.canonical, difference.recorded
-    return difference.recorded, difference.canonical
 
 
 def bare(data: bytes) -> bytes:
@@ -137,17 +83,6 @@ def end_only(side: TextSide, evidence: Evidence) -> bool:
     if len(rest) == len(side.ids) or evidence.vocabulary is None:
         return False
     return not b"".join(evidence.vocabulary.token_bytes(int(i)) for i in rest).strip()
-
-
-def at_start(difference: Difference) -> bool:
-    """Whether a prompt or the training row starts with it."""
-    return difference.where is not Where.COMPLETION and difference.start == 0
-
-
-def at_prompt_end(difference: Difference) -> bool:
-    """Whether a prompt ends with it, on at least one side."""
-    ends = not difference.recorded.after or not difference.canonical.after
-    return difference.where is Where.PROMPT and ends
 
 
 def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:

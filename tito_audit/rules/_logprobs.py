@@ -13,8 +13,9 @@ from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.finding import Where
+from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
+from tito_audit.rules._words import shown
 
 _EQUAL = 4
 _EQUAL_ZERO = 8
@@ -41,6 +42,13 @@ class SampledValues:
     """`[N]` what the calls recorded, for a row whose calls are known; NaN where they recorded nothing."""
     shifted: bool
     """True when the column is shifted against its tokens: then only LPR502 reports."""
+
+    def hit(
+        self, evidence: Evidence, start: int, end: int, message: str, cause: str, severity: Severity | None = None
+    ) -> Hit:
+        """A hit on a range of its tokens."""
+        recorded = shown(evidence, self.ids[start:end])
+        return Hit(self.where, start, end, message, self.turn, cause, severity, recorded)
 
     @cached_property
     def in_loss(self) -> Logprobs:

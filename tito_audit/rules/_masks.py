@@ -13,8 +13,10 @@ from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, UNKNOWN
 from tito_audit.evidence.unclear import unclear_roles, unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
+from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow, trained_runs
 from tito_audit.record.speakers import ASSISTANT
+from tito_audit.rules._words import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,20 @@ class JudgedMask:
     """Other trained tokens that were not sampled."""
     not_trained: Mask
     """Other sampled tokens that are not trained."""
+
+    def hit(
+        self,
+        evidence: Evidence,
+        start: int,
+        end: int,
+        message: str,
+        cause: str,
+        turn: int | None = None,
+        severity: Severity | None = None,
+    ) -> Hit:
+        """A hit on a range of the row."""
+        recorded = shown(evidence, self.ids[start:end])
+        return Hit(Where.ROW, start, end, message, turn, cause, severity, recorded)
 
 
 def shifted(row: TrainingRow, role: ColumnRole) -> bool:

@@ -35,14 +35,10 @@ def unknown_role(evidence: Evidence) -> Iterator[Hit]:
     several = len(found.names) > 1
     wrote = "them" if several else "it"
     options = _options(evidence, found.names[0])
-    yield Hit(
-        Where.ROW,
-        start,
-        end,
+    message = (
         f"cannot tell which tokens were sampled: {'roles' if several else 'role'} {listed(names)} "
         f"{'are' if several else 'is'} neither sampled nor given by name; pass {options} "
-        f"if the model wrote {wrote}",
-        cause="unknown role",
-        severity=Severity.WARNING,
-        recorded=shown(evidence, row.token_ids[start:end]),
+        f"if the model wrote {wrote}"
     )
+    side = shown(evidence, row.token_ids[start:end])
+    yield Hit(Where.ROW, start, end, message, None, "unknown role", Severity.WARNING, side)

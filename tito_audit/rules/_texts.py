@@ -108,7 +108,11 @@ def _agreement(evidence: Evidence, number: int) -> Agreement:
         return Agreement.SAME
     if any(one.strip() == want.strip() for one in decoded):
         return Agreement.TRIMMED
-    if finish_reason == "stop" and want and any(_stopped(one, want) for one in decoded):
+    if (
+        finish_reason == "stop"
+        and want
+        and any(one.startswith(want) and len(one) - len(want) <= _STOP_STRING for one in decoded)
+    ):
         return Agreement.STOP_STRING
     if any(_cleaned(one).strip() == want.strip() for one in decoded):
         return Agreement.CLEANED
@@ -193,10 +197,6 @@ def _after_markup(decoded: str, text: str) -> bool:
     """Whether the text is the end of what was decoded, after a tag such as one that closes the reasoning."""
     want, have = text.strip(), decoded.rstrip()
     return bool(want) and have.endswith(want) and bool(_MARKUP_END.search(have[: len(have) - len(want)]))
-
-
-def _stopped(decoded: str, text: str) -> bool:
-    return decoded.startswith(text) and len(decoded) - len(text) <= _STOP_STRING
 
 
 def _cleaned(text: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Side
+from tito_audit.rule import SHOWN_TOKENS
 
-_SHOWN_TOKENS = 16
 _QUOTED_CHARACTERS = 40
 
 
@@ -35,4 +35,4 @@ def quoted(text: str) -> str:
 
 def shown(evidence: Evidence, ids: Ids) -> Side:
     """The first tokens of a range, at most 16, as a side of a finding."""
-    return evidence.side(ids[:_SHOWN_TOKENS])
+    return evidence.side(ids[:SHOWN_TOKENS])

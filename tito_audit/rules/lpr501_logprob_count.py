@@ -49,6 +49,7 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
                 known = _row_values(evidence, number, length)
                 yield _hit(column, Where.COMPLETION, number, {length: "completion token"}, known, length)
     row = evidence.rollout.training_row
+    expected = evidence.row.expected_logprobs if evidence.row is not None else None
     for column in row.columns if row is not None else ():
         if row is not None and column.role is ColumnRole.LOGPROBS and column.alignment is None:
             full = len(row.token_ids)
@@ -57,7 +58,7 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
                 fits[full - row.prompt_length] = "response token"
             if row.loss_mask is not None:
                 fits.setdefault(int(row.loss_mask.sum()), "trained token")
-            yield _hit(column, Where.ROW, None, fits, _expected(evidence), full)
+            yield _hit(column, Where.ROW, None, fits, expected, full)
 
 
 def _hit(
@@ -68,13 +69,10 @@ def _hit(
     # If the format knew a column of exactly this length, it would have been read as one.
     base = min([length for length in fits if length != count] or fits, key=lambda length: abs(length - count))
     extra = count - base
-    message = f"`{column.name}` has {counted(count, 'entry', 'entries')} "
-    message += f"for {counted(base, fits[base])}"
+    message = f"`{column.name}` has {counted(count, 'entry', 'entries')} for {counted(base, fits[base])}"
+    cause = {1: "one too many", -1: "one too few"}.get(extra, "other count")
     if abs(extra) == 1:
-        cause = "one too many" if extra > 0 else "one too few"
         message += f", {cause}"
-    else:
-        cause = "other count"
     if extra == 1:
         message += _which(column.values, base, known)
     return Hit(where, 0, end, f"{message}; no value can be matched to its token", turn=turn, cause=cause)
@@ -104,7 +102,3 @@ def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
     out = np.full(length, np.nan)
     out[view.turn_offset[mine]] = row.logprobs[mine]
     return out
-
-
-def _expected(evidence: Evidence) -> Logprobs | None:
-    return evidence.row.expected_logprobs if evidence.row is not None else None

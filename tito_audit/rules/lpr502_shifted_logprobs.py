@@ -40,15 +40,9 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     if row is None:
         return
     for shift in shifts(evidence):
-        yield Hit(
-            Where.ROW,
-            shift.start,
-            shift.end,
-            _message(shift),
-            turn=shift.turn,
-            cause=_cause(shift),
-            recorded=shown(evidence, row.token_ids[shift.start : shift.end]),
-        )
+        start, end = shift.start, shift.end
+        recorded = shown(evidence, row.token_ids[start:end])
+        yield Hit(Where.ROW, start, end, _message(shift), shift.turn, _cause(shift), recorded=recorded)
 
 
 def _cause(shift: LogprobShift) -> str:

@@ -12,7 +12,7 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.rollout import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import sampled_values
-from tito_audit.rules._words import counted, shown
+from tito_audit.rules._words import counted
 
 
 @rule("LPR503", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
@@ -39,20 +39,12 @@ def missing_or_infinite_logprobs(evidence: Evidence) -> Iterator[Hit]:
     for values in sampled_values(evidence):
         if values.shifted or values.ordinary:
             continue
-        for cause, wrong in (
-            ("not recorded", np.isnan(values.logprobs)),
-            ("infinite", np.isinf(values.logprobs)),
-        ):
+        for cause, wrong in (("not recorded", np.isnan(values.logprobs)), ("infinite", np.isinf(values.logprobs))):
             for start, end in trained_runs(wrong & values.trained):
                 has = "has" if end - start == 1 else "have"
                 what = "no logprob (null or NaN)" if cause == "not recorded" else "an infinite logprob"
-                yield Hit(
-                    values.where,
-                    start,
-                    end,
+                message = (
                     f"{counted(end - start, 'token')} in the loss {has} {what}; a loss over it is NaN, or "
-                    "the gap is filled with a made-up value",
-                    turn=values.turn,
-                    cause=cause,
-                    recorded=shown(evidence, values.ids[start:end]),
+                    "the gap is filled with a made-up value"
                 )
+                yield values.hit(evidence, start, end, message, cause)

@@ -13,7 +13,7 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.rollout import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
-from tito_audit.rules._words import counted, shown
+from tito_audit.rules._words import counted
 
 _TOLERANCE = 1e-6
 
@@ -68,5 +68,4 @@ def _hit(
         cause = "looks like a lost sign"
     else:
         message += "; no probability has such a logarithm"
-    recorded = shown(evidence, values.ids[start:end])
-    return Hit(values.where, start, end, message, turn=values.turn, cause=cause, recorded=recorded)
+    return values.hit(evidence, start, end, message, cause)

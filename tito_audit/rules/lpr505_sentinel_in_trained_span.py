@@ -15,7 +15,7 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.rollout import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
-from tito_audit.rules._words import counted, shown
+from tito_audit.rules._words import counted
 
 _LONG = 8
 """A run of exact zeros this long is more than the near-certain end of an answer (`"}]<|im_end|>`)."""
@@ -55,11 +55,11 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
             continue
         for start, end in () if values.ordinary else trained_runs(values.placeholders & values.trained):
             shows = f"{values.logprobs[start]:g}"
-            yield _hit(evidence, values, start, end, f"the placeholder {shows}", f"sentinel {shows}", None)
+            yield _hit(evidence, values, start, end, f"the placeholder {shows}", f"sentinel {shows}")
         if values.expected is not None:
             for start, end in trained_runs(_refuted(values, values.expected)):
                 said = "0 where the call recorded another value"
-                yield _hit(evidence, values, start, end, said, "sentinel 0", None)
+                yield _hit(evidence, values, start, end, said, "sentinel 0")
         else:
             for start, end in _suspect(values):
                 long = end - start >= _LONG
@@ -75,20 +75,14 @@ def _hit(
     end: int,
     said: str,
     cause: str,
-    severity: Severity | None,
+    severity: Severity | None = None,
 ) -> Hit:
     has = "has" if end - start == 1 else "have"
-    return Hit(
-        values.where,
-        start,
-        end,
+    message = (
         f"{counted(end - start, 'token')} in the loss {has} a logprob of {said}; it is weighed by a "
-        "probability that was never recorded",
-        turn=values.turn,
-        cause=cause,
-        severity=severity,
-        recorded=shown(evidence, values.ids[start:end]),
+        "probability that was never recorded"
     )
+    return values.hit(evidence, start, end, message, cause, severity)
 
 
 def _refuted(values: SampledValues, expected: Logprobs) -> Mask:

@@ -10,7 +10,6 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
-from tito_audit.rules._words import shown
 
 
 @rule("LPR506", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
@@ -53,13 +52,4 @@ def _hit(evidence: Evidence, values: SampledValues, parts: list[tuple[int, int]]
             message = f"all {count} logprobs of the row are exactly 0; they were never recorded"
         if values.expected is not None and (values.expected[start:end] < -ROUNDING).any():
             severity, message = Severity.ERROR, f"all {count} logprobs are 0 where the calls recorded others"
-    return Hit(
-        values.where,
-        start,
-        end,
-        message,
-        turn=values.turn,
-        cause="all zero" if value == 0 else "all equal",
-        severity=severity,
-        recorded=shown(evidence, values.ids[start:end]),
-    )
+    return values.hit(evidence, start, end, message, "all zero" if value == 0 else "all equal", severity)

@@ -72,29 +72,22 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
         origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
         slid = f"; every trained run lies {places(mask.slide)}" if mask.slide else ""
         verb = "was" if end - start == 1 else "were"
-        yield Hit(
-            Where.ROW,
-            start,
-            end,
+        message = (
             f"{counted(end - start, 'trained token')} {verb} not sampled, {origins}{slid}; "
-            "the loss teaches the model to write what it was given",
-            cause=cause,
-            recorded=shown(evidence, mask.ids[start:end]),
+            "the loss teaches the model to write what it was given"
         )
+        yield mask.hit(evidence, start, end, message, cause)
 
 
 def _hidden(evidence: Evidence, row: TrainingRow, hidden: Mask) -> Iterator[Hit]:
     """A hit for each run of trained tokens that the attention mask hides."""
     for start, end in trained_runs(hidden):
-        yield Hit(
-            Where.ROW,
-            start,
-            end,
+        message = (
             f"{counted(end - start, 'trained token')} {'is' if end - start == 1 else 'are'} hidden by "
-            "`attention_mask`; the loss trains what the model treats as padding",
-            cause="hidden by the attention mask",
-            recorded=shown(evidence, row.token_ids[start:end]),
+            "`attention_mask`; the loss trains what the model treats as padding"
         )
+        recorded = shown(evidence, row.token_ids[start:end])
+        yield Hit(Where.ROW, start, end, message, cause="hidden by the attention mask", recorded=recorded)
 
 
 def _role(view: RowView, position: int) -> str:

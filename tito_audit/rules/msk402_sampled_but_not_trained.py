@@ -9,11 +9,11 @@ import numpy as np
 from tito_audit.evidence.masks import runs_inside, sampled_turns
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.rollout import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
-from tito_audit.rules._words import counted, places, shown
+from tito_audit.rules._words import counted, places
 
 
 @rule("MSK402", Severity.WARNING, needs=(Needs.MASK, Needs.SAMPLED))
@@ -55,16 +55,7 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
                     yield _part(evidence, mask, s, e, turn)
         else:
             severity, message = _left_out(evidence, turn, number, trained)
-            yield Hit(
-                Where.ROW,
-                start,
-                end,
-                message,
-                turn=turn,
-                cause="turn left out",
-                severity=severity,
-                recorded=shown(evidence, mask.ids[start:end]),
-            )
+            yield mask.hit(evidence, start, end, message, "turn left out", turn, severity)
 
 
 def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int | None) -> Hit:
@@ -81,16 +72,7 @@ def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int 
     elif mask.view.drifted[start:end].any():
         message += "; they touch drifted tokens, which a repair may have taken out of the loss"
         severity, cause = Severity.NOTE, "left out beside drift"
-    return Hit(
-        Where.ROW,
-        start,
-        end,
-        message,
-        turn=turn,
-        cause=cause,
-        severity=severity,
-        recorded=shown(evidence, mask.ids[start:end]),
-    )
+    return mask.hit(evidence, start, end, message, cause, turn, severity)
 
 
 def _left_out(evidence: Evidence, turn: int | None, number: int, trained: list[bool]) -> tuple[Severity, str]:

@@ -8,10 +8,9 @@ import numpy as np
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
-from tito_audit.rules._words import shown
 
 _ALWAYS = 3
 """From this many turns without a trained end in one row, the length limit is no explanation."""
@@ -52,44 +51,21 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     open_ends = np.flatnonzero(mask.end_open)
     some_trained = bool((mask.view.sampled & mask.trained & np.isin(mask.ids, list(evidence.end_ids))).any())
     severity = Severity.NOTE if some_trained or len(open_ends) < _ALWAYS else Severity.WARNING
-    for position in np.flatnonzero(mask.end_not_trained):
-        yield _hit(
-            evidence, mask, int(position), int(position), _UNTRAINED, "sampled, not trained", Severity.WARNING
-        )
-    for position in open_ends:
-        yield _hit(evidence, mask, int(position), int(position) - 1, _OPEN, "not trained", severity)
-    for position in np.flatnonzero(mask.end_not_sampled):
-        yield _hit(
-            evidence,
-            mask,
-            int(position),
-            int(position) - 1,
-            "the end of a turn is trained but was not sampled" + _cut(evidence, mask, int(position) - 1),
-            "trained, not sampled",
-            Severity.ERROR,
-        )
+    for position in np.flatnonzero(mask.end_not_trained).tolist():
+        yield _hit(evidence, mask, position, position, _UNTRAINED, "sampled, not trained", Severity.WARNING)
+    for position in open_ends.tolist():
+        yield _hit(evidence, mask, position, position - 1, _OPEN, "not trained", severity)
+    for position in np.flatnonzero(mask.end_not_sampled).tolist():
+        message = "the end of a turn is trained but was not sampled" + _cut(evidence, mask, position - 1)
+        yield _hit(evidence, mask, position, position - 1, message, "trained, not sampled", Severity.ERROR)
 
 
 def _hit(
-    evidence: Evidence,
-    mask: JudgedMask,
-    position: int,
-    answer: int,
-    message: str,
-    cause: str,
-    severity: Severity,
+    evidence: Evidence, mask: JudgedMask, position: int, answer: int, message: str, cause: str, severity: Severity
 ) -> Hit:
+    """The finding for a turn end; `answer` is a token of its turn."""
     turn = int(mask.view.turn[answer])
-    return Hit(
-        Where.ROW,
-        position,
-        position + 1,
-        message,
-        turn=turn if turn >= 0 else None,
-        cause=cause,
-        severity=severity,
-        recorded=shown(evidence, mask.ids[position : position + 1]),
-    )
+    return mask.hit(evidence, position, position + 1, message, cause, turn if turn >= 0 else None, severity)
 
 
 def _cut(evidence: Evidence, mask: JudgedMask, answer: int) -> str:

@@ -58,10 +58,8 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     row = evidence.rollout.training_row
     if row is not None:
         for hit in _outside(evidence, Where.ROW, None, row.token_ids, 0):
-            harmless = (
-                hit.cause == _PADDED and row.loss_mask is not None and not row.loss_mask[hit.start : hit.end].any()
-            )
-            yield replace(hit, severity=Severity.WARNING) if harmless else hit
+            trained = row.loss_mask is None or row.loss_mask[hit.start : hit.end].any()
+            yield hit if trained or hit.cause != _PADDED else replace(hit, severity=Severity.WARNING)
 
 
 def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, known: int) -> Iterator[Hit]:
@@ -72,16 +70,11 @@ def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, known
         named = [str(i) for i in wrong[:_NAMED]] + (["…"] if len(wrong) > _NAMED else [])
         size = f" of {evidence.vocabulary.size} entries" if evidence.vocabulary is not None else ""
         verb = "is" if len(wrong) == 1 else "are"
-        yield Hit(
-            where,
-            start,
-            end,
+        message = (
             f"{counted(len(wrong), 'id')} ({listed(named)}) {verb} outside the vocabulary{size}; no text and "
-            "no trained embedding belongs to it",
-            turn=turn,
-            cause=_cause(evidence, wrong),
-            recorded=shown(evidence, wrong),
+            "no trained embedding belongs to it"
         )
+        yield Hit(where, start, end, message, turn, _cause(evidence, wrong), recorded=shown(evidence, wrong))
 
 
 def _unknown(evidence: Evidence, ids: Ids) -> Mask:

@@ -106,12 +106,5 @@ def _hit(evidence: Evidence, where: Where, turn: int | None, ids: Ids, cause: st
         "counting up": f"the ids count from {ids[0]} to {ids[-1]}",
         "nothing but 0": "prompt and completion hold nothing but the id 0",
     }[cause]
-    return Hit(
-        where,
-        0,
-        len(ids),
-        f"{why}; they stand in for tokens that were not recorded and must not be trained",
-        turn=turn,
-        cause=cause,
-        recorded=shown(evidence, ids),
-    )
+    message = f"{why}; they stand in for tokens that were not recorded and must not be trained"
+    return Hit(where, 0, len(ids), message, turn, cause, recorded=shown(evidence, ids))

@@ -113,12 +113,10 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
     if missed is not None and not _EMPTY_THOUGHT.fullmatch(missed):
         problem = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
     elif answer is not None:
-        names = [
-            call.name for call in answer.tool_calls if call.name and not contained(evidence, number, call.name)
-        ]
-        problem, cause = (
-            (f"hold no call of `{names[0]}`, which its message makes", "tool call") if names else ("", "")
-        )
+        called = [call.name for call in answer.tool_calls if call.name]
+        names = [name for name in called if not contained(evidence, number, name)]
+        if names:
+            problem, cause = f"hold no call of `{names[0]}`, which its message makes", "tool call"
     if problem:
         message = f"the {counted(len(ids), 'completion id')} {problem}; the rest was not recorded"
         side = shown(evidence, ids[np.maximum(len(ids) - 16, 0) :])

@@ -10,14 +10,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
-from tito_audit.rules._texts import (
-    Agreement,
-    agreement,
-    answer_of,
-    contained,
-    first_difference,
-    missing_part,
-)
+from tito_audit.rules._texts import Agreement, agreement, answer_of, contained, first_difference, missing_part
 from tito_audit.rules._words import quoted, shown
 
 _HARMLESS = {
@@ -86,16 +79,7 @@ def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Itera
         severity = Severity.ERROR
         message = f"the ids decode to {quoted(decoded)} from here on, the text says {quoted(recorded)}"
     side = shown(evidence, ids[start:])
-    yield Hit(
-        Where.COMPLETION,
-        start,
-        len(ids),
-        message,
-        turn=number,
-        cause=found.value,
-        severity=severity,
-        recorded=side,
-    )
+    yield Hit(Where.COMPLETION, start, len(ids), message, number, found.value, severity, side)
 
 
 def _against_message(evidence: Evidence, number: int, turn: Turn, ids: Ids) -> Iterator[Hit]:
@@ -106,14 +90,9 @@ def _against_message(evidence: Evidence, number: int, turn: Turn, ids: Ids) -> I
     for part, name in ((answer.text, "content"), (answer.reasoning or "", "reasoning")):
         if contained(evidence, number, part) or missing_part(evidence, number, part) is not None:
             continue
-        message = f"the {name} of the message ({quoted(part.strip())}) is nowhere in what the ids decode to"
-        yield Hit(
-            Where.COMPLETION,
-            0,
-            len(ids),
-            f"{message}; the message was edited, or belongs to another completion",
-            turn=number,
-            cause=f"{name} is not in the ids",
-            severity=Severity.WARNING,
-            recorded=shown(evidence, ids),
+        message = (
+            f"the {name} of the message ({quoted(part.strip())}) is nowhere in what the ids decode to; "
+            "the message was edited, or belongs to another completion"
         )
+        cause, side = f"{name} is not in the ids", shown(evidence, ids)
+        yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, Severity.WARNING, side)

@@ -7,7 +7,6 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import sentence
 
 
 @cause("TOK101", Severity.ERROR, precedence=50, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
@@ -31,4 +30,4 @@ def merged_tokens(difference: Difference, evidence: Evidence) -> Reason | None:
     """
     if difference.kind is not BlockKind.MERGE:
         return None
-    return Reason("merge", sentence(difference, evidence, "sampled tokens re-encode as one"))
+    return Reason("merge", "sampled tokens re-encode as one")

@@ -7,7 +7,6 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import sentence
 
 
 @cause("TOK103", Severity.ERROR, precedence=52, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
@@ -32,4 +31,4 @@ def resplit_tokens(difference: Difference, evidence: Evidence) -> Reason | None:
     """
     if difference.kind is not BlockKind.RESPLIT:
         return None
-    return Reason("resplit", sentence(difference, evidence, "the text is split in other places"))
+    return Reason("resplit", "the text is split in other places")

@@ -7,7 +7,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import GENERATION_PROMPT
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import same_bytes, sentence
+from tito_audit.rules._drift import same_bytes
 
 
 @cause("TOK104", Severity.ERROR, precedence=40, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
@@ -32,7 +32,7 @@ def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | No
     if not same_bytes(difference) or not _crosses(difference, evidence):
         return None
     what = "text on both sides of the seam between prompt and completion is encoded together"
-    return Reason("merge across the seam", sentence(difference, evidence, what))
+    return Reason("merge across the seam", what)
 
 
 def _crosses(difference: Difference, evidence: Evidence) -> bool:

@@ -6,7 +6,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import control_ids, same_bytes, sentence
+from tito_audit.rules._drift import control_ids, same_bytes
 
 
 @cause("TOK105", Severity.ERROR, precedence=30, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
@@ -31,7 +31,7 @@ def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason 
     canonical = control_ids(difference.canonical, evidence)
     if same_bytes(difference) and recorded != canonical:
         what = "text spells a control token" if canonical else "a control token re-encodes as ordinary text"
-        return Reason("control token spelled in text", sentence(difference, evidence, what))
+        return Reason("control token spelled in text", what)
     inner = [i for i in recorded if i not in evidence.end_ids]
     if not (difference.sampled and inner and not canonical) or evidence.vocabulary is None:
         return None
@@ -41,4 +41,4 @@ def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason 
     if kept.strip() != difference.canonical.data.strip():
         return None
     what = "a control token was sampled inside the answer and its text drops it"
-    return Reason("control token dropped", sentence(difference, evidence, what))
+    return Reason("control token dropped", what)

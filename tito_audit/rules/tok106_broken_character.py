@@ -6,7 +6,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import same_bytes, sentence
+from tito_audit.rules._drift import same_bytes
 
 
 @cause("TOK106", Severity.ERROR, precedence=10, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
@@ -36,4 +36,4 @@ def broken_character(difference: Difference, evidence: Evidence) -> Reason | Non
     if same_bytes(difference) or not (broken or replaced):
         return None
     what = "bytes that form no whole character cannot be written as text"
-    return Reason("broken character", sentence(difference, evidence, what))
+    return Reason("broken character", what)

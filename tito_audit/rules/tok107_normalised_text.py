@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import same_bytes, sentence
+from tito_audit.rules._drift import same_bytes
 
 
 @cause("TOK107", Severity.ERROR, precedence=20, needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW))
@@ -34,5 +34,5 @@ def normalised_text(difference: Difference, evidence: Evidence) -> Reason | None
         return None
     for form in ("NFC", "NFKC"):
         if unicodedata.normalize(form, texts[0]) == texts[1]:
-            return Reason(f"{form} normalisation", sentence(difference, evidence, f"{form} changes the text"))
+            return Reason(f"{form} normalisation", f"{form} changes the text")
     return None

@@ -9,7 +9,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.unmatched import holds_marker
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import end_only, recorded_ids, sentence
+from tito_audit.rules._drift import end_only, recorded_ids
 
 
 @cause("TPL201", Severity.ERROR, precedence=57, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -37,7 +37,7 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
         return None
     word = "prompt" if difference.where is Where.PROMPT else "row"
     what = f"the {word} holds no role markers: it was encoded without the chat template"
-    return Reason("no template", sentence(difference, evidence, what))
+    return Reason("no template", what)
 
 
 def _marks(difference: Difference, evidence: Evidence) -> bool:

@@ -6,7 +6,7 @@ from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import bare, in_answer, same_bytes, sentence
+from tito_audit.rules._drift import bare, in_answer, same_bytes
 
 
 @cause("TPL202", Severity.ERROR, precedence=75, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -37,4 +37,4 @@ def whitespace_only(difference: Difference, evidence: Evidence) -> Reason | None
     less, more = ("extra", "missing") if given else ("trimmed", "added")
     verb = less if recorded > canonical else more if recorded < canonical else "changed"
     what = f"extra white space {place}" if verb == "extra" else f"white space is {verb} {place}"
-    return Reason(f"white space {verb} {place}", sentence(difference, evidence, what))
+    return Reason(f"white space {verb} {place}", what)

@@ -6,7 +6,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import answer_texts, in_answer, sentence
+from tito_audit.rules._drift import answer_texts, in_answer
 from tito_audit.rules._toolcalls import compare_calls
 
 
@@ -36,4 +36,4 @@ def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | 
     how = compare_calls(*answer_texts(difference))
     if how is None:
         return None
-    return Reason(f"tool call: {how}", sentence(difference, evidence, f"the tool call is rewritten ({how})"))
+    return Reason(f"tool call: {how}", f"the tool call is rewritten ({how})")

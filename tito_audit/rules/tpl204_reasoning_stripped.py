@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import changed_thought, holding_mark, sentence
+from tito_audit.rules._drift import changed_thought, holding_mark
 
 
 @cause("TPL204", Severity.ERROR, precedence=65, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -32,11 +32,11 @@ def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | N
     change = changed_thought(difference)
     if change is not None and change[0] and not change[1]:
         what = "reasoning is emptied, and its markers stay"
-        return Reason("reasoning emptied", sentence(difference, evidence, what))
+        return Reason("reasoning emptied", what)
     recorded, canonical = holding_mark(difference, b"think>")
     analysis = b"<|channel|>analysis" in difference.recorded.data
     if canonical or not (recorded or analysis):
         return None
     inside = re.search(rb"<think>(.*?)</think>", difference.recorded.data, re.DOTALL)
     word = "empty reasoning" if inside and not inside[1].strip() else "reasoning"
-    return Reason(f"{word} stripped", sentence(difference, evidence, f"{word} is stripped"))
+    return Reason(f"{word} stripped", f"{word} is stripped")

@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import changed_thought, holding_mark, sentence
+from tito_audit.rules._drift import changed_thought, holding_mark
 
 
 @cause("TPL205", Severity.ERROR, precedence=64, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -33,10 +33,10 @@ def reasoning_inserted(difference: Difference, evidence: Evidence) -> Reason | N
     change = changed_thought(difference)
     if change is not None and change[1] and not change[0]:
         what = "reasoning is inserted where the block was empty"
-        return Reason("reasoning inserted into an empty block", sentence(difference, evidence, what))
+        return Reason("reasoning inserted into an empty block", what)
     recorded, canonical = holding_mark(difference, b"think>")
     if recorded or not canonical:
         return None
     inside = re.search(rb"<think>(.*?)</think>", difference.canonical.data, re.DOTALL)
     word = "reasoning" if inside and inside[1].strip() else "empty reasoning"
-    return Reason(f"{word} inserted", sentence(difference, evidence, f"{word} is inserted"))
+    return Reason(f"{word} inserted", f"{word} is inserted")

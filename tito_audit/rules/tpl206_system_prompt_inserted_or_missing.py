@@ -8,7 +8,6 @@ from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import built_reason, sentence
 
 
 @cause("TPL206", Severity.ERROR, precedence=62, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -32,15 +31,13 @@ def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence
     ## Repair
     Put the system prompt that was used into the messages, or pass the template that was used.
     """
-    if difference.construction is not None:
-        return built_reason(difference, evidence)
     recorded, canonical = (_holds_system(side) for side in (difference.recorded.data, difference.canonical.data))
     near_start = difference.where is not Where.COMPLETION and difference.start <= 4
     if recorded == canonical or not near_start:
         return None
     later = difference.against in (Against.ROW, Against.NEXT_PROMPT)
     word = ("inserted" if later else "missing") if canonical else "dropped" if later else "not in the messages"
-    return Reason(f"system prompt {word}", sentence(difference, evidence, f"a system prompt is {word}"))
+    return Reason(f"system prompt {word}", f"a system prompt is {word}")
 
 
 def _holds_system(data: bytes) -> bool:

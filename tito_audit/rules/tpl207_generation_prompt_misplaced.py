@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import at_prompt_end, repeats, sentence
+from tito_audit.rules._drift import repeats
 
 _ONLY_HEADER = re.compile(
     r"(?:<[^<>\s]{1,40}>|\s)*"
@@ -39,7 +39,8 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     """
     if difference.where is Where.ROW:
         return _in_row(difference, evidence)
-    if not at_prompt_end(difference) or difference.sampled:
+    at_end = not difference.recorded.after or not difference.canonical.after
+    if difference.where is not Where.PROMPT or not at_end or difference.sampled:
         return None
     recorded, canonical = (_opens(side) for side in (difference.recorded.data, difference.canonical.data))
     if recorded == canonical:
@@ -47,16 +48,12 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     own = difference.recorded if recorded else difference.canonical
     if not _HEADER.search(own.data):
         word = "added" if recorded else "missing"
-        return Reason(
-            f"reasoning prefill {word}", sentence(difference, evidence, f"a prefill of the answer is {word}")
-        )
+        return Reason(f"reasoning prefill {word}", f"a prefill of the answer is {word}")
     doubled = recorded and (
         _HEADER.search(difference.recorded.before) is not None or repeats(difference, evidence)
     )
     word = "missing" if canonical else "doubled" if doubled else "misplaced"
-    return Reason(
-        f"generation prompt {word}", sentence(difference, evidence, f"the opener of the answer is {word}")
-    )
+    return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")
 
 
 def _in_row(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -66,9 +63,7 @@ def _in_row(difference: Difference, evidence: Evidence) -> Reason | None:
     if (recorded and canonical) or not _ONLY_HEADER.fullmatch(own.decode("utf-8", "replace")):
         return None
     word = "missing" if canonical else "doubled" if repeats(difference, evidence) else "misplaced"
-    return Reason(
-        f"generation prompt {word}", sentence(difference, evidence, f"the opener of the answer is {word}")
-    )
+    return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")
 
 
 def _opens(data: bytes) -> bool:

@@ -6,7 +6,7 @@ from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import bare, end_only, sentence
+from tito_audit.rules._drift import bare, end_only
 
 
 @cause("TPL208", Severity.ERROR, precedence=66, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -30,17 +30,17 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
     """
     recorded, canonical = (end_only(side, evidence) for side in (difference.recorded, difference.canonical))
     if recorded and canonical:
-        return Reason("another stop token", sentence(difference, evidence, "the turn ends on another token"))
+        return Reason("another stop token", "the turn ends on another token")
     if recorded and not difference.canonical.data.strip():
         cause, what = _left_over(difference, evidence)
-        return Reason(cause, sentence(difference, evidence, what))
+        return Reason(cause, what)
     if canonical and not difference.recorded.data.strip():
-        return Reason("turn end missing", sentence(difference, evidence, "the end of the turn is missing"))
+        return Reason("turn end missing", "the end of the turn is missing")
     word = _merged(difference, evidence)
     if word is None:
         return None
     what = f"the end of the turn is {word}, and the text around it is encoded together"
-    return Reason(f"turn end {word}, its neighbours merged", sentence(difference, evidence, what))
+    return Reason(f"turn end {word}, its neighbours merged", what)
 
 
 def _merged(difference: Difference, evidence: Evidence) -> str | None:

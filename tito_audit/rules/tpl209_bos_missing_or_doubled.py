@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tito_audit.evidence.model import Difference, Evidence, TextSide
+from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.finding import Severity
+from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import at_start, deviating, sentence
 
 
 @cause("TPL209", Severity.ERROR, precedence=60, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -26,14 +25,17 @@ def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason
     ## Repair
     Encode rendered text with `add_special_tokens=False` and sample again; ids already sampled cannot be repaired.
     """
-    if evidence.bos_id is None or not at_start(difference):
+    if evidence.bos_id is None or difference.where is Where.COMPLETION or difference.start:
         return None
-    held, wanted = deviating(difference)
+    # The side in question and the one it should equal: the later sequence if there is one, else the recorded.
+    held, wanted = difference.recorded, difference.canonical
+    if difference.against in (Against.ROW, Against.NEXT_PROMPT):
+        held, wanted = wanted, held
     more = held.ids.tolist().count(evidence.bos_id) - wanted.ids.tolist().count(evidence.bos_id)
     if not more or max(len(held.ids), len(wanted.ids)) > 2:
         return None
     word = "missing" if more < 0 else "doubled" if _follows(held, evidence) else "added"
-    return Reason(f"BOS {word}", sentence(difference, evidence, f"the beginning-of-sequence token is {word}"))
+    return Reason(f"BOS {word}", f"the beginning-of-sequence token is {word}")
 
 
 def _follows(side: TextSide, evidence: Evidence) -> bool:

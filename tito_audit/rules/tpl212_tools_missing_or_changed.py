@@ -7,7 +7,7 @@ from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import answer_texts, built_reason, in_answer, same_bytes, sentence
+from tito_audit.rules._drift import answer_texts, in_answer, same_bytes
 
 
 @cause("TPL212", Severity.ERROR, precedence=58, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
@@ -28,8 +28,6 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
     ## Repair
     Log the tools that were sent, as they were sent. `fork` gives one row per unbroken run of calls.
     """
-    if difference.construction is not None:
-        return built_reason(difference, evidence)
     if difference.against is not Against.NEXT_PROMPT or difference.where is not Where.PROMPT:
         return None
     if same_bytes(difference) or in_answer(difference):
@@ -38,4 +36,4 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
     if before == after:
         return None
     word = "added" if not before else "dropped" if not after else "changed"
-    return Reason(f"tools {word} between calls", sentence(difference, evidence, f"the tools were {word}"))
+    return Reason(f"tools {word} between calls", f"the tools were {word}")

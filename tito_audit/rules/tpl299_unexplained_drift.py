@@ -6,15 +6,10 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import same_bytes, sentence
+from tito_audit.rules._drift import same_bytes
 
 
-@cause(
-    "TPL299",
-    Severity.ERROR,
-    precedence=99,
-    needs=(Needs.RENDERING | Needs.SEVERAL_CALLS | Needs.COMPLETIONS,),
-)
+@cause("TPL299", Severity.ERROR, precedence=99, needs=(Needs.RENDERING | Needs.SEVERAL_CALLS | Needs.COMPLETIONS,))
 def unexplained_drift(difference: Difference, evidence: Evidence) -> Reason | None:
     """Other bytes, no cause found.
 
@@ -34,14 +29,9 @@ def unexplained_drift(difference: Difference, evidence: Evidence) -> Reason | No
     unbroken run of calls, `mask` takes the stretch out of the loss.
     """
     if evidence.vocabulary is None:
-        return Reason("other ids", sentence(difference, evidence, "other ids than were sampled"))
+        return Reason("other ids", "other ids than were sampled")
     if same_bytes(difference):
         return None
-    verb = (
-        "text is left out"
-        if not len(difference.canonical.ids)
-        else "text is added"
-        if not len(difference.recorded.ids)
-        else "the text differs"
-    )
-    return Reason("other text", sentence(difference, evidence, verb))
+    if not len(difference.canonical.ids):
+        return Reason("other text", "text is left out")
+    return Reason("other text", "the text differs" if len(difference.recorded.ids) else "text is added")

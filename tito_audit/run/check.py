@@ -8,14 +8,10 @@ from functools import lru_cache
 
 from tito_audit.evidence.model import Difference, Evidence, Explained
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.arrays import Ids
-from tito_audit.record.finding import Finding, Hit, Severity, Side, Skip
+from tito_audit.record.finding import Finding, Severity, Skip
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
-from tito_audit.rule import Reason, Rule, missing
-
-_SHOWN = 16
-"""Tokens of each side that a finding holds; its message counts the rest."""
+from tito_audit.rule import Reason, Rule, hit_of, missing
 
 _Explain = Callable[[Difference, Evidence], Reason | None]
 
@@ -30,16 +26,14 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
     explained = []
     for difference in evidence.differences:
         construction = difference.construction
-        if construction is not None and construction.code in _checking(tuple(rules)):
+        # A construction that gives the recorded tokens is a proof, which no guess from the bytes overrules.
+        if construction is not None:
             explained.append(Explained(difference, construction.code, construction.cause, construction.what))
             continue
         for rule, reason_for in _owners(tuple(rules)):
-            # A construction that gives the recorded tokens is a proof, which no guess from the bytes overrules.
-            if construction is not None and rule.code != construction.code:
-                continue
             reason = reason_for(difference, evidence)
             if reason is not None:
-                explained.append(Explained(difference, rule.code, reason.cause, reason.message))
+                explained.append(Explained(difference, rule.code, reason.cause, reason.what))
                 break
     return replace(evidence, explained=tuple(explained), memo={})
 
@@ -78,7 +72,7 @@ def check_explained(
         if rule.check is not None:
             hits = rule.check(evidence)
         elif mine is not None:
-            hits = (_hit(rule, one, evidence) for one in mine)
+            hits = (hit_of(one, evidence, min(rule.severity, one.difference.severity)) for one in mine)
         else:
             continue
         for hit in hits:
@@ -98,19 +92,9 @@ def _owners(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, _Explain], ...]:
     return tuple(sorted(owners, key=lambda owner: owner[0].precedence))
 
 
-@lru_cache(maxsize=64)
-def _checking(rules: tuple[Rule, ...]) -> frozenset[str]:
-    """The codes of rules with a check of their own."""
-    return frozenset(rule.code for rule in rules if rule.check is not None)
-
-
 @lru_cache(maxsize=256)
 def _asked(
-    rules: tuple[Rule, ...],
-    selected: frozenset[str],
-    present: Needs,
-    reasons: tuple[NotRead, ...],
-    differs: bool,
+    rules: tuple[Rule, ...], selected: frozenset[str], present: Needs, reasons: tuple[NotRead, ...], differs: bool
 ) -> tuple[tuple[Rule, Skip | None], ...]:
     """The selected rules to run, each with its skip if it lacks something.
 
@@ -145,24 +129,3 @@ def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequ
     if name is None:
         return finding
     return replace(finding, repair=name)
-
-
-def _hit(rule: Rule, one: Explained, evidence: Evidence) -> Hit:
-    """An explained difference as a hit of its rule."""
-    difference = one.difference
-    return Hit(
-        difference.where,
-        difference.start,
-        difference.end,
-        one.message,
-        turn=difference.turn,
-        cause=one.cause,
-        severity=min(rule.severity, difference.severity),
-        recorded=_side(difference.recorded.ids, evidence),
-        canonical=_side(difference.canonical.ids, evidence),
-    )
-
-
-def _side(ids: Ids, evidence: Evidence) -> Side:
-    """One side of a hit, cut to a readable length."""
-    return evidence.side(ids[:_SHOWN])

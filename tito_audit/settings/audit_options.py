@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from functools import partial
+from typing import Final
 
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import FailOn, GateSettings, Settings, ToolArguments
@@ -11,73 +12,68 @@ from tito_audit.settings.option import FlagOnly, Option
 _AUDITS = ("scan", "repair", "show")
 _EVERY = ("scan", "repair", "convert", "show", "inspect")
 
+_of_log = partial(Option, fills=Settings, per_log=True)
+_codes = partial(
+    _of_log,
+    commands=_AUDITS,
+    metavar="CODES",
+    repeats=True,
+    completes="codes",
+    reads=readers.codes,
+    codes=tuple,
+    key_takes=values.CODES,
+)
+_of_gate = partial(Option, commands=("scan",), fills=GateSettings)
+
 _TEXT = (
-    Option(
+    _of_log(
         "tokenizer",
         "A folder with tokenizer.json, or a Hugging Face name. Without one, rules that need it are skipped and "
         "counted.",
         (*_AUDITS, "inspect"),
         short="-t",
         metavar="DIR|NAME",
-        fills=Settings,
         key_takes=values.place_or_name("a folder with tokenizer.json, or a Hugging Face name"),
         unset="rules that need one are skipped",
-        per_log=True,
     ),
-    Option(
+    _of_log(
         "chat_template",
         "A Jinja file to use as the chat template.",
         _AUDITS,
         metavar="FILE",
-        fills=Settings,
         key_takes=values.path("the path of a Jinja file"),
         unset="the tokenizer's own",
-        per_log=True,
     ),
-    Option(
+    _of_log(
         "template_name",
         "Which of the tokenizer's named templates to use.",
         _AUDITS,
         metavar="NAME",
-        fills=Settings,
         key_takes=values.text("the name of one of the tokenizer's templates"),
         unset="the one called default",
-        per_log=True,
     ),
-    Option(
+    _of_log(
         "template_args",
         "An argument for the template, such as enable_thinking=false. JSON, else text. Repeatable.",
         _AUDITS,
         flag_name="template-arg",
         metavar="K=V",
         repeats=True,
-        fills=Settings,
         reads=readers.arguments,
         key_takes=values.ARGUMENTS,
         key_name="template-args",
-        per_log=True,
     ),
-    Option(
+    _of_log(
         "template_seconds",
         "Time limit for rendering one prompt.",
         _AUDITS,
         metavar="SECONDS",
         takes=float,
         least=0.01,
-        fills=Settings,
         key_takes=values.seconds("a number of seconds"),
-        per_log=True,
     ),
-    Option(
-        "tool_arguments",
-        "How the template gets tool-call arguments.",
-        _AUDITS,
-        takes=get_args(ToolArguments),
-        fills=Settings,
-        key_takes=values.one_of(*get_args(ToolArguments)),
-        per_log=True,
-    ),
-    Option(
+    _of_log("tool_arguments", "How the template gets tool-call arguments.", _AUDITS, takes=ToolArguments),
+    _of_log(
         "sampled_roles",
         "A role that was sampled; all others count as not sampled. Repeatable. [default: assistant and other "
         "names for models]",
@@ -86,164 +82,104 @@ _TEXT = (
         metavar="ROLE",
         repeats=True,
         completes="sampled_roles",
-        fills=Settings,
         reads=readers.roles,
         key_takes=values.texts('a list of roles, such as ["agent", "planner"]'),
         key_name="sampled-roles",
         unset="assistant and other names for models",
-        per_log=True,
     ),
 )
 
 _LOG = (
-    Option(
+    _of_log(
         "format",
         "Format of the log, where detection is wrong (`tito-audit list formats`). [default: auto, row by row]",
         _EVERY,
         metavar="NAME",
         completes="formats",
-        fills=Settings,
         key_takes=values.text('the name of a format, or "auto"'),
         unset="auto, row by row",
-        per_log=True,
     ),
-    Option(
+    _of_log(
         "columns",
         "Map one of our columns to the log's, such as token_ids=tokens. Repeatable.",
         _EVERY,
         flag_name="map",
         metavar="OURS=THEIRS",
         repeats=True,
-        fills=Settings,
         reads=readers.columns,
         key_takes=values.pairs('a table of our columns and the log\'s, such as {token_ids = "tokens"}'),
-        per_log=True,
     ),
-    Option(
+    _of_log(
         "rows_at",
         "Path to the rows inside each document or line, such as data.rollouts; * for the entries of a list.",
         _EVERY,
         metavar="PATH",
-        fills=Settings,
         key_takes=values.text('a path, such as "data.rollouts"'),
         unset="each document or line is a row",
-        per_log=True,
     ),
-    Option(
+    _of_log(
         "messages",
         "A file with the messages of the rollouts, if the log has none; joined by id.",
         _AUDITS,
         metavar="FILE",
-        fills=Settings,
         key_takes=values.path("the path of a file or folder, or a glob"),
         unset="the log's own",
-        per_log=True,
     ),
-    Option(
+    _of_log(
         "tools",
         "A JSON array of tools for all rollouts, or rows with an id and tools.",
         _AUDITS,
         metavar="FILE",
-        fills=Settings,
         key_takes=values.path("the path of a file"),
         unset="the log's own",
-        per_log=True,
     ),
-    Option(
+    _of_log(
         "on",
         "The column to join on, in the log and in the other file. Repeatable. [default: the first id that both "
         "have]",
         _AUDITS,
         metavar="KEY[=OTHER]",
         repeats=True,
-        fills=Settings,
         reads=readers.join_columns,
         key_takes=values.pairs("a table of the log's columns and the other file's, such as {id = \"uid\"}"),
         unset="the first id that both have",
-        per_log=True,
     ),
 )
 
 _RULES = (
-    Option(
-        "select",
-        "Rules to run, by code or prefix: TOK,TPL203. [default: all]",
-        _AUDITS,
-        metavar="CODES",
-        repeats=True,
-        completes="codes",
-        fills=Settings,
-        reads=readers.codes,
-        codes=tuple,
-        key_takes=values.CODES,
-        unset="all rules",
-        per_log=True,
-    ),
-    Option(
-        "extend_select",
-        "Rules to run in addition, unless a longer prefix of --ignore names them.",
-        _AUDITS,
-        metavar="CODES",
-        repeats=True,
-        completes="codes",
-        fills=Settings,
-        reads=readers.codes,
-        codes=tuple,
-        key_takes=values.CODES,
-        per_log=True,
-    ),
-    Option(
-        "ignore",
-        "Rules to leave out, by code or prefix.",
-        _AUDITS,
-        metavar="CODES",
-        repeats=True,
-        completes="codes",
-        fills=Settings,
-        reads=readers.codes,
-        codes=tuple,
-        key_takes=values.CODES,
-        per_log=True,
-    ),
-    Option(
+    _codes("select", "Rules to run, by code or prefix: TOK,TPL203. [default: all]", unset="all rules"),
+    _codes("extend_select", "Rules to run in addition, unless a longer prefix of --ignore names them."),
+    _codes("ignore", "Rules to leave out, by code or prefix."),
+    _of_log(
         "fail_on",
         "Exit 1 if a finding is at least this severe.",
         ("scan", "repair"),
-        takes=get_args(FailOn),
+        takes=FailOn,
         helps={"repair": "Repair findings at least this severe; exit 1 if one is left."},
-        fills=Settings,
-        key_takes=values.one_of(*get_args(FailOn)),
-        per_log=True,
     ),
-    Option(
+    _of_gate(
         "max_rates",
         "Let findings of these rules pass up to a rate: TOK=0.001 (per generated token), TOK=0.1%, "
         "SEQ=0.5/rollout, ALL=0.01. Repeatable.",
-        ("scan",),
         flag_name="max-rate",
         metavar="CODES=RATE",
         repeats=True,
-        fills=GateSettings,
         reads=readers.rates,
         codes=readers.prefixes,
         key_takes=values.RATES,
         unset="each finding fails by itself",
     ),
-    Option(
+    _of_gate(
         "baseline",
         "A file of known findings, which do not fail.",
-        ("scan",),
         metavar="FILE",
-        fills=GateSettings,
         key_takes=values.path("the path of a file"),
         unset="no findings are known",
     ),
-    Option(
+    _of_gate(
         "update_baseline",
         "Rewrite the baseline: add what would fail, drop what is fixed.",
-        ("scan",),
         takes=bool,
-        fills=GateSettings,
         flag_only=FlagOnly.KNOWN,
     ),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args
 
-from tito_audit.settings.values import Kind
+from tito_audit.settings.values import Kind, one_of, whole
 
 
 class FlagOnly(StrEnum):
@@ -40,8 +40,9 @@ class Option:
     short: str = ""
     """The short flag with its dash, if it has one."""
     metavar: str | None = None
-    takes: type | tuple[str, ...] | Callable[[Any], Any] = str
-    """A type, the words to choose from, or a function that parses the text (SetupError when it cannot)."""
+    takes: Any = str
+    """A type, the words to choose from, or a function that parses the text (SetupError when it cannot). A
+    `Literal` gives the words of the flag and of its key."""
     repeats: bool = False
     default: Any = None
     """The value if neither flag nor file sets it; that of the field if it fills settings. Switches are off."""
@@ -77,6 +78,9 @@ class Option:
     """Why it has no key; None also if another option with the same flag has one."""
 
     def __post_init__(self) -> None:
+        if words := get_args(self.takes):
+            object.__setattr__(self, "takes", words)
+            object.__setattr__(self, "key_takes", one_of(*words))
         if self.takes is bool and self.fills is None:
             object.__setattr__(self, "default", False)
         if self.fills is not None and not self.repeats:
@@ -117,3 +121,9 @@ class Option:
         if isinstance(self.takes, tuple):
             return str(given)
         return given if isinstance(self.takes, type) else self.takes(given)
+
+
+def numbered(name: str, help: str, commands: tuple[str, ...], of: str, least: int, **more: Any) -> Option:
+    """An option that takes a whole number, `least` or more, as a flag and as a key; `of` says what of."""
+    how = {"metavar": "N", **more}
+    return Option(name, help, commands, takes=int, least=least, key_takes=whole(of, least), **how)

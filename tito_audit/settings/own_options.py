@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from functools import partial
+from typing import Final
 
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import MaskBy, MaskStyle, Padding, RepairChoices, RepairSettings
-from tito_audit.settings.option import FlagOnly, Option
+from tito_audit.settings.option import FlagOnly, Option, numbered
 
 _FORMS = "rows (training rows), calls, atropos_group, nemo_rl, nemo_rl_message_log, nemo_gym, slime or tito_sample"
 _WRITERS = ("repair", "convert")
+
+_of_repair = partial(Option, commands=("repair",), fills=RepairSettings)
+_of_one_repair = partial(Option, commands=("repair",), fills=RepairChoices)
+_of_show = partial(Option, commands=("show",))
+_place = partial(_of_show, metavar="N", takes=int, least=0, flag_only=FlagOnly.PLACE)
 
 _WRITING = (
     Option(
@@ -30,27 +36,18 @@ _WRITING = (
         helps={"convert": "The file to write: .jsonl, .json (.gz, .zst), .parquet, .arrow, .feather."},
         flag_only=FlagOnly.WRITTEN,
     ),
-    Option(
+    _of_repair(
         "strategies",
         "Repairs to try, in this order: splice,mask. [default: all safe ones]",
-        ("repair",),
         flag_name="with",
         metavar="NAMES",
         repeats=True,
         completes="repairs",
-        fills=RepairSettings,
         reads=readers.names,
         key_takes=values.texts('a list of repairs in the order to try them, such as ["splice", "mask"]'),
         unset="all safe ones",
     ),
-    Option(
-        "unsafe",
-        "Let unsafe repairs run as well.",
-        ("repair",),
-        takes=bool,
-        fills=RepairSettings,
-        flag_only=FlagOnly.SAFEGUARD,
-    ),
+    _of_repair("unsafe", "Let unsafe repairs run as well.", takes=bool, flag_only=FlagOnly.SAFEGUARD),
     Option(
         "dry_run",
         "Report what would be repaired; write no log.",
@@ -67,19 +64,13 @@ _WRITING = (
         flag_only=FlagOnly.SAFEGUARD,
     ),
     Option(
-        "diff",
-        "Print each change; without -o write no log.",
-        ("repair",),
-        takes=bool,
-        flag_only=FlagOnly.PURPOSE,
+        "diff", "Print each change; without -o write no log.", ("repair",), takes=bool, flag_only=FlagOnly.PURPOSE
     ),
     Option("worst", "Changed rows shown by --diff.", ("repair",), metavar="N", takes=int, least=0, default=20),
-    Option(
+    _of_repair(
         "quarantine",
         "Move rows that no repair cured to this file, with the reason.",
-        ("repair",),
         metavar="FILE",
-        fills=RepairSettings,
         flag_only=FlagOnly.WRITTEN,
     ),
     Option(
@@ -91,139 +82,71 @@ _WRITING = (
         fills=RepairSettings,
         flag_only=FlagOnly.SAFEGUARD,
     ),
-    Option(
+    _of_repair(
         "provenance",
         "Write a tito_audit column that says which repair cured which findings.",
-        ("repair",),
         takes=bool,
-        fills=RepairSettings,
         key_takes=values.FLAG,
         key_after="padding",
     ),
-    Option(
+    _of_one_repair(
         "mask_by",
         "What mask takes out of the loss: the drifted tokens, their turn, or everything from the first on.",
-        ("repair",),
-        takes=get_args(MaskBy),
-        fills=RepairChoices,
-        key_takes=values.one_of(*get_args(MaskBy)),
+        takes=MaskBy,
     ),
-    Option(
+    _of_one_repair(
         "sentinel",
         "What normalize writes where there is no logprob.",
-        ("repair",),
         metavar="NUMBER|null",
-        fills=RepairChoices,
         reads=readers.sentinel,
         key_takes=values.SENTINEL,
         unset="unchanged",
     ),
-    Option(
-        "mask_style",
-        "How normalize writes loss masks.",
-        ("repair",),
-        takes=get_args(MaskStyle),
-        fills=RepairChoices,
-        key_takes=values.one_of(*get_args(MaskStyle)),
-        unset="unchanged",
-    ),
-    Option(
-        "padding",
-        "Where normalize puts padding.",
-        ("repair",),
-        takes=get_args(Padding),
-        fills=RepairChoices,
-        key_takes=values.one_of(*get_args(Padding)),
-        unset="unchanged",
-    ),
+    _of_one_repair("mask_style", "How normalize writes loss masks.", takes=MaskStyle, unset="unchanged"),
+    _of_one_repair("padding", "Where normalize puts padding.", takes=Padding, unset="unchanged"),
 )
 
 _SHOWING = (
-    Option(
-        "row",
-        "Row of the file, counted from 0; the same as LOG:ROW.",
-        ("show",),
-        metavar="N",
-        takes=int,
-        least=0,
-        flag_only=FlagOnly.PLACE,
-    ),
-    Option(
-        "item",
-        "Which rollout of a row that holds several. [default: 0]",
-        ("show",),
-        metavar="N",
-        takes=int,
-        least=0,
-        flag_only=FlagOnly.PLACE,
-    ),
-    Option(
-        "turn",
-        "Show only this turn; the same as LOG:ROW:TURN.",
-        ("show",),
-        metavar="N",
-        takes=int,
-        least=0,
-        flag_only=FlagOnly.PLACE,
-    ),
-    Option(
+    _place("row", "Row of the file, counted from 0; the same as LOG:ROW."),
+    _place("item", "Which rollout of a row that holds several. [default: 0]"),
+    _place("turn", "Show only this turn; the same as LOG:ROW:TURN."),
+    _of_show(
         "around",
         "Show only what is around a token (120, completion:12, row:5-9), or around the findings of a code or with "
         "a fingerprint. Repeatable.",
-        ("show",),
         metavar="TOKENS|CODE|FINGERPRINT",
         repeats=True,
         flag_only=FlagOnly.PLACE,
     ),
-    Option(
+    numbered(
         "nearby",
         "Tokens shown around each place of --around and each finding.",
         ("show",),
+        "a number of tokens",
+        0,
         flag_name="context",
-        metavar="N",
-        takes=int,
-        least=0,
         default=16,
-        key_takes=values.number("a number of tokens"),
     ),
-    Option("ids", "Show the id of each token below it.", ("show",), takes=bool, key_takes=values.FLAG),
-    Option(
-        "logprobs",
-        "Show the logprob of each sampled token below it.",
-        ("show",),
-        takes=bool,
-        key_takes=values.FLAG,
-    ),
-    Option("full", "Show all tokens.", ("show",), takes=bool, key_takes=values.FLAG, key_after="rows"),
-    Option(
+    _of_show("ids", "Show the id of each token below it.", takes=bool, key_takes=values.FLAG),
+    _of_show("logprobs", "Show the logprob of each sampled token below it.", takes=bool, key_takes=values.FLAG),
+    _of_show("full", "Show all tokens.", takes=bool, key_takes=values.FLAG, key_after="rows"),
+    _of_show(
         "as_json",
         "Write one JSON object: every sequence and finding of the rollout.",
-        ("show",),
         flag_name="json",
         takes=bool,
         flag_only=FlagOnly.PURPOSE,
     ),
-    Option(
+    _of_show(
         "no_pager",
         "Never use a pager; otherwise $PAGER or less shows a long page.",
-        ("show",),
         takes=bool,
         key_takes=values.FLAG,
     ),
 )
 
 _LOOKING_UP = (
-    Option(
-        "rows",
-        "Rows to look at.",
-        ("inspect",),
-        short="-n",
-        metavar="N",
-        takes=int,
-        least=1,
-        default=100,
-        key_takes=values.count("a number of rows"),
-    ),
+    numbered("rows", "Rows to look at.", ("inspect",), "a number of rows", 1, short="-n", default=100),
     Option(
         "shape",
         "A page to read, or one JSON object with everything.",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from functools import partial
+from typing import Final
 
 from tito_audit.settings import readers, values
 from tito_audit.settings.model import Encoder, Settings
-from tito_audit.settings.option import FlagOnly, Option
+from tito_audit.settings.option import FlagOnly, Option, numbered
 
 _EVERY = ("scan", "repair", "convert", "show", "inspect")
+
+_of_run = partial(Option, fills=Settings)
 
 RUN_OPTIONS: Final = (
     Option(
@@ -43,44 +46,39 @@ RUN_OPTIONS: Final = (
         key_after="report",
         unset="text",
     ),
-    Option(
+    numbered(
         "limit",
         "Stop after this many rows of all logs together.",
         ("scan",),
-        metavar="N",
-        takes=int,
-        least=1,
+        "a number of rows",
+        1,
         fills=Settings,
-        key_takes=values.count("a number of rows"),
         key_after="sample",
         unset="every row",
     ),
-    Option(
+    _of_run(
         "sample",
         "Audit about this share of the rows, 0.05 or 5%; the same rows every time.",
         ("scan",),
         metavar="SHARE",
         takes=readers.share,
-        fills=Settings,
         key_takes=values.SHARE,
         unset="every row",
     ),
-    Option(
+    numbered(
         "max_row_bytes",
         "A longer row is not read but reported as REC001.",
         ("scan", "repair", "convert", "inspect"),
+        "a number of bytes",
+        1,
         metavar="BYTES",
-        takes=int,
-        least=1,
         fills=Settings,
-        key_takes=values.count("a number of bytes"),
     ),
-    Option(
+    _of_run(
         "trust_remote_code",
         "Allow a tokenizer's own Python code to run.",
         ("scan", "repair", "show", "inspect"),
         takes=bool,
-        fills=Settings,
         flag_only=FlagOnly.CODE,
     ),
     # The file is searched for once both are parsed, in this order.
@@ -100,37 +98,26 @@ RUN_OPTIONS: Final = (
         calls="read_file",
         flag_only=FlagOnly.READ,
     ),
-    Option(
+    numbered(
         "jobs",
         "How many processes work at once; the results are the same. [default: one per core]",
         ("scan", "repair"),
+        "a number of processes",
+        1,
         short="-j",
-        metavar="N",
-        takes=int,
-        least=1,
         fills=Settings,
-        key_takes=values.count("a number of processes"),
         unset="one per core",
     ),
-    Option(
+    _of_run(
         "encoder",
         "What encodes first; tokenizers confirms every difference before it is reported. auto: fastokens for "
         "large logs.",
         ("scan", "repair"),
-        takes=get_args(Encoder),
-        fills=Settings,
-        key_takes=values.one_of(*get_args(Encoder)),
+        takes=Encoder,
         key_after="sampled-roles",
     ),
-    Option(
-        "worst",
-        "Findings shown in full by the text report.",
-        ("scan",),
-        metavar="N",
-        takes=int,
-        least=0,
-        default=10,
-        key_takes=values.number("a number of findings"),
+    numbered(
+        "worst", "Findings shown in full by the text report.", ("scan",), "a number of findings", 0, default=10
     ),
     Option(
         "quiet",

@@ -105,22 +105,15 @@ def _split(given: list[str], folder: Path) -> list[str]:
     return [one.strip() for text in given for one in text.split(",") if one.strip()]
 
 
-def _count(value: Any, folder: Path) -> int:
-    if not _is_number(value) or value < 1 or value != int(value):
-        raise ValueError
-    return int(value)
+def _at_least(least: float, kind: type[float]) -> Callable[[Any, Path], float]:
+    """A reader of numbers of a type, `least` or more."""
 
+    def read(value: Any, folder: Path) -> float:
+        if not _is_number(value) or value < least or value != kind(value):
+            raise ValueError
+        return kind(value)
 
-def _number(value: Any, folder: Path) -> int:
-    if not _is_number(value) or value < 0 or value != int(value):
-        raise ValueError
-    return int(value)
-
-
-def _seconds(value: Any, folder: Path) -> float:
-    if not _is_number(value) or value < 0.01:
-        raise ValueError
-    return float(value)
+    return read
 
 
 def _share(value: Any, folder: Path) -> float:
@@ -257,19 +250,14 @@ def place_or_name(takes: str) -> Kind:
     return Kind(takes, _TEXT, _place_or_name, _near_or_name)
 
 
-def count(takes: str) -> Kind:
-    """A whole number, 1 or more."""
-    return Kind(f"{takes}, 1 or more", {"type": "integer", "minimum": 1}, _count)
-
-
-def number(takes: str) -> Kind:
-    """A whole number, 0 or more."""
-    return Kind(f"{takes}, 0 or more", {"type": "integer", "minimum": 0}, _number)
+def whole(takes: str, least: int) -> Kind:
+    """A whole number, `least` or more."""
+    return Kind(f"{takes}, {least} or more", {"type": "integer", "minimum": least}, _at_least(least, int))
 
 
 def seconds(takes: str) -> Kind:
     """A time of at least 0.01 seconds."""
-    return Kind(f"{takes}, 0.01 or more", {"type": "number", "minimum": 0.01}, _seconds)
+    return Kind(f"{takes}, 0.01 or more", {"type": "number", "minimum": 0.01}, _at_least(0.01, float))
 
 
 def one_of(*choices: str) -> Kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
@@ -40,34 +41,23 @@ LOGPROB_EDGES = (
 Counts = NDArray[np.int64]
 
 
-def _turns() -> Counts:
-    return np.zeros((TURNS, len(STATES)), dtype=np.int64)
-
-
-def _positions() -> Counts:
-    return np.zeros((len(POSITION_EDGES), len(STATES)), dtype=np.int64)
-
-
-def _logprobs() -> Counts:
-    return np.zeros((len(LOGPROB_EDGES), len(STATES)), dtype=np.int64)
-
-
-def _unknown() -> Counts:
-    return np.zeros(len(STATES), dtype=np.int64)
+def _zeros(*bins: int) -> Callable[[], Counts]:
+    """What makes counts by bin and state, all 0."""
+    return lambda: np.zeros((*bins, len(STATES)), np.int64)
 
 
 @dataclass(slots=True)
 class Measures:
     """Counts of tokens, of one rollout or of many. All but `roles` count generated tokens."""
 
-    by_turn: Counts = field(default_factory=_turns)
+    by_turn: Counts = field(default_factory=_zeros(TURNS))
     """`[TURNS, 4]` int64: by the turn that generated them and by state (STATES). If the log has no calls,
     a turn is a run of sampled tokens in the training row."""
-    by_position: Counts = field(default_factory=_positions)
+    by_position: Counts = field(default_factory=_zeros(len(POSITION_EDGES)))
     """`[len(POSITION_EDGES), 4]` int64: by position from the start of the prompt or row, and by state."""
-    by_logprob: Counts = field(default_factory=_logprobs)
+    by_logprob: Counts = field(default_factory=_zeros(len(LOGPROB_EDGES)))
     """`[len(LOGPROB_EDGES), 4]` int64: by the sampler's logprob, if finite, and by state."""
-    without_logprob: Counts = field(default_factory=_unknown)
+    without_logprob: Counts = field(default_factory=_zeros())
     """`[4]` int64: tokens without a logprob, by state."""
     roles: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By role in the training row: how many tokens are trained, how many are not."""

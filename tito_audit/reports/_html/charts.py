@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 
@@ -76,12 +77,7 @@ def _shares(name: str, title: str, says: str, of: str, names: Sequence[str], cou
     for state in _DRIFT:
         column = counts[:, STATES.index(state)]
         points = [
-            _point(
-                value / total,
-                f"{of} {label}: {value:,} of {total:,} tokens {_WORDS[state]} ({_percent(value, total)})",
-            )
-            if total
-            else None
+            _point(value, total, f"{of} {label}", f"tokens {_WORDS[state]}")
             for label, value, total in zip(names, column.tolist(), totals.tolist(), strict=True)
         ]
         series.append((_WORDS[state], points))
@@ -106,15 +102,13 @@ def _logprobs(measures: Measures) -> Chart | None:
     if not len(filled):
         return None
     span = slice(filled[0], len(LOGPROB_EDGES))
-    names = [_from(edge) for edge in LOGPROB_EDGES][span]
+    names = [f"<{LOGPROB_EDGES[1]:g}" if edge == -np.inf else f"{edge:g}" for edge in LOGPROB_EDGES][span]
     groups = (("drifted", drifted), ("not drifted", same))
     series = []
     for word, column in groups:
         total = int(column.sum())
         points = [
-            _point(value / total, f"{label}: {value:,} of {total:,} {word} tokens ({_percent(value, total)})")
-            if total
-            else None
+            _point(value, total, label, f"{word} tokens")
             for label, value in zip(names, column[span].tolist(), strict=True)
         ]
         series.append((word, points))
@@ -127,17 +121,8 @@ def _logprobs(measures: Measures) -> Chart | None:
     unknown = int(measures.without_logprob.sum())
     if unknown:
         says += f" {unknown:,} tokens without a logprob are left out."
-    title = "Logprob of drifted and other tokens"
-    return Chart(
-        "logprobs",
-        title,
-        says,
-        "pair",
-        ("drifted", "not drifted"),
-        _bars(names, series, stacked=False),
-        head,
-        tuple(rows),
-    )
+    svg, title = _bars(names, series, stacked=False), "Logprob of drifted and other tokens"
+    return Chart("logprobs", title, says, "pair", ("drifted", "not drifted"), svg, head, tuple(rows))
 
 
 def _medians(drifted: Counts, same: Counts) -> str:
@@ -168,15 +153,9 @@ def _roles(measures: Measures) -> Chart | None:
         ranked = [*ranked[:_ROLES], others]
     series: list[tuple[str, list[Any]]] = []
     for at, word in enumerate(("trained", "not trained")):
-        points = [
-            _point(
-                pair[at] / sum(pair),
-                f"{role}: {pair[at]:,} of {sum(pair):,} tokens {word} ({_percent(pair[at], sum(pair))})",
-            )
-            for role, pair in reversed(ranked)
-        ]
+        points = [_point(pair[at], sum(pair), role, f"tokens {word}") for role, pair in reversed(ranked)]
         series.append((word, points))
-    names = [role if len(role) <= _NAME else role[: _NAME - 1] + "…" for role, _ in reversed(ranked)]
+    names = [elided(role, _NAME) for role, _ in reversed(ranked)]
     svg = _bars(names, series, across=True)
     rows = [(role, f"{a:,}", f"{b:,}", _percent(a, a + b)) for role, (a, b) in ranked]
     head = ("role", "trained", "not trained", "share trained")
@@ -184,8 +163,11 @@ def _roles(measures: Measures) -> Chart | None:
     return Chart("roles", "Loss mask by role", says, "pair", ("trained", "not trained"), svg, head, tuple(rows))
 
 
-def _point(value: float, label: str) -> dict[str, Any]:
-    return {"value": value, "label": label}
+def _point(part: int, whole: int, of: str, what: str) -> dict[str, Any] | None:
+    """A bar: the share, and `turn 2: 3 of 120 tokens drifted (2.5 %)`; None if there is nothing to share."""
+    if not whole:
+        return None
+    return {"value": part / whole, "label": f"{of}: {part:,} of {whole:,} {what} ({_percent(part, whole)})"}
 
 
 def _bars(
@@ -215,7 +197,7 @@ def _bars(
     chart.x_labels = list(names)
     for name, points in series:
         chart.add(name, points)
-    return _clean(chart.render_tree())
+    return "".join(_written(chart.render_tree(), root=True))
 
 
 def _pygal() -> Any:
@@ -227,12 +209,8 @@ def _pygal() -> Any:
     return pygal
 
 
-def _clean(tree: Any) -> str:
-    """The drawing without ids, styles, scripts, links and comments, which do not belong in the page."""
-    return "".join(_written(tree, root=True))
-
-
 def _written(node: Any, *, root: bool = False) -> Iterator[str]:
+    """The drawing without ids, styles, scripts, links and comments, which do not belong in the page."""
     if not isinstance(node.tag, str):
         return  # a comment: it says when it was written
     tag = node.tag.rpartition("}")[2]
@@ -269,7 +247,3 @@ def _short(number: int) -> str:
         if number >= size:
             return f"{number // size}{unit}"
     return str(number)
-
-
-def _from(edge: float) -> str:
-    return f"<{LOGPROB_EDGES[1]:g}" if edge == -np.inf else f"{edge:g}"

@@ -155,7 +155,7 @@ def _rule(summary: Summary, code: str, total: int, most: int, options: ReportOpt
         counts,
         total,
         tuple(bars),
-        _rate(total, summary.generated_tokens),
+        f"{total / summary.generated_tokens:.2g}" if summary.generated_tokens else "–",
         f"{100 * counts.rollouts / rows:.1f} %" if rows else "–",
         tuple(Cause(cause, number, _length(number, total)) for cause, number in ranked[:_CAUSES]),
         max(len(ranked) - _CAUSES, 0),
@@ -183,7 +183,3 @@ def skips(summary: Summary) -> list[tuple[str, str, str]]:
 
 def _length(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.2f}%"
-
-
-def _rate(number: int, of: int) -> str:
-    return f"{number / of:.2g}" if of else "–"

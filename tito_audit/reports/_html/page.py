@@ -27,7 +27,9 @@ _ICON = (
 
 def page(**values: Any) -> tuple[str, str]:
     """The page before and after its data. Every string in `values` is made visible and escaped."""
-    style, script = _asset("style.css"), _script()
+    style = _asset("style.css")
+    script = "\n".join(_asset(name) for name in _SCRIPTS)
+    script = f'(() => {{\n"use strict";\n{script}}})();\n'
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -63,11 +65,6 @@ def _template() -> Template:
     environment.filters["many"] = many
     environment.filters["rate"] = rate_number
     return environment.from_string(_asset("page.html"))
-
-
-def _script() -> str:
-    parts = "\n".join(_asset(name) for name in _SCRIPTS)
-    return f'(() => {{\n"use strict";\n{parts}}})();\n'
 
 
 @cache

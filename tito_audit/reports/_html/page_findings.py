@@ -6,7 +6,6 @@ import tempfile
 from array import array
 from collections.abc import Iterator
 from itertools import zip_longest
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -84,7 +83,7 @@ def tables(rows: list[Row]) -> dict[str, Any]:
 
 
 class PageFindings:
-    """A bounded selection of findings, on disk until the page is written. Use it in a `with`.
+    """A bounded selection of findings, on disk until the page is written; `close` it then.
 
     Findings are grouped by severity and code. Chosen are all groups of the worst severity, then of the next, as
     long as there is room; where room ends, every code gets the same number, the first ones found. A group's cap
@@ -106,12 +105,8 @@ class PageFindings:
         self.look_every = 1_024
         """Number of findings after which the caps are computed again."""
 
-    def __enter__(self) -> PageFindings:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Remove what is on disk."""
         self._waiting.close()
 
     def add(self, finding: Finding) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from types import TracebackType
 from typing import Any, TextIO
 
 from tito_audit.record.finding import Result, Severity
@@ -23,7 +22,7 @@ _PIECE = 200
 
 
 class ViewBlocks:
-    """The rollouts that have a view, as data blocks, on disk until the page is written."""
+    """The rollouts that have a view, as data blocks, on disk until the page is written; `close` it then."""
 
     def __init__(self) -> None:
         self._room = ROOM
@@ -31,12 +30,8 @@ class ViewBlocks:
         self.index: list[list[Any]] = []
         """For each rollout in the page: file, row, item, number of errors, warnings and notes, codes."""
 
-    def __enter__(self) -> ViewBlocks:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Remove what is on disk."""
         self._waiting.close()
 
     def add(self, result: Result) -> None:
@@ -131,8 +126,11 @@ def _runs(values: Sequence[Any]) -> list[list[Any]]:
 
 def _shown(tokens: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
     """The table of tokens with escaped pieces."""
-    return [[number, _piece(piece), None if raw is None else visible(raw)] for number, piece, raw in tokens]
-
-
-def _piece(piece: str | None) -> str | None:
-    return None if piece is None else visible(piece[: _PIECE + 1], edges=True)
+    return [
+        [
+            number,
+            None if piece is None else visible(piece[: _PIECE + 1], edges=True),
+            None if raw is None else visible(raw),
+        ]
+        for number, piece, raw in tokens
+    ]

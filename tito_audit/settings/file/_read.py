@@ -10,15 +10,7 @@ from typing import Any
 
 from tito_audit.errors import SetupError
 from tito_audit.settings.file._patterns import MEANINGLESS, patterns_of
-from tito_audit.settings.file._toml import (
-    EXTEND,
-    OVERRIDES,
-    PATHS,
-    PROJECT_NAME,
-    TABLE,
-    look_for_config,
-    table_of,
-)
+from tito_audit.settings.file._toml import EXTEND, OVERRIDES, PATHS, PROJECT_NAME, TABLE, look_for_config, table_of
 from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
 from tito_audit.settings.values import joined, words
 
