@@ -67,9 +67,10 @@ def _density(file: Path, group: LogGroup, vocabulary: Vocabulary) -> tuple[float
     A text that several rows hold counts once: it is encoded once.
     """
     first = replace(group, settings=replace(group.settings, row=None, sample=None), join=None)
-    log, seen = first.open_quick(file), set[str]()
+    seen: set[str] = set()
     characters = rows = position = 0
     with suppress(StorageError):
+        log = first.open_quick(file)
         for raw in islice(log, _MOST_JUDGED):
             # The rows so far take the bytes up to the last position: a log is read in blocks.
             if log.position != position and rows >= _JUDGED_ROWS:
