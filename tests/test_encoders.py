@@ -24,7 +24,7 @@ from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.segments import Cuts, SegmentEncoder, _pattern, find_cuts
+from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts, pattern_of
 from tito_audit.tokens.selfcheck import disagreement, probes
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
@@ -204,6 +204,24 @@ def test_what_an_encoder_and_the_log_have_alike_is_found_wrong_by_the_sample():
     assert tokenizer.sampled_check([CHAT], [right], one_in=1), "nothing is left to be checked"
 
 
+def test_some_segments_of_a_text_are_those_among_all_of_them():
+    tokenizer, right = with_wrong("no such word")
+    text = CHAT + "<|im_start|><|im_end|>" + OTHER + CHAT
+    ids = tokenizer.encode(text)
+    every = tokenizer.cuts.parts(text, ids)
+    assert every is not None
+    for number in range(len(every)):
+        wanted = np.arange(number, len(every), 2)
+        some = tokenizer.cuts.some_parts(text, ids, wanted)
+        assert some == [(segment, data) for segment, (_, _, data) in (every[at] for at in wanted)]
+    at = tokenizer.cuts.positions(right)
+    lost = np.delete(right, np.arange(at[0] + 1, at[1]))
+    assert tokenizer.cuts.some_parts(CHAT, lost, at[:0]) == [("user\nI like Skinny jeans", b"")], (
+        "its ids are lost"
+    )
+    assert tokenizer.cuts.some_parts(CHAT, np.delete(right, at[1]), np.array([1])) is None, "an end is lost"
+
+
 def test_the_sample_is_the_same_in_every_order_and_of_the_size_that_is_said():
     texts = [f"{CHAT}{i}<|im_end|>" for i in range(3000)]
     asked = []
@@ -321,7 +339,7 @@ def test_the_pattern_takes_the_first_and_there_the_longest(words, text):
         here = max((word for word in words if text.startswith(word, at)), key=len, default="")
         found += [here] if here else []
         at += len(here) or 1
-    assert re.findall(_pattern(sorted(words)), text) == found
+    assert re.findall(pattern_of(sorted(words)), text) == found
 
 
 def with_tokens(tokens: Sequence[str | AddedToken], **parts: object) -> tokenizers.Tokenizer:

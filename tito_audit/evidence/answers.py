@@ -102,6 +102,8 @@ def _commonest_outside(row: TrainingRow) -> float | None:
     if row.loss_mask is None or row.logprobs is None:
         return None
     outside = row.logprobs[~row.loss_mask]
+    if len(outside) and np.isfinite(outside[0]) and (outside == outside[0]).all():
+        return float(outside[0])
     values, counts = np.unique(outside[np.isfinite(outside)], return_counts=True)
     return float(values[counts.argmax()]) if len(values) else None
 

@@ -148,6 +148,7 @@ def _widened(view: RowView, before: int, after: int) -> RowView:
         turn_offset=np.pad(view.turn_offset, room, constant_values=-1),
         expected_logprobs=None if expected is None else np.pad(expected, room, constant_values=np.nan),
         drifted=np.pad(view.drifted, room),
+        spans=(),
     )
 
 

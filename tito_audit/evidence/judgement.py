@@ -108,7 +108,7 @@ def with_turn_ends(
     """
     if view.proven:
         return view, None
-    spans = _spans(view, row, end_ids)
+    spans = _finished(view.spans, row) or _spans(view, row, end_ids)
     spans = tuple(_after_prefill(span, row, spans, text) for span in spans)
     found = judge(row, spans)
     if found is None:
@@ -218,6 +218,12 @@ def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[Sa
         if first == stop < len(row.token_ids):
             first = max(stop - 1, start)  # no turn end: the last token may be the template's
         found.append(SampledSpan(start, tuple(range(first, stop + 1))))
+    return _finished(tuple(found), row)
+
+
+def _finished(spans: tuple[SampledSpan, ...], row: TrainingRow) -> tuple[SampledSpan, ...]:
+    """The spans with the ends that the finish reasons of the last turns allow."""
+    found = list(spans)
     reasons = row.finish_reasons[-len(found) :] if found else ()
     for number, reason in zip(range(len(found) - len(reasons), len(found)), reasons, strict=True):
         found[number] = _as_finished(found[number], reason)

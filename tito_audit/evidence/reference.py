@@ -28,7 +28,7 @@ _TURN_ENDS = frozenset(
 only where a vocabulary has it."""
 
 
-_ONE_IN = 256
+_ONE_IN = 1024
 """One in this many segments that equal the recorded ids is checked with the reference encoder."""
 
 
@@ -59,16 +59,15 @@ class Reference:
         """Token ids with their bytes; ids outside the vocabulary have none."""
         return pieces_of(ids, self.vocabulary)
 
-    def has_bytes_of(self, ids: Ids, size: int, text: str) -> bool:
-        """Whether a text, encoded as these ids, has their bytes; `size` is how many bytes they have."""
+    def has_bytes_of(self, ids: Ids, text: str) -> bool:
+        """Whether a text, encoded as these ids, has their bytes."""
         try:
             data = text.encode()
         except UnicodeEncodeError:  # a lone surrogate, which no tokenizer keeps
-            data = text.encode("utf-8", "surrogatepass")
-        else:
-            if len(data) == size and keeps_bytes(self.tokenizer.normal_form, data):
-                return True
-        return len(data) == size and self.vocabulary.data(ids) == data
+            return False
+        if len(data) != self.vocabulary.byte_count(ids):
+            return False
+        return keeps_bytes(self.tokenizer.normal_form, data) or self.vocabulary.data(ids) == data
 
     def spells(self, ids: Ids, text: str) -> bool:
         """Whether these ids spell exactly this text, in any tokens; False for a text with U+FFFD.

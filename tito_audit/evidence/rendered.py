@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +11,24 @@ from numpy.typing import NDArray
 from tito_audit.align.drift import align
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles
+from tito_audit.evidence.roles import (
+    COMMON_ROLES,
+    GENERATION_PROMPT,
+    TEMPLATE,
+    TURN_END,
+    UNKNOWN,
+    LaterRoles,
+    Roles,
+    token_roles,
+)
+from tito_audit.evidence.turns import Turns, turn_reader
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
 from tito_audit.render.sentinels import SpanKind
 from tito_audit.render.span_builder import Span
-from tito_audit.render.spans import Rendering, spans, spans_fast
-
-COMMON_ROLES = frozenset(("system", "user", "assistant", "tool"))
-"""Roles that every template knows."""
+from tito_audit.render.spans import Rendering, WrittenFast, spans, written_fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +65,26 @@ class ByteRoles:
 
 
 @dataclass(frozen=True, slots=True)
+class ToldTurns:
+    """What control tokens show of a rendered conversation."""
+
+    turns: Turns
+    roles: Roles
+    """`[N]` the role of each token."""
+
+
+@dataclass(frozen=True, slots=True)
 class RenderedConversation:
     """A rendered conversation, encoded."""
 
     ids: Ids
     """`[N]` its tokens today."""
-    starts: Offsets
+    starts: Offsets = field(default_factory=lambda: np.empty(0, np.int64))
     """`[N]` the byte at which each token begins."""
-    byte_roles: ByteRoles | None
+    byte_roles: ByteRoles | None = None
     """The role of each byte; None when unknown."""
+    told: ToldTurns | None = None
+    """The turns that control tokens show, in place of the two above; only if these are the recorded ids."""
 
 
 def render_conversation(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
@@ -110,8 +128,14 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
     renderer = reference.renderer
     assert renderer is not None
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
-    guess = spans_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
-    if guess is not None and reference.leads_to(guess.text, recorded):
+    quick = written_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+    leads = quick is not None and reference.leads_to(quick.text, recorded)
+    if quick is not None and leads:
+        told = _told(rollout, quick, recorded, reference)
+        if told is not None:
+            return RenderedConversation(recorded, told=told), None
+    guess = quick.spans() if quick is not None else None
+    if guess is not None and leads:
         return _encoded(rollout, guess, recorded, reference), None
     if guess is not None and reference.spells(recorded, guess.text):
         rendering = guess  # other tokens of exactly this text confirm it as well
@@ -123,13 +147,53 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
     return _encoded(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
 
 
+def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> ToldTurns | None:
+    """The turns in the ids of a text, told by control tokens; None where these cannot tell."""
+    template = quick.renderer.template(bool(rollout.tools))
+    reader = turn_reader(reference.tokenizer, template, quick.generation_prompt, reference.end_ids())
+    if reader is None or not reference.has_bytes_of(ids, quick.text):
+        return None
+    turns = reader.turns(rollout, ids, lambda turns: _is_proved(turns, _marked(rollout, quick, ids, reference)))
+    if turns is None:
+        return None
+    return ToldTurns(turns, LaterRoles(len(ids), lambda: _marked_roles(rollout, quick, ids, reference)))
+
+
+def _marked(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> tuple[Roles, Mask] | None:
+    """The role of each token and what was sampled, `[N]` each, as marks show them; None where they do not."""
+    guess = quick.spans()
+    found = _encoded(rollout, guess, ids, reference) if guess is not None else None
+    return found.byte_roles.of_tokens(found.starts) if found is not None and found.byte_roles is not None else None
+
+
+def _marked_roles(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> Roles:
+    """The role of each token as marks show it, else as control tokens do."""
+    found = _marked(rollout, quick, ids, reference)
+    if found is not None:
+        return found[0]
+    return token_roles(reference.pieces(ids), reference.end_ids(), reference.headers(rollout.template_kwargs))
+
+
+def _is_proved(turns: Turns, marked: tuple[Roles, Mask] | None) -> bool:
+    """Whether marks show exactly these turns, and no role is unclear."""
+    if marked is None:
+        return False
+    roles, sampled = marked
+    mine, ends = np.zeros(len(sampled), np.bool_), np.zeros(len(sampled), np.bool_)
+    for start, closer in turns:
+        mine[start : closer + 1] = True
+        ends[closer] = True
+    alike = np.array_equal(mine, sampled) and np.array_equal(roles.among((TURN_END,)) & mine, ends)
+    return alike and not roles.unclear().any()
+
+
 def _encoded(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Reference) -> RenderedConversation:
     """A rendered conversation with its tokens."""
     lengths = reference.vocabulary.byte_lengths(ids)
     ends = lengths.cumsum()
     size = int(ends[-1]) if len(ends) else 0
     # Where a normalizer changed the text, its spans do not fit the bytes of the tokens.
-    known = reference.has_bytes_of(ids, size, rendering.text)
+    known = reference.has_bytes_of(ids, rendering.text)
     return RenderedConversation(ids, ends - lengths, _byte_roles(rollout, rendering, size) if known else None)
 
 

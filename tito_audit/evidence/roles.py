@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -17,6 +18,8 @@ from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_nam
 
 TEMPLATE, UNKNOWN = "template", "unknown"
 GENERATION_PROMPT, TURN_END = "generation prompt", "turn end"
+COMMON_ROLES = frozenset(("system", "user", "assistant", "tool"))
+"""Roles that every template knows."""
 
 _NAMES = (UNKNOWN, TEMPLATE, GENERATION_PROMPT, ASSISTANT, TURN_END, "system", "user", "tool", GIVEN_ANSWER)
 """Every role that control tokens name, by its code in an array; 0 is unknown. Other role names are added after
@@ -76,6 +79,33 @@ class Roles(Sequence[str]):
         counts = np.bincount(2 * self._codes + mask, minlength=2 * len(self._names)).tolist()
         pairs = zip(self._names, counts[1::2], counts[::2], strict=True)
         return {name: (with_it, without) for name, with_it, without in pairs if with_it or without}
+
+
+class LaterRoles(Roles):
+    """Roles that are all known, computed when a rule or a viewer asks for one; most rows need none."""
+
+    def __init__(self, size: int, compute: Callable[[], Roles]) -> None:
+        self._size = size
+        self._compute = compute
+
+    def __len__(self) -> int:
+        return self._size
+
+    def unclear(self) -> Mask:
+        """`[N]` False: every role is known."""
+        return np.zeros(self._size, np.bool_)
+
+    @cached_property
+    def _computed(self) -> Roles:
+        return self._compute()
+
+    @property
+    def _names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self._computed._names
+
+    @property
+    def _codes(self) -> NDArray[np.integer[Any]]:  # type: ignore[override]
+        return self._computed._codes
 
 
 def token_roles(pieces: Pieces, end_ids: frozenset[int], headers: Headers | None = None) -> Roles:

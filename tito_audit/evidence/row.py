@@ -15,10 +15,10 @@ from tito_audit.chains.links import LinkKind, last_calls
 from tito_audit.evidence.answers import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
-from tito_audit.evidence.model import Against, Difference, RowView
+from tito_audit.evidence.model import Against, Difference, RowView, SampledSpan
 from tito_audit.evidence.reference import Reference, pieces_of
-from tito_audit.evidence.rendered import COMMON_ROLES, RenderedConversation
-from tito_audit.evidence.roles import TURN_END, Roles, token_roles, unknown_roles
+from tito_audit.evidence.rendered import RenderedConversation, ToldTurns
+from tito_audit.evidence.roles import COMMON_ROLES, TURN_END, Roles, token_roles, unknown_roles
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
@@ -160,6 +160,8 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     row = rollout.training_row
     assert row is not None
     if row.token_ids is rendered.ids or np.array_equal(row.token_ids, rendered.ids):
+        if rendered.told is not None:
+            return _told_view(rendered.told, len(rendered.ids)), []
         if rendered.byte_roles is None:
             return _view_by_roles(reference.pieces(rendered.ids), rollout, reference), []
         return _view(*rendered.byte_roles.of_tokens(rendered.starts)), []
@@ -202,6 +204,15 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
         )
         out.append(replace(found, sampled=mine))
     return view, out
+
+
+def _told_view(told: ToldTurns, size: int) -> RowView:
+    """What was sampled of a rendered conversation whose turns control tokens show."""
+    sampled = np.zeros(size, np.bool_)
+    for start, closer in told.turns:
+        sampled[start : closer + 1] = True
+    spans = tuple(SampledSpan(start, (closer, closer + 1)) for start, closer in told.turns)
+    return replace(_view(told.roles, sampled), spans=spans)
 
 
 def _names_role(stretch: Stretch, rollout: Rollout) -> bool:

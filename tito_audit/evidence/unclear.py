@@ -48,8 +48,11 @@ def _unclear_roles(evidence: Evidence) -> Unclear | None:
     view, row = evidence.row, evidence.rollout.training_row
     if view is None or view.proven or row is None or row.loss_mask is None:
         return None
-    tokens = unclear_tokens(evidence) & row.loss_mask
+    said = [unknown_role_name(one) for one in dict.fromkeys(m.speaker for m in evidence.rollout.messages)]
+    unclear = unclear_tokens(evidence)
+    if not unclear.any() and all(name is None for name in said):
+        return None
+    tokens = unclear & row.loss_mask
     in_row = [unknown_role_name(view.roles[at]) for at in tokens.nonzero()[0].tolist()]
-    said = [unknown_role_name(message.speaker) for message in evidence.rollout.messages]
     names = tuple(dict.fromkeys(name for name in (*in_row, *said) if name is not None))
     return Unclear(names, tokens) if names else None

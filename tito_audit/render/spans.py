@@ -8,16 +8,17 @@ the whole. Where that fails too, spans are UNKNOWN: a span is never wrong.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.renderer import Chat, Renderer
 from tito_audit.render.sentinels import Found, Marking, SpanKind, has_marks, mark, unmark
-from tito_audit.render.span_builder import Span, SpanBuilder, common_start, first_of, last_of
+from tito_audit.render.span_builder import Span, SpanBuilder, last_of
+from tito_audit.render.template import Template
+from tito_audit.render.turn_finder import Conversation, Turn, TurnFinder
 
 _MARKINGS = (
     Marking(assistant_only=False, tool_calls=True),
@@ -25,8 +26,6 @@ _MARKINGS = (
     Marking(assistant_only=True, tool_calls=True),
     Marking(assistant_only=True, tool_calls=False),
 )
-_ROLE = re.compile(r"assistant|model")
-"""What templates call the role that answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,73 @@ def spans(
     template = renderer.template(bool(tools))
     opener = template.opener(given)
     answers = _answers(messages)
-    job = _Conversation(renderer, chat, text, given, add_generation_prompt, template.run, opener, answers)
+    job = Conversation(renderer, chat, text, given, add_generation_prompt, template.run, opener, answers)
     return (None if has_marks(text) else _by_marks(job)) or _by_prefixes(job)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFast:
+    """A conversation as the fast engine writes it: a guess, until something else confirms its text."""
+
+    renderer: Renderer
+    messages: Sequence[Message]
+    chat: Chat
+    given: Mapping[str, Any]
+    opens_answer: bool
+    text: str
+
+    @property
+    def generation_prompt(self) -> str | None:
+        """What a generation prompt adds after any of the messages; None if that may depend on them."""
+        return self._template.opener(self.given)
+
+    def spans(self) -> Rendering | None:
+        """The text with its spans, as `spans` returns them if the text is right; None where marks change it."""
+        from tito_audit.render.fast.render import GivenUp
+
+        fast = self._template.fast
+        assert fast is not None
+
+        def run(variables: Mapping[str, Any]) -> str:
+            try:
+                return fast.run(variables)
+            except RenderError as error:  # the reference environment may not raise here
+                raise GivenUp from error
+
+        job = Conversation(
+            self.renderer,
+            self.chat,
+            self.text,
+            self.given,
+            self.opens_answer,
+            run,
+            self.generation_prompt,
+            _answers(self.messages),
+        )
+        try:
+            return _by_marks(job)
+        except GivenUp:
+            return None
+
+    @property
+    def _template(self) -> Template:
+        return self.renderer.template(bool(self.given["tools"]))
+
+
+def written_fast(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec] = (),
+    template_kwargs: Mapping[str, object] | None = None,
+    *,
+    add_generation_prompt: bool = False,
+) -> WrittenFast | None:
+    """What the fast engine writes for these messages; None where it cannot tell, or the text holds marks."""
+    given = renderer.variables(tools, template_kwargs)
+    chat, text = renderer.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)
+    if text is None or has_marks(text):
+        return None
+    return WrittenFast(renderer, messages, chat, given, add_generation_prompt, text)
 
 
 def spans_fast(
@@ -90,76 +154,15 @@ def spans_fast(
 
     It equals what `spans` returns if its text is right, which the caller has to verify.
     """
-    given = renderer.variables(tools, template_kwargs)
-    chat, text = renderer.accepted_fast(messages, given, add_generation_prompt=add_generation_prompt)
-    template = renderer.template(bool(tools))
-    fast = template.fast
-    if text is None or fast is None or has_marks(text):
-        return None
-    from tito_audit.render.fast.render import GivenUp
-
-    def run(variables: Mapping[str, Any]) -> str:
-        try:
-            return fast.run(variables)
-        except RenderError as error:  # the reference environment may not raise here
-            raise GivenUp from error
-
-    opener = template.opener(given)
-    try:
-        answers = _answers(messages)
-        return _by_marks(_Conversation(renderer, chat, text, given, add_generation_prompt, run, opener, answers))
-    except GivenUp:
-        return None
+    written = written_fast(renderer, messages, tools, template_kwargs, add_generation_prompt=add_generation_prompt)
+    return written.spans() if written is not None else None
 
 
 def _answers(messages: Sequence[Message]) -> frozenset[int]:
     return frozenset(index for index, message in enumerate(messages) if message.sampled)
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """Messages in the form that the template accepted, what it wrote, and how to render parts of them."""
-
-    renderer: Renderer
-    chat: Chat
-    text: str
-    given: Mapping[str, Any]
-    opens_answer: bool
-    run: Callable[[Mapping[str, Any]], str]
-    fixed_opener: str | None
-    """What a generation prompt adds after any of the messages; None if that may depend on them."""
-    answers: frozenset[int]
-    """The messages that were sampled."""
-
-    def write(self, chat: Chat, *, opens_answer: bool) -> str:
-        return self.run({**self.given, "messages": chat, "add_generation_prompt": opens_answer})
-
-    def prefix_length(self, count: int, *, opens_answer: bool) -> int | None:
-        """The length of the rendering of the first `count` messages; None if it is not a prefix of the text."""
-        try:
-            text = self.write(self.chat[:count], opens_answer=opens_answer) if count else ""
-        except RenderError:
-            return None
-        return len(text) if self.text.startswith(text) and (count or not opens_answer) else None
-
-    def opener(self, count: int) -> str:
-        """What a generation prompt adds after the first `count` messages; "" if nothing or unknown."""
-        if not count:
-            return ""
-        if self.fixed_opener is not None:
-            return self.fixed_opener
-        try:
-            closed = self.write(self.chat[:count], opens_answer=False)
-            opened = self.write(self.chat[:count], opens_answer=True)
-        except RenderError:
-            return ""
-        return opened[len(closed) :] if opened.startswith(closed) else ""
-
-    def new_builder(self) -> SpanBuilder:
-        return SpanBuilder(len(self.text), [message.get("role") for message in self.chat])
-
-
-def _by_marks(job: _Conversation) -> Rendering | None:
+def _by_marks(job: Conversation) -> Rendering | None:
     """The spans as marks show them; None when marks change what the template writes. The text itself holds no
     marks."""
     for marking in _MARKINGS:
@@ -173,12 +176,12 @@ def _by_marks(job: _Conversation) -> Rendering | None:
     return None
 
 
-def _assemble(job: _Conversation, found: list[Found], marking: Marking) -> Rendering:
+def _assemble(job: Conversation, found: list[Found], marking: Marking) -> Rendering:
     """The spans of the marked texts, and of the model's turns around them."""
     builder = job.new_builder()
     for piece in found:
         builder.put(*piece)
-    finder = _TurnFinder(job, found, marking)
+    finder = TurnFinder(job, found, marking)
     sampled: dict[int, tuple[int, int] | None] = {}
     earliest = 0  # a turn begins after the marked texts and turns of earlier messages
     for index in range(len(job.chat)):
@@ -199,103 +202,7 @@ def _assemble(job: _Conversation, found: list[Found], marking: Marking) -> Rende
     return Rendering(job.text, builder.spans(unlabelled), sampled, job.chat)
 
 
-class _Turn(NamedTuple):
-    """Where an assistant message opens, where the model's part starts, and where its end token is."""
-
-    opened: int
-    start: int
-    closer: int
-    end: int
-
-    @property
-    def sampled(self) -> tuple[int, int]:
-        return self.start, self.end
-
-
-class _TurnFinder:
-    """Finds what a model would have generated, between the marked texts."""
-
-    def __init__(self, job: _Conversation, found: list[Found], marking: Marking) -> None:
-        self._job = job
-        self._text = job.text
-        self._marking = marking
-        self._openers: dict[object, str] = {}
-        self._found: list[list[Found]] = [[] for _ in job.chat]
-        for piece in found:
-            self._found[piece.message_index].append(piece)
-        # Where the first marked text of any later message begins.
-        self._next: list[int] = [len(job.text)] * (len(job.chat) + 1)
-        for index in range(len(job.chat) - 1, -1, -1):
-            # Marked texts are in the order of the text.
-            own = self._found[index]
-            self._next[index] = min(self._next[index + 1], own[0].start) if own else self._next[index + 1]
-
-    def of(self, index: int) -> list[Found]:
-        """The marked texts of one message."""
-        return self._found[index]
-
-    def turn(self, index: int, earliest: int) -> _Turn | None:
-        """The turn of an assistant message, from `earliest` on; None if it is not found."""
-        own = self.of(index)
-        calls = bool(self._job.chat[index].get("tool_calls"))
-        if calls and not self._marking.tool_calls:
-            return None
-        opening = self._opening(index, earliest, own[0].start if own else None)
-        later = self._next[index + 1]
-        if opening is None or opening[1] > later or any(piece.start < opening[1] for piece in own):
-            return None
-        closer = self._closer(max([opening[1], *(piece.end for piece in own)]), later, calls)
-        return _Turn(*opening, *closer) if closer is not None else None
-
-    def _opening(self, index: int, earliest: int, first: int | None) -> tuple[int, int] | None:
-        """Where the generation prompt of a message begins and ends; None if unknown."""
-        opener = self._opener(index)
-        if opener and not self._spelled(opener, index):
-            at = self._text.find(opener, earliest, first)
-            if at >= 0:
-                return at, at + len(opener)
-            # A past turn may have a shorter opener than a new one, such as without an empty <think> block.
-            head = opener[: opener.find("\n") + 1]
-            at = self._text.find(head, earliest, first) if head and first is not None else -1
-            if at >= 0:
-                return at, at + common_start(self._text[at:first], opener)
-        start = self._job.prefix_length(index, opens_answer=True)
-        if start is None or start < earliest:
-            return None
-        return (start - len(opener) if self._text.endswith(opener, earliest, start) else start), start
-
-    def _opener(self, index: int) -> str:
-        """What a generation prompt adds after a message with the role of the previous one.
-
-        If the message has another role than `assistant`, that role replaces it in the opener.
-        """
-        before = self._job.chat[index - 1].get("role") if index else None
-        if before not in self._openers:
-            self._openers[before] = self._job.opener(index)
-        role = str(self._job.chat[index].get("role"))
-        return (
-            self._openers[before] if role == "assistant" else _ROLE.sub(lambda _: role, self._openers[before], 1)
-        )
-
-    def _spelled(self, opener: str, index: int) -> bool:
-        """Whether an earlier unmarked message contains the opener, so that finding it would prove nothing."""
-        if not self._marking.assistant_only:
-            return False
-        head = opener.strip().split("\n")[0]
-        unmarked = [one for at, one in enumerate(self._job.chat[:index]) if at not in self._job.answers]
-        return any(head in str(list(message.values())) for message in unmarked)
-
-    def _closer(self, start: int, stop: int, calls: bool) -> tuple[int, int] | None:
-        """The first special token in `[start, stop)`; after tool calls the first end token, if there is one.
-
-        Templates wrap tool calls in special tokens that end no turn.
-        """
-        renderer = self._job.renderer
-        ends = first_of(renderer.end_texts, self._text, start, stop) if calls else None
-        return ends or first_of(renderer.control_texts, self._text, start, stop)
-
-
-def _put_turn(builder: SpanBuilder, job: _Conversation, index: int, turn: _Turn, own: list[Found]) -> None:
+def _put_turn(builder: SpanBuilder, job: Conversation, index: int, turn: Turn, own: list[Found]) -> None:
     """Label what is inside a turn, its opener and its end."""
     builder.put(turn.opened, turn.start, SpanKind.GENERATION_PROMPT, index)
     builder.put(turn.closer, turn.end, SpanKind.TURN_END, index)
@@ -312,7 +219,7 @@ def _put_turn(builder: SpanBuilder, job: _Conversation, index: int, turn: _Turn,
     builder.fill(turn.start, turn.closer, SpanKind.SCAFFOLD, index)
 
 
-def _by_prefixes(job: _Conversation) -> Rendering:
+def _by_prefixes(job: Conversation) -> Rendering:
     """The spans, as far as shorter renderings are prefixes of the whole."""
     builder = job.new_builder()
     count = len(job.chat)
@@ -334,7 +241,7 @@ def _by_prefixes(job: _Conversation) -> Rendering:
 
 
 def _turn_between(
-    job: _Conversation, builder: SpanBuilder, index: int, begin: int, stop: int
+    job: Conversation, builder: SpanBuilder, index: int, begin: int, stop: int
 ) -> tuple[int, int] | None:
     """The turn of an assistant message within `[begin, stop)`, ending with the last special token there; None
     if unknown."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.judgement import Judgement, judgement, row_slide
+from tito_audit.evidence.judgement import judgement, row_slide
 from tito_audit.evidence.masks import is_end, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, UNKNOWN
@@ -76,11 +76,12 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         return None
     trained = row.loss_mask if row.hidden is None else row.loss_mask & ~row.hidden
     slide = row_slide(evidence)
+    if _is_right(trained, view, evidence):
+        return _right(row.token_ids, trained, view, slide, evidence)
     missing = np.zeros(len(trained), np.bool_)
     added, open_ends = missing.copy(), missing.copy()
-    found = judgement(evidence)
-    if found is not None and not view.proven:
-        open_ends[found.open_ends] = True
+    if not view.proven:
+        open_ends[_open_ends(evidence)] = True
         open_ends[1:] &= trained[:-1]
     rewritten = _rewritten(view, trained)
     if not slide:
@@ -91,7 +92,7 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         trained=trained,
         view=view,
         slide=slide,
-        among=_among(found) if found is not None and not view.proven else (),
+        among=_among(view, evidence),
         end_not_trained=missing,
         end_open=open_ends & ~trained,
         end_not_sampled=added,
@@ -100,8 +101,29 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
     )
 
 
-def _among(found: Judgement) -> tuple[int, ...]:
+def _is_right(trained: Mask, view: RowView, evidence: Evidence) -> bool:
+    """Whether a mask trains exactly what was sampled, turn ends included."""
+    return np.array_equal(trained, view.sampled) and (view.proven or not _open_ends(evidence))
+
+
+def _right(ids: Ids, trained: Mask, view: RowView, slide: int, evidence: Evidence) -> JudgedMask:
+    """The judged mask of a row that trains exactly what was sampled: nothing is wrong anywhere."""
+    nowhere = np.zeros(len(trained), np.bool_)
+    among = _among(view, evidence)
+    return JudgedMask(ids, trained, view, slide, among, nowhere, nowhere, nowhere, nowhere, nowhere)
+
+
+def _open_ends(evidence: Evidence) -> list[int]:
+    """Turn ends outside the mask that may have been sampled."""
+    found = judgement(evidence)
+    return found.open_ends if found is not None else []
+
+
+def _among(view: RowView, evidence: Evidence) -> tuple[int, ...]:
     """The slides of the mask that are possible besides other readings, in order; () when the mask has only one."""
+    found = judgement(evidence)
+    if found is None or view.proven:
+        return ()
     slides = {reading.mask for reading in found.standing}
     return tuple(sorted(slides - {0})) if len(slides) > 1 else ()
 

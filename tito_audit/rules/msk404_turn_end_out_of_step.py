@@ -49,8 +49,8 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     if mask is None:
         return
     open_ends = np.flatnonzero(mask.end_open)
-    some_trained = bool((mask.view.sampled & mask.trained & np.isin(mask.ids, list(evidence.end_ids))).any())
-    severity = Severity.NOTE if some_trained or len(open_ends) < _ALWAYS else Severity.WARNING
+    always = len(open_ends) >= _ALWAYS and not _some_end_trained(evidence, mask)
+    severity = Severity.WARNING if always else Severity.NOTE
     for position in np.flatnonzero(mask.end_not_trained).tolist():
         yield _hit(evidence, mask, position, position, _UNTRAINED, "sampled, not trained", Severity.WARNING)
     for position in open_ends.tolist():
@@ -58,6 +58,11 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     for position in np.flatnonzero(mask.end_not_sampled).tolist():
         message = "the end of a turn is trained but was not sampled" + _cut(evidence, mask, position - 1)
         yield _hit(evidence, mask, position, position - 1, message, "trained, not sampled", Severity.ERROR)
+
+
+def _some_end_trained(evidence: Evidence, mask: JudgedMask) -> bool:
+    ends = np.isin(mask.ids, list(evidence.end_ids))
+    return bool((mask.view.sampled & mask.trained & ends).any())
 
 
 def _hit(

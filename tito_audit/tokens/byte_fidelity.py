@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ASCII = bytes(range(0x80))
 _LAST_OF_ALPHABET = "\u0143"
 """The last of the characters by which byte-level vocabularies write bytes."""
-_LONGEST = 4096
+_LONGEST = 1 << 15
 """How many bytes beyond ASCII are checked; with more of them, comparing the texts is as fast."""
 _LEFT_ALONE = re.compile(
     rb"(?:[\xc2-\xcb\xcf-\xd1][\x80-\xbf]"

@@ -22,6 +22,8 @@ from tito_audit.tokens.segments import Cuts, SegmentEncoder
 
 _LONG = 2048
 """Texts of at least this many characters are compared with earlier ones."""
+_PROBED = 32
+"""How many characters of two texts are compared before all of them are."""
 _KEPT = 4
 """How many texts are remembered: a rollout's calls may alternate between several chains, and the next rollout
 may begin alike."""
@@ -58,7 +60,9 @@ class KnownText:
         """How many cuts the common start of this text and another one holds."""
         if not self._read:
             # Finding cuts costs a third of encoding: not worth it if only a system prompt is shared.
-            if not text.startswith(self.text[: len(self.text) // 2]):
+            half = len(self.text) // 2
+            near = self.text[max(half - _PROBED, 0) : half]
+            if not text.startswith(near, half - len(near)) or not text.startswith(self.text[:half]):
                 return 0
             self.read()
         low, high = 0, len(self._ends)
@@ -110,6 +114,10 @@ class KnownTexts:
                 best, most = known, shared
         return best, most
 
+    def ids_of(self, text: str) -> Ids | None:
+        """The ids of exactly this text; None if it is not known."""
+        return next((known.ids for known in reversed(self._known) if known.text == text), None)
+
     def keep(self, text: str, ids: Ids, base: KnownText | None = None, shared: int = 0) -> None:
         """Remember a text, in place of `base` if it continues all of it."""
         if base is not None and base in self._known and base.has_only(shared):
@@ -132,6 +140,9 @@ class PrefixEncoder:
         return self._whole.encode_batch(texts)
 
     def _by_prefix(self, text: str) -> Ids:
+        same = self._known.ids_of(text)
+        if same is not None:
+            return same
         known, shared = self._known.find(text)
         characters, first = known.up_to(shared) if known is not None else (0, 0)
         if known is not None and characters == len(text):

@@ -46,7 +46,8 @@ class Cuts:
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = dict(tokens)
-        self._split = re.compile(f"({_pattern(sorted(tokens))})").split if tokens else None
+        self._split = re.compile(f"({pattern_of(sorted(tokens))})").split if tokens else None
+        self._contents = {token_id: content for content, token_id in tokens.items()}
         self._arrays = {content: np.array([token_id], np.int32) for content, token_id in tokens.items()}
         # One slot more on either side, to which out-of-range ids are clipped.
         self._table: Mask = np.zeros(max(tokens.values(), default=-1) + 3, np.bool_)
@@ -82,6 +83,30 @@ class Cuts:
             (before, after, data[4 * start : 4 * end])
             for before, after, start, end in zip(around, around[1:], starts, ends, strict=False)
         ]
+
+    def some_parts(self, text: str, ids: Ids, numbers: Offsets) -> list[tuple[str, bytes]] | None:
+        """The segments with these numbers, `[N]` ascending, and those without ids, each with its ids as bytes.
+
+        None if a control token is not found, or one of the segments holds one: text and ids do not have the same.
+        Control tokens are looked for one by one in the order of the ids, which is faster than finding all.
+        """
+        at = self.positions(ids).tolist()
+        found: list[tuple[str, bytes]] = []
+        wanted = iter([*numbers.tolist(), -1])
+        number, begin, first = next(wanted), 0, 0
+        for here, place in enumerate([*at, len(ids)]):
+            content = self._contents[int(ids[place])] if place < len(ids) else ""
+            end = text.find(content, begin) if content else len(text)
+            if end < 0:
+                return None
+            if here == number or (begin < end and first == place):
+                segment = text[begin:end]
+                if len(self.split(segment)) > 1:
+                    return None
+                found.append((segment, ids[first:place].tobytes()))
+                number = next(wanted) if here == number else number
+            begin, first = end + len(content), place + 1
+        return found
 
     def parts(self, text: str, ids: Ids) -> list[tuple[str, Stretch]] | None:
         """Each segment of a text with its ids; None if text and ids do not have the same control tokens."""
@@ -240,7 +265,7 @@ def _holds(cuts: Cuts, reference: ReferenceEncoder) -> bool:
     return all(np.array_equal(cuts.join(cut, found), ids) for cut, ids in zip(pieces, whole, strict=True))
 
 
-def _pattern(words: list[str]) -> str:
+def pattern_of(words: list[str]) -> str:
     """A pattern for any of these sorted words, the longest where one begins another.
 
     Common beginnings are written once, so that a place in a text is rejected as soon as no word continues there.
@@ -251,14 +276,14 @@ def _pattern(words: list[str]) -> str:
     optional = groups.pop("", None) is not None
     branches = []
     for group in groups.values():
-        start = _shared_start(group[0], group[-1])
+        start = shared_start(group[0], group[-1])
         rest = [word[len(start) :] for word in group]
-        branches.append(re.escape(start) + (_pattern(rest) if len(rest) > 1 else ""))
+        branches.append(re.escape(start) + (pattern_of(rest) if len(rest) > 1 else ""))
     joined = branches[0] if len(branches) == 1 and not optional else f"(?:{'|'.join(branches)})"
     return joined + ("?" if optional else "")
 
 
-def _shared_start(first: str, last: str) -> str:
+def shared_start(first: str, last: str) -> str:
     """The common beginning of the first and the last of sorted words, and so of all."""
     length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[:length]

@@ -227,16 +227,10 @@ class Tokenizer:
             return True
         sample: set[tuple[str, bytes]] = set()
         for text, ids in zip(texts, fast_ids, strict=True):
-            picked = set(picked_segments(ids, self.cuts, one_in).tolist())
-            if not picked:
-                continue
-            parts = self.cuts.parts(text, ids)
-            if parts is None:
-                sample.add((text, ids.tobytes()))
-                continue
-            for number, (segment, (_, _, data)) in enumerate(parts):
-                if number in picked or (segment and not data):
-                    sample.add((segment, data))
+            picked = picked_segments(ids, self.cuts, one_in)
+            if len(picked):
+                parts = self.cuts.some_parts(text, ids, picked)
+                sample.update(parts if parts is not None else [(text, ids.tobytes())])
         return self._confirmed(sorted(sample))
 
     @cached_property

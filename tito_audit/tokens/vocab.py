@@ -116,6 +116,10 @@ class Vocabulary:
         """The number of bytes of each id, `[N]` int64; 0 for unknown ids."""
         return self._lengths.take(self._slots(ids), mode="clip")
 
+    def byte_count(self, ids: Ids) -> int:
+        """The number of bytes of all ids."""
+        return int(self._short_lengths.take(self._slots(ids), mode="clip").sum())
+
     def data(self, ids: Ids) -> bytes:
         """The bytes of all ids, joined."""
         if len(ids) < _FEW:
@@ -158,6 +162,11 @@ class Vocabulary:
         if self._spelled is None:
             self._spelled = self._by_bytes()
         return self._spelled.get(data, ())
+
+    @cached_property
+    def _short_lengths(self) -> NDArray[np.unsignedinteger[Any]]:
+        """`_lengths` in as few bytes as hold them, so that a processor's cache holds them all."""
+        return self._lengths.astype(np.min_scalar_type(int(self._lengths.max(initial=0))))
 
     @cached_property
     def _flat(self) -> NDArray[np.uint8]:

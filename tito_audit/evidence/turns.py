@@ -1,0 +1,164 @@
+"""The turns of a model among the ids that a template wrote, told by control tokens alone.
+
+    <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n
+                                           [ generation prompt    ][    sampled     ]
+
+This spares the second rendering that marks need (`render/sentinels.py`). It is relied on only where no message
+spells a control token, where there are as many generation prompts as answers, and where every answer ends with an
+end token. For the first conversation of each kind, and for a sample of the others, marks have to show the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tito_audit.evidence.roles import COMMON_ROLES
+from tito_audit.record.arrays import Ids
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Rollout
+from tito_audit.record.speakers import ASSISTANT
+from tito_audit.render.template import Template
+from tito_audit.tokens.segments import pattern_of, shared_start
+from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.tokens.vocab import Vocabulary
+
+Turns = tuple[tuple[int, int], ...]
+"""For each answer the place of its first token and of its end token."""
+_Kind = tuple[object, ...]
+
+_ONE_IN = 256
+"""Of this many conversations of a kind, one is compared with what marks show."""
+
+
+class TurnReader:
+    """Finds the turns of one template with one generation prompt in the ids of one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Ids, end_ids: frozenset[int]) -> None:
+        vocabulary = tokenizer.vocabulary
+        self._vocabulary = vocabulary
+        self._prompt = prompt
+        self._ends = np.zeros(max(end_ids) + 2, np.bool_)  # the last one for all higher ids
+        self._ends[list(end_ids)] = True
+        contents = sorted(vocabulary.piece(token) for token in vocabulary.special_ids)
+        self._opening = shared_start(contents[0], contents[-1])
+        """How every control token begins, which is looked for first."""
+        self._spelled = re.compile(pattern_of(contents))
+        self._seen: dict[_Kind, int] = {}
+        """By kind of conversation, how many were read; -1 once marks showed something else."""
+
+    def turns(self, rollout: Rollout, ids: Ids, proof: Callable[[Turns], bool]) -> Turns | None:
+        """The turns among the ids `[N]` of a rendered conversation; None where control tokens cannot tell.
+
+        `proof` compares them with what marks show, and is called for the first conversation of a kind and for one
+        in 256 of the others.
+        """
+        kind = _kind(rollout)
+        seen = self._seen.get(kind, 0)
+        found = self._found(rollout.messages, ids) if seen >= 0 else None
+        if found is None:
+            return None
+        if seen % _ONE_IN == 0 and not proof(found):
+            self._seen[kind] = -1
+            return None
+        self._seen[kind] = seen + 1
+        return found
+
+    def _found(self, messages: Sequence[Message], ids: Ids) -> Turns | None:
+        answers = sum(message.role == ASSISTANT for message in messages)
+        if not answers or not all(_told(message) for message in messages):
+            return None
+        at = self._vocabulary.control(ids).nonzero()[0]
+        control, size = ids[at], len(self._prompt)
+        first = (control == self._prompt[0]).nonzero()[0]
+        starts = at[first]
+        first, starts = first[starts + size <= len(ids)], starts[starts + size <= len(ids)]
+        opens = (ids[starts[:, None] + np.arange(size)] == self._prompt).all(axis=1)
+        starts = starts[opens] + size
+        if len(starts) != answers:
+            return None
+        stops = at.searchsorted(starts)  # the first control token from the start of the answer on
+        if stops[-1] >= len(at) or not self._are_ends(control[stops]) or self._spells(messages):
+            return None
+        closers = at[stops]
+        before = ids[closers[closers > starts] - 1]
+        if (closers[:-1] >= starts[1:]).any() or (len(before) and self._ends.take(before, mode="clip").any()):
+            return None
+        return tuple(zip(starts.tolist(), closers.tolist(), strict=True))
+
+    def _are_ends(self, ids: Ids) -> bool:
+        return bool(self._ends.take(ids, mode="clip").all())
+
+    def _spells(self, messages: Sequence[Message]) -> bool:
+        """Whether a text in these messages spells a control token."""
+        said = "\n".join(_texts([message.wire for message in messages]))
+        return self._opening in said and self._spelled.search(said) is not None
+
+
+def _told(message: Message) -> bool:
+    """Whether a message is sampled or given as its role says, and an answer is one text."""
+    if message.role != ASSISTANT:
+        return not message.sampled and message.role in COMMON_ROLES
+    return message.sampled and not isinstance(message.content, tuple)
+
+
+def _kind(rollout: Rollout) -> _Kind:
+    """What templates tell conversations apart by: who speaks, and what there is besides plain text."""
+    shapes = frozenset(
+        (
+            one.role,
+            bool(one.tool_calls),
+            one.reasoning is None,
+            type(one.content),
+            "</think>" in one.text if one.role == ASSISTANT else None,
+        )
+        for one in rollout.messages
+    )
+    return shapes, rollout.messages[0].role, bool(rollout.tools), repr(rollout.template_kwargs)
+
+
+def _texts(wires: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The texts in messages, and the keys and texts of objects in them."""
+    found: list[str] = []
+    pending: list[Iterable[Any]] = [wire.values() for wire in wires]
+    while pending:
+        for value in pending.pop():
+            kind = type(value)
+            if kind is str:
+                found.append(value)
+            elif kind is dict or isinstance(value, Mapping):
+                pending += value.keys(), value.values()
+            elif kind is list or isinstance(value, list | tuple):
+                pending.append(value)
+    return found
+
+
+def turn_reader(
+    tokenizer: Tokenizer, template: Template, prompt: str | None, end_ids: frozenset[int]
+) -> TurnReader | None:
+    """The reader for what a template writes; None where its generation prompt does not show turns."""
+    if not prompt or not tokenizer.vocabulary.special_ids or not end_ids:
+        return None
+    readers = _readers(tokenizer.vocabulary, template)
+    if prompt not in readers:
+        readers[prompt] = _made(tokenizer, prompt, end_ids)
+    return readers[prompt]
+
+
+@lru_cache(maxsize=16)
+def _readers(vocabulary: Vocabulary, template: Template) -> dict[str, TurnReader | None]:
+    return {}
+
+
+def _made(tokenizer: Tokenizer, prompt: str, end_ids: frozenset[int]) -> TurnReader | None:
+    (ids,) = tokenizer.encode_fast_batch([prompt])
+    vocabulary = tokenizer.vocabulary
+    control = vocabulary.control(ids)
+    # A control token opens it, and its tokens spell it.
+    if not len(ids) or not control[0] or vocabulary.text(ids) != prompt:
+        return None
+    return TurnReader(tokenizer, ids, end_ids)
