@@ -19,12 +19,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tito_audit.evidence import prompts, rendered
+from tito_audit.evidence import fill, prompts, rendered
 from tito_audit.evidence.prefix_reuse import Comparison, PiecesCache, SpelledTexts
 from tito_audit.evidence.prefix_reuse import compare_text as compare_incrementally
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
+from tito_audit.rules import _masks
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 
@@ -56,7 +57,10 @@ def nothing_fast() -> Iterator[None]:
     with ExitStack() as stack:
         for target, name, instead in (
             (sys.modules["tito_audit.run.rows"], "number_columns", lambda _: {}),
-            (rendered, "spans_fast", nothing),
+            (rendered, "written_fast", nothing),
+            (rendered, "turn_reader", nothing),
+            (fill, "_exactly_on_mask", nothing),
+            (_masks, "_is_right", never),
             (prompts, "compare_text", all_of_it),
             (SpelledTexts, "confirms", never),
             (PiecesCache, "of", lambda self, ids: self._reference.pieces(ids)),

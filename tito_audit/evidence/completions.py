@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from tito_audit.align.drift import align
@@ -15,32 +17,44 @@ from tito_audit.record.rollout import Rollout
 _HARMLESS = "harmless as logged: it would drift if the text were encoded again"
 
 
-def tail_and_completion(rollout: Rollout, turn: int, reference: Reference) -> tuple[Ids, int] | None:
-    """The end of a prompt, from its last control token on, with the completion after it; and where that starts.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A completion after the end of its prompt, from the last control token on.
 
     No token spans a control token, so this much of the prompt decides how the completion's first characters are
-    encoded. None when the log has no completion ids.
+    encoded.
     """
-    call = rollout.turns[turn]
-    if call.completion_ids is None or not len(call.completion_ids):
-        return None
-    prompt = call.prompt_ids if call.prompt_ids is not None else empty_ids()
-    tail = prompt[reference.tail_start(prompt) :]
-    return np.concatenate([tail, call.completion_ids]), len(tail)
+
+    turn: int
+    ids: Ids
+    """`[N]` the end of the prompt and the completion."""
+    start: int
+    """Where the completion starts."""
+    text: str
+    """What these ids spell."""
 
 
-def reencoded_differences(rollout: Rollout, turn: int, reference: Reference) -> list[Difference]:
+def answers_of(rollout: Rollout, reference: Reference) -> list[Answer]:
+    """The completions of a rollout that have ids."""
+    answers = []
+    for number, call in enumerate(rollout.turns):
+        if call.completion_ids is None or not len(call.completion_ids):
+            continue
+        prompt = call.prompt_ids if call.prompt_ids is not None else empty_ids()
+        tail = prompt[reference.tail_start(prompt) :]
+        ids = np.concatenate([tail, call.completion_ids])
+        answers.append(Answer(number, ids, len(tail), reference.text(ids)))
+    return answers
+
+
+def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference) -> list[Difference]:
     """Where a completion differs from the re-encoding of its own text; severity NOTE."""
-    found = tail_and_completion(rollout, turn, reference)
-    if found is None:
-        return []
-    ids, start = found
-    # With messages, rendering encodes the same segments, so this encoding costs nothing more.
-    encoded = reference.encode_as(reference.text(ids), ids) if rollout.messages else reference.reencoded(ids)
+    ids, start = answer.ids, answer.start
+    encoded = reference.encode_as(answer.text, ids)
     if np.array_equal(encoded, ids):
         return []
     recorded, canonical = reference.pieces(ids), reference.pieces(encoded)
-    region = Region(turn, start, len(ids))
+    region = Region(answer.turn, start, len(ids))
     return [
         difference(
             stretch,
@@ -48,7 +62,7 @@ def reencoded_differences(rollout: Rollout, turn: int, reference: Reference) -> 
             Severity.NOTE,
             _HARMLESS,
             regions=(region,),
-            turn=turn,
+            turn=answer.turn,
             message_indices=tuple(call.message_index for call in rollout.turns),
         )
         for stretch in stretches(recorded, canonical, align(recorded, canonical))

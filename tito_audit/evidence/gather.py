@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tito_audit.evidence.chains import Chains, chain_turns
-from tito_audit.evidence.completions import reencoded_differences, tail_and_completion
+from tito_audit.evidence.completions import answers_of, reencoded_differences
 from tito_audit.evidence.constructions import with_constructions
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.model import Difference, Evidence, RowView
@@ -59,16 +59,17 @@ def gather(
     if reference is not None and renderer is not None:
         texts, errors = render_texts(rollout, reference)
     differences = list(chains.differences)
+    answers = answers_of(rollout, reference) if reference is not None else []
     if reference is not None:
-        _prefetch(rollout, reference)
+        reference.prefetch([answer.text for answer in answers])
     row, more, row_error = _row(rollout, chains, reference)
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
         row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text)
     differences = _without_doubles(differences + more)
     if reference is not None:
-        for turn in range(len(rollout.turns)):
-            differences += _uncovered(reencoded_differences(rollout, turn, reference), differences)
+        for answer in answers:
+            differences += _uncovered(reencoded_differences(rollout, answer, reference), differences)
         differences += _uncovered(rendered_differences(rollout, chains, texts, reference), differences)
         differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
@@ -176,16 +177,6 @@ def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, 
 
 def _strings_only(turn: Turn) -> bool:
     return turn.completion_ids is None and bool(turn.token_texts)
-
-
-def _prefetch(rollout: Rollout, reference: Reference) -> None:
-    """Encode every answer that will be compared in one batch."""
-    wanted = []
-    for turn in range(len(rollout.turns)):
-        found = tail_and_completion(rollout, turn, reference)
-        if found is not None:
-            wanted.append(reference.text(found[0]))
-    reference.prefetch(wanted)
 
 
 def _without_doubles(differences: list[Difference]) -> list[Difference]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -44,9 +44,14 @@ class Agreement(StrEnum):
 class Decoding:
     """One way in which servers decode a completion."""
 
-    text: str
+    decode: Callable[[], str]
     kept: Offsets
     """`[K]` positions of the tokens that the text was decoded from."""
+
+    @cached_property
+    def text(self) -> str:
+        """The text; decoded when it is first needed, since the first way is most often the right one."""
+        return self.decode()
 
     @cached_property
     def folded(self) -> str:
@@ -76,7 +81,9 @@ def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
         return whole
     return whole + evidence.once(
         f"broken decodings {number}",
-        lambda _: [Decoding(one, of.kept) for of in whole for one in _broken(vocabulary, ids[of.kept])],
+        lambda _: [
+            Decoding(partial(str, one), of.kept) for of in whole for one in _broken(vocabulary, ids[of.kept])
+        ],
     )
 
 
@@ -87,7 +94,7 @@ def _decodings(evidence: Evidence, vocabulary: Vocabulary, ids: Ids) -> list[Dec
     ends = len(ids) > 0 and (int(ids[-1]) in evidence.end_ids or bool(special[-1]))
     parts = [every, every[:-1] if ends else every, every[~special]]
     distinct = {part.tobytes(): part for part in parts}.values()
-    return [Decoding(vocabulary.text(ids[part]), part) for part in distinct]
+    return [Decoding(partial(vocabulary.text, ids[part]), part) for part in distinct]
 
 
 def agreement(evidence: Evidence, number: int) -> Agreement:
