@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
+from tito_audit.errors import RecordError, StorageError
+from tito_audit.record.arrays import Ids
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.rows import LogGroup, share_of
 from tito_audit.settings.model import Settings
 from tito_audit.summary import Summary
@@ -15,8 +21,13 @@ from tito_audit.tokens.vocab import Vocabulary
 Encoded: TypeAlias = tuple[tuple[str | None, str | None], ...]
 """For each tokenizer: the name of the encoder that a process used, and why it was not the fast one."""
 
-_WORTH_LOADING = 6 << 20
-"""Bytes of logs, about 400,000 tokens, from which loading the fast encoder pays off."""
+_TO_START, _PER_ENTRY = 200_000, 9
+"""Loading the fast encoder takes as long as the reference takes to encode this many characters, and so many more
+for each entry of the vocabulary."""
+_PLAIN, _PACKED = (0.025, 1), (0.2, 16)
+"""How many characters a byte of a log holds, at least and at most: of JSON as it is, and of any other log."""
+_JUDGED_ROWS, _MOST_JUDGED = 8, 256
+"""By how many rows, if there are as many, the text of a log is judged."""
 _TRIED_ROWS = 4
 _TRIED_TEXTS = 32
 _TRIED_CHARACTERS = 4_096
@@ -24,16 +35,66 @@ _TRIED_CHARACTERS = 4_096
 
 
 def choose_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings: Settings) -> None:
-    """Load the fast encoder where the logs are large enough, before processes are forked."""
+    """Load the fast encoder where the logs hold enough text, before processes are forked."""
     if settings.encoder == "tokenizers":
         return
     wanted = True if settings.encoder == "fastokens" else None
     # A pipe cannot be read twice.
     regular = {file: group for file, group in logs.items() if file.is_file()}
-    size = sum(file.stat().st_size for file in regular) * (share_of(settings) or 1)
-    if (wanted or size >= _WORTH_LOADING) and tokenizer.use_fast(wanted):
+    if (wanted or _is_worth_loading(tokenizer.vocabulary, regular, settings)) and tokenizer.use_fast(wanted):
         first = next(iter(regular.items()), None)
         tokenizer.check_fast(_texts(*first, tokenizer.vocabulary) if first is not None else [])
+
+
+def _is_worth_loading(vocabulary: Vocabulary, logs: Mapping[Path, LogGroup], settings: Settings) -> bool:
+    """Whether the reference would take longer to encode the logs than the fast encoder takes to load."""
+    least = _TO_START + _PER_ENTRY * vocabulary.size
+    size = sum(file.stat().st_size for file in logs) * (share_of(settings) or 1)
+    fewest, most = _PLAIN if all(file.suffix in (".jsonl", ".json") for file in logs) else _PACKED
+    rows = 1 if settings.row is not None else settings.limit
+    if size * most < least:
+        return False
+    if rows is None and size * fewest >= least:
+        return True
+    by_byte, by_row = _density(*next(iter(logs.items())), vocabulary)
+    characters = by_byte * size if rows is None else min(by_byte * size, by_row * rows)
+    return characters >= least
+
+
+def _density(file: Path, group: LogGroup, vocabulary: Vocabulary) -> tuple[float, float]:
+    """How many characters a log holds for each of its bytes and in each row, judged by its first rows.
+
+    A text that several rows hold counts once: it is encoded once.
+    """
+    first = replace(group, settings=replace(group.settings, row=None, sample=None), join=None)
+    seen: set[str] = set()
+    characters = rows = position = 0
+    with suppress(StorageError):
+        log = first.open_quick(file)
+        for raw in islice(log, _MOST_JUDGED):
+            # The rows so far take the bytes up to the last position: a log is read in blocks.
+            if log.position != position and rows >= _JUDGED_ROWS:
+                return characters / max(position, 1), characters / rows
+            position, rows = log.position, rows + 1
+            with suppress(RecordError):
+                for item in first.read(raw, Place(str(file), raw.index)).rollouts:
+                    characters += _length(item, vocabulary, seen)
+    return characters / max(position, 1), characters / max(rows, 1)
+
+
+def _length(item: Rollout, vocabulary: Vocabulary, seen: set[str]) -> int:
+    """How many characters of a rollout are new: those of its messages, or of its ids if it has none."""
+    if not item.messages:
+        return sum(int(vocabulary.byte_lengths(ids).sum()) for ids in _recorded(item))
+    new = {message.text for message in item.messages} - seen
+    seen |= new
+    return sum(map(len, new))
+
+
+def _recorded(item: Rollout) -> list[Ids]:
+    """The ids of the training row, and those of the last call."""
+    recorded = [item.training_row.token_ids] if item.training_row is not None else []
+    return [*recorded, *(seen for turn in item.turns[-1:] if (seen := turn.seen_ids) is not None)]
 
 
 def _texts(file: Path, group: LogGroup, vocabulary: Vocabulary) -> list[str]:
@@ -41,9 +102,7 @@ def _texts(file: Path, group: LogGroup, vocabulary: Vocabulary) -> list[str]:
     texts: list[str] = []
     for item in group.head(file, _TRIED_ROWS):
         texts += [message.text for message in item.messages]
-        recorded = [item.training_row.token_ids] if item.training_row is not None else []
-        recorded += [seen for turn in item.turns[-1:] if (seen := turn.seen_ids) is not None]
-        texts += [vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in recorded]
+        texts += [vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in _recorded(item)]
     return [text[:_TRIED_CHARACTERS] for text in texts[:_TRIED_TEXTS]]
 
 

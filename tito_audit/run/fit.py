@@ -197,7 +197,7 @@ def _given(rollout: Rollout) -> Iterator[Ids]:
 def _real(ids: Ids) -> bool:
     """Whether ids are not placeholders: enough different ones, and not a mere count upwards."""
     first = ids[:_ENCODED]
-    return len(np.unique(first)) >= _REAL and not (np.diff(first) == 1).all()
+    return len(set(first.tolist())) >= _REAL and not (np.diff(first) == 1).all()
 
 
 def _texts(rollout: Rollout) -> list[str]:
@@ -249,7 +249,7 @@ def _in_pieces(tested: _Tested, seen: _Seen, reference: Reference) -> str | None
     if renderer is None:
         return None
     source = "".join(template.source for template in renderer.templates.values())
-    held = {one for _, all_ids in tested for ids in all_ids for one in np.unique(ids).tolist()}
+    held = {one for _, all_ids in tested for ids in all_ids for one in ids.tolist()}
     if not held & vocabulary.special_ids:
         return None  # the rows hold no control tokens at all
     for token in sorted(vocabulary.added_ids - held):

@@ -1,7 +1,8 @@
 """What was computed about a tokenizer, stored on disk for the next run.
 
 Loading a tokenizer takes longer than auditing ten rows. So its tables are stored (what every id stands for, where
-texts may be cut), with notes of other rooms, such as the facts of its chat templates. Nothing of a log is stored.
+texts may be cut), with notes of other rooms, such as the facts of its chat templates. For a tokenizer that encodes
+large logs again, the definition is stored too, in the notation that loads fastest. Nothing of a log is stored.
 
 Files are named by a hash of everything they depend on: the tokenizer's files, the version of `tokenizers`, and the
 code of this room. They hold JSON and plain arrays with a checksum, and are renamed into place once complete. A
@@ -34,7 +35,7 @@ FOLDER_BYTES = 96 << 20
 """How much is stored for all tokenizers; the least recently used files are deleted."""
 _MAGIC = b"tito-audit cache 1\n"
 # `segments` files are from earlier versions, and deleted like the others.
-_NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|segments|notes)(\.\d+\.\d+\.part)?")
+_NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|definition|segments|notes)(\.\d+\.\d+\.part)?")
 _ABANDONED = 24 * 3600
 """An unfinished file is deleted after this many seconds."""
 
@@ -91,6 +92,8 @@ class Store:
         """Notes that this run read or made."""
         self._noted = False
         """Whether it made one."""
+        self._lacks_definition = False
+        """Whether the definition was wanted and not there."""
 
     @cached_property
     def tables(self) -> Tables | None:
@@ -105,6 +108,17 @@ class Store:
         with suppress(OSError):
             os.utime(self._path("tables"))
         return tables
+
+    @property
+    def definition(self) -> bytes | None:
+        """The tokenizer's definition as it loads fastest; None if there is none."""
+        found = self._read("definition")
+        if found is None:
+            self._lacks_definition = True
+            return None
+        with suppress(OSError):
+            os.utime(self._path("definition"))
+        return found[1].get("json") or None
 
     def note(self, name: str) -> dict[str, Any] | None:
         """The note stored under a name, plain JSON, not to be modified; None if there is none."""
@@ -121,13 +135,19 @@ class Store:
             self._used[name] = orjson.loads(orjson.dumps(note))
             self._noted = True
 
-    def save(self, tables: Callable[[], Tables]) -> None:
-        """Write what is not stored yet, if possible; does nothing in a forked process."""
+    def save(self, tables: Callable[[], Tables], definition: Callable[[], bytes | None] = lambda: None) -> None:
+        """Write what is not stored yet, if possible; does nothing in a forked process.
+
+        The definition is made only for a tokenizer that was stored before: it takes what it saves in two runs.
+        """
         if os.getpid() != self._process:
             return
         try:
             if self.tables is None:
                 self._write("tables", *_plain(tables()))
+            elif self._lacks_definition and (found := definition()) is not None:
+                self._write("definition", {}, {"json": found})
+                self._lacks_definition = False
             if self._noted:
                 notes = {**self._used, **self._notes} | self._used  # those of this run come first
                 self._write("notes", {"notes": dict(islice(notes.items(), NOTES))}, {})
@@ -154,15 +174,13 @@ class Store:
         except OSError:
             return None
         size = len(_MAGIC) + 64
-        body = content[size:]
-        if content[:size] != _MAGIC + self._checksum(body):
+        if content[:size] != _MAGIC + self._checksum(memoryview(content)[size:]):
             return None
-        head, _, data = body.partition(b"\n")
-        values = orjson.loads(head)
+        start = content.find(b"\n", size) + 1
+        values = orjson.loads(content[size:start])
         parts: dict[str, bytes] = {}
-        start = 0
         for name, length in values.pop("parts").items():
-            parts[name] = data[start : start + length]
+            parts[name] = content[start : start + length]
             start += length
         return values, parts
 
@@ -183,9 +201,11 @@ class Store:
             part.unlink(missing_ok=True)
         _tidy(self._folder)
 
-    def _checksum(self, body: bytes) -> bytes:
+    def _checksum(self, body: bytes | memoryview) -> bytes:
         """A checksum of key and content, so that a renamed file is not taken for another."""
-        return hashlib.sha256(self._key.encode() + body).hexdigest().encode()
+        checksum = hashlib.sha256(self._key.encode())
+        checksum.update(body)
+        return checksum.hexdigest().encode()
 
 
 def _plain(tables: Tables) -> tuple[dict[str, Any], dict[str, bytes]]:

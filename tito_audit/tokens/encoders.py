@@ -1,8 +1,8 @@
 """Encoders: texts to ids, each text as a whole, nothing remembered.
 
 `tokenizers` is the reference: reports rely on its ids only. `fastokens` is many times faster and must give the
-same ids; it is imported when one is built. It is built from the reference's own definition rather than from a
-file, so it includes tokens added after loading.
+same ids; it is imported when one is built. It is built from the reference's own definition rather than from the
+tokenizer's file, so it includes tokens added after loading.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -61,9 +64,12 @@ class FastEncoder:
     """
 
     name = "fastokens"
+    build = ""
+    """What tells this build of the library from any other: its files, their sizes and times."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        dropout = getattr(backend.model, "dropout", None)
+    def __init__(self, backend: tokenizers.Tokenizer, definition: bytes | None = None) -> None:
+        """Build it from the definition of the backend; `definition` is the same one, if it is at hand."""
+        dropout = getattr(backend.model, "dropout", None) if definition is None else None
         if dropout:
             raise TokenizerError(f"it skips merges at random (dropout {dropout})")
         if sys.byteorder != "little":
@@ -72,8 +78,11 @@ class FastEncoder:
             import fastokens
         except ImportError as error:
             raise TokenizerError(f"fastokens is not installed ({error})") from None
+        self.build = _build(Path(fastokens.__file__).parent)
         try:
-            self._tokenizer = fastokens.Tokenizer.from_json_str(backend.to_str())
+            self._tokenizer = fastokens.Tokenizer.from_json_str(
+                backend.to_str() if definition is None else definition.decode()
+            )
         except Exception as error:  # ValueError if it rejects it; custom parts may raise anything
             raise TokenizerError(f"fastokens rejects it ({_first_line(error)})") from None
 
@@ -111,6 +120,15 @@ def well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+@cache
+def _build(folder: Path) -> str:
+    """The files of a library, each with its size and the time of its last change, as a hash."""
+    with os.scandir(folder) as entries:
+        files = sorted((one.name, one.stat()) for one in entries if one.is_file())
+    said = [f"{name} {there.st_size} {there.st_mtime_ns}\n" for name, there in files]
+    return sha256("".join(said).encode()).hexdigest()
 
 
 def _frozen(values: list[int]) -> Ids:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +18,7 @@ import orjson
 
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens.cache import Store, cache_folder, open_store
+from tito_audit.tokens.definition import LazyBackend
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -106,6 +106,9 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     digest = _digest(file)
 
     def load() -> tokenizers.Tokenizer:
+        stored = store.definition if store is not None else None
+        if stored is not None:
+            return _backend(file, stored, config, special)
         content = _content_of(file)
         if sha256(content).digest() != digest:
             raise TokenizerError(
@@ -120,7 +123,7 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     tables = store.tables
     return Tokenizer(
         name=name,
-        backend=cast("tokenizers.Tokenizer", _LazyBackend(load)),
+        backend=cast("tokenizers.Tokenizer", LazyBackend(load)),
         vocabulary=Vocabulary(tables.entries),
         special_tokens=special,
         chat_templates=templates,
@@ -128,20 +131,6 @@ def _from_files(path: Path, name: str) -> Tokenizer:
         bos_id=tables.bos_id,
         store=store,
     )
-
-
-class _LazyBackend:
-    """A tokenizer of the library, loaded on first use."""
-
-    def __init__(self, load: Callable[[], tokenizers.Tokenizer]) -> None:
-        self._load = load
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loaded, name)
-
-    @cached_property
-    def _loaded(self) -> tokenizers.Tokenizer:
-        return self._load()
 
 
 def _backend(

@@ -13,6 +13,7 @@ from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.tokens.byte_fidelity import normal_form
 from tito_audit.tokens.cache import Store, Tables
+from tito_audit.tokens.definition import LazyBackend, definition_of
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, on_one_processor
 from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
@@ -29,6 +30,7 @@ _CACHED_CHARACTERS = 32 * 1024 * 1024
 """How many characters of text a tokenizer keeps the ids of; about four bytes each, ids included."""
 _FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
 """The same for the fast encoder, which only sees whole texts."""
+_PASSED = {"passed": True}
 _ONE_IN = 64
 """Of this many segments that agree with the log, the reference encodes one as a check."""
 
@@ -67,6 +69,8 @@ class Tokenizer:
     def __post_init__(self) -> None:
         self._fast: PrefixEncoder | None = None
         self._fast_name = ""
+        self._checked: str | None = None
+        """The note that says whether the fast encoder has passed the self-check."""
 
     def encode(self, text: str) -> Ids:
         """The ids of one text, `[N]` int32, read-only."""
@@ -83,6 +87,7 @@ class Tokenizer:
     def load(self) -> None:
         """Load now what is otherwise loaded on first use, in each forked process again."""
         _ = self.cuts, self.backend.encode
+        _ = self._safe_cuts if self._fast is not None else None
 
     def save(self) -> None:
         """Store what this run computed for the next one, if there is a store."""
@@ -90,7 +95,9 @@ class Tokenizer:
             self.store.save(
                 lambda: Tables(
                     self.vocabulary.entries, self.cuts.tokens, self.normal_form, self.eos_ids, self.bos_id
-                )
+                ),
+                # Making it takes a second, of which only the fast encoder saves much.
+                lambda: definition_of(self.backend) if self._checked is not None else None,
             )
 
     def use_fast(self, wanted: bool | None = None) -> bool:
@@ -108,7 +115,7 @@ class Tokenizer:
             return True
         if not self.disagreements:  # not if it was wrong before
             try:
-                self.adopt(FastEncoder(self.backend))
+                self._adopt_fast()
             except TokenizerError as error:
                 self._go_without(str(error))
         if wanted and self._fast is None:
@@ -118,12 +125,17 @@ class Tokenizer:
             )
         return self._fast is not None
 
-    def adopt(self, encoder: Encoder) -> bool:
-        """Whether this encoder passes the self-check; if so, it is the fast encoder from now on."""
-        refused = disagreement(ReferenceEncoder(self.backend), encoder, probes(self.vocabulary))
-        if refused is not None:
-            self._go_without(refused)
-            return False
+    def adopt(self, encoder: Encoder, *, passed: bool = False) -> bool:
+        """Whether this encoder passes the self-check, or has `passed` it in an earlier run; if so, it is the fast
+        encoder from now on."""
+        if passed:
+            with on_one_processor():
+                encoder.encode_batch(["a"])
+        else:
+            refused = disagreement(ReferenceEncoder(self.backend), encoder, probes(self.vocabulary))
+            if refused is not None:
+                self._go_without(refused)
+                return False
         # Whole texts: cutting, looking up and joining costs more than encoding again with fastokens.
         whole = SegmentEncoder(encoder.encode_batch, Cuts({}), _FAST_CACHED_CHARACTERS)
         self._fast = PrefixEncoder(whole, self.cuts)
@@ -255,6 +267,16 @@ class Tokenizer:
     def _encode_by_reference(self, texts: Sequence[str]) -> list[Ids]:
         return ReferenceEncoder(self.backend).encode_batch(texts)
 
+    def _adopt_fast(self) -> None:
+        """Adopt `fastokens`, if it agrees: built from the stored definition, and not checked again if this build
+        of it has passed."""
+        store = None if isinstance(self.backend, LazyBackend) and self.backend.changed else self.store
+        encoder = FastEncoder(self.backend, store.definition if store is not None else None)
+        self._checked = f"self-check {encoder.build}"
+        passed = store is not None and store.note(self._checked) == _PASSED
+        if self.adopt(encoder, passed=passed) and store is not None and not passed:
+            store.add_note(self._checked, _PASSED)
+
     def _go_without(self, because: str) -> None:
         self._fast = None
         self.encoder_notice = f"{self.name} is encoded by {ReferenceEncoder.name}, which is slower: {because}."
@@ -282,6 +304,8 @@ class Tokenizer:
 
     def _give_up(self, text: str) -> None:
         self.disagreements += 1
+        if self.store is not None and self._checked is not None:
+            self.store.add_note(self._checked, {"passed": False})
         self.encoder_notice = (
             f"{self._fast_name} disagreed with {ReferenceEncoder.name} at {shown(text)}; "
             f"the run went on with {ReferenceEncoder.name}."
