@@ -13,7 +13,7 @@ from tests import report_results
 from tests.browser import driver, made
 from tests.browser.made import HOSTILE
 from tests.command import run
-from tests.tiers import examples
+from tests.tiers import examples, some
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
@@ -390,8 +390,11 @@ def test_a_hundred_thousand_findings_stay_usable(browser: driver.Browser, tmp_pa
     quiet(browser, page)
 
 
-@pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    some([(400, False), (1280, False), (400, True), (1280, True)], 2),
+    ids=lambda one: {False: "light", True: "dark"}[one] if isinstance(one, bool) else str(one),
+)
 def test_the_page_can_be_read_at_both_widths_and_in_both_schemes(
     browser: driver.Browser, tmp_path: Path, width: int, dark: bool
 ) -> None:

@@ -292,7 +292,11 @@ def test_a_run_that_is_ended_while_it_writes_leaves_nothing(
     assert err == ("tito-audit: interrupted; no report was finished\n" if number == signal.SIGINT else "")
 
 
-@pytest.mark.parametrize("old", [{}, {"out.jsonl": b"old", "bad.jsonl": b"old as well"}], ids=["new", "--force"])
+@pytest.mark.parametrize(
+    "old",
+    some([{"out.jsonl": b"old", "bad.jsonl": b"old as well"}, {}], 1),
+    ids=lambda old: "--force" if old else "new",
+)
 def test_a_run_that_is_killed_before_any_step_leaves_no_half_file(tmp_path: Path, old: dict[str, bytes]) -> None:
     log = store(tmp_path / "log.jsonl", example_rows("nemo_gym")[4:8])
     assert run(log, "-o", tmp_path / "out.jsonl", "--quarantine", tmp_path / "bad.jsonl").returncode == 0
@@ -630,7 +634,7 @@ def alike(rows: Sequence[Row]) -> list[list[Row]]:
     return [group for kind in kinds.values() for group in fitting(kind)]
 
 
-@pytest.mark.parametrize("path", FAULTY, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some(FAULTY, 2), ids=lambda path: path.stem)
 def test_parquet_is_repaired_as_jsonl_is(tmp_path: Path, path: Path) -> None:
     repaired = 0
     for number, rows in enumerate(alike(example_rows(path.stem))):

@@ -115,7 +115,7 @@ def one_by_one(path: Path, share: float, limit: int = 1 << 20) -> tuple[list[Raw
 # Which rows
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 5))
 def test_about_the_share_of_the_rows_is_taken_and_a_larger_share_takes_those_too(
     tmp_path: Path, kind: str
 ) -> None:
@@ -132,7 +132,7 @@ def test_about_the_share_of_the_rows_is_taken_and_a_larger_share_takes_those_too
     assert taken(path, 1.0) == (list(range(count)), 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 5))
 def test_chunks_of_any_size_hold_the_same_rows(tmp_path: Path, kind: str) -> None:
     path = stored(tmp_path, kind, [rollout(n) for n in range(120)])
     for share in some(SHARES, 2):
@@ -249,7 +249,7 @@ def places(results: list[Result]) -> set[tuple[str, int]]:
 
 
 @forks
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 5))
 def test_a_sample_is_the_same_whatever_the_number_of_processes(tmp_path: Path, kind: str) -> None:
     path = stored(tmp_path, kind, [rollout(n) for n in range(300)])
     for share in some((0.4, 0.02), 1):

@@ -9,9 +9,9 @@ release can write,
     v1/expected.json   what the framework says of each trace: its branches as training samples
     old/results.jsonl  rollouts with their trajectory, by `legacy.utils.save_utils` (gone in 0.4.0)
 
-`python verifiers_writer.py --branches FILE` prints the branches of episodes in FILE, as the framework reads
-them. The tests look for two Pythons: `verifiers` with verifiers 0.4.0 and pyarrow, and `verifiers_0_3` with
-verifiers 0.3.1, tokenizers and jinja2.
+`python verifiers_writer.py --branches FILE...` prints a line for each file: the branches of its episodes, as the
+framework reads them. The tests look for two Pythons: `verifiers` with verifiers 0.4.0 and pyarrow, and
+`verifiers_0_3` with verifiers 0.3.1, tokenizers and jinja2.
 
 The conversations are those of `fixtures/formats/make_nemo.py`, in tokens of the toy tokenizer; they are
 committed turn by turn, so that the framework itself makes nodes and branches of them.
@@ -275,7 +275,8 @@ def write_old(folder: Path) -> None:
 def main(arguments: list[str]) -> None:
     """What the command line asks for."""
     if arguments[:1] == ["--branches"]:
-        print_branches(Path(arguments[1]))
+        for name in arguments[1:]:
+            print_branches(Path(name))
         return
     folder = Path(arguments[0])
     write_v1(folder / "v1")
