@@ -7,10 +7,12 @@ TITO_AUDIT_FRAMEWORKS names another folder of them. Where there is none the test
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 WRITERS = {"verifiers_0_3": "verifiers"}
 """Frameworks whose writer has another name."""
+_SECONDS = 300
 
 
 def asked(framework: str, *arguments: object) -> str:
@@ -29,12 +32,33 @@ def asked(framework: str, *arguments: object) -> str:
         absent = kept / f"{framework}.absent"
         why = absent.read_text().strip() if absent.exists() else "run tests/frameworks/install.sh"
         pytest.skip(f"no Python with the framework {framework}: {why}")
+    server = _server(framework, python)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    late = threading.Timer(_SECONDS, server.kill)
+    late.start()
+    try:
+        server.stdin.write(json.dumps([str(one) for one in arguments]) + "\n")
+        server.stdin.flush()
+        answer = server.stdout.readline()
+    finally:
+        late.cancel()
+    assert answer, f"{framework} ended, or took longer than {_SECONDS} s"
+    printed, error = json.loads(answer)
+    assert error is None, error[-2000:]
+    return str(printed)
+
+
+@cache
+def _server(framework: str, python: Path) -> subprocess.Popen[str]:
+    """The process that runs the framework's writer."""
     script = ROOT / "tests" / "frameworks" / f"{WRITERS.get(framework, framework)}_writer.py"
     # By itself (-I): not told by the tests' environment what to import, or to compile it anew each time.
-    command = [str(python), "-I", str(script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    command = [str(python), "-I", str(script.with_name("serve.py")), str(script)]
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, encoding="utf-8")
+    atexit.register(server.kill)
+    return server
 
 
 def written(framework: str, folder: Path) -> Path:
