@@ -164,7 +164,7 @@ def holds_all_ids(rollout: Rollout) -> bool:
     return all(turn.prompt_ids is not None and turn.completion_ids is not None for turn in rollout.turns)
 
 
-@pytest.mark.parametrize(("log", "form"), some(INTO, 39), ids=lambda value: getattr(value, "stem", value))
+@pytest.mark.parametrize(("log", "form"), some(INTO, 20), ids=lambda value: getattr(value, "stem", value))
 def test_a_converted_log_says_what_was_read_and_the_rest_is_listed(log: Path, form: str, tmp_path: Path) -> None:
     before = log.read_bytes()
     out = tmp_path / "out.jsonl"

@@ -179,7 +179,7 @@ def asked(log: Path, out: Path, row: int = 0) -> dict[str, list[object]]:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "lines") for name in some(list(asked(Path(), Path())), 9)),
+        *((name, "lines") for name in some(list(asked(Path(), Path())), 6)),
         *((name, "parquet") for name in ("scan", "show", "repair", "convert", "inspect")),
     ],
 )

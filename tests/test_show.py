@@ -96,7 +96,7 @@ def pages(file: Path, tokenizer: str | None, **look: Any) -> Iterator[tuple[Resu
         )
 
 
-@pytest.mark.parametrize("file", some(FORMATS, 12), ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", some(FORMATS, 6), ids=lambda path: path.stem)
 @pytest.mark.parametrize("tokenizer", [TOY, None], ids=["tokens", "ids"])
 def test_every_row_of_every_format_is_shown_with_all_of_its_findings(file: Path, tokenizer: str | None) -> None:
     for result, lines in pages(file, tokenizer, ids=True, logprobs=True):
