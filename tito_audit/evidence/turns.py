@@ -74,9 +74,8 @@ class TurnReader:
             return None
         at = self._vocabulary.control(ids).nonzero()[0]
         control, size = ids[at], len(self._prompt)
-        first = (control == self._prompt[0]).nonzero()[0]
-        starts = at[first]
-        first, starts = first[starts + size <= len(ids)], starts[starts + size <= len(ids)]
+        starts = at[control == self._prompt[0]]
+        starts = starts[starts + size <= len(ids)]
         opens = (ids[starts[:, None] + np.arange(size)] == self._prompt).all(axis=1)
         starts = starts[opens] + size
         if len(starts) != answers:
