@@ -19,7 +19,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tito_audit.evidence import fill, prompts, rendered
+from tito_audit.evidence import fill, judgement, prompts, rendered
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.prefix_reuse import Comparison, PiecesCache, SpelledTexts
 from tito_audit.evidence.prefix_reuse import compare_text as compare_incrementally
 from tito_audit.evidence.reference import Reference
@@ -59,7 +60,9 @@ def nothing_fast() -> Iterator[None]:
             (sys.modules["tito_audit.run.rows"], "number_columns", lambda _: {}),
             (rendered, "written_fast", nothing),
             (rendered, "turn_reader", nothing),
-            (fill, "_exactly_on_mask", nothing),
+            (fill, "values_on_mask", nothing),
+            (judgement, "_at_once", nothing),
+            (Evidence, "sound", Sound.NOTHING),
             (_masks, "_is_right", never),
             (prompts, "compare_text", all_of_it),
             (SpelledTexts, "confirms", never),

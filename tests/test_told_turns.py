@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.tiers import examples, some
 from tito_audit.errors import RenderError
-from tito_audit.evidence import fill, rendered
+from tito_audit.evidence import fill, judgement, rendered
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.judgement import witness
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout
@@ -84,6 +85,10 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     return messages
 
 
+EDITS = ("bytes", "bytes", "bytes", "dropped", "doubled", "newline")
+"""What may replace a token: the tokens of its bytes, nothing, itself twice, itself and a line break."""
+
+
 @st.composite
 def faults(draw: st.DrawFn) -> dict[str, Any]:
     """How mask and logprobs of a row are written, most often right."""
@@ -96,6 +101,7 @@ def faults(draw: st.DrawFn) -> dict[str, Any]:
         "logprobs": draw(st.sampled_from(("yes", "yes", "yes", "none", "one odd", "zeros"))),
         "cut": draw(st.sampled_from((0, 0, 0, 0, 1, 3))),
         "replaced": draw(st.sampled_from((None, None, None, 0, 5))),
+        "spelled": draw(st.lists(st.tuples(st.integers(0, 99), st.sampled_from(EDITS)), max_size=2)),
     }
 
 
@@ -116,6 +122,8 @@ def row_of(
     ids = ids[: max(len(ids) - wrong["cut"], 1)].copy()
     if wrong["replaced"] is not None:
         ids[wrong["replaced"] % len(ids)] = 7
+    for place, edit in wrong["spelled"]:
+        ids = edited(ids, place % len(ids), edit, tokenizer)
     sampled = np.zeros(len(ids), np.bool_)
     clean = gather(Rollout(Place("log", 0), "x", said, training_row=training_row(ids)), tokenizer, renderer)
     if clean.row is not None:
@@ -138,12 +146,25 @@ def row_of(
     return Rollout(Place("log", 0), "x", said, training_row=row)
 
 
+def edited(ids: np.ndarray, place: int, edit: str, tokenizer: Tokenizer) -> np.ndarray:
+    """The ids with one of them spelled by others, dropped, or doubled."""
+    vocabulary, token = tokenizer.vocabulary, int(ids[place])
+    instead = {"dropped": [], "doubled": [token, token], "newline": [token, *tokenizer.encode("\n")]}.get(edit)
+    if instead is None:
+        one_by_one = [vocabulary.ids_of_bytes(bytes([byte])) for byte in vocabulary.token_bytes(token)]
+        whole = token in vocabulary.added_ids or not all(one_by_one)
+        instead = [token] if whole else [found[0] for found in one_by_one]
+    return np.concatenate((ids[:place], np.array(instead, np.int32), ids[place + 1 :]))
+
+
 @contextmanager
 def slowly() -> Iterator[None]:
     """Without what tells a right row at once."""
     with (
         patch.object(rendered, "turn_reader", lambda *_: None),
-        patch.object(fill, "_exactly_on_mask", lambda *_: None),
+        patch.object(fill, "values_on_mask", lambda *_: None),
+        patch.object(judgement, "_at_once", lambda *_: None),
+        patch.object(Evidence, "sound", Sound.NOTHING),
         patch.object(_masks, "_is_right", lambda *_: False),
     ):
         yield
@@ -159,7 +180,7 @@ def shown(evidence: Evidence) -> list[object]:
     )
     values = None if judged is None or judged.values is None else judged.values
     entries = None if values is None else (values.real.tolist(), values.covered.tolist(), repr(values.fill))
-    return [row, found, entries, repr(check(evidence, RULES, CODES))]
+    return [row, found, entries, witness(evidence), repr(check(evidence, RULES, CODES))]
 
 
 def compare(name: str, messages: list[dict[str, Any]], wrong: dict[str, Any]) -> None:
@@ -184,6 +205,7 @@ RIGHT = {
     "logprobs": "yes",
     "cut": 0,
     "replaced": None,
+    "spelled": [],
 }
 
 

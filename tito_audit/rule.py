@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tito_audit.evidence.model import Against, Difference, Evidence, Explained, TextSide
+from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound, TextSide
 from tito_audit.evidence.needs import Needs, words_for
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.stated import NotRead
@@ -44,6 +44,8 @@ class Rule:
     explain: Callable[[Difference, Evidence], Reason | None] | None = None
     precedence: int = 0
     """For causes: the lowest one that gives a reason owns the difference."""
+    silent: Sound = Sound.NOTHING
+    """If all of this is sound, the rule finds nothing; NOTHING: it has to be asked."""
 
     @property
     def title(self) -> str:
@@ -52,16 +54,18 @@ class Rule:
 
 
 def rule(
-    code: str, severity: Severity, *, needs: tuple[Needs, ...] = ()
+    code: str, severity: Severity, *, needs: tuple[Needs, ...] = (), silent: Sound = Sound.NOTHING
 ) -> Callable[[Callable[[Evidence], Iterator[Hit]]], Rule]:
     """A decorator that makes a rule of a generator of hits.
 
     The first line of the generator's docstring says what is wrong; then come the headings `## What it finds`, `##
-    Why it matters`, `## Example` and `## Repair`.
+    Why it matters`, `## Example` and `## Repair`. The rule is not asked about a row if everything that `silent`
+    names is sound.
     """
 
     def decorate(check: Callable[[Evidence], Iterator[Hit]]) -> Rule:
-        return Rule(code, _name(check), severity, needs, inspect.getdoc(check) or "", check=check)
+        doc = inspect.getdoc(check) or ""
+        return Rule(code, _name(check), severity, needs, doc, check=check, silent=silent)
 
     return decorate
 

@@ -50,7 +50,8 @@ def with_answer_starts(view: RowView, rollout: Rollout, held: Pieces, blocks: Bl
     sampled = (view.sampled | mine) & ~lone
     roles = view.roles
     assert isinstance(roles, Roles)
-    return replace(view, sampled=sampled, roles=roles.with_role(ASSISTANT, mine).with_role(TEMPLATE, lone))
+    roles = roles.with_role(ASSISTANT, mine).with_role(TEMPLATE, lone)
+    return replace(view, sampled=sampled, roles=roles, spans=())
 
 
 def answer_at(view: RowView | None, written: Mask | None, stretch: Stretch) -> slice | None:
@@ -101,10 +102,13 @@ def _commonest_outside(row: TrainingRow) -> float | None:
     """The commonest logprob outside the loss; None without a mask, or where none is a number."""
     if row.loss_mask is None or row.logprobs is None:
         return None
-    outside = row.logprobs[~row.loss_mask]
-    if len(outside) and np.isfinite(outside[0]) and (outside == outside[0]).all():
-        return float(outside[0])
-    values, counts = np.unique(outside[np.isfinite(outside)], return_counts=True)
+    outside = ~row.loss_mask
+    first = float(row.logprobs[outside.argmax()])
+    alike = int(np.count_nonzero((row.logprobs == first) & outside))
+    if np.isfinite(first) and 2 * alike > np.count_nonzero(outside):
+        return first  # more than half of all, so that no other is as common
+    entries = row.logprobs[outside]
+    values, counts = np.unique(entries[np.isfinite(entries)], return_counts=True)
     return float(values[counts.argmax()]) if len(values) else None
 
 

@@ -14,9 +14,9 @@ from tito_audit.record.rollout import TrainingRow, trained_runs
 
 IMPOSSIBLE = (1.0, -9999.0)
 """Values that are never logprobs, whatever the format's own fill is."""
-_FLOOR = -1000.0
+FLOOR = -1000.0
 """No sampled token has a logprob this low."""
-_REACH = 4
+REACH = 4
 """Tokens at either end of a span that do not count as its inside."""
 _TRIED = 8
 """Odd entries among which the commonest is looked for."""
@@ -38,7 +38,7 @@ class Values:
     @property
     def certain(self) -> bool:
         """True when no logprob can be the fill; 0.0 is also the logprob of a certain token."""
-        return not (_FLOOR < self.fill <= 0)
+        return not (FLOOR < self.fill <= 0)
 
     def covering(self, spans: Sequence[SampledSpan], ends: Sequence[int | None], far: int) -> tuple[Mask, Mask]:
         """The places of the spans moved by `far`, `[T]` each: all that may be sampled, and all that must be."""
@@ -61,7 +61,7 @@ class Values:
         """How many entries well inside the spans are fill, and of how many; no shift reaches that far in."""
         inside = np.zeros_like(self.real)
         for span in spans:
-            inside[span.start + _REACH : max(span.ends[0] - _REACH, 0)] = True
+            inside[span.start + REACH : max(span.ends[0] - REACH, 0)] = True
         inside &= self.covered
         return int((inside & ~self.real).sum()), int(inside.sum())
 
@@ -80,11 +80,9 @@ def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Val
     None without a column, where it has entries for trained tokens only, where every entry is a value (prompt
     logprobs are logged too), and where none is.
     """
-    if row.logprobs is None or any(
-        c.role is ColumnRole.LOGPROBS and c.alignment in (Alignment.SAMPLED, None) for c in row.columns
-    ):
+    if row.logprobs is None or not _covers_row(row):
         return None
-    on_mask = _exactly_on_mask(row, spans, reach)
+    on_mask = values_on_mask(row, spans, reach)
     if on_mask is not None:
         return on_mask
     covered = np.arange(len(row.logprobs)) >= first_covered(row)
@@ -108,13 +106,19 @@ def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Val
     return Values(real, covered, fill)
 
 
-def _exactly_on_mask(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Values | None:
+def _covers_row(row: TrainingRow) -> bool:
+    """Whether the logprob column has entries for more than the trained tokens."""
+    return not any(c.role is ColumnRole.LOGPROBS and c.alignment in (Alignment.SAMPLED, None) for c in row.columns)
+
+
+def values_on_mask(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Values | None:
     """The values of a column that has one for every trained token and the same fill everywhere else.
 
     It is what `values_of` finds in most rows, at a fraction of the cost; None for other rows.
     """
     mask, logprobs = row.loss_mask, row.logprobs
-    assert logprobs is not None
+    if logprobs is None or not _covers_row(row):
+        return None
     between = len(logprobs) - sum(span.ends[-1] - span.start + 2 * reach for span in spans)
     if mask is None or not mask.any() or between <= 0 or first_covered(row):
         return None
@@ -125,7 +129,7 @@ def _exactly_on_mask(row: TrainingRow, spans: Sequence[SampledSpan], reach: int)
     inside, fill = logprobs[mask], float(logprobs[at])
     if len(inside) != trained or not (min(IMPOSSIBLE) < inside.min() and inside.max() <= 0):
         return None
-    if _FLOOR < fill < 0:
+    if FLOOR < fill < 0:
         return None
     return Values(mask, np.ones(len(mask), np.bool_), fill)
 
@@ -137,13 +141,13 @@ def _fill(entries: Logprobs) -> float | None:
     }.values():
         if _equals(entries, candidate).mean() >= _FILL_SHARE:
             # A negative value may be the fill only where it is too low for a logprob.
-            return candidate if np.isnan(candidate) or candidate >= 0 or candidate <= _FLOOR else None
+            return candidate if np.isnan(candidate) or candidate >= 0 or candidate <= FLOOR else None
     return None
 
 
 def _commonest_odd(entries: Logprobs) -> float | None:
     """The commonest entry that is no ordinary logprob; None when all are."""
-    odd = entries[np.isnan(entries) | (entries >= 0) | (entries <= _FLOOR)]
+    odd = entries[np.isnan(entries) | (entries >= 0) | (entries <= FLOOR)]
     if not len(odd):
         return None
     counts = [int(_equals(entries, float(one)).sum()) for one in odd[:_TRIED]]

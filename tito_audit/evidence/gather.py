@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache, reduce
+from operator import or_
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import answers_of, reencoded_differences
 from tito_audit.evidence.constructions import with_constructions
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
-from tito_audit.evidence.model import Difference, Evidence, RowView
+from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
@@ -150,6 +152,7 @@ def _widened(view: RowView, before: int, after: int) -> RowView:
         expected_logprobs=None if expected is None else np.pad(expected, room, constant_values=np.nan),
         drifted=np.pad(view.drifted, room),
         spans=(),
+        sound=Sound.NOTHING,
     )
 
 
@@ -234,11 +237,12 @@ def _present(rollout: Rollout, reference: Reference | None, row: RowView | None,
         Needs.WEIGHT_VERSIONS: any(turn.weight_versions for turn in turns),
         Needs.HIDDEN: hidden_and_trained(line) is not None,
     }
-    present = Needs.NOTHING
-    for need, there in has.items():
-        if there:
-            present |= need
-    return present
+    return _together(tuple(need for need, there in has.items() if there))
+
+
+@lru_cache(maxsize=256)
+def _together(needs: tuple[Needs, ...]) -> Needs:
+    return reduce(or_, needs, Needs.NOTHING)
 
 
 def _has_logprobs(columns: tuple[object, ...]) -> bool:

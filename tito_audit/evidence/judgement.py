@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tito_audit.evidence.fill import Values, first_covered, values_of
-from tito_audit.evidence.masks import is_end, proven_slide, sampled_turns, unslid
-from tito_audit.evidence.model import Evidence, RowView, SampledSpan
+from tito_audit.evidence.fill import FLOOR, REACH, Values, first_covered, values_of, values_on_mask
+from tito_audit.evidence.masks import is_end, proven_slide, sampled_turns, spans_of, unslid
+from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Sound
 from tito_audit.evidence.slides import FARTHEST, Ends, slides_of
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.column import ColumnRole
@@ -47,6 +47,8 @@ class Judgement:
     """None where the values of the logprob column cannot be told from its fill."""
     chances: tuple[tuple[int, ...], ...] = ()
     """For each standing reading, the ids of the tokens that would have to be certain (logprob 0.0) by chance."""
+    exact: bool = False
+    """Whether the trained runs are exactly the spans, and every trained token and no other has a value."""
 
     @property
     def decided(self) -> Reading | None:
@@ -57,6 +59,13 @@ class Judgement:
     def undecided(self) -> bool:
         """Whether several readings account for the row."""
         return len(self.standing) > 1
+
+    @property
+    def rarity(self) -> tuple[int, int]:
+        """How many entries well inside the spans are fill, and of how many."""
+        if self.exact:
+            return 0, sum(max(span.ends[0] - span.start - 2 * REACH, 0) for span in self.spans)
+        return self.values.rarity(self.spans) if self.values is not None else (0, 0)
 
     @property
     def open_ends(self) -> list[int]:
@@ -77,7 +86,7 @@ def witness(evidence: Evidence) -> Witness | None:
     found, view = judgement(evidence), evidence.row
     if found is None or not found.standing or view is None or view.expected_logprobs is not None:
         return None
-    zeros, inside = found.values.rarity(found.spans) if found.values is not None else (0, 0)
+    zeros, inside = found.rarity
     chances = found.chances if found.undecided else ()
     return Witness(found.standing, len(found.spans), chances, zeros, inside)
 
@@ -113,10 +122,21 @@ def with_turn_ends(
     found = judge(row, spans)
     if found is None:
         return replace(view, spans=spans), None
+    if found.exact and row.loss_mask is not None:
+        return replace(view, spans=spans, sampled=row.loss_mask, sound=_sound(view.sound, row)), found
     sampled = np.zeros_like(view.sampled)
     for span, end in zip(spans, found.ends, strict=True):
         sampled[span.start : _as_trained(span, row, found) if end is None else end] = True
     return replace(view, spans=spans, sampled=sampled), found
+
+
+def _sound(sound: Sound, row: TrainingRow) -> Sound:
+    """What is right in a row with sound ids whose mask and values lie exactly on its spans."""
+    if not sound or row.loss_mask is None or row.logprobs is None:
+        return sound
+    inside = row.logprobs[row.loss_mask]
+    below = inside.max() < 0 and inside.min() > FLOOR
+    return sound | Sound.MASK | Sound.LOGPROBS if below else sound | Sound.MASK
 
 
 def _after_prefill(
@@ -176,7 +196,11 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
     """What these spans, the mask and the logprobs of a row show together; None without spans."""
     if not spans:
         return None
-    spans, values = tuple(spans), values_of(row, spans, FARTHEST)
+    spans = tuple(spans)
+    at_once = _at_once(row, spans)
+    if at_once is not None:
+        return at_once
+    values = values_of(row, spans, FARTHEST)
     slides, irregular = slides_of(seen_by_loss(row), spans, first_covered(row, ColumnRole.LOSS_MASK))
     if values is None:
         alone = next(iter(slides), None) if len(slides) == 1 else None
@@ -200,6 +224,22 @@ def judge(row: TrainingRow, spans: Sequence[SampledSpan]) -> Judgement | None:
     return Judgement(spans, ends, alone, standing, values, chances)
 
 
+def _at_once(row: TrainingRow, spans: tuple[SampledSpan, ...]) -> Judgement | None:
+    """The judgement of a row whose mask and values are exactly on its spans, as in most rows; None for others."""
+    first = first_covered(row, ColumnRole.LOSS_MASK)
+    if row.loss_mask is None or row.hidden is not None or spans[0].start < first + (len(spans) == 1):
+        return None
+    runs = trained_runs(row.loss_mask)
+    if len(runs) != len(spans) or any(
+        start != span.start or end not in span.ends for (start, end), span in zip(runs, spans, strict=True)
+    ):
+        return None
+    values = values_on_mask(row, spans, FARTHEST)
+    if values is None:
+        return None
+    return Judgement(spans, tuple(end for _, end in runs), 0, (Reading(),), values, ((),), exact=True)
+
+
 def _with_values(
     row: TrainingRow, spans: tuple[SampledSpan, ...], slides: Mapping[int | None, Ends], values: Values
 ) -> dict[int | None, tuple[Ends, dict[int, tuple[int, ...]]]]:
@@ -210,15 +250,8 @@ def _with_values(
 
 def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[SampledSpan, ...]:
     """The stretches that roles or messages say were sampled, each with its possible ends."""
-    found = []
-    for start, stop in trained_runs(view.sampled):
-        first = stop
-        while first > start and is_end(first - 1, row.token_ids, view, end_ids):
-            first -= 1
-        if first == stop < len(row.token_ids):
-            first = max(stop - 1, start)  # no turn end: the last token may be the template's
-        found.append(SampledSpan(start, tuple(range(first, stop + 1))))
-    return _finished(tuple(found), row)
+    ends = spans_of(view.sampled, lambda place: is_end(place, row.token_ids, view, end_ids))
+    return _finished(ends, row)
 
 
 def _finished(spans: tuple[SampledSpan, ...], row: TrainingRow) -> tuple[SampledSpan, ...]:

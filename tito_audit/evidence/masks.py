@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from operator import itemgetter
@@ -11,8 +11,8 @@ from operator import itemgetter
 import numpy as np
 
 from tito_audit.evidence.fill import first_covered
-from tito_audit.evidence.model import Evidence, RowView
-from tito_audit.evidence.roles import TURN_END, UNKNOWN
+from tito_audit.evidence.model import Evidence, RowView, SampledSpan
+from tito_audit.evidence.roles import UNKNOWN, ends_turn
 from tito_audit.evidence.unclear import unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import ColumnRole
@@ -138,9 +138,25 @@ def runs_inside(runs: Sequence[tuple[int, int]], start: int, end: int) -> list[t
     return found
 
 
+def spans_of(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan, ...]:
+    """The stretches of a row that are taken for sampled, each with its possible ends.
+
+    `is_end` says whether a token of the row ends a turn.
+    """
+    found = []
+    for start, stop in trained_runs(sampled):
+        first = stop
+        while first > start and is_end(first - 1):
+            first -= 1
+        if first == stop < len(sampled):
+            first = max(stop - 1, start)  # no turn end: the last token may be the template's
+        found.append(SampledSpan(start, tuple(range(first, stop + 1))))
+    return tuple(found)
+
+
 def is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:
     """Whether a row token ends a turn, by its id or its role."""
-    return int(ids[position]) in end_ids or view.roles[position] == TURN_END
+    return int(ids[position]) in end_ids or ends_turn(view.roles, position)
 
 
 def _starts_with_prompt(row: TrainingRow, view: RowView | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
 from typing import Any, TypeVar
 
 from tito_audit.align.blocks import BlockKind
@@ -27,6 +27,18 @@ class Against(StrEnum):
     NEXT_PROMPT = "next prompt"  # what a later prompt holds in their place
     ROW = "training row"  # what the training row holds in their place
     TEMPLATE = "template"  # what the chat template writes for the messages
+
+
+class Sound(Flag):
+    """What of a training row is known to be right, so that rules which look at nothing else are not asked."""
+
+    NOTHING = 0
+    IDS = auto()
+    """Its ids are those of the rendered conversation, and there are no others in the rollout."""
+    MASK = auto()
+    """Its mask trains exactly what was sampled."""
+    LOGPROBS = auto()
+    """Every trained token has a logprob below zero that a sampler can give, and no other token has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,7 @@ class RowView:
     """True where the row's token lies in a difference against the calls or the rendering."""
     spans: tuple[SampledSpan, ...] = ()
     """What roles and messages say was sampled, with the ends left open; () where calls prove it."""
+    sound: Sound = Sound.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +182,11 @@ class Evidence:
         if row.loss_mask is not None:
             return row.loss_mask
         return self.row.sampled if self.row is not None else None
+
+    @property
+    def sound(self) -> Sound:
+        """What of the training row is known to be right."""
+        return self.row.sound if self.row is not None else Sound.NOTHING
 
     def once(self, name: str, work: Callable[[Evidence], T]) -> T:
         """What `work` returns for this evidence, computed once."""

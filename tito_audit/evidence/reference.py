@@ -55,9 +55,9 @@ class Reference:
         generation_prompt = self.renderer.opener(kwargs) if self.renderer is not None else ""
         return headers_in(self.vocabulary, generation_prompt, self.speakers)
 
-    def pieces(self, ids: Ids) -> Pieces:
-        """Token ids with their bytes; ids outside the vocabulary have none."""
-        return pieces_of(ids, self.vocabulary)
+    def pieces(self, ids: Ids, data: bytes | None = None) -> Pieces:
+        """Token ids with their bytes, which are `data` if that is given; ids outside the vocabulary have none."""
+        return pieces_of(ids, self.vocabulary, data)
 
     def has_bytes_of(self, ids: Ids, text: str) -> bool:
         """Whether a text, encoded as these ids, has their bytes."""
@@ -146,13 +146,16 @@ class Reference:
         return self.renderer.render(messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs)
 
 
-def pieces_of(ids: Ids, vocabulary: Vocabulary | None) -> Pieces:
-    """Token ids with their bytes; without a vocabulary each id is its own four bytes, so that ids are compared."""
+def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None) -> Pieces:
+    """Token ids with their bytes, which are `data` if that is given.
+
+    Without a vocabulary each id is its own four bytes, so that ids are compared.
+    """
     if vocabulary is None:
         plain = np.ascontiguousarray(ids, np.int32)
         return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
     end = np.cumsum(vocabulary.byte_lengths(ids))
-    return Pieces(ids, end, vocabulary.data(ids), vocabulary.control(ids))
+    return Pieces(ids, end, vocabulary.data(ids) if data is None else data, vocabulary.control(ids))
 
 
 @lru_cache(maxsize=32)

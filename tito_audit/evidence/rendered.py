@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,6 +29,7 @@ from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_nam
 from tito_audit.render.sentinels import SpanKind
 from tito_audit.render.span_builder import Span
 from tito_audit.render.spans import Rendering, WrittenFast, spans, written_fast
+from tito_audit.tokens.vocab import Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,40 @@ class ByteRoles:
 
 @dataclass(frozen=True, slots=True)
 class ToldTurns:
-    """What control tokens show of a rendered conversation."""
+    """The turns that control tokens show in the tokens of a rendered conversation."""
 
+    ids: Ids
+    """`[N]` the tokens."""
     turns: Turns
-    roles: Roles
-    """`[N]` the role of each token."""
+    roles: Callable[[], tuple[Roles, ByteRoles | None]]
+    """The role of each of these tokens, and of each byte where that is known; computed at each call."""
+
+    def of_tokens(self) -> tuple[Roles, Mask]:
+        """The role of each token, and whether the model would generate it, `[N]` each."""
+        mine, ends = np.zeros(len(self.ids), np.bool_), np.zeros(len(self.ids), np.bool_)
+        for start, closer in self.turns:
+            mine[start : closer + 1] = True
+            ends[closer] = True
+        return LaterRoles(ends, lambda: self.roles()[0]), mine
+
+    def of_bytes(self, at: Offsets, starts: Offsets) -> tuple[Roles, Mask]:
+        """The same for tokens that begin at these bytes, `[T]`.
+
+        `starts` is the byte at which each of the conversation's own tokens begins, `[N]`. Both ascend.
+        """
+        mine, ends = np.zeros(len(at), np.bool_), np.zeros(len(at), np.bool_)
+        edges = [(first, closer, closer + 1) for first, closer in self.turns]
+        bounds = np.append(starts, np.iinfo(np.int64).max)[np.array(edges)]
+        for start, closer, end in at.searchsorted(bounds).tolist():
+            mine[start:end] = True
+            ends[closer:end] = True
+        return LaterRoles(ends, lambda: self._roles_at(at, starts)), mine
+
+    def _roles_at(self, at: Offsets, starts: Offsets) -> Roles:
+        roles, byte_roles = self.roles()
+        if byte_roles is not None:
+            return byte_roles.of_tokens(at)[0]
+        return roles.at(starts.searchsorted(at, "right") - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +114,11 @@ class RenderedConversation:
     byte_roles: ByteRoles | None = None
     """The role of each byte; None when unknown."""
     told: ToldTurns | None = None
-    """The turns that control tokens show, in place of the two above; only if these are the recorded ids."""
+    """The turns that control tokens show, in place of the two above."""
+    data: bytes | None = None
+    """The bytes of these tokens; None: not known yet."""
+    spelled: bool = False
+    """Whether the recorded tokens have the same bytes."""
 
 
 def render_conversation(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
@@ -129,22 +163,44 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
     assert renderer is not None
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
     quick = written_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
-    leads = quick is not None and reference.leads_to(quick.text, recorded)
-    if quick is not None and leads:
-        told = _told(rollout, quick, recorded, reference)
-        if told is not None:
-            return RenderedConversation(recorded, told=told), None
-    guess = quick.spans() if quick is not None else None
-    if guess is not None and leads:
-        return _encoded(rollout, guess, recorded, reference), None
-    if guess is not None and reference.spells(recorded, guess.text):
-        rendering = guess  # other tokens of exactly this text confirm it as well
-    else:
-        try:
-            rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs, guess=guess)
-        except RenderError as error:
-            return None, str(error)
+    guess = None
+    try:
+        ids, spelled = _confirmed(quick, rollout, recorded, reference) if quick is not None else (None, False)
+        if quick is not None and ids is not None:
+            told = _told(rollout, quick, ids, reference)
+            if told is not None:
+                data = None if ids is recorded else quick.text.encode()
+                return RenderedConversation(ids, told=told, data=data, spelled=spelled), None
+            guess = quick.spans()
+            if guess is not None:
+                return _encoded(rollout, guess, ids, reference), None
+        rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+    except RenderError as error:
+        return None, str(error)
     return _encoded(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
+
+
+def _confirmed(
+    quick: WrittenFast, rollout: Rollout, recorded: Ids, reference: Reference
+) -> tuple[Ids | None, bool]:
+    """The tokens of a text by the fast engine, if it is what the template writes; RenderError if that raises.
+
+    Recorded tokens confirm it, those of today or others that spell it; else the template has to write it too. Also
+    whether others have its bytes.
+    """
+    if reference.leads_to(quick.text, recorded):
+        return recorded, False
+    spelled = reference.spells(recorded, quick.text)
+    if not spelled:
+        chat, text = quick.renderer.accepted(
+            rollout.messages,
+            rollout.tools,
+            add_generation_prompt=False,
+            template_kwargs=rollout.template_kwargs,
+        )
+        if text != quick.text or chat != quick.chat:
+            return None, False
+    return reference.encode_as(quick.text, recorded), spelled and reference.vocabulary.prefix is Prefix.NEVER
 
 
 def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> ToldTurns | None:
@@ -156,34 +212,40 @@ def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) 
     turns = reader.turns(rollout, ids, lambda turns: _is_proved(turns, _marked(rollout, quick, ids, reference)))
     if turns is None:
         return None
-    return ToldTurns(turns, LaterRoles(len(ids), lambda: _marked_roles(rollout, quick, ids, reference)))
+    return ToldTurns(ids, turns, lambda: _roles(rollout, quick, ids, reference))
 
 
-def _marked(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> tuple[Roles, Mask] | None:
-    """The role of each token and what was sampled, `[N]` each, as marks show them; None where they do not."""
+def _marked(
+    rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference
+) -> tuple[Roles, Mask, ByteRoles] | None:
+    """The role of each token, what was sampled, `[N]` each, and the role of each byte, as marks show them; None
+    where they do not."""
     guess = quick.spans()
     found = _encoded(rollout, guess, ids, reference) if guess is not None else None
-    return found.byte_roles.of_tokens(found.starts) if found is not None and found.byte_roles is not None else None
+    if found is None or found.byte_roles is None:
+        return None
+    return *found.byte_roles.of_tokens(found.starts), found.byte_roles
 
 
-def _marked_roles(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> Roles:
-    """The role of each token as marks show it, else as control tokens do."""
+def _roles(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> tuple[Roles, ByteRoles | None]:
+    """The role of each token as marks show it, else as control tokens do; and of each byte, if marks show it."""
     found = _marked(rollout, quick, ids, reference)
     if found is not None:
-        return found[0]
-    return token_roles(reference.pieces(ids), reference.end_ids(), reference.headers(rollout.template_kwargs))
+        return found[0], found[2]
+    headers = reference.headers(rollout.template_kwargs)
+    return token_roles(reference.pieces(ids), reference.end_ids(), headers), None
 
 
-def _is_proved(turns: Turns, marked: tuple[Roles, Mask] | None) -> bool:
+def _is_proved(turns: Turns, marked: tuple[Roles, Mask, ByteRoles] | None) -> bool:
     """Whether marks show exactly these turns, and no role is unclear."""
     if marked is None:
         return False
-    roles, sampled = marked
+    roles, sampled, _ = marked
     mine, ends = np.zeros(len(sampled), np.bool_), np.zeros(len(sampled), np.bool_)
     for start, closer in turns:
         mine[start : closer + 1] = True
         ends[closer] = True
-    alike = np.array_equal(mine, sampled) and np.array_equal(roles.among((TURN_END,)) & mine, ends)
+    alike = np.array_equal(mine, sampled) and np.array_equal(roles.among((TURN_END,)), ends)
     return alike and not roles.unclear().any()
 
 

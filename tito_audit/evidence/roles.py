@@ -60,6 +60,10 @@ class Roles(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return map(self._names.__getitem__, self._codes.tolist())
 
+    def at(self, places: Offsets) -> Roles:
+        """The roles of the tokens at these places, in their order."""
+        return Roles(self._names, self._codes[places])
+
     def among(self, names: Collection[str]) -> Mask:
         """`[N]` bool, True where a token has one of these roles."""
         wanted: Mask = np.array([name in names for name in self._names], np.bool_)[self._codes]
@@ -84,16 +88,17 @@ class Roles(Sequence[str]):
 class LaterRoles(Roles):
     """Roles that are all known, computed when a rule or a viewer asks for one; most rows need none."""
 
-    def __init__(self, size: int, compute: Callable[[], Roles]) -> None:
-        self._size = size
+    def __init__(self, turn_ends: Mask, compute: Callable[[], Roles]) -> None:
+        self.turn_ends = turn_ends
+        """`[N]` True where the role is `turn end`."""
         self._compute = compute
 
     def __len__(self) -> int:
-        return self._size
+        return len(self.turn_ends)
 
     def unclear(self) -> Mask:
         """`[N]` False: every role is known."""
-        return np.zeros(self._size, np.bool_)
+        return np.zeros(len(self), np.bool_)
 
     @cached_property
     def _computed(self) -> Roles:
@@ -106,6 +111,11 @@ class LaterRoles(Roles):
     @property
     def _codes(self) -> NDArray[np.integer[Any]]:  # type: ignore[override]
         return self._computed._codes
+
+
+def ends_turn(roles: Sequence[str], place: int) -> bool:
+    """Whether the role of the token at a place is `turn end`."""
+    return bool(roles.turn_ends[place]) if isinstance(roles, LaterRoles) else roles[place] == TURN_END
 
 
 def token_roles(pieces: Pieces, end_ids: frozenset[int], headers: Headers | None = None) -> Roles:

@@ -15,11 +15,12 @@ from tito_audit.chains.links import LinkKind, last_calls
 from tito_audit.evidence.answers import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, Stretch, difference, region_of, stretches
-from tito_audit.evidence.model import Against, Difference, RowView, SampledSpan
+from tito_audit.evidence.masks import is_end, spans_of
+from tito_audit.evidence.model import Against, Difference, RowView, SampledSpan, Sound
 from tito_audit.evidence.reference import Reference, pieces_of
 from tito_audit.evidence.rendered import RenderedConversation, ToldTurns
 from tito_audit.evidence.roles import COMMON_ROLES, TURN_END, Roles, token_roles, unknown_roles
-from tito_audit.record.arrays import Ids, Mask
+from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow, trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
@@ -161,21 +162,25 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     assert row is not None
     if row.token_ids is rendered.ids or np.array_equal(row.token_ids, rendered.ids):
         if rendered.told is not None:
-            return _told_view(rendered.told, len(rendered.ids)), []
+            return _told_view(rendered.told, rollout), []
         if rendered.byte_roles is None:
             return _view_by_roles(reference.pieces(rendered.ids), rollout, reference), []
         return _view(*rendered.byte_roles.of_tokens(rendered.starts)), []
-    held, canonical = reference.pieces(row.token_ids), reference.pieces(rendered.ids)
+    canonical = reference.pieces(rendered.ids, rendered.data)
+    held = reference.pieces(row.token_ids, canonical.data if rendered.spelled else None)
     blocks = align(held, canonical, open_end=True)
     other = not canonical.data.startswith(held.data)
     headed = _view_by_roles(held, rollout, reference) if other else None
-    if rendered.byte_roles is None:
+    at = _canonical_bytes(held, canonical, blocks)
+    if rendered.told is None and rendered.byte_roles is None:
         view = _view_by_roles(held, rollout, reference)
     elif headed is not None and _answers_in(headed) == sum(message.sampled for message in rollout.messages):
         view = headed  # the row's own headers fit better than those of a text that differs from it
-    else:
-        view = _view(*rendered.byte_roles.of_tokens(_canonical_bytes(held, canonical, blocks)))
-    generated = None if rendered.byte_roles is None else rendered.byte_roles.of_tokens(rendered.starts)[1]
+    elif rendered.told is not None:
+        view = _view_at(at, rendered.told, row.token_ids, canonical, reference)
+    elif rendered.byte_roles is not None:
+        view = _view(*rendered.byte_roles.of_tokens(at))
+    generated = _generated(rendered)
     if not has_template_markers(held, canonical, reference):
         view = None  # encoded without the template, so that nothing shows where its messages are
     if view is not None:
@@ -206,13 +211,24 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     return view, out
 
 
-def _told_view(told: ToldTurns, size: int) -> RowView:
+def _told_view(told: ToldTurns, rollout: Rollout) -> RowView:
     """What was sampled of a rendered conversation whose turns control tokens show."""
-    sampled = np.zeros(size, np.bool_)
-    for start, closer in told.turns:
-        sampled[start : closer + 1] = True
     spans = tuple(SampledSpan(start, (closer, closer + 1)) for start, closer in told.turns)
-    return replace(_view(told.roles, sampled), spans=spans)
+    sound = Sound.NOTHING if rollout.turns else Sound.IDS
+    return replace(_view(*told.of_tokens()), spans=spans, sound=sound)
+
+
+def _view_at(at: Offsets, told: ToldTurns, ids: Ids, canonical: Pieces, reference: Reference) -> RowView:
+    """The same for a row whose tokens, `[T]`, lie at these bytes of the conversation."""
+    view, end_ids = _view(*told.of_bytes(at, _starts(canonical))), reference.end_ids()
+    return replace(view, spans=spans_of(view.sampled, lambda place: is_end(place, ids, view, end_ids)))
+
+
+def _generated(rendered: RenderedConversation) -> Mask | None:
+    """`[N]` what of a rendered conversation a model would generate; None if unknown."""
+    if rendered.told is not None:
+        return rendered.told.of_tokens()[1]
+    return None if rendered.byte_roles is None else rendered.byte_roles.of_tokens(rendered.starts)[1]
 
 
 def _names_role(stretch: Stretch, rollout: Rollout) -> bool:

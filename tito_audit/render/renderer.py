@@ -29,6 +29,8 @@ ToolArguments: TypeAlias = Literal["auto", "object", "string"]
 _NO_CONTENT = ("absent", "null", "empty")
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_REASONING_KEYS = frozenset(_REASONING)
+_TEXT = {str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,8 @@ class Forms:
 
     def of(self, message: Message, *, parsed: bool, no_content: str) -> dict[str, Any]:
         """One message in a form for templates, not to be modified."""
+        if is_plain_text(message.wire):
+            return dict(message.wire)
         key = id(message), parsed, no_content
         made = self._made.get(key)
         if made is None:  # the message is kept alive, so that no other gets its id
@@ -244,6 +248,16 @@ def _forms(
             if chat not in seen:
                 seen.append(chat)
                 yield chat
+
+
+def is_plain_text(wire: Mapping[str, Any]) -> bool:
+    """Whether a message has texts only, and none that the forms write under other names: all forms are alike."""
+    return (
+        type(wire) is dict
+        and set(map(type, wire.values())) == _TEXT
+        and "content" in wire
+        and _REASONING_KEYS.isdisjoint(wire)
+    )
 
 
 def _wire(wire: Mapping[str, Any], *, parsed: bool, no_content: str) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tito_audit.evidence.logprobs import LogprobShift, shifts
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
 from tito_audit.rules._words import counted, places, shown
 
 
-@rule("LPR502", Severity.ERROR, needs=(Needs.ROW_LOGPROBS,))
+@rule("LPR502", Severity.ERROR, needs=(Needs.ROW_LOGPROBS,), silent=Sound.LOGPROBS)
 def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     """The logprobs of the row belong to other tokens.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.rollout import trained_runs
@@ -15,7 +15,7 @@ from tito_audit.rules._logprobs import sampled_values
 from tito_audit.rules._words import counted
 
 
-@rule("LPR503", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
+@rule("LPR503", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,), silent=Sound.LOGPROBS)
 def missing_or_infinite_logprobs(evidence: Evidence) -> Iterator[Hit]:
     """Sampled or trained tokens have no logprob, or an infinite one.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
@@ -18,7 +18,7 @@ from tito_audit.rules._words import counted
 _TOLERANCE = 1e-6
 
 
-@rule("LPR504", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
+@rule("LPR504", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,), silent=Sound.LOGPROBS)
 def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
     """Logprobs of sampled or trained tokens are above zero.
 

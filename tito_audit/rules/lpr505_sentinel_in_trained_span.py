@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tito_audit.evidence.logprobs import ROUNDING
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Hit, Severity
@@ -26,7 +26,7 @@ _CHANCE = -6
 """Decimal logarithm of the chance below which a run of zeros is reported, given how rare the other zeros are."""
 
 
-@rule("LPR505", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
+@rule("LPR505", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,), silent=Sound.LOGPROBS)
 def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     """Sampled or trained tokens carry a placeholder instead of a logprob.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.model import Evidence, RowView, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
 from tito_audit.record.arrays import Mask
@@ -28,7 +28,7 @@ _PHRASES = {
 _SCAFFOLD = (TEMPLATE, GENERATION_PROMPT, TURN_END)
 
 
-@rule("MSK401", Severity.ERROR, needs=(Needs.MASK, Needs.SAMPLED | Needs.HIDDEN))
+@rule("MSK401", Severity.ERROR, needs=(Needs.MASK, Needs.SAMPLED | Needs.HIDDEN), silent=Sound.MASK)
 def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     """Tokens are trained that nobody sampled.
 

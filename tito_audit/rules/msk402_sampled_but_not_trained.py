@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tito_audit.evidence.masks import runs_inside, sampled_turns
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.rollout import trained_runs
@@ -16,7 +16,7 @@ from tito_audit.rules._masks import JudgedMask, judged_mask
 from tito_audit.rules._words import counted, places
 
 
-@rule("MSK402", Severity.WARNING, needs=(Needs.MASK, Needs.SAMPLED))
+@rule("MSK402", Severity.WARNING, needs=(Needs.MASK, Needs.SAMPLED), silent=Sound.MASK)
 def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
     """Sampled tokens are left out of the loss.
 

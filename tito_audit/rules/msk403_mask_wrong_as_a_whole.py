@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tito_audit.evidence.masks import WholeMask, whole_mask
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
 from tito_audit.rules._words import counted
 
 
-@rule("MSK403", Severity.ERROR, needs=(Needs.MASK,))
+@rule("MSK403", Severity.ERROR, needs=(Needs.MASK,), silent=Sound.MASK)
 def mask_wrong_as_a_whole(evidence: Evidence) -> Iterator[Hit]:
     """The loss mask is inverted, all zeros or all ones.
 

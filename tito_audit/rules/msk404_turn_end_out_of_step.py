@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
@@ -21,7 +21,7 @@ _OPEN = (
 )
 
 
-@rule("MSK404", Severity.WARNING, needs=(Needs.MASK, Needs.SAMPLED))
+@rule("MSK404", Severity.WARNING, needs=(Needs.MASK, Needs.SAMPLED), silent=Sound.MASK)
 def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     """A turn end is sampled and not trained, or trained and not sampled.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tito_audit.align.prefix import common_prefix
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Mask, empty_ids
 from tito_audit.record.finding import Hit, Severity, Where
@@ -22,7 +22,7 @@ _NAMED = 4
 _PADDED = "padding of the embedding"
 
 
-@rule("REC003", Severity.ERROR, needs=(Needs.COMPLETIONS | Needs.PROMPTS | Needs.ROW,))
+@rule("REC003", Severity.ERROR, needs=(Needs.COMPLETIONS | Needs.PROMPTS | Needs.ROW,), silent=Sound.IDS)
 def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     """Token ids lie outside the vocabulary.
 

@@ -42,5 +42,5 @@ def _crosses(difference: Difference, evidence: Evidence) -> bool:
     if difference.where is not Where.ROW or evidence.row is None or difference.end - difference.start < 2:
         return False
     first, last = difference.start, difference.end - 1
-    opens = evidence.row.roles[first] == GENERATION_PROMPT and not evidence.row.sampled[first]
-    return opens and bool(evidence.row.sampled[last])
+    sampled = evidence.row.sampled
+    return bool(sampled[last] and not sampled[first]) and evidence.row.roles[first] == GENERATION_PROMPT

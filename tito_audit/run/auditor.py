@@ -99,14 +99,16 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
     )
 
 
+_WITHOUT_TOKENIZER = words_for(Needs.TOKENIZER)
 _COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK404"))
 """Rules that compare calls with each other or with the training row, without a tokenizer."""
 
 
 def _uncompared(skips: Sequence[Skip], codes: frozenset[str]) -> bool:
     """Whether nothing in a rollout could be compared, for lack of a tokenizer."""
-    skipped = {skip.code for skip in skips}
-    return any(words_for(Needs.TOKENIZER) in skip.because for skip in skips) and not (codes & _COMPARING) - skipped
+    if not any(_WITHOUT_TOKENIZER in skip.because for skip in skips):
+        return False
+    return not (codes & _COMPARING) - {skip.code for skip in skips}
 
 
 _LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED)))

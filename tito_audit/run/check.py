@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from tito_audit.evidence.model import Difference, Evidence, Explained
+from tito_audit.evidence.judgement import JUDGEMENT
+from tito_audit.evidence.model import Difference, Evidence, Explained, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Finding, Severity, Skip
 from tito_audit.record.stated import NotRead
@@ -35,7 +36,9 @@ def explain(evidence: Evidence, rules: Sequence[Rule]) -> Evidence:
             if reason is not None:
                 explained.append(Explained(difference, rule.code, reason.cause, reason.what))
                 break
-    return replace(evidence, explained=tuple(explained), memo={})
+    # What the row was judged to be does not depend on why it differs.
+    memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
+    return replace(evidence, explained=tuple(explained), memo=memo)
 
 
 def check(
@@ -63,7 +66,7 @@ def check_explained(
     findings: list[Finding] = []
     skips: list[Skip] = []
     for rule, skip in _asked(
-        tuple(rules), selected, evidence.present, evidence.rollout.stated.reasons, bool(owned)
+        tuple(rules), selected, evidence.present, evidence.rollout.stated.reasons, evidence.sound, bool(owned)
     ):
         mine = owned.get(rule.code)
         if skip is not None and mine is None:
@@ -94,17 +97,25 @@ def _owners(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, _Explain], ...]:
 
 @lru_cache(maxsize=256)
 def _asked(
-    rules: tuple[Rule, ...], selected: frozenset[str], present: Needs, reasons: tuple[NotRead, ...], differs: bool
+    rules: tuple[Rule, ...],
+    selected: frozenset[str],
+    present: Needs,
+    reasons: tuple[NotRead, ...],
+    sound: Sound,
+    differs: bool,
 ) -> tuple[tuple[Rule, Skip | None], ...]:
     """The selected rules to run, each with its skip if it lacks something.
 
-    Without differences, a rule that only explains them matters only for its skip.
+    Without differences, a rule that only explains them matters only for its skip; so does one that finds nothing
+    in what is sound.
     """
     asked = ((rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected)
     return tuple(
         (rule, None if because is None else Skip(rule.code, because))
         for rule, because in asked
-        if differs or rule.check is not None or because is not None
+        if because is not None
+        or differs
+        or (rule.check is not None and not (rule.silent and rule.silent in sound))
     )
 
 

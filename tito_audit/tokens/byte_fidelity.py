@@ -35,6 +35,8 @@ kana, Chinese, Korean syllables, emoji."""
 
 def is_plain(data: bytes) -> bool:
     """Whether NFC is known to leave this UTF-8 text unchanged."""
+    if data.isascii():
+        return True
     rest = data.translate(None, _ASCII)
     return len(rest) <= _LONGEST and _LEFT_ALONE.fullmatch(rest) is not None
 
