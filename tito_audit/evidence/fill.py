@@ -34,6 +34,9 @@ class Values:
     """`[T]` True where the column has an entry at all."""
     fill: float
     """The entry where there is no logprob; NaN for null."""
+    highest: float = np.nan
+    """The highest value, where it was looked for."""
+    lowest: float = np.nan
 
     @property
     def certain(self) -> bool:
@@ -127,11 +130,12 @@ def values_on_mask(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -
         return None
     trained = sum(int(np.count_nonzero(mask[span.start : span.ends[-1]])) for span in spans)
     inside, fill = logprobs[mask], float(logprobs[at])
-    if len(inside) != trained or not (min(IMPOSSIBLE) < inside.min() and inside.max() <= 0):
+    lowest, highest = float(inside.min()), float(inside.max())
+    if len(inside) != trained or not (min(IMPOSSIBLE) < lowest and highest <= 0):
         return None
     if FLOOR < fill < 0:
         return None
-    return Values(mask, np.ones(len(mask), np.bool_), fill)
+    return Values(mask, np.ones(len(mask), np.bool_), fill, highest, lowest)
 
 
 def _fill(entries: Logprobs) -> float | None:

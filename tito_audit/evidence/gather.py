@@ -220,29 +220,30 @@ def _uncovered(new: list[Difference], known: list[Difference]) -> list[Differenc
 def _present(rollout: Rollout, reference: Reference | None, row: RowView | None, rendered: bool) -> Needs:
     """What the evidence has of what rules need."""
     turns, line = rollout.turns, rollout.training_row
-    has = {
-        Needs.MESSAGES: bool(rollout.messages) or any(turn.prompt_messages for turn in turns),
-        Needs.PROMPTS: any(turn.prompt_ids is not None for turn in turns),
-        Needs.COMPLETIONS: any(turn.completion_ids is not None for turn in turns),
-        Needs.COMPLETION_LOGPROBS: any(
-            _has_logprobs(turn.columns) or turn.completion_logprobs is not None for turn in turns
+    return _needs(
+        (Needs.MESSAGES, bool(rollout.messages) or any(turn.prompt_messages for turn in turns)),
+        (Needs.PROMPTS, any(turn.prompt_ids is not None for turn in turns)),
+        (Needs.COMPLETIONS, any(turn.completion_ids is not None for turn in turns)),
+        (
+            Needs.COMPLETION_LOGPROBS,
+            any(_has_logprobs(turn.columns) or turn.completion_logprobs is not None for turn in turns),
         ),
-        Needs.SEVERAL_CALLS: len(turns) > 1,
-        Needs.ROW: line is not None and len(line.token_ids) > 0,
-        Needs.MASK: line is not None and line.loss_mask is not None,
-        Needs.ROW_LOGPROBS: line is not None and _has_logprobs(line.columns),
-        Needs.TOKENIZER: reference is not None,
-        Needs.RENDERING: rendered,
-        Needs.SAMPLED: row is not None,
-        Needs.WEIGHT_VERSIONS: any(turn.weight_versions for turn in turns),
-        Needs.HIDDEN: hidden_and_trained(line) is not None,
-    }
-    return _together(tuple(need for need, there in has.items() if there))
+        (Needs.SEVERAL_CALLS, len(turns) > 1),
+        (Needs.ROW, line is not None and len(line.token_ids) > 0),
+        (Needs.MASK, line is not None and line.loss_mask is not None),
+        (Needs.ROW_LOGPROBS, line is not None and _has_logprobs(line.columns)),
+        (Needs.TOKENIZER, reference is not None),
+        (Needs.RENDERING, rendered),
+        (Needs.SAMPLED, row is not None),
+        (Needs.WEIGHT_VERSIONS, any(turn.weight_versions for turn in turns)),
+        (Needs.HIDDEN, hidden_and_trained(line) is not None),
+    )
 
 
 @lru_cache(maxsize=256)
-def _together(needs: tuple[Needs, ...]) -> Needs:
-    return reduce(or_, needs, Needs.NOTHING)
+def _needs(*has: tuple[Needs, bool]) -> Needs:
+    """Those that are there."""
+    return reduce(or_, (need for need, there in has if there), Needs.NOTHING)
 
 
 def _has_logprobs(columns: tuple[object, ...]) -> bool:

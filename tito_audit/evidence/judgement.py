@@ -123,20 +123,24 @@ def with_turn_ends(
     if found is None:
         return replace(view, spans=spans), None
     if found.exact and row.loss_mask is not None:
-        return replace(view, spans=spans, sampled=row.loss_mask, sound=_sound(view.sound, row)), found
+        return replace(view, spans=spans, sampled=row.loss_mask, sound=_sound(view.sound, row, found)), found
     sampled = np.zeros_like(view.sampled)
     for span, end in zip(spans, found.ends, strict=True):
         sampled[span.start : _as_trained(span, row, found) if end is None else end] = True
     return replace(view, spans=spans, sampled=sampled), found
 
 
-def _sound(sound: Sound, row: TrainingRow) -> Sound:
+def _sound(sound: Sound, row: TrainingRow, found: Judgement) -> Sound:
     """What is right in a row with sound ids whose mask and values lie exactly on its spans."""
-    if not sound or row.loss_mask is None or row.logprobs is None:
+    values, logprobs, first = found.values, row.logprobs, found.ends[0]
+    if not sound or values is None or logprobs is None or first is None:
         return sound
-    inside = row.logprobs[row.loss_mask]
-    below = inside.max() < 0 and inside.min() > FLOOR
-    return sound | Sound.MASK | Sound.LOGPROBS if below else sound | Sound.MASK
+    if not (FLOOR < values.lowest <= values.highest < 0) or first - found.spans[0].start < 2:
+        return sound | Sound.MASK
+    starts = np.array([span.start for span in found.spans])
+    if (logprobs[starts] == logprobs.take(starts + 1, mode="clip")).any():
+        return sound | Sound.MASK
+    return sound | Sound.MASK | Sound.LOGPROBS
 
 
 def _after_prefill(

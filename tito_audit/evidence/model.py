@@ -38,7 +38,8 @@ class Sound(Flag):
     MASK = auto()
     """Its mask trains exactly what was sampled."""
     LOGPROBS = auto()
-    """Every trained token has a logprob below zero that a sampler can give, and no other token has one."""
+    """Every trained token has a logprob below zero that a sampler can give, and no other token has one; the first
+    two of each stretch differ."""
 
 
 @dataclass(frozen=True, slots=True)

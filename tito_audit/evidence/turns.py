@@ -69,8 +69,8 @@ class TurnReader:
         return found
 
     def _found(self, messages: Sequence[Message], ids: Ids) -> Turns | None:
-        answers = sum(message.role == ASSISTANT for message in messages)
-        if not answers or not all(_told(message) for message in messages):
+        answers = _answers(messages)
+        if not answers:
             return None
         at = self._vocabulary.control(ids).nonzero()[0]
         control, size = ids[at], len(self._prompt)
@@ -98,11 +98,20 @@ class TurnReader:
         return self._opening in said and self._spelled.search(said) is not None
 
 
-def _told(message: Message) -> bool:
-    """Whether a message is sampled or given as its role says, and an answer is one text."""
-    if message.role != ASSISTANT:
-        return not message.sampled and message.role in COMMON_ROLES
-    return message.sampled and not isinstance(message.content, tuple)
+def _answers(messages: Sequence[Message]) -> int:
+    """How many of these messages were sampled; 0 unless each was sampled or given as its role says, and every
+    answer is one text."""
+    answers = 0
+    for message in messages:
+        if message.role not in COMMON_ROLES:
+            return 0
+        mine = message.role == ASSISTANT
+        if (message.stated_speaker is not None and message.sampled != mine) or (
+            mine and isinstance(message.content, tuple)
+        ):
+            return 0
+        answers += mine
+    return answers
 
 
 def _kind(rollout: Rollout) -> _Kind:
@@ -124,14 +133,13 @@ def _texts(wires: Iterable[Mapping[str, Any]]) -> list[str]:
     """The texts in messages, and the keys and texts of objects in them."""
     found: list[str] = []
     pending: list[Iterable[Any]] = [wire.values() for wire in wires]
-    while pending:
-        for value in pending.pop():
-            kind = type(value)
-            if kind is str:
+    for values in pending:
+        for value in values:
+            if type(value) is str:
                 found.append(value)
-            elif kind is dict or isinstance(value, Mapping):
+            elif isinstance(value, Mapping):
                 pending += value.keys(), value.values()
-            elif kind is list or isinstance(value, list | tuple):
+            elif isinstance(value, list | tuple):
                 pending.append(value)
     return found
 
