@@ -33,7 +33,11 @@ from tito_audit.tokens.tokenizer import Tokenizer
 TOKENIZERS = Path(
     os.environ.get("TITO_AUDIT_TOKENIZERS") or Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
 )
-REAL = sorted(path.name for path in TOKENIZERS.iterdir() if path.is_dir()) if TOKENIZERS.is_dir() else []
+REAL = sorted(
+    config.parent.name
+    for config in TOKENIZERS.glob("*/tokenizer_config.json")
+    if "chat_template" in config.read_text(encoding="utf-8")
+)
 RULES = all_rules()
 CODES = frozenset(rule.code for rule in RULES)
 

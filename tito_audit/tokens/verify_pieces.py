@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 Piece = tuple[str, Ids]
 """A piece of a text and the ids that a fast encoder gave it."""
 
-_ENDS = (0, 1, -2, -1)
-"""A sample picks a segment by these of its tokens, counted from its start and from its end."""
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _LAST, _MIX = (np.uint64(odd) for odd in (0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x9E3779B97F4A7C15))
+"""What mixes the ids at both ends of a segment with its length."""
 
 
 def pieces_to_prove(
@@ -79,16 +78,17 @@ def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
 
     Picked by a segment's length and the ids at both its ends, so the choice does not depend on what surrounds it.
     """
+    if not len(ids):
+        return np.empty(0, np.int64)
     at = controls.positions(ids)
-    starts, stops = np.concatenate(([0], at + 1)), np.concatenate((at, [len(ids)]))
-    numbers = np.flatnonzero(stops > starts)
-    starts, stops = starts[numbers], stops[numbers]
-    sign = (stops - starts).astype(np.uint64) * _MIX
-    for end in _ENDS:
-        token = np.maximum(stops + end, starts) if end < 0 else np.minimum(starts + end, stops - 1)
-        sign = (sign ^ (sign >> np.uint64(29)) ^ ids[token].astype(np.uint64)) * _MIX
-    picked: Offsets = numbers[(sign >> np.uint64(33)) % np.uint64(one_in) == 0]
-    return picked
+    edges = np.empty(len(at) + 2, np.int64)
+    edges[0], edges[1:-1], edges[-1] = -1, at, len(ids)
+    starts, stops = edges[:-1] + 1, edges[1:]
+    lengths = stops - starts
+    ends = ids.take(np.concatenate((starts, stops - 1)), mode="clip").astype(np.uint64)
+    sign = (lengths.astype(np.uint64) + ends[: len(starts)] * _FIRST + ends[len(starts) :] * _LAST) * _MIX
+    sign ^= sign >> np.uint64(32)
+    return np.flatnonzero(((sign * _MIX >> np.uint64(33)) % np.uint64(one_in) == 0) & (lengths > 0))
 
 
 def _ends(ids: Ids, vocabulary: Vocabulary) -> Offsets | None:
