@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 Piece = tuple[str, Ids]
 """A piece of a text and the ids that a fast encoder gave it."""
 
-_FIRST, _LAST, _MIX = (np.uint64(odd) for odd in (0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x9E3779B97F4A7C15))
-"""What mixes the ids at both ends of a segment with its length."""
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_MIXED = np.array((0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x165667B19E3779F9), np.uint64)
+"""What the ids at both ends of a segment are multiplied by, to pick segments at random and always the same."""
 
 
 def pieces_to_prove(
@@ -76,19 +77,19 @@ def pieces_to_prove(
 def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
     """Numbers `[N]` of the segments between control tokens that a sample contains, without empty ones.
 
-    Picked by a segment's length and the ids at both its ends, so the choice does not depend on what surrounds it.
+    Picked by a segment's length and the two ids at either end, so the choice does not depend on what surrounds it.
     """
     if not len(ids):
         return np.empty(0, np.int64)
     at = controls.positions(ids)
     edges = np.empty(len(at) + 2, np.int64)
     edges[0], edges[1:-1], edges[-1] = -1, at, len(ids)
-    starts, stops = edges[:-1] + 1, edges[1:]
-    lengths = stops - starts
-    ends = ids.take(np.concatenate((starts, stops - 1)), mode="clip").astype(np.uint64)
-    sign = (lengths.astype(np.uint64) + ends[: len(starts)] * _FIRST + ends[len(starts) :] * _LAST) * _MIX
+    starts, lasts = edges[:-1] + 1, edges[1:] - 1
+    ends = ids.take([starts, np.minimum(starts + 1, lasts), np.maximum(lasts - 1, starts), lasts], mode="clip")
+    sign = (_MIXED @ ends.astype(np.uint64) + (lasts - starts).astype(np.uint64)) * _MIX
     sign ^= sign >> np.uint64(32)
-    return np.flatnonzero(((sign * _MIX >> np.uint64(33)) % np.uint64(one_in) == 0) & (lengths > 0))
+    picked: Offsets = np.flatnonzero(((sign * _MIX >> np.uint64(33)) % np.uint64(one_in) == 0) & (starts <= lasts))
+    return picked
 
 
 def _ends(ids: Ids, vocabulary: Vocabulary) -> Offsets | None:
