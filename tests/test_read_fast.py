@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import OrderedDict, UserDict, UserList
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tito_audit.errors import RecordError
-from tito_audit.formats import _flat
+from tito_audit.format import Format
+from tito_audit.formats import _flat, all_formats, pick_format
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message, ToolCall, as_message
-from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.rollout import Padding, TrainingRow
+from tito_audit.storage import open_log
 
 
 class Text(str):
@@ -122,6 +126,58 @@ def test_what_is_no_message_is_refused_in_the_same_words(value: Any):
     assert outcome(as_message, value, "m") == outcome(plain_message, value, "m")
 
 
+# The format of a row
+
+EXAMPLES = sorted(
+    log
+    for log in (Path(__file__).parent.parent / "fixtures" / "formats").iterdir()
+    if log.suffix in (".json", ".jsonl", ".parquet")
+)
+OTHER_VALUES = (None, 7, "text", "[1, 2]", [], {}, [1, 2], [[1, 2]], np.arange(3), [{"role": "user"}], True)
+
+
+def first_that_matches(row: Mapping[str, Any]) -> Format | None:
+    return next((format for format in all_formats() if format.matches(row)), None)
+
+
+def picked(row: Mapping[str, Any]) -> Format | None:
+    try:
+        return pick_format(row)
+    except RecordError:
+        return None
+
+
+def changed_rows(
+    row: Mapping[str, Any], other: Mapping[str, Any], dice: random.Random
+) -> Iterator[dict[str, Any]]:
+    """A row in another order, without a column, with another value in it, and with columns of another row."""
+    yield dict(reversed(row.items()))
+    for name in row:
+        yield {key: value for key, value in row.items() if key != name}
+        yield {**row, name: dice.choice(OTHER_VALUES)}
+    for name in dice.sample(list(other), min(3, len(other))):
+        yield {**row, name: other[name]}
+
+
+@pytest.mark.parametrize("log", EXAMPLES, ids=lambda log: log.stem)
+def test_the_format_told_by_the_keys_is_the_first_that_matches(log: Path):
+    dice = random.Random(log.name)
+    others = [next(iter(open_log(other))).value or {} for other in dice.sample(EXAMPLES, 5)]
+    for raw in itertools.islice(open_log(log), 3):
+        row = raw.value or {}
+        for one in (row, *itertools.chain(*(changed_rows(row, other, dice) for other in others))):
+            assert picked(one) is first_that_matches(one), one
+
+
+def test_any_key_that_some_format_knows_may_stand_alone_or_with_others():
+    names = sorted({key for log in EXAMPLES for raw in open_log(log) for key in raw.value or ()})
+    for name in names:
+        for value in OTHER_VALUES:
+            assert picked({name: value}) is first_that_matches({name: value})
+            row = {name: value, "messages": [{"role": "user"}], "tokens": [1, 2]}
+            assert picked(row) is first_that_matches(row)
+
+
 # Training rows
 
 
@@ -150,7 +206,7 @@ def test_the_value_of_untrained_tokens_is_the_only_one_they_have(tokens: list[tu
         logprobs=("logprobs", np.array([value for value, _ in tokens])),
     )
     sentinel = plain_sentinel(row)
-    found = _flat._with_sentinel(row)
+    found = _flat._finished(row, Padding(), None)
     assert found.sentinel == sentinel
     for column in found.columns:
         assert column.sentinel == (sentinel if column.role is ColumnRole.LOGPROBS else None)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from functools import cache
+from functools import cache, lru_cache
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
+from tito_audit.formats._by_keys import possible_formats
 from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, STALE
 from tito_audit.formats._detection import Detection, Near, near_formats, told_by, wrapped_at
@@ -42,6 +43,8 @@ __all__ = [
 
 LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))
 """Column names for the logprobs of a row or a call."""
+_SHAPES = 256
+"""For how many sets of keys the formats are kept."""
 
 
 @cache
@@ -53,8 +56,8 @@ def all_formats() -> tuple[Format, ...]:
 
 def pick_format(row: Row) -> Format:
     """The first format that matches the row; RecordError naming its columns when none does."""
-    for format in all_formats():
-        if format.matches(row):
+    for format, certain in _possible(tuple(row)):
+        if certain or format.matches(row):
             return format
     if not row:
         raise RecordError("the row is an empty object: nothing was recorded in it")
@@ -68,6 +71,12 @@ def pick_format(row: Row) -> Format:
         "Name the columns of ids with --map (for example --map token_ids=NAME), or the format with --format; "
         "`tito-audit inspect LOG` shows what the columns hold and the mapping to paste."
     )
+
+
+@lru_cache(_SHAPES)
+def _possible(keys: tuple[str, ...]) -> tuple[tuple[Format, bool], ...]:
+    """The formats that a row with these keys may match."""
+    return possible_formats(keys, all_formats())
 
 
 def format_named(name: str) -> Format:

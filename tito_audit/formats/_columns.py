@@ -15,6 +15,8 @@ from tito_audit.record.column import MovePolicy
 
 Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 
+_LISTS = (list, tuple, np.ndarray)
+
 FLAT_IDS = ("token_ids", "tokens", "input_ids")
 """Column names for a whole sequence of ids."""
 
@@ -101,7 +103,7 @@ _DROP = {
 
 def is_list(value: object) -> TypeGuard[Raw]:
     """True for a list as storage returns it: a Python list or a numpy array."""
-    return isinstance(value, list | tuple | np.ndarray)
+    return isinstance(value, _LISTS)
 
 
 def filled(value: object) -> TypeGuard[Raw]:
@@ -158,8 +160,8 @@ def first_list(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 def first_filled(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The first of these columns that holds a list with entries; else the first that holds a list."""
-    names = tuple(names)
-    return next((name for name in names if filled(row.get(name))), None) or first_list(row, names)
+    lists = [name for name in names if name in row and isinstance(row[name], _LISTS)]
+    return next((name for name in lists if len(row[name])), lists[0] if lists else None)
 
 
 def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:

@@ -17,6 +17,7 @@ _NAMES = (
     ("tokenizer", "tokenizer_name", "tokenizer_name_or_path", "tokenizer_path"),
 )
 _CONTAINERS = ("metadata", "meta_info", "extra_info", "config", "sampling_args", "agent", "response", "request")
+_NAMED_OR_HELD = frozenset((*(name for names in _NAMES for name in names), *_CONTAINERS))
 _CALLS = ("calls", "turns", "steps", "trajectory")
 _MOST_CALLS = 256
 _STAND_INS = {
@@ -56,11 +57,10 @@ _STATUS = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 
 def stated_facts(row: Mapping[str, Any]) -> Stated:
     """What the row says about itself: the names of `model` and `tokenizer`, `id` if a string, and `group`."""
-    stated = model_facts(row)
-    if isinstance(row.get("id"), str):
-        stated = stated.with_facts(id=row["id"])
-    group = next((row[name] for name in _GROUPS if isinstance(row.get(name), int | str)), None)
-    return stated if group is None else replace(stated, group=group)
+    model, tokenizer = _model_and_tokenizer(row)
+    group = next((row[name] for name in _GROUPS if name in row and isinstance(row[name], int | str)), None)
+    facts = {"id": row["id"]} if isinstance(row.get("id"), str) else {}
+    return Stated(model=model, tokenizer=tokenizer, group=group, facts=facts)
 
 
 def real_name(value: object) -> str | None:
@@ -80,11 +80,19 @@ def one_model(names: Sequence[object]) -> str | None:
 
 def model_facts(row: Mapping[str, Any]) -> Stated:
     """`model` and `tokenizer` as named by the row, an object in it, or all of its calls."""
-    model, tokenizer = (_in_row(row, names) or one_model(list(_of_calls(row, names))) for names in _NAMES)
+    model, tokenizer = _model_and_tokenizer(row)
     return Stated(model=model, tokenizer=tokenizer)
 
 
+def _model_and_tokenizer(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """What the row, an object in it, or all of its calls name."""
+    model, tokenizer = (_in_row(row, names) or one_model(list(_of_calls(row, names))) for names in _NAMES)
+    return model, tokenizer
+
+
 def _in_row(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    if _NAMED_OR_HELD.isdisjoint(row):
+        return None
     objects = [row, *(value for name in _CONTAINERS if isinstance(value := row.get(name), Mapping))]
     return next((found for one in objects for name in names if (found := real_name(one.get(name)))), None)
 

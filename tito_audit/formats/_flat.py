@@ -37,7 +37,7 @@ from tito_audit.formats._update import (
     with_values,
 )
 from tito_audit.formats._values import as_logged, same_ids
-from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.record.arrays import Ids, Logprobs, Mask, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
@@ -66,7 +66,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         absent_mask_trains_response=stated and mask is None,
         shifts=None,
     )
-    return replace(_with_sentinel(trained), padding=padding, hidden=hidden)
+    return _finished(trained, padding, hidden)
 
 
 def split_row(row: Row) -> TrainingRow | None:
@@ -98,7 +98,7 @@ def split_row(row: Row) -> TrainingRow | None:
         other=other_columns(row, _taken(mask, logprobs)),
         prompt_length=len(prompt),
     )
-    return replace(_with_sentinel(trained), hidden=hidden)
+    return _finished(trained, Padding(), hidden)
 
 
 def updated_flat(
@@ -237,26 +237,35 @@ def _mask_values(after: TrainingRow, encoding: MaskEncoding) -> NDArray[Any]:
     )
 
 
-def _with_sentinel(row: TrainingRow) -> TrainingRow:
-    """The row with the value it writes where no logprob exists: the one that all untrained tokens share.
+def _finished(row: TrainingRow, padding: Padding, hidden: Mask | None) -> TrainingRow:
+    """The row with its padding, and with the value it writes where no logprob exists."""
+    sentinel, columns = _sentinel(row.logprobs, row.loss_mask), row.columns
+    if sentinel is None:
+        return row if padding == Padding() and hidden is None else replace(row, padding=padding, hidden=hidden)
+    columns = tuple(
+        replace(column, sentinel=sentinel) if column.role is ColumnRole.LOGPROBS else column for column in columns
+    )
+    return replace(row, sentinel=sentinel, columns=columns, padding=padding, hidden=hidden)
+
+
+def _sentinel(logprobs: Logprobs | None, loss_mask: Mask | None) -> float | None:
+    """The value that all untrained tokens share; None if they share none, or it may be a logprob.
 
     Most trainers write 0.0 there, Atropos 1.0, others null; no column name says which of them wrote this row.
     """
-    if row.logprobs is None or row.loss_mask is None:
-        return row
-    outside = row.logprobs[~row.loss_mask]
-    missing = np.isnan(outside)
-    if missing.any():
-        outside = outside[~missing]
+    if logprobs is None or loss_mask is None or not len(logprobs):
+        return None
+    first = float(logprobs[loss_mask.argmin()])
+    if first != first or not ((logprobs == first) | loss_mask).all():
+        outside = logprobs[~loss_mask]
+        outside = outside[~np.isnan(outside)]
+        if not len(outside) or (outside != outside[0]).any():
+            return None
+        first = float(outside[0])
+    elif loss_mask.all():
+        return None
     # A lone untrained token may have a real logprob, which is below zero and above any floor.
-    if not len(outside) or -100 < outside[0] < 0 or (outside != outside[0]).any():
-        return row
-    sentinel = float(outside[0])
-    columns = tuple(
-        replace(column, sentinel=sentinel) if column.role is ColumnRole.LOGPROBS else column
-        for column in row.columns
-    )
-    return replace(row, sentinel=sentinel, columns=columns)
+    return None if -100 < first < 0 else first
 
 
 def _trains_all_of_response(mask: Raw, prompt: Ids, response: Ids) -> bool:

@@ -180,6 +180,8 @@ def sample_ranges(row: Row, ids: str) -> SampleRanges | None:
 
     RecordError if two columns disagree, or one counts tokens that do not exist.
     """
+    if _LIMITS.isdisjoint(row):
+        return None
     size = len(row[ids])
     found_by: dict[str, SampleRanges] = {}
     for names, read in _READERS.items():
@@ -287,6 +289,9 @@ _READERS: Mapping[tuple[str, ...], Callable[[_Integers, str, _Row], SampleRanges
     ("position_ids",): _by_positions,
     (*SEGMENTS, _WHOLE): _by_segments,
 }
+
+
+_LIMITS = frozenset(name for names in _READERS for name in names)
 
 
 def _whole_numbers(value: Any) -> _Integers | None:

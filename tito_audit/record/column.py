@@ -126,6 +126,8 @@ def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding 
         return MaskEncoding.BOOL
     if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and np.isnan(values).any()):
         return None
+    if values.dtype.kind in "iu" and len(values) and values.min() >= 0 and values.max() <= 1:
+        return MaskEncoding.BINARY
     if (values == -100).any():
         return MaskEncoding.LABELS if _are_labels(values) else None
     if ((values == 0) | (values == 1)).all():
