@@ -41,7 +41,11 @@ def common_ends(a: Array, b: Array) -> tuple[int, int]:
 
 def starts_with(ids: Array, prefix: Array) -> bool:
     """Whether an array of integers starts with all of another."""
-    return len(prefix) <= len(ids) and common_prefix(ids, prefix) == len(prefix)
+    if len(prefix) > len(ids):
+        return False
+    if ids.dtype != prefix.dtype or len(prefix) > _LARGEST_BLOCK:
+        return common_prefix(ids, prefix) == len(prefix)
+    return ids[: len(prefix)].tobytes() == prefix.tobytes()
 
 
 def common_byte_prefix(a: bytes, b: bytes) -> int:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tito_audit.align.drift import align
+from tito_audit.align.prefix import starts_with
 from tito_audit.evidence.differences import Region, difference, stretches
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Rollout
+from tito_audit.tokens.segments import Cuts
 
 _HARMLESS = "harmless as logged: it would drift if the text were encoded again"
 
@@ -34,11 +37,41 @@ class Answer:
     """What these ids spell."""
 
 
-def answers_of(rollout: Rollout, reference: Reference) -> list[Answer]:
-    """The completions of a rollout that have ids."""
+@dataclass(frozen=True, slots=True)
+class ConfirmedIds:
+    """Recorded ids that were compared with a rendered text and are what it encodes as today."""
+
+    ids: Ids
+    goes_on: bool
+    """Whether the text may go on after them."""
+
+    def reencode(self, seen: Ids, cuts: Cuts) -> bool:
+        """Whether they start with a prompt and its completion, up to a control token.
+
+        Text between control tokens is encoded as it is on its own, so that these ids are what their own text
+        encodes as.
+        """
+        if not starts_with(self.ids, seen):
+            return False
+        end = len(seen)
+        return (end == len(self.ids) and not self.goes_on) or len(cuts.positions(self.ids[end - 1 : end + 1])) > 0
+
+
+def answers_of(
+    rollout: Rollout, every_seen: Sequence[Ids | None], reference: Reference, confirmed: Sequence[ConfirmedIds]
+) -> list[Answer]:
+    """The completions of a rollout that have ids, without those that are known to be what they encode as.
+
+    `every_seen` has the prompt + completion of each call.
+    """
     answers = []
+    if not reference.reencodes_exactly:
+        confirmed = ()
     for number, call in enumerate(rollout.turns):
         if call.completion_ids is None or not len(call.completion_ids):
+            continue
+        seen = every_seen[number]
+        if seen is not None and any(one.reencode(seen, reference.tokenizer.cuts) for one in confirmed):
             continue
         prompt = call.prompt_ids if call.prompt_ids is not None else empty_ids()
         tail = prompt[reference.tail_start(prompt) :]

@@ -9,7 +9,7 @@ from operator import or_
 import numpy as np
 
 from tito_audit.evidence.chains import Chains, chain_turns
-from tito_audit.evidence.completions import answers_of, reencoded_differences
+from tito_audit.evidence.completions import ConfirmedIds, answers_of, reencoded_differences
 from tito_audit.evidence.constructions import with_constructions
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
@@ -58,10 +58,11 @@ def gather(
     chains = chain_turns(rollout, reference)
     texts: RenderedTexts = {}
     errors: tuple[tuple[int | None, str], ...] = ()
+    confirmed: tuple[ConfirmedIds, ...] = ()
     if reference is not None and renderer is not None:
-        texts, errors = render_texts(rollout, reference)
+        texts, errors, confirmed = render_texts(rollout, chains, reference)
     differences = list(chains.differences)
-    answers = answers_of(rollout, reference) if reference is not None else []
+    answers = answers_of(rollout, chains.seen, reference, confirmed) if reference is not None else []
     if reference is not None:
         reference.prefetch([answer.text for answer in answers])
     row, more, row_error = _row(rollout, chains, reference)

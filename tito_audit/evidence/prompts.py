@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from tito_audit.align.drift import align
 from tito_audit.chains.links import LinkKind
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
+from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.differences import Stretch, difference, region_of, stretches
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.prefix_reuse import (
@@ -21,7 +24,9 @@ from tito_audit.evidence.prefix_reuse import (
     compare_text,
     comparison_of_equal,
 )
+from tito_audit.evidence.prompt_starts import LaterText, prompt_starts
 from tito_audit.evidence.reference import Reference
+from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
@@ -29,20 +34,52 @@ from tito_audit.render.renderer import Forms
 
 _KEPT = "harmless as logged: the prompt keeps the tokens that were seen before; the template would write this"
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
+_KEPT_TEXTS = 4
+"""Texts that later prompts may be the start of: a rollout's calls may alternate between several chains."""
 _SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RenderedText:
     """A text that the template writes."""
 
-    text: str
+    write: Callable[[], str] = field(repr=False)
     matches_record: bool
     """True if it is known to encode as the recorded ids."""
+
+    @cached_property
+    def text(self) -> str:
+        """The text itself."""
+        return self.write()
 
 
 RenderedTexts = dict[int | None, RenderedText]
 """Text by turn: what its prompt should be; under None, the conversation with its last answer."""
+
+
+class Renderings(NamedTuple):
+    """What the template writes for a rollout."""
+
+    texts: RenderedTexts
+    errors: tuple[tuple[int | None, str], ...]
+    """(turn, message) where the template refuses."""
+    confirmed: tuple[ConfirmedIds, ...]
+    """Recorded ids that were compared with rendered texts and are what these encode as."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A text to render: a prompt, or the conversation with its last answer."""
+
+    turn: int | None
+    """None: the conversation with its last answer."""
+    messages: Sequence[Message]
+    recorded: Ids | None
+
+    @property
+    def opens(self) -> bool:
+        """Whether a generation prompt ends it."""
+        return self.turn is not None
 
 
 def prompt_messages(rollout: Rollout, turn: int) -> tuple[Message, ...] | None:
@@ -55,42 +92,131 @@ def prompt_messages(rollout: Rollout, turn: int) -> tuple[Message, ...] | None:
     return rollout.messages[: call.message_index]
 
 
-def render_texts(
-    rollout: Rollout, reference: Reference
-) -> tuple[RenderedTexts, tuple[tuple[int | None, str], ...]]:
-    """The text of every prompt that can be rendered, and (turn, message) where the template refuses."""
-    texts: RenderedTexts = {}
-    errors: list[tuple[int | None, str]] = []
-    jobs: list[tuple[int | None, Sequence[Message], bool]] = []
+def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Renderings:
+    """The text of every prompt that can be rendered, and what shows in doing so."""
+    prompts: list[_Prompt] = []
     for k, call in enumerate(rollout.turns):
         sent = prompt_messages(rollout, k)
         if sent and call.prompt_ids is not None:
-            jobs.append((k, sent, True))
+            prompts.append(_Prompt(k, sent, call.prompt_ids))
     last = rollout.turns[-1] if rollout.turns else None
     if last is not None and last.message_index is not None and last.prompt_messages is None:
-        jobs.append((None, rollout.messages[: last.message_index + 1], False))
-    spelled, forms = SpelledTexts(reference), Forms()
-    for key, messages, opens in jobs:
-        quick = reference.render_fast(
-            messages, rollout.tools, rollout.template_kwargs, opens_answer=opens, forms=forms
+        prompts.append(_Prompt(None, rollout.messages[: last.message_index + 1], chains.seen[-1]))
+    return _Writer(rollout, reference).written(prompts)
+
+
+class _Writer:
+    """Renders the texts of one rollout, the longest first: most prompts are then known to be the start of one."""
+
+    def __init__(self, rollout: Rollout, reference: Reference) -> None:
+        assert reference.renderer is not None
+        self._rollout = rollout
+        self._reference = reference
+        self._renderer = reference.renderer
+        self._given = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
+        self._starts = prompt_starts(reference.tokenizer, reference.renderer.template(bool(rollout.tools)))
+        self._spelled = SpelledTexts(reference)
+        self._forms = Forms()
+        self._later: list[tuple[LaterText, RenderedText]] = []
+        """The latest texts that lead to recorded ids, of several chains."""
+        self._texts: RenderedTexts = {}
+        self._errors: dict[int | None, str] = {}
+        self._confirmed: list[ConfirmedIds] = []
+
+    def written(self, prompts: Sequence[_Prompt]) -> Renderings:
+        """The texts of these prompts."""
+        ordered = prompts
+        if self._starts is not None:
+            ordered = sorted(prompts, key=lambda prompt: -len(prompt.messages))
+        for prompt in ordered:
+            self._write(prompt)
+        errors: list[tuple[int | None, str]] = []
+        for error in ((one.turn, self._errors[one.turn]) for one in prompts if one.turn in self._errors):
+            if not errors or errors[-1][1] != error[1]:
+                errors.append(error)
+        return Renderings(self._texts, tuple(errors), tuple(self._confirmed))
+
+    def _write(self, prompt: _Prompt) -> None:
+        later = self._later_than(prompt)
+        if later is not None and self._is_start_of(*later, prompt):
+            return
+        found = self._rendered(prompt)
+        if found is None or prompt.recorded is None:
+            return
+        size, matches = len(prompt.messages), found.matches_record
+        if later is not None and self._starts is not None:
+            text = found.text if matches else None
+            self._starts.learn(later[0], later[1].text, size, prompt.recorded, text)
+        if matches:
+            self._confirmed.append(ConfirmedIds(prompt.recorded, goes_on=not prompt.opens))
+            self._keep(self._as_later(prompt, prompt.recorded), found)
+
+    def _is_start_of(self, later: LaterText, text: RenderedText, prompt: _Prompt) -> bool:
+        """Whether a prompt is known to be the start of a later text, which then spares its rendering."""
+        starts, recorded, size = self._starts, prompt.recorded, len(prompt.messages)
+        if starts is None or recorded is None or not starts.is_known(later, size, recorded):
+            return False
+        mine = later.start(size, recorded)
+        cuts, controls, opener = starts.cuts, len(starts.cuts.positions(recorded)), later.opener.tail
+        found = RenderedText(lambda: "".join(cuts.split(text.text)[: 2 * controls]) + opener, matches_record=True)
+        self._texts[prompt.turn] = found
+        self._keep(mine, found)
+        return True
+
+    def _later_than(self, prompt: _Prompt) -> tuple[LaterText, RenderedText] | None:
+        """The latest known text whose messages begin with a prompt's."""
+        if self._starts is None or not prompt.opens or prompt.recorded is None:
+            return None
+        for later in reversed(self._later):
+            if self._starts.are_first(prompt.messages, later[0], self._forms):
+                return later
+        return None
+
+    def _as_later(self, prompt: _Prompt, recorded: Ids) -> LaterText | None:
+        if self._starts is None:
+            return None
+        return self._starts.later(prompt.messages, self._given, prompt.opens, recorded, self._forms)
+
+    def _keep(self, mine: LaterText | None, text: RenderedText) -> None:
+        if mine is not None:
+            self._later.append((mine, text))
+            del self._later[:-_KEPT_TEXTS]
+
+    def _rendered(self, prompt: _Prompt) -> RenderedText | None:
+        """The text that the template writes; None, and the error noted, where it refuses."""
+        found = self._guessed(prompt)
+        if found is None:
+            rollout = self._rollout
+            try:
+                text = self._reference.render(
+                    prompt.messages, rollout.tools, rollout.template_kwargs, opens_answer=prompt.opens
+                )
+            except RenderError as error:
+                self._errors[prompt.turn] = str(error)
+                return None
+            found = RenderedText(lambda: text, matches_record=False)
+        self._texts[prompt.turn] = found
+        return found
+
+    def _guessed(self, prompt: _Prompt) -> RenderedText | None:
+        """The text by the fast template engine, if the recorded ids confirm it."""
+        rollout, reference, recorded = self._rollout, self._reference, prompt.recorded
+        text = reference.render_fast(
+            prompt.messages,
+            rollout.tools,
+            rollout.template_kwargs,
+            opens_answer=prompt.opens,
+            forms=self._forms,
         )
-        recorded = rollout.turns[-1].seen_ids if key is None else rollout.turns[key].prompt_ids
-        if quick is not None and recorded is not None:
-            if reference.leads_to(quick, recorded, goes_on=key is None):
-                texts[key] = RenderedText(quick, matches_record=True)
-                if key is not None:
-                    spelled.keep(quick, recorded)
-                continue
-            if key is not None and spelled.confirms(quick, recorded):
-                texts[key] = RenderedText(quick, matches_record=False)
-                continue
-        try:
-            text = reference.render(messages, rollout.tools, rollout.template_kwargs, opens_answer=opens)
-            texts[key] = RenderedText(text, matches_record=False)
-        except RenderError as error:
-            if not errors or errors[-1][1] != str(error):
-                errors.append((key, str(error)))
-    return texts, tuple(errors)
+        if text is None or recorded is None:
+            return None
+        if reference.leads_to(text, recorded, goes_on=not prompt.opens):
+            if prompt.opens:
+                self._spelled.keep(text, recorded)
+            return RenderedText(lambda: text, matches_record=True)
+        if prompt.opens and self._spelled.confirms(text, recorded):
+            return RenderedText(lambda: text, matches_record=False)
+        return None
 
 
 def rendered_differences(

@@ -16,7 +16,7 @@ from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Forms, Renderer
 from tito_audit.tokens.byte_fidelity import keeps_bytes
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.tokens.vocab import Vocabulary
+from tito_audit.tokens.vocab import Prefix, Vocabulary
 
 _TURN_ENDS = frozenset(
     (
@@ -75,6 +75,14 @@ class Reference:
         Broken characters decode to it, whatever their bytes were.
         """
         return "\ufffd" not in text and self.text(ids) == text
+
+    @property
+    def reencodes_exactly(self) -> bool:
+        """Whether ids of a text are what their own text encodes as, too."""
+        tokenizer, vocabulary = self.tokenizer, self.vocabulary
+        if tokenizer.normal_form is None or vocabulary.prefix is not Prefix.NEVER:
+            return False
+        return vocabulary.special_ids.issubset(tokenizer.cuts.tokens.values())
 
     def tail_start(self, prompt: Ids) -> int:
         """Where a prompt's last control token is, 0 without one: what follows it may merge with a completion."""

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _ABSENT = object()
 _PLAIN = frozenset((object, str, bool, int, type(None)))
 """Types whose equal values are written alike."""
+LookedFor = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
+"""What a template looks for in texts: whole ones, markers inside of others, and numbers; see
+`render/fast/looked_for.py`."""
+_SOUGHT = (str, str, int)
 _MOST_OPENERS = 256
 _MOST_KEPT = 16
 _LONGEST_KEPT = 4_096
@@ -44,6 +48,8 @@ class Facts(NamedTuple):
     """Whether it reads `documents`."""
     opener_names: tuple[str, ...] | None
     """The variables that its generation prompt depends on; None if it may depend on the messages too."""
+    looked_for: LookedFor | None = None
+    """What it looks for in texts; None if it may decide by something else."""
 
 
 def read_facts(tree: nodes.Template) -> tuple[Facts, nodes.Template | None]:
@@ -51,15 +57,19 @@ def read_facts(tree: nodes.Template) -> tuple[Facts, nodes.Template | None]:
     from jinja2 import nodes
 
     from tito_audit.render.fast import static_check
+    from tito_audit.render.fast.looked_for import looked_for
     from tito_audit.render.generation_prompt import opener_of
 
     opener = opener_of(tree)
+    safe = static_check.is_proven_safe(tree)
+    found = looked_for(tree) if safe else None
     facts = Facts(
-        minijinja_safe=static_check.is_proven_safe(tree),
+        minijinja_safe=safe,
         longest_constant=static_check.longest_constant(tree),
         joins_values=static_check.joins_values(tree),
         has_documents=any(name.name == "documents" for name in tree.find_all(nodes.Name)),
         opener_names=opener[1] if opener is not None else None,
+        looked_for=found,
     )
     return facts, opener[0] if opener is not None else None
 
@@ -107,14 +117,25 @@ class Known:
 
 def _facts(note: Mapping[str, Any]) -> Facts | None:
     """The facts in a note; None if it holds none."""
-    minijinja_safe, longest, joins, documents, names = (note.get(name) for name in Facts._fields)
+    minijinja_safe, longest, joins, documents, names, sought = (note.get(name) for name in Facts._fields)
     if type(minijinja_safe) is not bool or type(longest) is not int or type(joins) is not bool:
         return None
     if type(documents) is not bool or longest < 1:
         return None
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         return None
-    return Facts(minijinja_safe, longest, joins, documents, None if names is None else tuple(names))
+    opener_names = None if names is None else tuple(names)
+    if sought is None:
+        return Facts(minijinja_safe, longest, joins, documents, opener_names)
+    lists = sought if isinstance(sought, list) else []
+    if len(lists) != len(_SOUGHT) or not all(map(_holds_only, lists, _SOUGHT)):
+        return None
+    whole, inside, sizes = map(tuple, lists)
+    return Facts(minijinja_safe, longest, joins, documents, opener_names, (whole, inside, sizes))
+
+
+def _holds_only(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(type(one) is kind for one in value)
 
 
 def _texts(note: Mapping[str, Any]) -> dict[str, str]:

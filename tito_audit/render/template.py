@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tito_audit.errors import RenderError, SetupError
-from tito_audit.render.facts import Facts, Known, read_facts
+from tito_audit.render.facts import Facts, Known, LookedFor, read_facts
 from tito_audit.render.globals import Refused
 from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm
 from tito_audit.tokens.cache import Store
@@ -84,6 +84,11 @@ class Template:
                 return open_fast(self.source, self._facts)
         except TimeUp:
             return None
+
+    @property
+    def looked_for(self) -> LookedFor | None:
+        """What it looks for in texts; None if it may decide by something else."""
+        return self._facts.looked_for if self._facts is not None else None
 
     def opener(self, given: Mapping[str, Any]) -> str | None:
         """What a generation prompt adds after any messages; "" if it fails; None if that may depend on the

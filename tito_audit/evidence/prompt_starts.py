@@ -1,0 +1,275 @@
+"""Prompts known to be the start of a later text, so that a conversation is rendered and encoded once.
+
+    later    <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\n…
+    prompt   <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
+
+A prompt is the start of a later text if the template writes each of its messages as it does there. Where the
+template is known to look only at a message, at its neighbours and at which messages come before and after it (see
+`render/fast/looked_for.py`), that depends on the shapes of these alone. So a prompt that was rendered, and is the
+start of a later text, proves it for each of its messages, and a prompt is not rendered if all of its messages are
+proven. It then ends where the answer begins that comes after its messages, which is told by counting generation
+prompts: there have to be as many as there are answers, so no message spells one. One prompt in 256 is rendered all
+the same, to see that it is so.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from operator import or_
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tito_audit.align.prefix import starts_with
+from tito_audit.evidence.shapes import Shape, Shapes
+from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.message import Message
+from tito_audit.render.renderer import Forms
+from tito_audit.render.template import Template
+from tito_audit.tokens.segments import Cuts
+from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.tokens.vocab import Vocabulary
+
+_ONE_IN = 256
+"""Of this many prompts that are known, one is rendered."""
+_MOST = 1 << 16
+"""The most shapes, and places of messages, that are remembered."""
+_MOST_AROUND = 128
+_MOST_GIVEN = 64
+_FAR = 3
+"""Messages as far as this from the end are not told apart by how far they are."""
+_ANSWER = "assistant"
+_Place = tuple[int, ...]
+"""All that decides how a message is written in a prompt and in a later text."""
+
+
+class Opener(NamedTuple):
+    """A generation prompt that begins with a control token."""
+
+    tail: str
+    """Its text after its last control token."""
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaterText:
+    """A text of the template that leads to recorded ids, and may start with earlier prompts."""
+
+    messages: Sequence[Message]
+    given: int
+    """A number for what else the template gets."""
+    shapes: Sequence[int]
+    """`[messages]` A number for the shape of each."""
+    around: Sequence[int]
+    """`[messages]` A number for what the template sees of it while it writes another one."""
+    before: Sequence[int]
+    """`[messages + 1]` A bit for each of those numbers that come before it."""
+    answers: Sequence[int]
+    """`[messages + 1]` How many of the first 0, 1, … messages are answers."""
+    opener: Opener
+    openers: Sequence[int]
+    """Where in the ids generation prompts begin."""
+    opens: bool
+    """Whether it is a prompt; if not, it may go on after its recorded ids."""
+    ids: Ids
+
+    def start(self, size: int, recorded: Ids) -> LaterText:
+        """The prompt for its first messages, known to be the recorded ids that it starts with."""
+        return LaterText(
+            self.messages[:size],
+            self.given,
+            self.shapes[:size],
+            self.around[:size],
+            self.before[: size + 1],
+            self.answers[: size + 1],
+            self.opener,
+            self.openers[: self.answers[size] + 1],
+            True,
+            recorded,
+        )
+
+    def may_start_with(self, size: int, recorded: Ids) -> bool:
+        """Whether recorded ids are its start, up to the generation prompt that comes after the first messages."""
+        if len(self.openers) != self.answers[-1] + self.opens or self.answers[size] >= len(self.openers):
+            return False
+        end = self.openers[self.answers[size]] + len(self.opener.ids)
+        return len(recorded) == end and starts_with(self.ids, recorded)
+
+    def places(self, size: int) -> Iterator[_Place]:
+        """What decides how the template writes each of the first messages, and what comes before them, in their
+        prompt and here."""
+        around, before, every = self.around, self.before, len(self.messages)
+        after, beyond = 0, 0
+        for other in around[size:]:
+            beyond |= 1 << other
+        for i in range(size - 1, -1, -1):
+            yield (
+                self.given,
+                self.opens,
+                beyond,
+                self.shapes[i],
+                around[i - 1] if i else -1,
+                around[i + 1] if i + 1 < every else -1,
+                min(size - i, _FAR),
+                min(every - i, _FAR),
+                before[i],
+                after,
+            )
+            after |= 1 << around[i]
+        yield self.given, self.opens, beyond, around[0], around[size - 1], around[-1], after
+
+    @property
+    def says_nothing_twice(self) -> bool:
+        """Whether no two messages have the same text, by which one might be taken for the other."""
+        texts = [text for one in self.messages for text in (one.content, one.reasoning) if text]
+        return all(isinstance(text, str) for text in texts) and len(set(texts)) == len(texts)
+
+
+class PromptStarts:
+    """What is known of the texts that one template writes, for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Template) -> None:
+        assert template.looked_for is not None
+        self._tokenizer = tokenizer
+        self._template = template
+        self._read = Shapes(template.looked_for)
+        self._shapes: dict[Shape, int] = {}
+        self._around: dict[Shape, int] = {}
+        self._given: dict[bytes, tuple[int, Opener | None]] = {}
+        self._proven: set[_Place] = set()
+        self._found = 0
+        self._off = False
+        """Whether a prompt was not what the template writes although all of its messages were proven."""
+
+    @property
+    def cuts(self) -> Cuts:
+        """The control tokens at which texts may be cut."""
+        return self._tokenizer.cuts
+
+    def later(
+        self, messages: Sequence[Message], given: Mapping[str, Any], opens: bool, ids: Ids, forms: Forms
+    ) -> LaterText | None:
+        """A text known to lead to these ids; None where it cannot tell anything about prompts.
+
+        `given` are the variables except the messages.
+        """
+        number, opener = self._of_given(given) if not self._off else (0, None)
+        numbers = self._numbers(messages, forms) if opener is not None else None
+        if opener is None or numbers is None:
+            return None
+        shapes, around = numbers
+        return LaterText(
+            messages,
+            number,
+            shapes,
+            around,
+            list(accumulate((1 << one for one in around), or_, initial=0)),
+            list(accumulate((message.role == _ANSWER for message in messages), initial=0)),
+            opener,
+            _openers(ids, opener.ids, self.cuts).tolist(),
+            opens,
+            ids,
+        )
+
+    def are_first(self, messages: Sequence[Message], later: LaterText, forms: Forms) -> bool:
+        """Whether the messages of a later text start with these."""
+        size = len(messages)
+        first = later.messages[:size]
+        if len(first) < size:
+            return False
+        if all(mine is theirs for mine, theirs in zip(messages, first, strict=True)):
+            return True
+        if tuple(messages) != tuple(first):
+            return False
+        numbers = self._numbers(messages, forms)  # 1 and 1.0 are equal, but not of one shape
+        return numbers is not None and numbers[0] == list(later.shapes[:size])
+
+    def is_known(self, later: LaterText, size: int, recorded: Ids) -> bool:
+        """Whether the template is known to write these recorded ids for the first messages of a later text.
+
+        False as well for a prompt that is to be rendered as a sample.
+        """
+        if self._off or self._found % _ONE_IN == _ONE_IN - 1 or not later.may_start_with(size, recorded):
+            return False
+        if not self._proven.issuperset(later.places(size)):
+            return False
+        self._found += 1
+        return True
+
+    def learn(self, later: LaterText, later_text: str, size: int, recorded: Ids, text: str | None) -> None:
+        """Note whether a later text starts with a prompt that was rendered.
+
+        `text` is the prompt's, or None if it does not lead to its recorded ids.
+        """
+        if not later.may_start_with(size, recorded):
+            return
+        places = set(later.places(size))
+        if text is None or not later_text.startswith(text):
+            self._off |= self._proven.issuperset(places)
+        elif self._proven.issuperset(places):
+            self._found += 1
+        elif later.says_nothing_twice and len(self._proven) < _MOST:
+            self._proven |= places
+
+    def _numbers(self, messages: Sequence[Message], forms: Forms) -> tuple[list[int], list[int]] | None:
+        """Numbers for the shapes of messages, and for what others see of them; None where there are too many."""
+        if len(self._shapes) > _MOST or len(self._around) > _MOST_AROUND:
+            return None
+        shapes, around = self._shapes, self._around
+        try:
+            found = [self._read.message(forms.of(one, parsed=True, no_content="absent")) for one in messages]
+            return (
+                [shapes.setdefault(shape, len(shapes)) for shape, _ in found],
+                [around.setdefault(shape, len(around)) for _, shape in found],
+            )
+        except (TypeError, RecursionError):  # values that are not JSON, or nested too deep
+            return None
+
+    def _of_given(self, given: Mapping[str, Any]) -> tuple[int, Opener | None]:
+        """A number for what a template gets besides messages, and its generation prompt; None if no help."""
+        try:
+            key = marshal.dumps(dict(given), 2)
+        except ValueError:
+            return 0, None
+        found = self._given.get(key)
+        if found is None:
+            if len(self._given) >= _MOST_GIVEN:
+                return 0, None
+            found = self._given[key] = len(self._given), self._opener(given)
+        return found
+
+    def _opener(self, given: Mapping[str, Any]) -> Opener | None:
+        text = self._template.opener_after_user(given)
+        begin, *pieces = self.cuts.split(text)
+        if begin or not pieces:
+            return None
+        return Opener(pieces[-1], self._tokenizer.encode_fast_batch([text])[0])
+
+
+def _openers(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
+    """Where in ids `[N]` a generation prompt begins."""
+    at = cuts.positions(ids)
+    at = at[ids[at] == opener[0]]
+    at = at[at + len(opener) <= len(ids)]
+    found: Offsets = at[(ids[at[:, None] + np.arange(len(opener))] == opener).all(axis=1)]
+    return found
+
+
+def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | None:
+    """What is known of the texts of a template; None where it may decide by more than shapes, or nothing shows its
+    turns."""
+    if template.looked_for is None or not tokenizer.cuts.tokens:
+        return None
+    known = _known(tokenizer.vocabulary, template)
+    if not known:
+        known.append(PromptStarts(tokenizer, template))
+    return known[0]
+
+
+@lru_cache(maxsize=16)
+def _known(vocabulary: Vocabulary, template: Template) -> list[PromptStarts]:
+    return []
