@@ -34,16 +34,31 @@ _TRIED_CHARACTERS = 4_096
 """How much of a log the fast encoder is checked on before it is trusted; it takes a tenth of a second."""
 
 
-def choose_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings: Settings) -> None:
-    """Load the fast encoder where the logs hold enough text, before processes are forked."""
+def begin_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings: Settings) -> bool:
+    """Whether the fast encoder is wanted, because the logs hold enough text; if so, it is being built from now on.
+
+    No process may fork before `choose_encoder`.
+    """
     if settings.encoder == "tokenizers":
-        return
-    wanted = True if settings.encoder == "fastokens" else None
-    # A pipe cannot be read twice.
-    regular = {file: group for file, group in logs.items() if file.is_file()}
-    if (wanted or _is_worth_loading(tokenizer.vocabulary, regular, settings)) and tokenizer.use_fast(wanted):
-        first = next(iter(regular.items()), None)
-        tokenizer.check_fast(_texts(*first, tokenizer.vocabulary) if first is not None else [])
+        return False
+    if settings.encoder == "fastokens" or _is_worth_loading(tokenizer.vocabulary, _regular(logs), settings):
+        tokenizer.begin_fast()
+        return True
+    return False
+
+
+def choose_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings: Settings) -> None:
+    """Use the encoder that is being built, if it agrees with the reference on the first texts of the first log."""
+    first = next(iter(_regular(logs).items()), None)
+    texts = _texts(*first, tokenizer.vocabulary) if first is not None else []
+    ids = tokenizer.encode_alone(texts)  # before the encoder is waited for
+    if tokenizer.use_fast(True if settings.encoder == "fastokens" else None):
+        tokenizer.check_fast(texts, ids)
+
+
+def _regular(logs: Mapping[Path, LogGroup]) -> dict[Path, LogGroup]:
+    """The logs that can be read twice; a pipe cannot."""
+    return {file: group for file, group in logs.items() if file.is_file()}
 
 
 def _is_worth_loading(vocabulary: Vocabulary, logs: Mapping[Path, LogGroup], settings: Settings) -> bool:

@@ -14,7 +14,7 @@ from tito_audit.join import Join, contains_row
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
 from tito_audit.run.auditor import READS_ONLY, Auditor, Loader, Viewed, audit_rollout, unreadable
-from tito_audit.run.encoders import Encoders, choose_encoder
+from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
 from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.rows import LogGroup, share_of
@@ -124,10 +124,12 @@ class RowFlow:
 
     def choose_encoders(self) -> None:
         """Load fast encoders where the logs are large enough."""
+        groups = {file: self.groups[str(file)] for file in self.files}
         for tokenizer in self.tokenizers:
-            groups = {file: self.groups[str(file)] for file in self.files}
             mine = {file: group for file, group in groups.items() if group.auditor.tokenizer is tokenizer}
-            choose_encoder(tokenizer, mine, self.settings)
+            if begin_encoder(tokenizer, mine, self.settings):
+                self.group(str(next(iter(mine))))  # meanwhile
+                choose_encoder(tokenizer, mine, self.settings)
 
     def load(self) -> None:
         """Load everything that forked processes can share."""

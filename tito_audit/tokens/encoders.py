@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -59,8 +60,8 @@ class FastEncoder:
     """`fastokens`, built from a tokenizer of the reference; TokenizerError, with the reason, if that fails.
 
     From its first encoding on it keeps a pool of threads, one for each processor that it may use at that moment. A
-    forked child of a process with such a pool still encodes correctly, at half the speed; so the first encoding
-    belongs into `on_one_processor`.
+    forked child of a process with such a pool still encodes correctly, at half the speed; so it encodes a letter
+    `on_one_processor` as it is built.
     """
 
     name = "fastokens"
@@ -83,6 +84,8 @@ class FastEncoder:
             self._tokenizer = fastokens.Tokenizer.from_json_str(
                 backend.to_str() if definition is None else definition.decode()
             )
+            with on_one_processor():
+                self._tokenizer.encode_batch_flat(["a"])
         except Exception as error:  # ValueError if it rejects it; custom parts may raise anything
             raise TokenizerError(f"fastokens rejects it ({_first_line(error)})") from None
 
@@ -95,6 +98,31 @@ class FastEncoder:
         offsets = (np.frombuffer(ends, np.uint64).astype(np.int64) * 4).tolist()
         # Each text gets its own bytes: a slice would keep the whole batch in memory.
         return [np.frombuffer(data[start:end], np.int32) for start, end in pairwise(offsets)]
+
+
+class Building:
+    """An encoder that a thread builds, while this one does other work: `fastokens` lets it."""
+
+    def __init__(self, build: Callable[[], FastEncoder]) -> None:
+        self._build = build
+        self._built: FastEncoder | None = None
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="building an encoder")
+        self._thread.start()
+
+    def encoder(self) -> FastEncoder:
+        """The encoder, once it is built and the thread has ended; raises what building it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._built is not None, "a thread that raised nothing has built it"
+        return self._built
+
+    def _run(self) -> None:
+        try:
+            self._built = self._build()
+        except BaseException as error:  # for the thread that asks for the encoder
+            self._error = error
 
 
 @contextmanager

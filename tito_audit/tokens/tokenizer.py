@@ -14,7 +14,13 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.tokens.byte_fidelity import normal_form
 from tito_audit.tokens.cache import Store, Tables
 from tito_audit.tokens.definition import LazyBackend, definition_of
-from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, on_one_processor
+from tito_audit.tokens.encoders import (
+    Building,
+    Encoder,
+    FastEncoder,
+    ReferenceEncoder,
+    on_one_processor,
+)
 from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
 from tito_audit.tokens.selfcheck import disagreement, probes, shown
@@ -69,6 +75,7 @@ class Tokenizer:
     def __post_init__(self) -> None:
         self._fast: PrefixEncoder | None = None
         self._fast_name = ""
+        self._building: Building | None = None
         self._checked: str | None = None
         """The note that says whether the fast encoder has passed the self-check."""
 
@@ -100,6 +107,11 @@ class Tokenizer:
                 lambda: definition_of(self.backend) if self._checked is not None else None,
             )
 
+    def begin_fast(self) -> None:
+        """Begin to build the fast encoder in a thread; `use_fast` waits for it. No process may fork in between."""
+        if self._fast is None and self._building is None and not self.disagreements:
+            self._building = Building(self._build_fast)
+
     def use_fast(self, wanted: bool | None = None) -> bool:
         """Whether a fast encoder is used from now on.
 
@@ -128,10 +140,7 @@ class Tokenizer:
     def adopt(self, encoder: Encoder, *, passed: bool = False) -> bool:
         """Whether this encoder passes the self-check, or has `passed` it in an earlier run; if so, it is the fast
         encoder from now on."""
-        if passed:
-            with on_one_processor():
-                encoder.encode_batch(["a"])
-        else:
+        if not passed:
             refused = disagreement(ReferenceEncoder(self.backend), encoder, probes(self.vocabulary))
             if refused is not None:
                 self._go_without(refused)
@@ -152,18 +161,22 @@ class Tokenizer:
             else f"{self._fast_name}, proved by {ReferenceEncoder.name}"
         )
 
-    def check_fast(self, texts: Sequence[str]) -> bool:
-        """Whether the fast encoder gives these texts, a sample of a log, the ids of the reference.
+    def encode_alone(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text by the reference, which caches nothing and starts no thread: a process may fork
+        afterwards."""
+        return ReferenceEncoder(self.backend).encode_alone(texts)
 
-        If not, the fast encoder is dropped. No thread is started, so a process may fork afterwards; the reference
-        encodes every text and caches nothing.
+    def check_fast(self, texts: Sequence[str], reference_ids: Sequence[Ids] | None = None) -> bool:
+        """Whether the fast encoder gives these texts, a sample of a log, the ids that `encode_alone` gives them.
+
+        If not, the fast encoder is dropped. No thread is started, so a process may fork afterwards.
         """
         fast = self._fast
         if fast is None:
             return True
         with on_one_processor():
             found = fast.encode_batch(texts)
-        whole = ReferenceEncoder(self.backend).encode_alone(texts)
+        whole = self.encode_alone(texts) if reference_ids is None else reference_ids
         for text, fast_ids, ids in zip(texts, found, whole, strict=True):
             if not np.array_equal(fast_ids, ids):
                 self._give_up(text)
@@ -270,12 +283,24 @@ class Tokenizer:
     def _adopt_fast(self) -> None:
         """Adopt `fastokens`, if it agrees: built from the stored definition, and not checked again if this build
         of it has passed."""
-        store = None if isinstance(self.backend, LazyBackend) and self.backend.changed else self.store
-        encoder = FastEncoder(self.backend, store.definition if store is not None else None)
+        self.begin_fast()
+        assert self._building is not None, "it was begun"
+        building, self._building = self._building, None
+        encoder = building.encoder()
+        store = self._unchanged_store
         self._checked = f"self-check {encoder.build}"
         passed = store is not None and store.note(self._checked) == _PASSED
         if self.adopt(encoder, passed=passed) and store is not None and not passed:
             store.add_note(self._checked, _PASSED)
+
+    def _build_fast(self) -> FastEncoder:
+        store = self._unchanged_store
+        return FastEncoder(self.backend, store.definition if store is not None else None)
+
+    @property
+    def _unchanged_store(self) -> Store | None:
+        """The store, if it holds this tokenizer and not what it was before somebody changed it."""
+        return None if isinstance(self.backend, LazyBackend) and self.backend.changed else self.store
 
     def _go_without(self, because: str) -> None:
         self._fast = None
