@@ -165,9 +165,9 @@ def test_a_log_is_asked_once_what_its_rows_prove(tmp_path: Path, monkeypatch: py
     asked: list[str] = []
     ask = repairs.testimony_of
 
-    def watched(logs: Any, settings: Settings) -> Any:
+    def watched(logs: Any, settings: Settings, **more: Any) -> Any:
         asked.append(f"{os.getpid()} {logs}")
-        return ask(logs, settings)
+        return ask(logs, settings, **more)
 
     monkeypatch.setattr(repairs, "testimony_of", watched)
     for name in ("tito_audit.run.row_repair.witness", "tito_audit.run.auditor.witness"):
@@ -182,6 +182,27 @@ def test_a_log_is_asked_once_what_its_rows_prove(tmp_path: Path, monkeypatch: py
     assert sorted(asked) == sorted(each * (1 + len(SEVERAL))), (
         "each run asks each log that leaves something open, in one process"
     )
+
+
+def test_a_repair_loads_its_tokenizer_once_for_all_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tito_audit.run.auditor as auditor
+
+    loaded: list[str] = []
+    load = auditor.load_tokenizer
+
+    def watched(name: str, **how: Any) -> Any:
+        loaded.append(name)
+        return load(name, **how)
+
+    monkeypatch.setattr(auditor, "load_tokenizer", watched)
+    monkeypatch.setattr("tito_audit.run.row_repair.witness", told_by_the_first_token)
+    log = written(tmp_path / "log.jsonl", [{**CLEAN, "token_ids": [first, 6, 7, 8]} for first in (6, 5, 6)])
+    run = repair_rollouts(log, tmp_path / "out.jsonl", Settings(tokenizer=str(TOKENIZER)))
+    assert len(list(run)) == 3
+    assert run.after.rollouts == 3, "the written log was read again"
+    assert loaded == [str(TOKENIZER)]
 
 
 # Encoders
@@ -335,7 +356,7 @@ def test_what_cannot_be_read_ends_a_repair_behind_the_rows_before_it(tmp_path: P
 
 def test_the_command_prints_and_writes_the_same(tmp_path: Path) -> None:
     # Large enough for several batches, by what no rule reads.
-    log = written(tmp_path / "log.jsonl", [{**row, "note": "x" * 50_000} for row in rows(40)])
+    log = written(tmp_path / "log.jsonl", [{**row, "note": "x" * 90_000} for row in rows(40)])
     assert not is_small([log])
     printed = []
     for jobs in (1, 2):

@@ -14,7 +14,7 @@ Tag = TypeVar("Tag")
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
-_SMALL = 1 << 20
+_SMALL = 3 << 20
 """Bytes of logs that one process gets through before others would have started."""
 
 

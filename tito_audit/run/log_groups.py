@@ -35,7 +35,8 @@ class RowFlow:
 
     It pickles as its arguments: a process that was not forked from this one loads everything itself.
     `standing_for` maps a file to the log whose settings it has. Without `audits` logs are only read; without
-    `asks_rules` rules are skipped and results only say how their log was written.
+    `asks_rules` rules are skipped and results only say how their log was written. What `loader` has loaded for
+    another flow is not loaded again.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class RowFlow:
         *,
         audits: bool = True,
         asks_rules: bool = True,
+        loader: Loader | None = None,
     ) -> None:
         self._arguments = tuple(files), settings, standing_for or {}, asks_rules
-        self._loader = Loader()
+        self.loader = loader or Loader()
         self._notices: list[str] = []
         self._fitting: dict[str, LogGroup] = {}
         share_of(settings)
@@ -64,7 +66,8 @@ class RowFlow:
     @property
     def tokenizers(self) -> Sequence[Tokenizer]:
         """The tokenizers of all logs, each once."""
-        return self._loader.tokenizers
+        used = [group.auditor.tokenizer for group in self.groups.values()]
+        return [tokenizer for tokenizer in self.loader.tokenizers if any(tokenizer is one for one in used)]
 
     @property
     def size(self) -> int:
@@ -123,12 +126,14 @@ class RowFlow:
             yield detection.say(audit_rollout(rollout, auditor, viewed))
 
     def choose_encoders(self) -> None:
-        """Load fast encoders where the logs are large enough."""
+        """Load fast encoders where the logs are large enough, and meanwhile what else the run will need."""
         groups = {file: self.groups[str(file)] for file in self.files}
         for tokenizer in self.tokenizers:
             mine = {file: group for file, group in groups.items() if group.auditor.tokenizer is tokenizer}
             if begin_encoder(tokenizer, mine, self.settings):
-                self.group(str(next(iter(mine))))  # meanwhile
+                self.group(str(next(iter(mine))))
+                if (self.settings.jobs or 1) > 1:
+                    self.load()
                 choose_encoder(tokenizer, mine, self.settings)
 
     def load(self) -> None:
@@ -179,7 +184,7 @@ class RowFlow:
         auditors: list[Auditor] = []
         notices: dict[str, list[Path]] = {}
         for own, members in by_settings:
-            auditor, notice = self._loader.auditor(own)
+            auditor, notice = self.loader.auditor(own)
             auditors.append(auditor)
             if notice is not None:
                 notices.setdefault(notice, []).extend(members)

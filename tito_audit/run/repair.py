@@ -153,6 +153,7 @@ class Repairs:
     def _scan_again(self, flow: RowFlow) -> None:
         """Scan the written files for `after`."""
         scan = Scan([str(target) for _, target in self.written], _whole(self.settings))
+        scan.loader = flow.loader
         scan.standing_for = {target: log for log, target in self.written}
         logs = {str(target): str(log) for log, target in self.written}
         self.after = scan.summary
@@ -214,8 +215,9 @@ class _Writing:
     def _with_log(self, file: Path, raw: RawRow) -> RepairedRow:
         """The repair of a row that depends on what its whole log proves, which is worked out once."""
         if file not in self.known:
-            settings = self.work.flow.groups[str(file)].settings
-            common = testimony_of([str(file)], settings).get(str(file), Testimony()).common()
+            flow = self.work.flow
+            said = testimony_of([str(file)], flow.groups[str(file)].settings, loader=flow.loader)
+            common = said.get(str(file), Testimony()).common()
             self.known[file] = Proven(next(iter(common)) if len(common) == 1 else None)
         repaired = self.work.row(file, raw, self.known[file])
         assert repaired is not None, "nothing else is missing once the log was asked"

@@ -14,7 +14,7 @@ from tito_audit.formats import Detection
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.testimony import Testimony
-from tito_audit.run.auditor import selected_codes
+from tito_audit.run.auditor import Loader, selected_codes
 from tito_audit.run.executor import Executor, executor_for, is_small
 from tito_audit.run.fit import ROWS, names_of_log
 from tito_audit.run.log_findings import findings_of_log
@@ -65,6 +65,8 @@ class Scan:
         self.standing_for: Mapping[Path, Path] = {}
         """Logs that take the settings of another, which overrides may name: a repaired log those of the
         original."""
+        self.loader: Loader | None = None
+        """What loads tokenizers and templates; None: one of its own."""
         self.asks_rules = True
         """False: rules are skipped, and results only say how their log was written."""
         self.testimonies: dict[str, Testimony] = {}
@@ -72,7 +74,13 @@ class Scan:
 
     def __iter__(self) -> Iterator[Result]:
         selected_codes(self.settings)
-        flow = RowFlow(find_logs(self.logs), self.settings, self.standing_for, asks_rules=self.asks_rules)
+        flow = RowFlow(
+            find_logs(self.logs),
+            self.settings,
+            self.standing_for,
+            asks_rules=self.asks_rules,
+            loader=self.loader,
+        )
         flow.begin(self.summary)
         self.vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
         flow.choose_encoders()
@@ -190,6 +198,8 @@ def testimony_of(
     logs: str | Path | Sequence[str | Path],
     settings: Settings | None = None,  # noqa: PT028 - not a test, despite its name
     progress: Progress | None = None,  # noqa: PT028
+    *,
+    loader: Loader | None = None,  # noqa: PT028
 ) -> Mapping[str, Testimony]:
     """What all rows of each log say together about how they were written, by the log's path; rules are skipped.
 
@@ -202,6 +212,7 @@ def testimony_of(
         return {}
     scan = Scan(regular, settings, progress)
     scan.asks_rules = False
+    scan.loader = loader
     for _ in scan:
         pass
     return scan.testimonies
