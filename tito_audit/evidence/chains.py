@@ -51,9 +51,14 @@ class Chains:
         return self.links[at] if at < len(self.links) and self.links[at].turn == turn else None
 
 
+_NO_CALLS = Chains((), (), (), ())
+
+
 def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     """Every turn linked to the one it continues or breaks, with the differences where it breaks."""
     turns = rollout.turns
+    if not turns:
+        return _NO_CALLS
     seen = tuple(turn.seen_ids for turn in turns)
     indices = tuple(turn.message_index for turn in turns)
     links: list[Link] = []

@@ -14,6 +14,7 @@ from tito_audit.record.rollout import TrainingRow, trained_runs
 
 IMPOSSIBLE = (1.0, -9999.0)
 """Values that are never logprobs, whatever the format's own fill is."""
+_IMPOSSIBLY_LOW = min(IMPOSSIBLE)
 FLOOR = -1000.0
 """No sampled token has a logprob this low."""
 REACH = 4
@@ -114,28 +115,33 @@ def _covers_row(row: TrainingRow) -> bool:
     return not any(c.role is ColumnRole.LOGPROBS and c.alignment in (Alignment.SAMPLED, None) for c in row.columns)
 
 
-def values_on_mask(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Values | None:
+def values_on_mask(
+    row: TrainingRow, spans: Sequence[SampledSpan], reach: int, *, inside: bool = False
+) -> Values | None:
     """The values of a column that has one for every trained token and the same fill everywhere else.
 
-    It is what `values_of` finds in most rows, at a fraction of the cost; None for other rows.
+    It is what `values_of` finds in most rows, at a fraction of the cost; None for other rows. Pass `inside` if all
+    trained tokens are known to lie in the spans.
     """
     mask, logprobs = row.loss_mask, row.logprobs
-    if logprobs is None or not _covers_row(row):
+    if mask is None or logprobs is None or not _covers_row(row) or first_covered(row):
         return None
-    between = len(logprobs) - sum(span.ends[-1] - span.start + 2 * reach for span in spans)
-    if mask is None or not mask.any() or between <= 0 or first_covered(row):
+    if len(logprobs) <= sum(span.ends[-1] - span.start + 2 * reach for span in spans):
         return None
-    bits, at = logprobs.view(np.int64), int(mask.argmin())
-    if not np.array_equal(bits != bits[at], mask):
+    if not inside and (not mask.any() or _trained_in(mask, spans) < np.count_nonzero(mask)):
         return None
-    trained = sum(int(np.count_nonzero(mask[span.start : span.ends[-1]])) for span in spans)
-    inside, fill = logprobs[mask], float(logprobs[at])
-    lowest, highest = float(inside.min()), float(inside.max())
-    if len(inside) != trained or not (min(IMPOSSIBLE) < lowest and highest <= 0):
+    bits, at = logprobs.view(np.int64), int(mask.argmin()) if mask[0] else 0
+    if not ((bits != bits[at]) == mask).all():
         return None
-    if FLOOR < fill < 0:
+    values, fill = logprobs[mask], float(logprobs[at])
+    lowest, highest = float(values.min()), float(values.max())
+    if not _IMPOSSIBLY_LOW < lowest <= highest <= 0 or FLOOR < fill < 0:
         return None
     return Values(mask, np.ones(len(mask), np.bool_), fill, highest, lowest)
+
+
+def _trained_in(mask: Mask, spans: Sequence[SampledSpan]) -> int:
+    return sum(int(np.count_nonzero(mask[span.start : span.ends[-1]])) for span in spans)
 
 
 def _fill(entries: Logprobs) -> float | None:

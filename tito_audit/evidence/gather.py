@@ -9,7 +9,7 @@ from operator import or_
 import numpy as np
 
 from tito_audit.evidence.chains import Chains, chain_turns
-from tito_audit.evidence.completions import ConfirmedIds, answers_of, reencoded_differences
+from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, reencoded_differences
 from tito_audit.evidence.constructions import with_constructions
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
@@ -59,22 +59,24 @@ def gather(
     texts: RenderedTexts = {}
     errors: tuple[tuple[int | None, str], ...] = ()
     confirmed: tuple[ConfirmedIds, ...] = ()
-    if reference is not None and renderer is not None:
-        texts, errors, confirmed = render_texts(rollout, chains, reference)
-    differences = list(chains.differences)
-    answers = answers_of(rollout, chains.seen, reference, confirmed) if reference is not None else []
-    if reference is not None:
+    answers: list[Answer] = []
+    if rollout.turns and reference is not None:
+        if renderer is not None:
+            texts, errors, confirmed = render_texts(rollout, chains, reference)
+        answers = answers_of(rollout, chains.seen, reference, confirmed)
         reference.prefetch([answer.text for answer in answers])
     row, more, row_error = _row(rollout, chains, reference)
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
         row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text)
-    differences = _without_doubles(differences + more)
+    differences = _without_doubles([*chains.differences, *more])
     if reference is not None:
         for answer in answers:
             differences += _uncovered(reencoded_differences(rollout, answer, reference), differences)
-        differences += _uncovered(rendered_differences(rollout, chains, texts, reference), differences)
-        differences = with_constructions(rollout, differences, reference)
+        if texts:
+            differences += _uncovered(rendered_differences(rollout, chains, texts, reference), differences)
+        if differences:
+            differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
     if rendered and not texts and renderer is not None and row_error is None:

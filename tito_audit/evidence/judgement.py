@@ -238,7 +238,7 @@ def _at_once(row: TrainingRow, spans: tuple[SampledSpan, ...]) -> Judgement | No
         start != span.start or end not in span.ends for (start, end), span in zip(runs, spans, strict=True)
     ):
         return None
-    values = values_on_mask(row, spans, FARTHEST)
+    values = values_on_mask(row, spans, FARTHEST, inside=True)
     if values is None:
         return None
     return Judgement(spans, tuple(end for _, end in runs), 0, (Reading(),), values, ((),), exact=True)

@@ -293,7 +293,7 @@ def _roles(held: Pieces, rollout: Rollout, reference: Reference) -> Roles:
 
 def _view(roles: Sequence[str], sampled: Mask) -> RowView:
     no_turn = np.full(len(sampled), -1, np.int32)
-    return RowView(sampled, False, roles, no_turn, no_turn.copy(), None, np.zeros(len(sampled), np.bool_))
+    return RowView(sampled, False, roles, no_turn, no_turn, None, np.zeros(len(sampled), np.bool_))
 
 
 def _starts(held: Pieces) -> NDArray[np.int64]:

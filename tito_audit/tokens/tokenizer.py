@@ -244,7 +244,7 @@ class Tokenizer:
             if len(picked):
                 parts = self.cuts.some_parts(text, ids, picked)
                 sample.update(parts if parts is not None else [(text, ids.tobytes())])
-        return self._confirmed(sorted(sample))
+        return not sample or self._confirmed(sorted(sample))
 
     @cached_property
     def normal_form(self) -> str | None:
