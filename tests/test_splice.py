@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples, one_in, some
@@ -425,6 +425,44 @@ def test_long_lists_of_numbers_become_arrays_where_they_are_wanted_only():
     lists = value["calls"][0]["token_ids"], value["messages"][0]["token_ids"], value["scores"], value["tokens"]
     assert all(type(entry) is list for entry in lists)
     exactly(value, row, arrays=True)
+
+
+@st.composite
+def growing(draw: st.DrawFn) -> list[list[Any]]:
+    """Lists of which each begins as one before does, and goes on with ids or with something else."""
+    entries = st.lists(st.integers(0, 200_000) | st.sampled_from([0, 7, 70, 700, -1, 2**40]), max_size=4)
+    odd = st.sampled_from([[0.5, 1.5], [None], ["1,2"], [1e400], [-0.0], [True, False], [[1]], []])
+    lists: list[list[Any]] = [[*draw(entries), 5, 6, 7]]
+    for _ in range(draw(st.integers(1, 5))):
+        before = draw(st.sampled_from(lists))
+        kept = before[: draw(st.integers(0, len(before)))] if draw(st.booleans()) else before
+        lists.append([*kept, *draw(entries), *(draw(odd) if draw(st.integers(0, 9)) == 0 else [])])
+    return lists
+
+
+@pytest.mark.usefixtures("every_array_is_cut")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(growing(), st.sampled_from(SEPARATORS), st.booleans())
+def test_lists_that_begin_as_the_one_before_read_the_same(lists: list[list[Any]], separators: Any, mixed: bool):
+    calls = [{"prompt_ids": entries, "completion_ids": [9, 8, 7]} for entries in lists]
+    text = json.dumps({"calls": calls, "tokens": lists[-1], "token_ids": lists[-1]}, separators=separators)
+    assert_same_row((text.replace(",", ", ", len(text) // 9) if mixed else text).encode(), read=False)
+
+
+def test_a_prompt_that_begins_as_the_one_before_is_parsed_from_there_on(monkeypatch: pytest.MonkeyPatch):
+    parsed: list[int] = []
+
+    def counted(data: bytes, start: int, stop: int) -> Any:
+        parsed.append(stop - start)
+        return numbers_of(data, start, stop)
+
+    monkeypatch.setattr(number_arrays, "numbers_of", counted)
+    first = list(range(1000, 1900))
+    prompts = [first, [*first, 5, 77], [*first, 5, 77, *range(3000, 3100)], [*first, 5, 77, *range(3000, 3100)]]
+    row = {"calls": [{"prompt_ids": prompt} for prompt in prompts]}
+    found = assert_same_row(orjson.dumps(row), read=False)
+    assert parsed == [len(BIG), len("1899,5,77"), len("77,") + 5 * 100 - 1]
+    assert all(isinstance(call["prompt_ids"], np.ndarray) for call in (found.value or {})["calls"])
 
 
 def test_a_mapped_column_is_read_as_an_array():

@@ -23,7 +23,8 @@ Logprobs: TypeAlias = NDArray[np.float64]
 Offsets: TypeAlias = NDArray[np.int64]
 """Positions or lengths, `[N]` int64."""
 
-_INT32 = np.iinfo(np.int32)
+_LEAST, _MOST = -(1 << 31), (1 << 31) - 1
+"""The bounds of int32."""
 _NUMBERS = {float, int, bool, type(None)}
 
 
@@ -57,8 +58,8 @@ def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
         if len(array):
             raise RecordError(f"column {name!r} holds {array.dtype} values, not token ids")
         return empty_ids()
-    if array.dtype != np.int32 and len(array) and (array.max() > _INT32.max or array.min() < _INT32.min):
-        position = int(np.flatnonzero((array > _INT32.max) | (array < _INT32.min))[0])
+    if array.dtype != np.int32 and len(array) and (array.max() > _MOST or array.min() < _LEAST):
+        position = int(np.flatnonzero((array > _MOST) | (array < _LEAST))[0])
         raise RecordError(
             f"column {name!r} holds id {array[position]} at position {position}, "
             "which no vocabulary has (ids are below 2^31)"

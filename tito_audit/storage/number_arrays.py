@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import orjson
 from numpy.typing import NDArray
 
@@ -23,6 +24,9 @@ _SHORTEST_INTEGERS = 2048
 _LONGEST = 1 << 24
 """Arrays longer than this stay too: reading one briefly takes a few times its size in memory."""
 _FIRST = frozenset(bytes([byte]) for byte in b"-0123456789tf")
+_COMMA, _SPACE = b", "
+_Read: TypeAlias = tuple[int, int, NDArray[Any]]
+"""Where an array starts and stops in the text, and its numbers."""
 _MARK = secrets.token_hex(16)
 """Random in every process, so that no log can contain it."""
 
@@ -62,13 +66,15 @@ class Splicer:
     def _cut(self, data: bytes) -> tuple[dict[str, NDArray[Any]], list[bytes]]:
         """The arrays cut out, by mark, and the remaining text with the marks in it."""
         marked: dict[str, NDArray[Any]] = {}
+        last: dict[bytes, _Read] = {}
         pieces: list[bytes] = []
         key = data.find(b'":')
         opening = b'": [' if data[key + 2 : key + 3] == b" " else b'":['
         copied = at = 0
         while (found := data.find(opening, at)) >= 0:
             at = found + len(opening)
-            kinds = self._kinds.get(data[data.rfind(b'"', copied, found) + 1 : found])
+            name = data[data.rfind(b'"', copied, found) + 1 : found]
+            kinds = self._kinds.get(name)
             if kinds is None:
                 continue
             if data[at : at + 1] not in _FIRST:
@@ -76,8 +82,9 @@ class Splicer:
             start, at = at, data.find(b"]", at)
             if at < 0:
                 break
-            numbers = _numbers(data, start, at)
+            numbers = _numbers(data, start, at, last.get(name))
             if numbers is not None and numbers.dtype.kind in kinds:
+                last[name] = start, at, numbers
                 mark = f"{_MARK}{len(marked)}"
                 pieces += data[copied:start], b'"%b"' % mark.encode()
                 marked[mark] = numbers
@@ -106,10 +113,39 @@ class Splicer:
                         node[key] = array if here in self._columns else array.tolist()
 
 
-def _numbers(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
-    """The array in `data[start:stop]` if it holds only numbers and is worth cutting out."""
+def _numbers(data: bytes, start: int, stop: int, before: _Read | None) -> NDArray[Any] | None:
+    """The array in `data[start:stop]` if it holds only numbers and is worth cutting out.
+
+    `before` is the array of the same name before it, if there is one.
+    """
     if not _SHORTEST <= stop - start <= _LONGEST:
         return None
     if stop - start < _SHORTEST_INTEGERS and data[start + 1] != 0x2C and data.find(b".", start, stop) < 0:
         return None
+    if before is not None and before[2].dtype.kind == "i":
+        numbers = _continued(data, start, stop, before)
+        if numbers is not None:
+            return numbers
     return numbers_of(data, start, stop)
+
+
+def _continued(data: bytes, start: int, stop: int, before: _Read) -> NDArray[Any] | None:
+    """The same for integers most of which begin the array before too, as the prompt of a call begins the next.
+
+    Only the others are parsed. None if nothing is gained, or if the others are no integers.
+    """
+    first, end, known = before
+    size = min(stop - start, end - first)
+    text = np.frombuffer(data, np.uint8, size, start)
+    differ = text != np.frombuffer(data, np.uint8, size, first)
+    same = int(differ.argmax()) if differ.any() else size
+    if same == stop - start == end - first:
+        return known.copy()
+    comma = data.rfind(b",", start, start + same)
+    if comma - start < size // 2:
+        return None
+    count = int(np.count_nonzero(text[: comma - start] == _COMMA)) + 1
+    rest = numbers_of(data, comma + (2 if data[comma + 1] == _SPACE else 1), stop)
+    if rest is None or rest.dtype != known.dtype:
+        return None
+    return np.concatenate((known[:count], rest))
