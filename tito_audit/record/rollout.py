@@ -178,11 +178,11 @@ def visible_part(row: TrainingRow) -> tuple[int, int]:
 
 def trained_runs(loss_mask: Mask) -> list[tuple[int, int]]:
     """The half-open runs `[start, end)` in which the mask is true, in order."""
-    if not len(loss_mask):
-        return []
-    edges = ((loss_mask[1:] != loss_mask[:-1]).nonzero()[0] + 1).tolist()
-    if loss_mask[0]:
-        edges.insert(0, 0)
-    if loss_mask[-1]:
-        edges.append(len(loss_mask))
-    return list(zip(edges[::2], edges[1::2], strict=True))
+    # A search through bytes takes less time than three small arrays.
+    trained, end = loss_mask.tobytes(), 0
+    runs: list[tuple[int, int]] = []
+    while (start := trained.find(1, end)) >= 0:
+        end = trained.find(0, start)
+        end = len(trained) if end < 0 else end
+        runs.append((start, end))
+    return runs

@@ -196,7 +196,7 @@ def _parsed(text: bytes) -> NDArray[np.float64] | None:
     # As many points as numbers means that each is a float.
     if (b'"' in text or _count(text, b".") != len(found)) and set(map(type, found)) != {float}:
         return None
-    return np.array(found, np.float64)
+    return np.fromiter(found, np.float64, len(found))
 
 
 def _count(text: bytes, byte: bytes) -> int:
