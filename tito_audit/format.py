@@ -32,7 +32,8 @@ class Format:
     """Order of detection: formats are tried from the lowest, and the first that matches wins."""
     matches: Callable[[Row], bool]
     """Whether a row is of this format: checks keys first, then a value that confirms them. Cheap: never walks a
-    token list."""
+    token list. It is first asked of a mapping that has only the keys: where no value is needed to decide, that
+    answer holds for all rows with these keys."""
     read: Callable[[Row, Place], Sequence[Rollout]]
     """The rollouts of a row, several when it holds a group; their `place.item` counts from 0. RecordError if
     the row has the shape of the format but its values make no sense."""

@@ -155,7 +155,7 @@ def holds_ids(value: object) -> bool:
 
 def first_list(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The first of these columns that holds a list, even an empty one; None if none does."""
-    return next((name for name in names if is_list(row.get(name))), None)
+    return next((name for name in names if name in row and isinstance(row[name], _LISTS)), None)
 
 
 def first_filled(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
@@ -166,7 +166,7 @@ def first_filled(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The text of the first of these columns that holds a string; None if none does."""
-    return next((row[name] for name in names if isinstance(row.get(name), str)), None)
+    return next((row[name] for name in names if name in row and isinstance(row[name], str)), None)
 
 
 def ids_or_none(value: Any, name: str) -> Ids | None:
