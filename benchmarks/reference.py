@@ -1,8 +1,7 @@
 """The scan with nothing fast in it, which the scan as it is must agree with to the token.
 
 It renders with jinja2 alone, encodes whole texts with `tokenizers` alone, remembers no prefix and no segment,
-asks every format about every row, and parses whole lines. `python -m benchmarks.reference LOG TOKENIZER` holds
-the scan against it.
+renders every prompt, and parses whole lines. `python -m benchmarks.reference LOG TOKENIZER` holds the scan against it.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import numpy as np
 
 from tito_audit import formats
 from tito_audit.evidence import fill, prompts, rendered
+from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.prefix_reuse import Comparison, PiecesCache, SpelledTexts
 from tito_audit.evidence.prefix_reuse import compare_text as compare_incrementally
 from tito_audit.evidence.reference import Reference
@@ -66,7 +66,9 @@ def nothing_fast() -> Iterator[None]:
             (judgement, "_at_once", nothing),
             (Evidence, "sound", Sound.NOTHING),
             (_masks, "_is_right", never),
+            (prompts, "prompt_starts", nothing),
             (prompts, "compare_text", all_of_it),
+            (ConfirmedIds, "reencode", never),
             (SpelledTexts, "confirms", never),
             (PiecesCache, "of", lambda self, ids: self._reference.pieces(ids)),
             (Reference, "render_fast", nothing),

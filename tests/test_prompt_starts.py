@@ -1,0 +1,431 @@
+"""Prompts that are known without being rendered are what rendering all of them says."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.reference import nothing_fast
+from tests import toy
+from tests.test_logs_of_calls import said
+from tests.tiers import examples, some
+from tito_audit.errors import RenderError
+from tito_audit.evidence import prompt_starts, prompts
+from tito_audit.evidence.chains import chain_turns
+from tito_audit.evidence.completions import ConfirmedIds
+from tito_audit.evidence.gather import gather
+from tito_audit.evidence.prompt_starts import PromptStarts
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.shapes import Shapes
+from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.render.template import Template
+from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.tokenizer import Tokenizer
+
+TOKENIZERS = Path(
+    os.environ.get("TITO_AUDIT_TOKENIZERS") or Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
+)
+REAL = sorted(path.name for path in TOKENIZERS.iterdir() if path.is_dir()) if TOKENIZERS.is_dir() else []
+START, END = "{% for m in messages %}", "{% endfor %}"
+SAID = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+OPENER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+PLAIN = START + SAID + END + OPENER
+LAST_USER = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+)
+BARE = "<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1].lstrip('\n') }}<|im_end|>\n"
+
+NEAR = {
+    "plain": PLAIN,
+    "reasoning stripped before the last question": LAST_USER
+    + START
+    + "{% if m.role == 'assistant' and loop.index0 < ns.last %}"
+    + BARE
+    + "{% else %}"
+    + SAID
+    + "{% endif %}"
+    + END
+    + OPENER,
+    "reasoning stripped everywhere": START
+    + "{% if m.role == 'assistant' %}"
+    + BARE
+    + "{% else %}"
+    + SAID
+    + "{% endif %}"
+    + END
+    + OPENER,
+    "last message marked": START + "{% if loop.last %}!{% endif %}" + SAID + END + OPENER,
+    "last answer thinks": START
+    + "{% if loop.last and m.role == 'assistant' %}<|im_start|>assistant\n<think>\n\n</think>\n\n{{ m.content }}"
+    + "<|im_end|>\n{% else %}"
+    + SAID
+    + "{% endif %}"
+    + END
+    + OPENER,
+    "tools together": START
+    + "{% if m.role == 'tool' %}{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user"
+    + "{% endif %}\n{{ m.content }}{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n"
+    + "{% endif %}{% else %}"
+    + SAID
+    + "{% endif %}"
+    + END
+    + OPENER,
+    "last question in front": "{% set ns = namespace(asked='') %}{% for m in messages %}{% if m.role == 'user' %}"
+    + "{% set ns.asked = m.content %}{% endif %}{% endfor %}<|im_start|>system\nAsked: {{ ns.asked }}<|im_end|>\n"
+    + PLAIN,
+    "whether tools were used": "{% set ns = namespace(used=false) %}{% for m in messages %}"
+    + "{% if m.role == 'tool' %}{% set ns.used = true %}{% endif %}{% endfor %}"
+    + "{% if ns.used %}<|im_start|>system\nused<|im_end|>\n{% endif %}"
+    + PLAIN,
+    "numbered": START + SAID.replace("<|im_end|>", " ({{ loop.index }})<|im_end|>") + END + OPENER,
+    "third message marked": START + "{% if loop.index0 == 2 %}#{% endif %}" + SAID + END + OPENER,
+    "date": "<|im_start|>system\n{{ strftime_now('%d %b %Y') }}<|im_end|>\n" + PLAIN,
+    "tools in front": "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}" + PLAIN,
+    "thinking if asked": PLAIN.replace(
+        "assistant\n{% endif", "assistant\n{% if think %}<think>\n{% endif %}{% endif"
+    ),
+    "last message, twice": PLAIN.replace(OPENER, "")
+    + "{% if messages[-1].role == 'tool' %}{{ messages[-1].content }}{% endif %}"
+    + OPENER,
+    "opener after a question only": PLAIN.replace(
+        "add_generation_prompt", "add_generation_prompt and messages[-1].role == 'user'"
+    ),
+}
+"""Templates that look no further than prompts are told apart by."""
+FAR = {
+    "counted": PLAIN + "{{ messages | length }}",
+    "counted in front": "{{ messages | length }}" + PLAIN,
+    "long conversations": "{% if messages | length > 4 %}long {% endif %}" + PLAIN,
+    "from the end": START + "{% if loop.revindex == 4 %}!{% endif %}" + SAID + END + OPENER,
+    "last four": "{% for m in messages[-4:] %}" + SAID + END + OPENER,
+    "all but a few": START + "{% if loop.index0 + 4 > messages | length %}" + SAID + "{% endif %}" + END + OPENER,
+    "counter": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    + "{% if ns.n > 3 %}more {% endif %}"
+    + PLAIN,
+    "counter, twice": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    + "{% set few = ns.n % 2 %}{% if few %}odd {% endif %}"
+    + PLAIN,
+    "long texts": START + "{% if m.content | length > 6 %}long {% endif %}" + SAID + END + OPENER,
+    "equal texts": START + "{% if m.content == messages[0].content %}again {% endif %}" + SAID + END + OPENER,
+    "first letters": START + "{% if m.content[:2] == 'Hi' %}Hi {% endif %}" + SAID + END + OPENER,
+    "small letters": START + "{% if m.content.lower() == 'hi' %}Hi {% endif %}" + SAID + END + OPENER,
+    "where": START + "{% if m.content.find('i') > 1 %}i {% endif %}" + SAID + END + OPENER,
+    "characters": START
+    + "{% for c in m.content %}{% if loop.index0 == 5 %}long {% endif %}{% endfor %}"
+    + SAID
+    + END
+    + OPENER,
+    "second after": START + "{% if messages[loop.index0 + 2].role == 'tool' %}!{% endif %}" + SAID + END + OPENER,
+    "second to last": "{% if messages[-2].role == 'tool' %}!{% endif %}" + PLAIN,
+}
+"""Templates that may look further."""
+
+WORDS = (
+    "Hi",
+    "How now?",
+    " ",
+    "",
+    "naïve 世界",
+    "tool",
+    "x" * 40,
+    "<|im_end|>",
+    "<|im_start|>assistant\n",
+    "Hi there",
+)
+THOUGHTS = ("<think>\nhm\n</think>\n\n", "<think>\n\n</think>\n\n", "</think>", "")
+
+
+def conversation(dice: random.Random) -> list[dict[str, Any]]:
+    """Messages with tools, reasoning and texts that look like what the template writes."""
+    few = dice.random() < 0.3
+
+    def text() -> str:
+        word = dice.choice(WORDS[:2] if few else WORDS) if dice.random() < 0.3 else "said"
+        return word if few and dice.random() < 0.3 else f"{word} {dice.randrange(1000)}"
+
+    messages: list[dict[str, Any]] = []
+    if dice.random() < 0.5:
+        messages.append({"role": "system", "content": text()})
+    for _ in range(dice.randrange(1, 4)):
+        messages.append({"role": "user", "content": text()})
+        for _ in range(dice.choice((0, 0, 1, 2))):
+            function = {"name": "run", "arguments": {"command": text(), "times": dice.randrange(3)}}
+            called: dict[str, Any] = {"role": "assistant", "content": dice.choice(THOUGHTS) + text()}
+            if dice.random() < 0.5:
+                called["tool_calls"] = [{"type": "function", "function": function}]
+            messages.append(called)
+            messages += [{"role": "tool", "content": text()} for _ in range(dice.choice((1, 1, 2)))]
+        messages.append({"role": "assistant", "content": dice.choice(THOUGHTS) + text()})
+        if dice.random() < 0.2:
+            messages[-1]["reasoning_content"] = text()
+    return messages
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes the prompts of rollouts, some as another template would write them."""
+
+    tokenizer: Tokenizer
+    renderer: Renderer
+    others: Sequence[Renderer]
+
+    def rollout(self, messages: list[dict[str, Any]], dice: random.Random, **given: Any) -> Rollout:
+        """A rollout with a call for each answer."""
+        renderer = self.renderer if dice.random() < 0.6 else dice.choice(self.others)
+        own = dice.random() < 0.3
+        answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        logged = as_messages(messages, "messages")
+        tools = as_tools(given.get("tools"), "tools")
+        turns: list[Turn] = []
+        for at in answers:
+            sent = as_messages(copy.deepcopy(messages[:at]), "messages") if own else logged[:at]
+            if own and dice.random() < 0.1:
+                sent = as_messages([*messages[: at - 1], {"role": "user", "content": "Sum up."}], "messages")
+            writer = renderer if dice.random() < 0.9 else dice.choice(self.others)
+            kwargs = given.get("kwargs", {})
+            try:
+                text = writer.render(sent, tools, add_generation_prompt=True, template_kwargs=kwargs)
+            except RenderError:
+                text = "<|im_start|>assistant\n"
+            ids = self.tokenizer.encode(text)
+            if dice.random() < 0.05:
+                ids = np.delete(ids, dice.randrange(len(ids)))
+            end = self.tokenizer.vocabulary.piece(self.tokenizer.eos_ids[0]) if self.tokenizer.eos_ids else ""
+            answer = self.tokenizer.encode(messages[at]["content"] + (end if dice.random() < 0.95 else ""))
+            turn = Turn(prompt_ids=ids, completion_ids=answer, message_index=None if own else at)
+            turns.append(replace(turn, prompt_messages=sent) if own else turn)
+            if dice.random() < 0.1:
+                turns.append(turns[-1])
+        if dice.random() < 0.1:
+            dice.shuffle(turns)
+        kwargs = given.get("kwargs", {})
+        return Rollout(Place("toy", 0), "toy", logged, tools, kwargs, tuple(turns))
+
+
+@contextmanager
+def everything_rendered() -> Iterator[None]:
+    with (
+        patch.object(prompts, "prompt_starts", lambda *_: None),
+        patch.object(ConfirmedIds, "reencode", lambda *_: False),
+    ):
+        yield
+
+
+def written(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> Any:
+    """All that rendering says of a rollout, and what the rules see of it."""
+    reference = Reference(tokenizer, renderer)
+    found = prompts.render_texts(rollout, chain_turns(rollout, reference), reference)
+    texts = {turn: (text.text, text.matches_record) for turn, text in found.texts.items()}
+    return texts, found.errors, said(gather(rollout, tokenizer, renderer))
+
+
+def agree(writer: Writer, rollouts: Sequence[Rollout]) -> int:
+    """How many prompts were known without being rendered; all that is said has to be the same."""
+    prompt_starts._known.cache_clear()
+    known = 0
+    is_known = PromptStarts.is_known
+
+    def counted(self: PromptStarts, *given: Any) -> bool:
+        nonlocal known
+        found = is_known(self, *given)
+        known += found
+        return found
+
+    with patch.object(PromptStarts, "is_known", counted):
+        found = [written(rollout, writer.tokenizer, writer.renderer) for rollout in rollouts]
+    with everything_rendered():
+        for rollout, one in zip(rollouts, found, strict=True):
+            assert one == written(rollout, writer.tokenizer, writer.renderer)
+    with nothing_fast():
+        for rollout, one in list(zip(rollouts, found, strict=True))[:: examples(5, 1)]:
+            assert one[-1] == said(gather(rollout, writer.tokenizer, writer.renderer))
+    return known
+
+
+def log_of(writer: Writer, dice: random.Random) -> list[Rollout]:
+    """Rollouts of which some have the same messages, written otherwise."""
+    rollouts = []
+    tools = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
+    for _ in range(dice.randrange(1, 5)):
+        messages = conversation(dice)
+        given = {
+            "tools": dice.choice(([], [], tools, tools * 2)),
+            "kwargs": dice.choice(({}, {}, {"think": True})),
+        }
+        rollouts += [writer.rollout(messages, dice, **given) for _ in range(dice.choice((1, 2, 3)))]
+    dice.shuffle(rollouts)
+    return rollouts
+
+
+@cache
+def toy_writer(name: str) -> Writer:
+    tokenizer = toy.toy_tokenizer()
+
+    def renderer(source: str) -> Renderer:
+        return make_renderer(tokenizer, chat_template=source)
+
+    others = [renderer(NEAR[one]) for one in NEAR if "last" in one or one == "plain"]
+    return Writer(tokenizer, renderer((NEAR | FAR)[name]), others)
+
+
+@pytest.mark.parametrize("name", [*NEAR, *FAR])
+@settings(max_examples=examples(5, 150), deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1 << 30))
+def test_what_is_known_of_prompts_is_what_rendering_them_says(name: str, seed: int) -> None:
+    dice = random.Random(seed)
+    writer = toy_writer(name)
+    agree(writer, log_of(writer, dice))
+
+
+@pytest.mark.parametrize("name", some(REAL, 8))
+@settings(max_examples=examples(3, 60), deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1 << 30))
+def test_of_real_templates_as_well(name: str, seed: int) -> None:
+    writer = real_writer(name)
+    if writer is None:
+        pytest.skip("it has no chat template")
+    agree(writer, log_of(writer, random.Random(seed)))
+
+
+@cache
+def real_writer(name: str) -> Writer | None:
+    tokenizer = load_tokenizer(str(TOKENIZERS / name))
+    if not tokenizer.chat_templates:
+        return None
+    renderer = make_renderer(tokenizer)
+    source = next(iter(tokenizer.chat_templates.values()))
+    changes = [
+        ("loop.last", "false"),
+        ("loop.last", "true"),
+        ("</think>", "</thought>"),
+        ("last_query_index", "last"),
+    ]
+    others = [make_renderer(tokenizer, chat_template=source.replace(*change)) for change in changes]
+    return Writer(tokenizer, renderer, [renderer, *others])
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_most_prompts_of_like_conversations_are_known(name: str) -> None:
+    dice = random.Random(7)
+    writer = replace(toy_writer(name), others=[toy_writer(name).renderer])
+    rollouts = []
+    for number in range(12):
+        messages = [{"role": "system", "content": "Be kind."}]
+        for turn in range(4):
+            messages.append({"role": "user", "content": f"Question {turn} of {number}"})
+            messages.append(
+                {"role": "assistant", "content": f"<think>\nhm {turn}\n</think>\n\nAnswer {turn} of {number}"}
+            )
+        with patch.object(dice, "random", lambda: 0.5):
+            rollouts.append(writer.rollout(messages, dice))
+    known = agree(writer, rollouts)
+    if name == "last message marked":
+        assert known == 0
+    elif name == "last question in front":
+        assert 0 < known < 2 * 12, "the last prompt is the start of the whole"
+    else:
+        assert known > 12 * 4
+
+
+def test_templates_that_may_look_further_are_told() -> None:
+    tokenizer = toy.toy_tokenizer()
+
+    def looked_for(source: str) -> Any:
+        return make_renderer(tokenizer, chat_template=source).template(False).looked_for
+
+    assert [name for name, source in FAR.items() if looked_for(source) is not None] == []
+    assert [name for name, source in NEAR.items() if looked_for(source) is None] == []
+    assert looked_for(NEAR["reasoning stripped everywhere"]) == (("assistant",), ("</think>",), ())
+
+
+def test_a_template_that_was_misread_is_always_rendered() -> None:
+    """If a prompt is not what all of its messages were proven to be, nothing is relied on any more."""
+    dice = random.Random(3)
+    source = (
+        "{% set ns = namespace(long='') %}" + START + "{% if m.content | length > 6 %}{% set ns.long = 'long ' %}"
+    )
+    source += "{% endif %}" + END + "{{ ns.long }}" + PLAIN
+    tokenizer = toy.toy_tokenizer()
+    renderer, wrong = (make_renderer(tokenizer, chat_template=one) for one in (source, "long " + PLAIN))
+    short, long = (
+        [
+            {"role": role, "content": f"{text}{number}"}
+            for text in texts
+            for number, role in enumerate(("user", "assistant"))
+        ]
+        for texts in (("a", "b"), ("c", "a long question"))
+    )
+    with patch.object(dice, "random", lambda: 0.5), patch.object(Template, "looked_for", (("user",), (), ())):
+        rollouts = [Writer(tokenizer, renderer, ()).rollout(messages, dice) for messages in (short, long)]
+        first = Writer(tokenizer, wrong, ()).rollout(long, dice).turns[0]
+        misread = replace(rollouts[1], turns=(first, *rollouts[1].turns[1:]))
+        starts = prompt_starts.prompt_starts(tokenizer, renderer.template(False))
+        assert starts is not None
+        written(rollouts[0], tokenizer, renderer)
+        assert starts._found == 2
+        with everything_rendered():
+            right = written(misread, tokenizer, renderer)
+        assert written(misread, tokenizer, renderer) != right, "the template was misread on purpose"
+        starts._found = 254  # the first prompt is now rendered as a sample
+        assert written(misread, tokenizer, renderer) == right
+        assert written(misread, tokenizer, renderer) == right
+        assert starts._off
+
+
+def test_shapes_tell_values_apart_that_templates_tell_apart() -> None:
+    shapes = Shapes((("user",), ("</think>", "<think>"), (3,)))
+    same = [("Hi there", "Hello you"), (17, 18), ({"a": "Hi there"}, {"a": "Good day"})]
+    for one, other in same:
+        assert shapes.of(one) == shapes.of(other)
+    different: list[Any] = [
+        "",
+        " ",
+        "\n",
+        "Hi",
+        "Hi!",
+        "Hi there",
+        "user",
+        " user ",
+        "a<think>b",
+        "<think>ab",
+        "ab<think>",
+    ]
+    different += ["<think></think>", "<think> </think>", "<think>a</think>", "<think>a</think>user", "</think>"]
+    different += [
+        0,
+        1,
+        3,
+        17,
+        True,
+        False,
+        1.0,
+        0.0,
+        2.5,
+        None,
+        [],
+        {},
+        ["Hi"],
+        {"a": "Hi!"},
+        {"b": "Hi!"},
+        {"a": 1},
+    ]
+    found = [shapes.of(value) for value in different]
+    assert len(set(found)) == len(found)
+    with pytest.raises(TypeError):
+        shapes.of((1, 2))
