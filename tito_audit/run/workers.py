@@ -95,12 +95,16 @@ class _Crew(Generic[Tag, Task, Answer]):
     def __init__(self, work: Callable[[Task], Answer], jobs: int) -> None:
         self._work = work
         self._workers: list[_Worker] = []
+        self._dismissed: list[_Worker] = []
+        """Those that have no more to do, and end by themselves."""
         self._order: deque[tuple[int, Tag]] = deque()
         """Numbered tags that were taken and not yielded yet."""
         self._done: dict[int, Any] = {}
         self._next: tuple[int, bytes] | None = None
         """A task that waits for a free process."""
         self._taken = 0
+        self._ended = False
+        """Whether all tasks were taken."""
         self._most = 3 * jobs + 1
         try:
             for shares in _shares(jobs):
@@ -133,19 +137,22 @@ class _Crew(Generic[Tag, Task, Answer]):
 
     def close(self) -> None:
         """Kill the processes; they hold nothing that must be kept."""
-        for worker in self._workers:
+        workers = (*self._dismissed, *self._workers)
+        for worker in workers:
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
             worker.tasks.close()
             worker.answers.close()
-        for worker in self._workers:
+        for worker in workers:
             _status(worker)
+        self._dismissed.clear()
         self._workers.clear()
 
     def _hand_out(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
         """Send tasks to processes while there are tasks and free processes."""
         while True:
             if self._next is None and not self._take(source):
+                self._dismiss()
                 return
             if self._next is None:
                 continue
@@ -173,7 +180,15 @@ class _Crew(Generic[Tag, Task, Answer]):
                 self._next = (self._taken, pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
             self._taken += 1
             return True
+        self._ended = True
         return False
+
+    def _dismiss(self) -> None:
+        """Let idle processes end once there are no more tasks: taking their memory down takes time."""
+        for worker in [one for one in self._workers if self._ended and not one.held]:
+            worker.tasks.close()
+            self._workers.remove(worker)
+            self._dismissed.append(worker)
 
     def _collect(self) -> None:
         """Wait for at least one answer."""
