@@ -13,7 +13,9 @@ import pytest
 
 from tito_audit.run.encoders import _density
 from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
+from tito_audit.tokens.encoders import FastEncoder
 
 TOY = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe"
 ENOUGH = 240_000
@@ -110,3 +112,33 @@ def test_a_log_that_cannot_be_read_or_is_empty_loads_nothing(tmp_path):
     assert not is_loaded(broken)
     assert not is_loaded(empty)
     assert not is_loaded(tmp_path / "gone.jsonl")
+
+
+def test_the_first_rows_are_read_once_for_all_that_looks_at_them_before_the_run(tmp_path, monkeypatch):
+    heads: list[Path] = []
+    head = LogGroup.head
+
+    def watched(self: LogGroup, file: Path, rows: int) -> Iterator[Any]:
+        heads.append(file)
+        return head(self, file, rows)
+
+    monkeypatch.setattr(LogGroup, "head", watched)
+    log = written(tmp_path / "log.jsonl", [row(text) for text in texts(60, ENOUGH // 60)])
+    flow = RowFlow([log], Settings(tokenizer=str(TOY)))
+    flow.choose_encoders()
+    assert flow.group(str(log)).auditor.tokenizer is flow.tokenizers[0]
+    assert "fastokens" in flow.tokenizers[0].encoder_name
+    assert heads == [log]
+
+
+def test_a_fast_encoder_that_errs_on_the_first_rows_is_not_used(tmp_path, monkeypatch):
+    encode = FastEncoder.encode_batch
+
+    def erring(self: FastEncoder, some: Sequence[str]) -> list[Any]:
+        return [ids[::-1] if "zzz" in text else ids for text, ids in zip(some, encode(self, some), strict=True)]
+
+    monkeypatch.setattr(FastEncoder, "encode_batch", erring)
+    rows = [row(text) for text in texts(60, ENOUGH // 60)]
+    assert is_loaded(written(tmp_path / "right.jsonl", rows))
+    rows[3]["messages"][0]["content"] += "zzz"
+    assert not is_loaded(written(tmp_path / "wrong.jsonl", rows))

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -324,6 +325,40 @@ def test_the_fast_encoder_knows_tokens_that_the_settings_added(tmp_path):
     assert "<|brand_new|>" in tokenizer.cuts.tokens
     for ids in (*tokenizer.encode_fast_batch([text]), *FastEncoder(tokenizer.backend).encode_batch([text])):
         assert ids.tolist() == tokenizer.backend.encode(text).ids
+
+
+def test_a_fast_encoder_that_a_thread_builds_meanwhile_gives_the_same_ids():
+    tokenizer = toy()
+    threads = threading.active_count()
+    tokenizer.begin_fast()
+    tokenizer.begin_fast()  # it is begun once
+    texts = [CHAT, "", "fine", "a\ud83db"]
+    truth = tokenizer.encode_alone(texts)  # the reference is loaded and asked meanwhile
+    assert tokenizer.use_fast(True)
+    assert threading.active_count() == threads, "its thread has ended"
+    assert tokenizer.check_fast(texts, truth)
+    for found, ids in zip(tokenizer.encode_fast_batch(texts), truth, strict=True):
+        assert found.tolist() == ids.tolist()
+    assert not tokenizer.check_fast(texts, truth[::-1]), "it is held against the ids that were given"
+    assert tokenizer.encoder_name == "tokenizers"
+
+
+@pytest.mark.parametrize(
+    ("fails", "raised"), [(TokenizerError("it is Tuesday"), None), (MemoryError("none left"), MemoryError)]
+)
+def test_what_fails_in_the_thread_is_said_where_the_encoder_is_asked_for(fails, raised, monkeypatch):
+    def failing(self: FastEncoder, *_: object) -> None:
+        raise fails
+
+    monkeypatch.setattr(FastEncoder, "__init__", failing)
+    tokenizer = toy()
+    tokenizer.begin_fast()
+    if raised is not None:
+        with pytest.raises(raised, match="none left"):
+            tokenizer.use_fast()
+        return
+    assert not tokenizer.use_fast()
+    assert str(tokenizer.encoder_notice).endswith("which is slower: it is Tuesday.")
 
 
 # ---------------------------------------------------------------- where texts are cut

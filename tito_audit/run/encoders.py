@@ -41,24 +41,19 @@ def begin_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings:
     """
     if settings.encoder == "tokenizers":
         return False
-    if settings.encoder == "fastokens" or _is_worth_loading(tokenizer.vocabulary, _regular(logs), settings):
+    regular = {file: group for file, group in logs.items() if file.is_file()}  # a pipe cannot be read twice
+    if settings.encoder == "fastokens" or _is_worth_loading(tokenizer.vocabulary, regular, settings):
         tokenizer.begin_fast()
         return True
     return False
 
 
-def choose_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings: Settings) -> None:
-    """Use the encoder that is being built, if it agrees with the reference on the first texts of the first log."""
-    first = next(iter(_regular(logs).items()), None)
-    texts = _texts(*first, tokenizer.vocabulary) if first is not None else []
+def choose_encoder(tokenizer: Tokenizer, head: Sequence[Rollout], settings: Settings) -> None:
+    """Use the encoder that is being built, if it agrees with the reference on texts of the first rollouts."""
+    texts = _texts(head, tokenizer.vocabulary)
     ids = tokenizer.encode_alone(texts)  # before the encoder is waited for
     if tokenizer.use_fast(True if settings.encoder == "fastokens" else None):
         tokenizer.check_fast(texts, ids)
-
-
-def _regular(logs: Mapping[Path, LogGroup]) -> dict[Path, LogGroup]:
-    """The logs that can be read twice; a pipe cannot."""
-    return {file: group for file, group in logs.items() if file.is_file()}
 
 
 def _is_worth_loading(vocabulary: Vocabulary, logs: Mapping[Path, LogGroup], settings: Settings) -> bool:
@@ -112,12 +107,13 @@ def _recorded(item: Rollout) -> list[Ids]:
     return [*recorded, *(seen for turn in item.turns[-1:] if (seen := turn.seen_ids) is not None)]
 
 
-def _texts(file: Path, group: LogGroup, vocabulary: Vocabulary) -> list[str]:
-    """Texts from the first rows of a log: of its messages, and decoded from its ids."""
+def _texts(head: Sequence[Rollout], vocabulary: Vocabulary) -> list[str]:
+    """Texts of the first rows of a log: of its messages, and decoded from its ids."""
     texts: list[str] = []
-    for item in group.head(file, _TRIED_ROWS):
-        texts += [message.text for message in item.messages]
-        texts += [vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in _recorded(item)]
+    for item in head:
+        if item.place.row < head[0].place.row + _TRIED_ROWS:
+            texts += [message.text for message in item.messages]
+            texts += [vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in _recorded(item)]
     return [text[:_TRIED_CHARACTERS] for text in texts[:_TRIED_TEXTS]]
 
 

@@ -12,7 +12,7 @@ from tito_audit.errors import RecordError
 from tito_audit.formats import Detection
 from tito_audit.join import Join, contains_row
 from tito_audit.record.finding import Result
-from tito_audit.record.rollout import Place
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor, Loader, Viewed, audit_rollout, unreadable
 from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
 from tito_audit.run.fit import CODE, ROWS, misfit
@@ -131,10 +131,20 @@ class RowFlow:
         for tokenizer in self.tokenizers:
             mine = {file: group for file, group in groups.items() if group.auditor.tokenizer is tokenizer}
             if begin_encoder(tokenizer, mine, self.settings):
-                self.group(str(next(iter(mine))))
+                head = self._first_rollouts(mine)
                 if (self.settings.jobs or 1) > 1:
                     self.load()
-                choose_encoder(tokenizer, mine, self.settings)
+                choose_encoder(tokenizer, head, self.settings)
+
+    def _first_rollouts(self, logs: Iterable[Path]) -> Sequence[Rollout]:
+        """The first rollouts of the first of the logs, which are also asked whether it fits."""
+        file = next((log for log in logs if log.is_file()), None)  # a pipe cannot be read twice
+        if file is None:
+            return ()
+        group = self.groups[str(file)]
+        head = _head(file, group)
+        self._fitting.setdefault(str(file), _fitted(file, group, head))
+        return head
 
     def load(self) -> None:
         """Load everything that forked processes can share."""
@@ -204,12 +214,17 @@ def _rebuilt(
     return flow
 
 
-def _fitted(file: Path, group: LogGroup) -> LogGroup:
-    """The group, without the tokenizer or template that its log was not written with."""
+def _head(file: Path, group: LogGroup) -> Sequence[Rollout]:
+    """The first rollouts of a log."""
+    return list(islice(group.head(file, _SEARCHED), ROWS))
+
+
+def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) -> LogGroup:
+    """The group, without the tokenizer or template that its log was not written with; `head` is its `_head`."""
     auditor = group.auditor
     if auditor.tokenizer is None or CODE not in auditor.codes or not file.is_file():
         return group
-    found = misfit(list(islice(group.head(file, _SEARCHED), ROWS)), auditor.tokenizer, auditor.renderer)
+    found = misfit(_head(file, group) if head is None else head, auditor.tokenizer, auditor.renderer)
     return group if found is None else replace(group, auditor=auditor.held_back(found))
 
 
