@@ -110,7 +110,11 @@ class Tokenizer:
     def begin_fast(self) -> None:
         """Begin to build the fast encoder in a thread; `use_fast` waits for it. No process may fork in between."""
         if self._fast is None and self._building is None and not self.disagreements:
-            self._building = Building(self._build_fast)
+            store = self._unchanged_store
+            definition = store.definition if store is not None else None
+            if definition is None:
+                _ = self.backend.model  # loaded here, and not by two threads at once
+            self._building = Building(lambda: FastEncoder(self.backend, definition))
 
     def use_fast(self, wanted: bool | None = None) -> bool:
         """Whether a fast encoder is used from now on.
@@ -292,10 +296,6 @@ class Tokenizer:
         passed = store is not None and store.note(self._checked) == _PASSED
         if self.adopt(encoder, passed=passed) and store is not None and not passed:
             store.add_note(self._checked, _PASSED)
-
-    def _build_fast(self) -> FastEncoder:
-        store = self._unchanged_store
-        return FastEncoder(self.backend, store.definition if store is not None else None)
 
     @property
     def _unchanged_store(self) -> Store | None:
