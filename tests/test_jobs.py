@@ -500,7 +500,7 @@ def test_with_jobs_a_rollout_is_its_place_and_format(tmp_path: Path) -> None:
 
 
 def test_chunks_are_many_for_each_process_and_never_large() -> None:
-    assert chunk_bytes(10 << 20, 2) == (10 << 20) // 32
+    assert chunk_bytes(10 << 20, 2) == (10 << 20) // 16
     assert chunk_bytes(10 << 30, 2) == 8 << 20
     assert chunk_bytes(100, 16) == 1 << 18
 

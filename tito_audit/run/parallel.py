@@ -29,7 +29,7 @@ from tito_audit.viewer.selection import ViewQuota
 
 _LARGEST = 8 << 20
 _SMALLEST = 1 << 18
-_PER_PROCESS = 16
+_PER_PROCESS = 8
 """Chunks per process in small logs, so that no process waits long for the last one."""
 
 

@@ -15,7 +15,7 @@ from tito_audit.storage.sampling import Sample
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_rows import rows_of_batch, take_rows
 
-_GROUPS = 16
+_GROUPS = 8
 """A row group of up to this many chunks is read by the process that audits it; larger ones are sent in batches."""
 _UNLIMITED = 1 << 62
 
