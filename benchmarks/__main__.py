@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.measure import ROOT
+from benchmarks.measure import ROOT, tokenizer_folder
 from benchmarks.plan import FULL, NORMAL, QUICK, Plan
 from benchmarks.plot import plot
 from benchmarks.results import busy, cold_section, comparison_section, growth_section, heading, huge_section
@@ -17,8 +17,6 @@ from benchmarks.studies import Comparison, Growth, Studies
 
 __all__ = ["main"]
 
-TOKENIZERS = (ROOT.parent / "shared" / "tokenizers" / "qwen3", ROOT / ".cache" / "tokenizers" / "qwen3")
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 STUDIES = ("compare", "sizes", "lengths", "cold")
 
 
@@ -26,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure what was asked for and write it down; a study that is done is on the page at once."""
     asked = _parser().parse_args(argv)
     plan = _plan(asked)
-    tokenizer = asked.tokenizer or next((folder for folder in TOKENIZERS if folder.is_dir()), TOY)
+    tokenizer = asked.tokenizer or tokenizer_folder()
     output = asked.output or (
         asked.scratch / "RESULTS.md" if asked.quick else Path(__file__).parent / "RESULTS.md"
     )

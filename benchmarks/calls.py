@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["calls_of", "calls_type", "recorded_ids"]
+__all__ = ["calls_of", "calls_type", "recorded_ids", "runs_of"]
 
 _LISTS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
@@ -17,7 +17,7 @@ def calls_of(ids: Any, mask: Any, logprobs: Any, heard: Any, heard_mask: Any) ->
 
     Later prompts hold `heard` where `ids` stand: the ids themselves, or what encoding their text again gives.
     """
-    answers, asked = _runs(mask), _runs(heard_mask)
+    answers, asked = runs_of(mask), runs_of(heard_mask)
     assert len(answers) == len(asked)
     return [
         {
@@ -35,16 +35,17 @@ def recorded_ids(calls: Sequence[dict[str, Any]]) -> int:
     return sum(len(call[name]) for call in calls for name in _LISTS[:2])
 
 
-def calls_type() -> Any:
-    """The Arrow type of a column of calls."""
+def calls_type(*, text: bool = False) -> Any:
+    """The Arrow type of a column of calls; with `text`, calls may say what they sampled."""
     import pyarrow as pa
 
     values = (pa.int32(), pa.int32(), pa.float32())
     fields = [(name, pa.list_(value)) for name, value in zip(_LISTS, values, strict=True)]
-    return pa.list_(pa.struct([*fields, ("finish_reason", pa.string())]))
+    said = [("text", pa.string())] if text else []
+    return pa.list_(pa.struct([*fields, ("finish_reason", pa.string()), *said]))
 
 
-def _runs(mask: Any) -> list[tuple[int, int]]:
+def runs_of(mask: Any) -> list[tuple[int, int]]:
     """Where the mask is set, run by run."""
     edges = np.flatnonzero(np.diff(mask, prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -32,7 +32,7 @@ import orjson
 from benchmarks.calls import calls_of, calls_type, recorded_ids
 from benchmarks.conversations import TOOLS, Writer
 
-__all__ = ["Corpus", "Factory", "Shape", "built", "main"]
+__all__ = ["Builder", "Corpus", "Factory", "Shape", "built", "main"]
 
 NON_CANONICAL = 0.0005
 CHUNK_TOKENS = 300_000
@@ -224,19 +224,21 @@ def _build(shape: Shape, first: int, rows: int) -> _Chunk:
 def _builder(tokenizer: str) -> _Build:
     """The builder of a tokenizer, loaded once a process."""
     if tokenizer not in _built:
-        _built[tokenizer] = _Builder(tokenizer).chunk
+        _built[tokenizer] = Builder(tokenizer).chunk
     return _built[tokenizer]
 
 
-class _Builder:
+class Builder:
+    """Builds rows with a tokenizer."""
+
     def __init__(self, tokenizer: str) -> None:
         from tito_audit.render.renderer import make_renderer
         from tito_audit.tokens.load import load_tokenizer
 
-        self._tokenizer = load_tokenizer(tokenizer)
-        self._renderer = make_renderer(self._tokenizer)
-        self._encode = _encoder(self._tokenizer, tokenizer)
-        self._words = _words(self._tokenizer.vocabulary)
+        self.tokenizer = load_tokenizer(tokenizer)
+        self.renderer = make_renderer(self.tokenizer)
+        self.encode = _encoder(self.tokenizer, tokenizer)
+        self._words = _words(self.tokenizer.vocabulary)
 
     def chunk(self, shape: Shape, first: int, rows: int) -> _Chunk:
         """The rows `[first, first + rows)`."""
@@ -247,10 +249,8 @@ class _Builder:
         return out
 
     def _row(self, shape: Shape, number: int, out: _Chunk) -> dict[str, Any]:
-        draw = np.random.default_rng([shape.seed, 0, number])
+        draw, messages, ids, starts, mask = self.conversation(shape, number)
         turns = shape.turns_of(number)
-        messages = Writer(self._words, draw, shape.words).conversation(turns)
-        ids, starts, mask = self._tokens(messages)
         faulty = bool(draw.random() < shape.faulty)
         canonical = ids, mask
         if faulty:
@@ -269,14 +269,22 @@ class _Builder:
         out.recorded.append(len(ids))
         return {**row, "token_ids": ids, "loss_mask": np.roll(mask, 1) if worse else mask, "logprobs": logprobs}
 
+    def conversation(
+        self, shape: Shape, number: int
+    ) -> tuple[np.random.Generator, list[dict[str, Any]], Any, Any, Any]:
+        """The row's stream of random numbers, messages, right ids, where answers begin, and mask."""
+        draw = np.random.default_rng([shape.seed, 0, number])
+        messages = Writer(self._words, draw, shape.words).conversation(shape.turns_of(number))
+        return draw, messages, *self._tokens(messages)
+
     def _tokens(self, messages: list[dict[str, Any]]) -> tuple[Any, Any, Any]:
         """Ids of a conversation, where in them each answer begins, and the mask of what was sampled."""
         from tito_audit.record.message import as_messages, as_tools
         from tito_audit.render.spans import spans
 
-        rendering = spans(self._renderer, as_messages(messages, "row"), as_tools(TOOLS, "row"))
-        ids = self._encode(rendering.text)
-        ends = np.cumsum(self._tokenizer.vocabulary.byte_lengths(ids))
+        rendering = spans(self.renderer, as_messages(messages, "row"), as_tools(TOOLS, "row"))
+        ids = self.encode(rendering.text)
+        ends = np.cumsum(self.tokenizer.vocabulary.byte_lengths(ids))
         data = np.frombuffer(rendering.text.encode(), np.uint8)
         characters = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
         sampled = np.array([found for found in rendering.sampled.values() if found is not None], np.int64)
@@ -308,7 +316,7 @@ class _Builder:
 
     def _halves(self, token: int) -> tuple[int, int] | None:
         """Two tokens that read like this one; None for one of a single byte or a control token."""
-        vocabulary = self._tokenizer.vocabulary
+        vocabulary = self.tokenizer.vocabulary
         if token in vocabulary.added_ids:
             return None
         data = vocabulary.token_bytes(token)

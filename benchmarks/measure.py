@@ -15,9 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "Measured", "alternately", "engine", "knows_jobs", "run", "scan"]
+__all__ = [
+    "ROOT",
+    "SHARED",
+    "TOY",
+    "Measured",
+    "alternately",
+    "engine",
+    "knows_jobs",
+    "run",
+    "scan",
+    "tokenizer_folder",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+"""Real tokenizers and logs, where they are beside the checkout."""
+TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 WATCH_SECONDS = 0.1
 
 
@@ -44,6 +58,12 @@ class Measured:
     def rate(self) -> float:
         """Tokens a second."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def tokenizer_folder(name: str = "qwen3") -> Path:
+    """The folder of a real tokenizer; the toy one where it is not there."""
+    places = (SHARED / "tokenizers" / name, ROOT / ".cache" / "tokenizers" / name)
+    return next((folder for folder in places if folder.is_dir()), TOY)
 
 
 Runner = Callable[[bool], Measured]

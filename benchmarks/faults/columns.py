@@ -1,0 +1,122 @@
+"""Faults of masks, of logprobs and of whole rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.faults.draft import Draft, fault
+
+
+@fault("MSK401", "MSK402", calls=False)
+def mask_slid(draft: Draft) -> bool:
+    """The mask late or early by a few."""
+    draft.mask = np.roll(draft.mask, draft.pick((-3, -2, -1, 1, 2, 3)))
+    return True
+
+
+@fault("MSK401", calls=False)
+def template_trained(draft: Draft) -> bool:
+    """Tokens of the prompt in the loss."""
+    start = draft.runs()[0][0]
+    draft.mask[max(0, start - 12) : max(1, start - 4)] = 1
+    return True
+
+
+@fault("MSK402", calls=False)
+def answer_not_trained(draft: Draft) -> bool:
+    """Half of a long answer out of the loss."""
+    start, stop = max(draft.runs(), key=lambda run: run[1] - run[0])
+    draft.mask[start + (stop - start) // 2 : stop - 1] = 0
+    return stop - start > 8
+
+
+@fault("MSK403", calls=False)
+def mask_inverted(draft: Draft) -> bool:
+    """What was not sampled is trained."""
+    draft.mask = 1 - draft.mask
+    return True
+
+
+@fault("MSK404", calls=False)
+def ends_not_trained(draft: Draft) -> bool:
+    """The end token of one answer out of the loss, that of others in."""
+    runs = draft.runs()
+    if len(runs) < 2:
+        return False
+    draft.mask[runs[0][1] - 1] = 0
+    return True
+
+
+@fault("LPR501", calls=False)
+def a_logprob_too_few(draft: Draft) -> bool:
+    """One logprob less than tokens."""
+    draft.logprobs = draft.logprobs[:-1]
+    return True
+
+
+@fault("LPR502", calls=False)
+def logprobs_slid(draft: Draft) -> bool:
+    """The logprobs late or early by one."""
+    draft.logprobs = np.roll(draft.logprobs, draft.pick((-1, 1)))
+    return True
+
+
+@fault("LPR503", calls=False)
+def logprob_missing(draft: Draft) -> bool:
+    """A sampled token without a logprob."""
+    values: list[Any] = draft.logprobs.tolist()
+    values[draft.pick(np.flatnonzero(draft.mask))] = None
+    draft.logprobs = values
+    return True
+
+
+@fault("LPR504", calls=False)
+def logprob_above_zero(draft: Draft) -> bool:
+    """More than certain."""
+    draft.logprobs[draft.pick(np.flatnonzero(draft.mask))] = 0.75
+    return True
+
+
+@fault("LPR505", "LPR506", calls=False)
+def answer_filled_with_zeros(draft: Draft) -> bool:
+    """What stands for no logprob, in an answer."""
+    start, stop = max(draft.runs(), key=lambda run: run[1] - run[0])
+    draft.logprobs[start + 1 : stop - 1] = 0.0
+    return stop - start > 14
+
+
+@fault("LPR506", calls=False)
+def logprobs_all_alike(draft: Draft) -> bool:
+    """The same logprob for every sampled token."""
+    draft.logprobs = np.where(draft.mask == 1, -0.5, 0.0)
+    return True
+
+
+@fault("REC001")
+def messages_cut_off(draft: Draft) -> bool:
+    """A row that cannot be read."""
+    draft.broken = True
+    return True
+
+
+@fault("REC002", calls=False)
+def mask_too_short(draft: Draft) -> bool:
+    """Some entries of the mask less than tokens."""
+    draft.mask = draft.mask[:-9]
+    return True
+
+
+@fault("REC003")
+def id_outside_the_vocabulary(draft: Draft) -> bool:
+    """An id that no token has."""
+    draft.ids[draft.pick(np.flatnonzero(draft.mask))] = draft.kit.vocabulary.size + 100_000
+    return True
+
+
+@fault("REC004", calls=False)
+def ids_that_count_up(draft: Draft) -> bool:
+    """What a dummy server answers."""
+    draft.ids = np.arange(1, len(draft.ids) + 1, dtype=np.int32)
+    return len(draft.ids) < draft.kit.vocabulary.size
