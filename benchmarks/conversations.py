@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,8 @@ _PLACES = 4096
 class Writer:
     """Writes one conversation after the other from one stream of random numbers."""
 
-    def __init__(self, words: Sequence[str], draw: np.random.Generator, length: int) -> None:
-        self._words = np.array(words, dtype=object)
+    def __init__(self, words: Sequence[str] | Any, draw: np.random.Generator, length: int) -> None:
+        self._words = np.asarray(words, dtype=object)
         self._draw = draw
         self._length = length
         self._share = _by_rank(len(words))
@@ -118,6 +119,7 @@ class Writer:
         return json.dumps(found, indent=2)
 
 
+@cache
 def _by_rank(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Cumulated shares: the n-th entry comes about n times more rarely than the first."""
     shares = 1.0 / (np.arange(count) + 10.0)

@@ -238,7 +238,7 @@ class Builder:
         self.tokenizer = load_tokenizer(tokenizer)
         self.renderer = make_renderer(self.tokenizer)
         self.encode = _encoder(self.tokenizer, tokenizer)
-        self._words = _words(self.tokenizer.vocabulary)
+        self._words = np.array(_words(self.tokenizer.vocabulary), dtype=object)
 
     def chunk(self, shape: Shape, first: int, rows: int) -> _Chunk:
         """The rows `[first, first + rows)`."""

@@ -11,6 +11,7 @@ Time starts when libraries and tokenizers are loaded; processes are forked after
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import multiprocessing
 import os
@@ -26,9 +27,12 @@ from typing import Any
 import numpy as np
 import orjson
 
+from benchmarks.calls import recorded_ids
+
 __all__ = ["Outcome", "floor", "linear", "main", "per_turn"]
 
 PART_BYTES = 1 << 20
+PACKED = {".gz": "gzip", ".zst": "zstd"}
 BATCH_ROWS = 32
 TURNS_OF_A_ROW = 4
 """How many turns of one conversation the quadratic way is tried on."""
@@ -38,6 +42,8 @@ SAMPLE_TOKENS = 100_000
 Part = tuple[int, int]
 """Bytes `[start, stop)` of a JSONL file, or one row group `[n, n + 1)` of a Parquet file."""
 Columns = dict[str, Any]
+_Sampled = tuple[Any, Any, Any, list[int]]
+"""A chat, its tools, the recorded ids, and the answers whose prompts are tried."""
 
 
 @dataclass(slots=True)
@@ -68,41 +74,44 @@ def linear(log: Path, tokenizer: Path, workers: int = 1, tokens: int | None = No
     return _in_parts(partial(_linear_part, _render_and_encode(tokenizer)), log, workers, tokens)
 
 
-def per_turn(log: Path, tokenizer: Path, sample_tokens: int = SAMPLE_TOKENS) -> Outcome:
+def per_turn(log: Path, tokenizer: Path, sample_tokens: int = SAMPLE_TOKENS, workers: int = 1) -> Outcome:
     """Prompts of a sample of turns rendered and encoded anew, as trainers and environments do it.
 
-    Of each length of conversation as many rows, with up to four turns evenly spread over each, as it takes to
-    encode `sample_tokens`. Reading the log is not counted.
+    Of each length of conversation as many rows, with some turns evenly spread over each, as it takes to encode
+    `sample_tokens` in every process. Reading the log is not counted. Processes take one prompt after the other,
+    the longest first, so none waits long for the last.
     """
     import transformers
 
     oracle = transformers.PreTrainedTokenizerFast.from_pretrained(str(tokenizer))
-    jobs = _sample(log, sample_tokens)
     out = Outcome()
-    for length, rows in jobs.items():
+    for length, rows in _sample(log, sample_tokens * workers, TURNS_OF_A_ROW * workers).items():
+        prompts = [(row, index) for row in rows for index in row[3]]
+        prompts.sort(key=lambda prompt: -prompt[1])
         started = time.perf_counter()
-        encoded = 0
-        for chat, tools, recorded, answers in rows:
-            for index in answers:
-                ids = oracle.apply_chat_template(
-                    chat[:index], tools=tools, add_generation_prompt=True, return_dict=False
-                )
-                encoded += len(ids)
-                out.different += ids != recorded[: len(ids)].tolist()
-            out.tokens += len(recorded)
-            out.rows += 1
+        tried = list(_each(partial(_prompt, oracle), prompts, workers))
         out.spent[str(length)] = time.perf_counter() - started
-        out.encoded[str(length)] = encoded
+        out.encoded[str(length)] = sum(encoded for encoded, _ in tried)
+        out.different += sum(differs for _, differs in tried)
+        out.tokens += sum(len(row[2]) for row in rows)
+        out.rows += len(rows)
     out.seconds = sum(out.spent.values())
     return out
 
 
-def _sample(log: Path, wanted: int) -> dict[int, list[tuple[Any, Any, Any, list[int]]]]:
+def _prompt(oracle: Any, prompt: tuple[_Sampled, int]) -> tuple[int, bool]:
+    """How many tokens a prompt has, and whether they differ from those recorded."""
+    (chat, tools, recorded, _), index = prompt
+    ids = oracle.apply_chat_template(chat[:index], tools=tools, add_generation_prompt=True, return_dict=False)
+    return len(ids), ids != recorded[: len(ids)].tolist()
+
+
+def _sample(log: Path, wanted: int, turns_of_a_row: int) -> dict[int, list[_Sampled]]:
     """By length: chats with tools, recorded ids, and the messages that are tried, until all have enough.
 
     Prompt tokens are not known before they are encoded: half of a row for each turn is close.
     """
-    found: dict[int, list[tuple[Any, Any, Any, list[int]]]] = {}
+    found: dict[int, list[_Sampled]] = {}
     about: dict[int, float] = {}
     note = _note(log)
     lengths = len(note["prompt_tokens"]) if note else 1 << 30
@@ -113,8 +122,8 @@ def _sample(log: Path, wanted: int) -> dict[int, list[tuple[Any, Any, Any, list[
             length = len(answers)
             if about.get(length, 0) >= wanted:
                 continue
-            step = max(1, length // TURNS_OF_A_ROW)
-            tried = answers[step // 2 :: step][:TURNS_OF_A_ROW]
+            step = max(1, length // turns_of_a_row)
+            tried = answers[step // 2 :: step][:turns_of_a_row]
             about[length] = about.get(length, 0) + len(tried) * len(row["token_ids"]) / 2
             found.setdefault(length, []).append((chat, row["tools"], row["token_ids"], tried))
         if len(about) == lengths and min(about.values()) >= wanted:
@@ -124,30 +133,34 @@ def _sample(log: Path, wanted: int) -> dict[int, list[tuple[Any, Any, Any, list[
 
 def _in_parts(work: Callable[[Path, Part], Outcome], log: Path, workers: int, tokens: int | None) -> Outcome:
     """The work on all parts of a log, summed, and the time that it took as a whole."""
-    global _work
-    _work = work
     started = time.perf_counter()
-    parts = _parts(log, tokens)
     total = Outcome()
-    if workers == 1:
-        _add(total, (work(log, part) for part in parts))
-    else:
-        with multiprocessing.get_context("fork").Pool(workers) as pool:
-            _add(total, pool.imap_unordered(_working, [(log, part) for part in parts]))
-            total.seconds = time.perf_counter() - started
-            pool.close()  # and wait: only the time of processes that have ended is known
-            pool.join()
-            return total
+    jobs = [(log, part) for part in _parts(log, tokens)]
+    _add(total, _each(lambda job: work(*job), jobs, workers))
     total.seconds = time.perf_counter() - started
     return total
 
 
-_work: Callable[[Path, Part], Outcome]
+def _each(work: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[Any]:
+    """What the work gives for each job, in no order, by so many processes."""
+    global _work, _jobs
+    _work, _jobs = work, jobs
+    if workers == 1:
+        yield from map(work, jobs)
+        return
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        yield from pool.imap_unordered(_working, range(len(jobs)))
+        pool.close()  # and wait: only the time of processes that have ended is known
+        pool.join()
+
+
+_work: Callable[[Any], Any]
 """What forked processes do; a tokenizer cannot be sent to them."""
+_jobs: Sequence[Any]
 
 
-def _working(job: tuple[Path, Part]) -> Outcome:
-    return _work(*job)
+def _working(number: int) -> Any:
+    return _work(_jobs[number])
 
 
 def _add(total: Outcome, outcomes: Iterator[Outcome]) -> None:
@@ -167,6 +180,8 @@ def _parts(log: Path, tokens: int | None) -> list[Part]:
         groups = parquet.ParquetFile(log).num_row_groups
         return [(group, group + 1) for group in range(max(1, round(groups * share)))]
     size = log.stat().st_size
+    if log.suffix in PACKED:
+        return [(0, size)]
     bounds = [0]
     with log.open("rb") as file:
         while bounds[-1] < size * share:
@@ -183,6 +198,12 @@ def _note(log: Path) -> dict[str, Any] | None:
 
 
 def _lines(log: Path, part: Part) -> Iterator[bytes]:
+    if log.suffix in PACKED:
+        import pyarrow as pa
+
+        with pa.CompressedInputStream(str(log), PACKED[log.suffix]) as stream:
+            yield from io.BufferedReader(stream, 1 << 20)
+        return
     with log.open("rb") as file:
         file.seek(part[0])
         while file.tell() < part[1]:
@@ -190,7 +211,7 @@ def _lines(log: Path, part: Part) -> Iterator[bytes]:
 
 
 def _rows(log: Path, part: Part) -> Iterator[Columns]:
-    """Messages, tools and ids of the rows of a part."""
+    """Messages, tools and ids of the rows of a part, and how many ids a row holds."""
     if log.suffix == ".parquet":
         from pyarrow import parquet
 
@@ -201,11 +222,21 @@ def _rows(log: Path, part: Part) -> Iterator[Columns]:
                 "messages": orjson.loads(messages.as_py()),
                 "tools": orjson.loads(tools.as_py()),
                 "token_ids": ids.values.to_numpy(),
+                "recorded": len(ids),
             }
         return
     for line in _lines(log, part):
         row = orjson.loads(line)
-        yield {**row, "token_ids": np.array(row["token_ids"], np.int32)}
+        ids, recorded = _ids(row)
+        yield {**row, "token_ids": np.array(ids, np.int32), "recorded": recorded}
+
+
+def _ids(row: Columns) -> tuple[list[int], int]:
+    """The ids of a whole conversation, and how many the row holds; of calls the last one, prompt and answer."""
+    if "calls" not in row:
+        return row["token_ids"], len(row["token_ids"])
+    last = row["calls"][-1]
+    return [*last["prompt_token_ids"], *last["generation_token_ids"]], recorded_ids(row["calls"])
 
 
 def _read_part(log: Path, part: Part) -> Outcome:
@@ -213,11 +244,14 @@ def _read_part(log: Path, part: Part) -> Outcome:
         from pyarrow import parquet
 
         table = parquet.ParquetFile(log).read_row_group(part[0], use_threads=False)
-        tokens = sum(len(chunk.flatten()) for chunk in table["token_ids"].chunks)
-        return Outcome(tokens=tokens, rows=table.num_rows)
+        whole = table["token_ids"].chunks if "token_ids" in table.column_names else ()
+        return Outcome(tokens=sum(len(chunk.flatten()) for chunk in whole), rows=table.num_rows)
     out = Outcome()
     for line in _lines(log, part):
-        out.tokens += len(np.array(orjson.loads(line)["token_ids"], np.int32))
+        row = orjson.loads(line)
+        ids, recorded = _ids(row)
+        np.array(ids, np.int32)
+        out.tokens += recorded
         out.rows += 1
     return out
 
@@ -228,8 +262,9 @@ def _linear_part(encode: Callable[[Sequence[Columns]], list[Any]], log: Path, pa
     for first in range(0, len(rows), BATCH_ROWS):
         batch = rows[first : first + BATCH_ROWS]
         for row, ids in zip(batch, encode(batch), strict=True):
-            out.different += not np.array_equal(np.array(ids, np.int32), row["token_ids"])
-            out.tokens += len(row["token_ids"])
+            end = len(row["token_ids"]) if "calls" in row else None  # the template closes the last answer
+            out.different += not np.array_equal(np.array(ids[:end], np.int32), row["token_ids"])
+            out.tokens += row["recorded"]
             out.rows += 1
     return out
 
@@ -266,7 +301,8 @@ def _chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages as servers give them to a template: arguments of tool calls as objects."""
     for message in messages:
         for call in message.get("tool_calls") or ():
-            call["function"]["arguments"] = orjson.loads(call["function"]["arguments"])
+            if isinstance(call["function"]["arguments"], str):
+                call["function"]["arguments"] = orjson.loads(call["function"]["arguments"])
     return messages
 
 
@@ -286,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if asked.log.suffix == ".parquet":
         import pyarrow.parquet  # noqa: F401 - loading is not part of the time
     if asked.engine == "per-turn":
-        out = per_turn(asked.log, asked.tokenizer, asked.tokens or SAMPLE_TOKENS)
+        out = per_turn(asked.log, asked.tokenizer, asked.tokens or SAMPLE_TOKENS, asked.workers)
     elif asked.engine == "linear":
         out = linear(asked.log, asked.tokenizer, asked.workers, asked.tokens)
     else:

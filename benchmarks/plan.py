@@ -20,6 +20,8 @@ class Plan:
     turns: tuple[int, ...]
     turn_tokens: int
     """Of each corpus of conversations of one length."""
+    user_tokens: int = 3_000_000
+    """Of each log of users."""
     kinds: tuple[str, ...] = ("jsonl", "parquet")
     huge_gb: float = 0.0
 
@@ -32,6 +34,7 @@ class Plan:
             linear_tokens=min(self.linear_tokens, tokens),
             sizes=(*(sizes or (tokens // 4,)), tokens),
             turn_tokens=min(self.turn_tokens, tokens),
+            user_tokens=min(self.user_tokens, tokens),
         )
 
 
@@ -41,7 +44,7 @@ NORMAL = Plan(
     linear_tokens=1_000_000,
     sizes=(1_000_000, 3_000_000, 10_000_000),
     turns=(2, 10, 40, 128),
-    turn_tokens=2_000_000,
+    turn_tokens=1_000_000,
 )
 FULL = replace(NORMAL, sizes=(1_000_000, 3_000_000, 10_000_000, 25_000_000, 50_000_000))
 QUICK = Plan(
@@ -51,5 +54,6 @@ QUICK = Plan(
     sizes=(250_000, 1_000_000),
     turns=(2, 40),
     turn_tokens=500_000,
+    user_tokens=250_000,
     kinds=("jsonl",),
 )

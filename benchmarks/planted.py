@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     order = Order(
         str(asked.tokenizer.resolve()),
         str(asked.scratch.resolve()),
-        min(asked.piece, asked.tokens),
+        min(asked.piece, asked.tokens // 4),  # one of each form at least
         asked.rate,
         asked.seed,
         asked.jobs,
