@@ -6,18 +6,31 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.budget import budget_section
+from benchmarks.goals import Reached, goals_section
+from benchmarks.logs import real_logs
 from benchmarks.measure import ROOT, tokenizer_folder
 from benchmarks.plan import FULL, NORMAL, QUICK, Plan
 from benchmarks.plot import plot
-from benchmarks.results import busy, cold_section, comparison_section, growth_section, heading, huge_section
-from benchmarks.studies import Comparison, Growth, Studies
+from benchmarks.results import (
+    busy,
+    cold_section,
+    comparison_section,
+    growth_section,
+    heading,
+    huge_section,
+    method,
+)
+from benchmarks.studies import Growth, Studies
+from benchmarks.users import users_section
 
 __all__ = ["main"]
 
-STUDIES = ("compare", "sizes", "lengths", "cold")
+STUDIES = ("compare", "budget", "users", "sizes", "lengths", "cold")
+NO_REAL_LOGS = "No recorded rollouts are beside this checkout, so logs that models sampled are left out."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,46 +51,63 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"[{time.perf_counter() - started:4.0f} s] {line}", file=sys.stderr, flush=True)
 
     studies = Studies(plan, tokenizer.resolve(), asked.scratch.resolve(), say)
+    page = _Page(heading(tokenizer, warning), method(plan), output)
+    lengths = _measured(studies, asked.studies, plan, page)
     figure = output.with_suffix(".svg") if output.name != "RESULTS.md" else output.with_name("results.svg")
-    page = [heading(plan, tokenizer, warning)]
-    compared, lengths = _measured(studies, asked.studies, plan, page, output)
-    if compared is not None and plot(compared, lengths, figure):
-        page.insert(1, f"![Rates of the engines, and how they change with longer conversations]({figure.name})\n")
-    elif compared is not None:
+    compared = page.reached.compared
+    if compared and plot(compared[0], lengths, figure):
+        page.figure = f"![Rates of the engines, and how they change with longer conversations]({figure.name})\n"
+    elif compared:
         say("no figure: matplotlib is not installed (pip install -e '.[bench]')")
-    text = _written(page, output)
-    print(text)
+    page.add(f"The whole run took {(time.perf_counter() - started) / 60:.0f} minutes.")
+    print(page.text())
     say(f"written to {output}")
 
 
-def _measured(
-    studies: Studies, wanted: Sequence[str], plan: Plan, page: list[str], output: Path
-) -> tuple[Comparison | None, Growth | None]:
-    """Run the studies, adding each to the page when it is done; the first comparison, and the lengths."""
-    compared: list[Comparison] = []
+@dataclass(slots=True)
+class _Page:
+    """What is written so far: goals first, then how to read the rest, then study by study."""
+
+    heading: str
+    method: str
+    output: Path
+    figure: str = ""
+    sections: list[str] = field(default_factory=list)
+    reached: Reached = field(default_factory=Reached)
+
+    def text(self) -> str:
+        """The page."""
+        parts = [self.heading, goals_section(self.reached), self.method, self.figure, *self.sections]
+        return "\n".join(part for part in parts if part).rstrip() + "\n"
+
+    def add(self, section: str) -> None:
+        """Write the page with one more section."""
+        self.sections.append(section)
+        self.output.write_text(self.text(), encoding="utf-8")
+
+
+def _measured(studies: Studies, wanted: Sequence[str], plan: Plan, page: _Page) -> Growth | None:
+    """Run the studies, adding each to the page when it is done; what was found of lengths."""
     lengths: Growth | None = None
     for kind in plan.kinds if "compare" in wanted else ():
-        compared.append(studies.comparison(kind))
-        page.append(comparison_section(compared[-1]))
-        _written(page, output)
+        page.reached.compared.append(studies.comparison(kind))
+        page.add(comparison_section(page.reached.compared[-1]))
+    if "budget" in wanted:
+        page.reached.budgets = studies.budgets()
+        page.add(budget_section(page.reached.budgets))
+    if "users" in wanted:
+        page.add(users_section(studies.users(), None if any(real_logs()) else NO_REAL_LOGS))
     for jobs in studies.jobs if "sizes" in wanted else ():
-        page.append(growth_section(studies.sizes(jobs)))
-        _written(page, output)
+        page.add(growth_section(studies.sizes(jobs)))
     if "lengths" in wanted:
         lengths = studies.lengths()
-        page.append(growth_section(lengths))
-        _written(page, output)
+        page.add(growth_section(lengths))
     if "cold" in wanted:
-        page.append(cold_section(studies.cold()))
+        page.reached.cold = studies.cold()
+        page.add(cold_section(page.reached.cold))
     if plan.huge_gb:
-        page.append(huge_section(*studies.huge()))
-    return (compared[0] if compared else None), lengths
-
-
-def _written(page: Sequence[str], output: Path) -> str:
-    text = "\n".join(page).rstrip() + "\n"
-    output.write_text(text, encoding="utf-8")
-    return text
+        page.add(huge_section(*studies.huge()))
+    return lengths
 
 
 def _plan(asked: argparse.Namespace) -> Plan:

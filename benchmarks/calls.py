@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["calls_of", "calls_type", "recorded_ids", "runs_of"]
+__all__ = ["calls_of", "calls_type", "ids_of", "names_of", "recorded_ids", "runs_of"]
 
 _LISTS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+_NAMES = (("prompt_token_ids", "generation_token_ids"), ("prompt_ids", "completion_ids"))
 
 
 def calls_of(ids: Any, mask: Any, logprobs: Any, heard: Any, heard_mask: Any) -> list[dict[str, Any]]:
@@ -32,7 +33,18 @@ def calls_of(ids: Any, mask: Any, logprobs: Any, heard: Any, heard_mask: Any) ->
 
 def recorded_ids(calls: Sequence[dict[str, Any]]) -> int:
     """How many ids the calls hold."""
-    return sum(len(call[name]) for call in calls for name in _LISTS[:2])
+    return sum(len(ids) for call in calls for ids in ids_of(call))
+
+
+def names_of(call: dict[str, Any]) -> tuple[str, str]:
+    """What a call names the ids of its prompt and its answer."""
+    return _NAMES[0] if _NAMES[0][0] in call else _NAMES[1]
+
+
+def ids_of(call: dict[str, Any]) -> tuple[Any, Any]:
+    """The ids of a call's prompt and of its answer."""
+    prompt, answer = names_of(call)
+    return call[prompt], call[answer]
 
 
 def calls_type(*, text: bool = False) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from benchmarks.calls import recorded_ids
+from benchmarks.calls import ids_of, recorded_ids
 
 __all__ = ["Outcome", "floor", "linear", "main", "per_turn"]
 
@@ -235,8 +235,7 @@ def _ids(row: Columns) -> tuple[list[int], int]:
     """The ids of a whole conversation, and how many the row holds; of calls the last one, prompt and answer."""
     if "calls" not in row:
         return row["token_ids"], len(row["token_ids"])
-    last = row["calls"][-1]
-    return [*last["prompt_token_ids"], *last["generation_token_ids"]], recorded_ids(row["calls"])
+    return [one for part in ids_of(row["calls"][-1]) for one in part], recorded_ids(row["calls"])
 
 
 def _read_part(log: Path, part: Part) -> Outcome:

@@ -24,13 +24,12 @@ from typing import Any
 import numpy as np
 import orjson
 
+from benchmarks.calls import ids_of, names_of
 from benchmarks.measure import ROOT, SHARED
 
 __all__ = ["UserLog", "Varied", "logs_of_users", "main", "real_logs"]
 
 Row = dict[str, Any]
-_NAMES = (("prompt_token_ids", "generation_token_ids"), ("prompt_ids", "completion_ids"))
-"""What calls name the ids of their prompts and answers."""
 _MODELS = ("qwen2.5-coder", "gemma-3", "smollm2")
 
 
@@ -211,7 +210,7 @@ def _write_copies(rows: Sequence[Row], tokenizer: str, path: Path, tokens: int) 
                 new = varied.copy(row, copy)
                 out.write(orjson.dumps(new) + b"\n")
                 written += 1
-                for prompt, answer in map(_ids_of, new["calls"]):
+                for prompt, answer in map(ids_of, new["calls"]):
                     ids += len(prompt) + len(answer)
                     prompts[str(len(new["calls"]))] += len(prompt)
                     answered += len(answer)
@@ -223,11 +222,6 @@ def _write_copies(rows: Sequence[Row], tokenizer: str, path: Path, tokens: int) 
         **{"tokens": ids, "rows": written, "copies": copies, "of": len(rows), "repeats": repeats},
         "prompt_tokens": dict(prompts),
     }
-
-
-def _ids_of(call: Row) -> tuple[list[int], list[int]]:
-    names = next(names for names in _NAMES if names[0] in call)
-    return call[names[0]], call[names[1]]
 
 
 class Varied:
@@ -254,7 +248,7 @@ class Varied:
 
     def _exchanged(self, row: Row, order: Sequence[int]) -> Row:
         """The row with the digits from 1 to 9 in another order, where each is a token of its own."""
-        ids = {token for call in row["calls"] for part in _ids_of(call) for token in part}
+        ids = {token for call in row["calls"] for part in ids_of(call) for token in part}
         said = {name: row[name] for name in ("messages", "tools") if name in row}
         texts = [call.get("text") for call in row["calls"]]
         data = orjson.dumps([said, texts]).decode()
@@ -265,15 +259,14 @@ class Varied:
         table = {self._digits[at][0]: self._digits[to][0] for at, to in enumerate(order)}
         calls = []
         for call, text in zip(row["calls"], texts, strict=True):
-            names = next(names for names in _NAMES if names[0] in call)
-            moved = {name: [table.get(token, token) for token in call[name]] for name in names}
+            moved = {name: [table.get(token, token) for token in call[name]] for name in names_of(call)}
             calls.append({**call, **moved, **({} if text is None else {"text": text})})
         return {**row, **said, "calls": calls}
 
     def _question(self, row: Row, number: int) -> None:
         """Say the number of the copy at the end of the first question, in the messages and in every prompt."""
         vocabulary = self._tokenizer.vocabulary
-        first = np.array(_ids_of(row["calls"][0])[0], np.int32)
+        first = np.array(ids_of(row["calls"][0])[0], np.int32)
         control = np.flatnonzero(vocabulary.control(first)).tolist()
         asked = next((one for one in row.get("messages") or () if one["role"] == "user"), None)
         if len(control) < 3:
@@ -286,14 +279,14 @@ class Varied:
         right = (
             longer[:head].tolist() == said.tolist()
             and (asked is None or (isinstance(asked["content"], str) and spelled.endswith(asked["content"])))
-            and all(_ids_of(call)[0][:end] == first[:end].tolist() for call in row["calls"])
+            and all(ids_of(call)[0][:end] == first[:end].tolist() for call in row["calls"])
         )
         if not right:
             return
         if asked is not None:
             asked["content"] += text
         for call in row["calls"]:
-            prompt = _ids_of(call)[0]
+            prompt = ids_of(call)[0]
             prompt[end:end] = longer[head:].tolist()
 
 

@@ -21,7 +21,9 @@ class Plan:
     turn_tokens: int
     """Of each corpus of conversations of one length."""
     user_tokens: int = 3_000_000
-    """Of each log of users."""
+    """Of each log of users, about."""
+    every: int = 1
+    """One in so many of these logs is tried."""
     kinds: tuple[str, ...] = ("jsonl", "parquet")
     huge_gb: float = 0.0
 
@@ -55,5 +57,6 @@ QUICK = Plan(
     turns=(2, 40),
     turn_tokens=500_000,
     user_tokens=250_000,
+    every=4,
     kinds=("jsonl",),
 )

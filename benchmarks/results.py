@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,8 +14,9 @@ from pathlib import Path
 from benchmarks.measure import Measured
 from benchmarks.plan import Plan
 from benchmarks.studies import FLOOR, LINEAR, LOADING, PER_TURN, SCAN, Cold, Comparison, Growth, exponent
+from benchmarks.tables import spread, table
 
-__all__ = ["busy", "cold_section", "comparison_section", "growth_section", "heading", "huge_section"]
+__all__ = ["busy", "cold_section", "comparison_section", "growth_section", "heading", "huge_section", "method"]
 
 PACKAGES = ("fastokens", "tokenizers", "transformers", "minijinja", "jinja2", "numpy", "orjson", "pyarrow")
 
@@ -30,8 +31,9 @@ METHOD = (
     "the rows 0.05 % of the sampled tokens, at least one, are not canonical. No text occurs twice, so caches get "
     "no help; real logs, with groups of samples of one prompt, repeat far more.",
     f"*{PER_TURN}*: `apply_chat_template` on the history of each answer, ids compared with those recorded, as "
-    "frameworks do it, in one process. It is quadratic, so it ran on a sample (of each length some rows, up to "
-    "four turns of each) and its time is scaled to the prompt tokens of all turns. Reading the file is not in it.",
+    "frameworks do it, in one process or several. It is quadratic, so it ran on a sample (of each length some "
+    "rows, up to four turns of each for each process) and its time is scaled to the prompt tokens of all turns. "
+    "Reading the file is not in it.",
 )
 """How to read the figures."""
 
@@ -47,15 +49,9 @@ def busy() -> str | None:
     )
 
 
-def heading(plan: Plan, tokenizer: Path, warning: str | None) -> str:
-    """Machine, versions, date, and how to read the rest."""
+def heading(tokenizer: Path, warning: str | None) -> str:
+    """Machine, versions and date."""
     versions = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)) is not None)
-    rounds = (
-        f"Medians of {plan.rounds} rounds, in brackets the slowest and the fastest. A round ahead warms file "
-        "caches and is not timed."
-        if plan.rounds > 1
-        else "One round with nothing ahead: figures for a rough idea."
-    )
     lines = [
         "# How fast a scan is",
         "",
@@ -63,6 +59,21 @@ def heading(plan: Plan, tokenizer: Path, warning: str | None) -> str:
         f"{platform.python_version()}, {versions}. Tokenizer: {tokenizer.name}.",
         "",
         *([f"**{warning}**", ""] if warning else []),
+    ]
+    return "\n".join(lines)
+
+
+def method(plan: Plan) -> str:
+    """How to read the tables."""
+    rounds = (
+        f"Medians of {plan.rounds} rounds, in brackets the slowest and the fastest. A round ahead warms file "
+        "caches and is not timed."
+        if plan.rounds > 1
+        else "One round with nothing ahead: figures for a rough idea."
+    )
+    lines = [
+        "## How to read the rest",
+        "",
         *(f"- {line}" for line in (rounds, *METHOD)),
         f"- *{LINEAR}*: one rendering (compiled jinja2) and one `encode_batch_fast` a rollout, arrays compared, "
         f"on about the first {plan.linear_tokens:,} tokens. *{FLOOR}*: the file's columns, nothing else.",
@@ -85,11 +96,11 @@ def comparison_section(found: Comparison) -> str:
                 name,
                 workers,
                 f"{timed[0].rows:,} rows sampled" if sampled else f"{timed[0].tokens:,}",
-                _spread([one.rate for one in timed]),
+                spread([one.rate for one in timed]),
                 "" if sampled else f"{statistics.median(one.cpu / one.tokens * 1e6 for one in timed):.2f}",
                 _memory(found.runs[engine]),
                 "" if sampled else f"{statistics.median(one.wall - one.seconds for one in timed):.1f}",
-                "" if name == SCAN or not ratios else f"x{_spread(ratios, 2)}",
+                "" if name == SCAN or not ratios else f"x{spread(ratios, 2)}",
             )
         )
     head = (
@@ -103,10 +114,9 @@ def comparison_section(found: Comparison) -> str:
         "the scan is faster by",
     )
     parts = [
-        f"## {found.kind.upper() if found.kind == 'jsonl' else found.kind.title()}: {corpus.tokens:,} tokens in "
-        f"{corpus.rows:,} rollouts",
+        f"## {found.shown}: {corpus.tokens:,} tokens in {corpus.rows:,} rollouts",
         "",
-        _table(head, rows),
+        table(head, rows),
         "",
     ]
     if found.disagreements:
@@ -127,7 +137,7 @@ def growth_section(found: Growth) -> str:
         row = [
             f"{at:,}",
             f"{medians[number]:.2f}",
-            _spread([one.rate for one in runs]),
+            spread([one.rate for one in runs]),
             _memory(found.scans[number]),
         ]
         if theirs:
@@ -145,42 +155,27 @@ def growth_section(found: Growth) -> str:
         line += f"; the frameworks' way as {found.what}^{exponent(found.at, slow):.2f}"
     title = "with the size of the log" if found.what == "tokens" else "with the length of conversations"
     title += f", {found.processes} process{'es' * (found.processes > 1)}"
-    return "\n".join([f"## Growth {title}", "", _table(head, rows), "", f"{line}.", ""])
+    return "\n".join([f"## Growth {title}", "", table(head, rows), "", f"{line}.", ""])
 
 
 def cold_section(found: Cold) -> str:
     """A few rows from the shell."""
     rows = [
-        (what, _spread([cpu for cpu, _ in runs], 2), _spread([wall for _, wall in runs], 2))
+        (what, spread([cpu for cpu, _ in runs], 2), spread([wall for _, wall in runs], 2))
         for what, runs in found.spent.items()
     ]
-    cpu = {what: statistics.median(cpu for cpu, _ in runs) for what, runs in found.spent.items()}
-    *_, cold, _ = cpu.values()
-    table = _table(("what", "CPU s", "wall s"), rows)
-    line = f"{found.tokens:,} tokens. Without a cache and without loading: {cold - cpu[LOADING]:.2f} CPU s."
-    return "\n".join(["## Ten rows, from the shell", "", table, "", line, ""])
+    loading = statistics.median(cpu for cpu, _ in found.spent[LOADING])
+    without = statistics.median(cpu for cpu, _ in found.spent[found.without_cache])
+    tables = table(("what", "CPU s", "wall s"), rows)
+    line = f"{found.tokens:,} tokens. Without a cache and without loading: {without - loading:.2f} CPU s."
+    return "\n".join([f"## {found.rows} rows, from the shell", "", tables, "", line, ""])
 
 
 def huge_section(size: int, one: Measured) -> str:
     """Memory on a file far larger than it."""
     row = (f"{size / 1e9:.1f} GB", f"{one.tokens:,}", f"{one.rate:,.0f}", _memory([one]))
-    table = _table(("Parquet file", "tokens", "tokens/s", "memory, MB"), [row])
-    return "\n".join(["## A large file", "", table, "", "One run; the file repeats the row groups above.", ""])
-
-
-def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
-
-
-def _spread(values: Sequence[float], digits: int = 0) -> str:
-    """The median, and the least and the most of several values."""
-
-    def shown(value: float) -> str:
-        return f"{value:,.0f}" if not digits or value >= 100 else f"{value:.{digits}f}"
-
-    middle = shown(statistics.median(values))
-    return middle if len(values) == 1 else f"{middle} [{shown(min(values))} to {shown(max(values))}]"
+    shown = table(("Parquet file", "tokens", "tokens/s", "memory, MB"), [row])
+    return "\n".join(["## A large file", "", shown, "", "One run; the file repeats the row groups above.", ""])
 
 
 def _memory(runs: Sequence[Measured]) -> str:

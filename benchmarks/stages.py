@@ -1,6 +1,6 @@
 """The command line in this process with its CPU time noted: to the first result, after it, and stage by stage.
 
-    python -m benchmarks.stages LOG TOKENIZER [--clocks]
+    python -m benchmarks.stages LOG TOKENIZER [--clocks | --start]
 
 Nothing in the package knows of it: functions are wrapped by their names (`STAGES`), and a name that is gone is an
 error. A stage's time is that of its functions without what they call of other stages. Clocks cost time
@@ -145,8 +145,8 @@ def wrap(clock: Clock) -> None:
             setattr(owner, last, around(stage, function))
 
 
-def watch(clock: Clock | None) -> Marks:
-    """Note the times of every scan that this process makes from now on; they are known when it ends."""
+def watch(clock: Clock | None, only_start: bool = False) -> Marks:
+    """Note the times of the scan that this process makes; they are known when it ends."""
     from tito_audit.run.scan import Scan
 
     marks, plain = Marks(), Scan.__iter__
@@ -156,6 +156,9 @@ def watch(clock: Clock | None) -> Marks:
         for result in plain(scan):
             if not marks.start:
                 marks.start = process_time()
+                if only_start:
+                    yield result
+                    return
                 if rows is not None:
                     rows.begin()
             else:
@@ -209,11 +212,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("log")
     parser.add_argument("tokenizer")
     parser.add_argument("--clocks", action="store_true", help="by stage too")
+    parser.add_argument("--start", action="store_true", help="end after the first result")
     asked = parser.parse_args(argv)
     clock = Clock() if asked.clocks else None
     if clock is not None:
         wrap(clock)
-    marks = watch(clock)
+    marks = watch(clock, asked.start)
     with tempfile.TemporaryDirectory() as folder:
         _command(asked.log, asked.tokenizer, Path(folder) / "report.json")
     marks.end = process_time() - marks.start - marks.scan

@@ -4,6 +4,8 @@ comparison  the scan against the frameworks' way, a linear way and the floor, on
 sizes       what a scan takes as the log grows
 lengths     what it takes as conversations grow and the log does not
 cold        ten rows, from the shell
+budgets     where the time of a scan goes
+users       logs as users have them
 huge        memory on a file that is far larger than it
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +24,21 @@ from math import log
 from pathlib import Path
 
 from benchmarks import measure
+from benchmarks.budget import Budget, budget_of
 from benchmarks.corpus import Corpus, Shape, built
+from benchmarks.logs import logs_of_users
 from benchmarks.measure import Measured
 from benchmarks.plan import Plan
+from benchmarks.users import UserRuns, per_turn, user_runs
 
 __all__ = ["LOADING", "Cold", "Comparison", "Growth", "Studies", "exponent"]
 
 PER_TURN, LINEAR, FLOOR = "every turn, transformers", "linear, tokenizers", "floor: reading"
 SCAN = "tito-audit scan"
+CALLS = 10
+"""Calls of a conversation, in the log of calls."""
 LOADING = "loading the tokenizer alone"
+FULL_CACHE = "with a full cache"
 _STARTS = {
     "the interpreter with numpy": "import numpy",
     "importing all that a scan asks": "import tito_audit.run.scan; from tito_audit.rules import all_rules; "
@@ -51,6 +60,11 @@ class Comparison:
     runs: Mapping[Engine, list[Measured]]
     disagreements: tuple[str, ...]
     """Engines that did not find the rows that the builder had changed."""
+
+    @property
+    def shown(self) -> str:
+        """The kind of file, as a title has it."""
+        return "JSONL" if self.kind == "jsonl" else self.kind.title()
 
     def timed(self, engine: Engine) -> list[Measured]:
         """The rounds that count."""
@@ -83,6 +97,20 @@ class Cold:
     spent: Mapping[str, list[tuple[float, float]]]
     """By what was run: CPU seconds and wall seconds of each round."""
 
+    @property
+    def without_cache(self) -> str:
+        """What a scan without a cache is called."""
+        return f"{_few(self.rows, 'JSONL')}, without a cache"
+
+    @property
+    def warm(self) -> list[float]:
+        """CPU seconds of scans with a full cache."""
+        return [cpu for cpu, _ in self.spent[f"{_few(self.rows, 'JSONL')}, {FULL_CACHE}"]]
+
+
+def _few(rows: int, kind: str) -> str:
+    return f"{SCAN} of {rows} rows, {kind}"
+
 
 class Studies:
     """Runs the studies of a plan in a folder that keeps its corpora."""
@@ -93,16 +121,19 @@ class Studies:
         self.scratch = scratch
         self.say = say
         self.jobs = (1, 2) if measure.knows_jobs() else (1,)
-        sizes = [(Shape(), size) for size in dict.fromkeys((*plan.sizes, plan.tokens))]
+        sizes = [(Shape(), size) for size in dict.fromkeys((*plan.sizes, plan.tokens, plan.user_tokens))]
         lengths = [(Shape(turns=(turns,)), plan.turn_tokens) for turns in plan.turns]
+        calls = Shape(turns=(CALLS,), calls=True), plan.tokens // 8  # each prompt repeats the last
         started = time.perf_counter()
-        made = built([*sizes, *lengths], tokenizer, scratch, jobs=2)
+        made = built([*sizes, *lengths, calls], tokenizer, scratch, jobs=2)
         say(
             f"corpora of {sum(corpus.tokens for corpus in made):,} tokens in {time.perf_counter() - started:.0f} s"
         )
         self._by_size = made[: len(plan.sizes)]
-        self._by_length = made[len(sizes) :]
-        self._main = next(corpus for corpus, (_, size) in zip(made, sizes, strict=False) if size == plan.tokens)
+        self._by_length = made[len(sizes) : -1]
+        self._calls = made[-1]
+        by_size = {size: corpus for corpus, (_, size) in zip(made, sizes, strict=False)}
+        self._main, self._user = by_size[plan.tokens], by_size[plan.user_tokens]
 
     def comparison(self, kind: str) -> Comparison:
         """All engines on the main corpus as JSONL or Parquet; the quadratic one does not depend on that."""
@@ -115,7 +146,8 @@ class Studies:
             for workers in (1, 2):
                 runners[name, workers] = partial(self._engine, word, path, workers, tokens)
         if kind == "jsonl":
-            runners[PER_TURN, 1] = partial(self._per_turn, corpus)
+            for jobs in self.jobs:
+                runners[PER_TURN, jobs] = partial(self._per_turn, corpus, jobs)
         named = {f"{kind}, {name}, {workers}": runner for (name, workers), runner in runners.items()}
         runs = measure.alternately(named, plan.rounds, self.say)
         by_engine = dict(zip(runners, runs.values(), strict=True))
@@ -129,7 +161,7 @@ class Studies:
     def lengths(self) -> Growth:
         """A scan, and the frameworks' way, of logs of the same size with ever longer conversations."""
         runners: dict[str, measure.Runner] = {
-            f"{turns} turns, every turn": partial(self._per_turn, corpus)
+            f"{turns} turns, every turn": partial(self._per_turn, corpus, 1)
             for turns, corpus in zip(self.plan.turns, self._by_length, strict=True)
         }
         theirs = measure.alternately(runners, self.plan.rounds, self.say)
@@ -137,21 +169,54 @@ class Studies:
         return Growth("turns", self.plan.turns, 1, ours, tuple(theirs.values()))
 
     def cold(self, rows: int = 10) -> Cold:
-        """A scan of a few rows from the shell without a cache and with a full one, and what is in its start."""
-        few = self.scratch / f"{rows}-rows.jsonl"
-        with Path(self._by_length[0].jsonl).open("rb") as file:
-            few.write_bytes(b"".join(islice(file, rows)))
-        tokens = measure.scan(str(few), self.tokenizer, None, cache=self.scratch / "cache").tokens  # fills it
+        """Scans of a few rows from the shell, with no cache, an empty and a full one, and what a start is."""
+        logs = self._first(rows)
+        full = self.scratch / "cache"
+        tokens = measure.scan(logs["JSONL"], self.tokenizer, None, cache=full).tokens  # fills it
         spent: dict[str, list[tuple[float, float]]] = {}
         for _ in range(self.plan.rounds):
             for what, code in _STARTS.items():
                 command = [sys.executable, "-c", code, str(self.tokenizer / "tokenizer.json")]
                 _, wall, used, _ = measure.run(command, variables={"OPENBLAS_NUM_THREADS": "1"})
                 spent.setdefault(what, []).append((used.ru_utime + used.ru_stime, wall))
-            for kept, cache in (("without a cache", None), ("with a full cache", self.scratch / "cache")):
-                one = measure.scan(str(few), self.tokenizer, None, cache=cache)
-                spent.setdefault(f"{SCAN} of {rows} rows, {kept}", []).append((one.cpu, one.wall))
+            for kind, few in logs.items():
+                with tempfile.TemporaryDirectory() as empty:
+                    for kept, cache in (
+                        ("without a cache", None),
+                        ("with an empty cache", Path(empty)),
+                        (FULL_CACHE, full),
+                    ):
+                        one = measure.scan(few, self.tokenizer, None, cache=cache)
+                        spent.setdefault(f"{_few(rows, kind)}, {kept}", []).append((one.cpu, one.wall))
         return Cold(rows, tokens, spent)
+
+    def _first(self, rows: int) -> dict[str, str]:
+        """Logs of the first rows of the smallest corpus and of the calls."""
+        found = {}
+        for kind, source in (("JSONL", self._by_size[0]), ("calls", self._calls)):
+            few = self.scratch / f"{rows}-{kind}.jsonl"
+            with Path(source.jsonl).open("rb") as file:
+                few.write_bytes(b"".join(islice(file, rows)))
+            found[kind] = str(few)
+        return found
+
+    def budgets(self) -> list[Budget]:
+        """Where the time goes, in training rows and in calls, JSONL and Parquet."""
+        cache = self.scratch / "cache"
+        measure.scan(self._main.jsonl, self.tokenizer, 1, cache=cache)  # fills it
+        logs = [
+            (f"{what}, {kind}", log)
+            for what, corpus in (("training rows", self._main), ("calls", self._calls))
+            for kind, log in (("JSONL", corpus.jsonl), ("Parquet", corpus.parquet))
+        ]
+        return [budget_of(name, log, self.tokenizer, cache, self.plan.rounds, self.say) for name, log in logs]
+
+    def users(self) -> list[UserRuns]:
+        """Logs as users have them."""
+        corpora = [(what, one.jsonl, one.parquet) for what, one in (("rows", self._user), ("calls", self._calls))]
+        plan = self.plan
+        logs = logs_of_users(corpora, self.tokenizer, self.scratch, plan.user_tokens)
+        return user_runs(logs[:: plan.every], self.scratch / "cache", self.jobs, plan.rounds, self.say)
 
     def huge(self) -> tuple[int, Measured]:
         """The bytes of a Parquet file that repeats the main corpus, and one watched scan of it."""
@@ -176,23 +241,8 @@ class Studies:
     def _engine(self, word: str, log: str, workers: int, tokens: int | None, watch: bool) -> Measured:
         return measure.engine(word, log, self.tokenizer, workers, tokens, watch)[0]
 
-    def _per_turn(self, corpus: Corpus, watch: bool) -> Measured:
-        """The sampled time, scaled to the prompt tokens of all turns of all rows, length by length."""
-        one, out = measure.engine("per-turn", corpus.jsonl, self.tokenizer, watch=watch)
-        seconds = sum(
-            out["spent"][length] * corpus.prompt_tokens[length] / out["encoded"][length]
-            for length in out["encoded"]
-        )
-        return Measured(
-            corpus.tokens,
-            one.rows,
-            one.different,
-            seconds,
-            one.wall - out["seconds"] + seconds,
-            one.cpu,
-            one.process_mb,
-            one.all_mb,
-        )
+    def _per_turn(self, corpus: Corpus, jobs: int, watch: bool) -> Measured:
+        return per_turn(corpus.jsonl, self.tokenizer, corpus.prompt_tokens, jobs, watch, corpus.tokens)
 
 
 def exponent(at: Sequence[float], seconds: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""What a scan costs, counted in work and not in seconds: renderings, texts encoded, characters encoded.
+"""What a scan costs, counted in work and not in seconds: renderings, encodings, alignments, calls, copied values.
 
 These counts are the same on every machine, so a scan that starts to do its work twice is noticed at once.
 """
@@ -6,18 +6,23 @@ These counts are the same on every machine, so a scan that starts to do its work
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from tests import toy
+from tito_audit.align.drift import align
 from tito_audit.record.message import as_messages
 from tito_audit.render.fast.render import FastTemplate
+from tito_audit.render.spans import WrittenFast, spans
 from tito_audit.render.template import Template
 from tito_audit.run.scan import Scan
 from tito_audit.settings.model import Settings
@@ -25,6 +30,8 @@ from tito_audit.tokens.encoders import FastEncoder, ReferenceEncoder
 
 pytest.importorskip("fastokens")
 ROWS, TURNS = 60, 6
+CALLS_OF_A_ROW, COPIES_OF_A_TOKEN = 1_900, 6.5
+"""More than a clean row of so many turns takes today: 1,556 calls, and each value copied 6.0 times."""
 
 
 @contextmanager
@@ -52,6 +59,37 @@ def counting() -> Iterator[Counter[str]]:
         yield counts
 
 
+ALIGNMENTS, SPANS = "alignments", "renderings with spans"
+FULL_EVIDENCE = {align.__code__: ALIGNMENTS, spans.__code__: SPANS, WrittenFast.spans.__code__: SPANS}
+"""What only a row with a difference needs: its tokens paired with today's, and the role of every byte."""
+COPIES = ("astype", "copy", "repeat", "tobytes")
+
+
+@contextmanager
+def watching() -> Iterator[Counter[str]]:
+    """Calls of Python functions, those that gather full evidence, and values of arrays made lists or copied."""
+    counts: Counter[str] = Counter()
+
+    def watch(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            counts["calls"] += 1
+            if frame.f_code in FULL_EVIDENCE:
+                counts[FULL_EVIDENCE[frame.f_code]] += 1
+        elif event == "c_call":
+            array, name = getattr(arg, "__self__", None), arg.__name__
+            if isinstance(array, np.ndarray) and name == "tolist":
+                counts["listed"] += array.size
+            elif isinstance(array, np.ndarray) and name in COPIES:
+                counts["copied"] += array.size
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield counts
+    finally:
+        sys.setprofile(before)
+
+
 def conversation(number: int) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for turn in range(TURNS):
@@ -62,7 +100,9 @@ def conversation(number: int) -> list[dict[str, Any]]:
     return messages
 
 
-def scanned(path: Path, rows: list[dict[str, Any]]) -> tuple[Counter[str], list[Any]]:
+def scanned(
+    path: Path, rows: list[dict[str, Any]], counting: Callable[[], Any] = counting
+) -> tuple[Counter[str], list[Any]]:
     """The counts of a scan after its first row, and its findings."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = Settings(tokenizer=str(toy.TOKENIZERS / "toy_bpe"), encoder="fastokens", jobs=1)
@@ -111,3 +151,60 @@ def test_calls_of_a_conversation_encode_its_text_about_once(tmp_path: Path) -> N
     assert counts["renderings"] <= (TURNS + 1) * ROWS
     assert counts["encodings characters"] < 1.5 * characters, "not once for every prompt that repeats it"
     assert counts["slow renderings"] == 0
+
+
+def training_rows(faulty: frozenset[int] = frozenset()) -> tuple[list[dict[str, Any]], int]:
+    """Training rows, in those of these numbers one token spelled as two, and how many tokens all have."""
+    tokenizer, renderer = toy.toy_tokenizer(), toy.toy_renderer()
+    word, halves = (
+        tokenizer.encode("Answer").tolist(),
+        [tokenizer.encode(half).tolist() for half in ("Ans", "wer")],
+    )
+    rows, tokens = [], 0
+    for number in range(ROWS):
+        said = as_messages(conversation(number), "messages")
+        ids = tokenizer.encode(renderer.render(said, add_generation_prompt=False)).tolist()
+        header = tokenizer.encode("assistant\n").tolist()
+        mask = sampled(ids, header, tokenizer.encode("<|im_end|>").tolist()[0])
+        if number in faulty:
+            at = next(at for at, one in enumerate(mask) if one and ids[at : at + len(word)] == word)
+            ids[at : at + len(word)] = [*halves[0], *halves[1]]
+            mask[at : at + len(word)] = [1] * len([*halves[0], *halves[1]])
+        values = [-0.5 - (at % 97) / 100 if one else 0.0 for at, one in enumerate(mask)]
+        tokens += len(ids)
+        row = {"messages": conversation(number), "token_ids": ids, "loss_mask": mask, "logprobs": values}
+        rows.append(row)
+    return rows, tokens
+
+
+def sampled(ids: list[int], header: list[int], end: int) -> list[int]:
+    """A mask of what follows each header, up to and with the token that ends it."""
+    mask, inside = [0] * len(ids), False
+    for at in range(len(ids)):
+        mask[at] = int(inside)
+        if inside and ids[at] == end:
+            inside = False
+        elif ids[max(0, at + 1 - len(header)) : at + 1] == header:
+            inside = True
+    return mask
+
+
+def test_full_evidence_is_gathered_for_faulty_rows_only(tmp_path: Path) -> None:
+    faulty = frozenset(range(9, ROWS, 10))
+    rows, _ = training_rows(faulty)
+    counts, findings = scanned(tmp_path / "rows.jsonl", rows, watching)
+    assert {finding.place.row for finding in findings} == faulty
+    assert 0 < counts[ALIGNMENTS] <= len(faulty)
+    assert counts[SPANS] <= len(faulty)
+    clean, findings = scanned(tmp_path / "clean.jsonl", training_rows()[0], watching)
+    assert findings == []
+    assert clean[ALIGNMENTS] == clean[SPANS] == 0
+
+
+def test_a_clean_row_takes_few_calls_and_few_copies(tmp_path: Path) -> None:
+    rows, tokens = training_rows()
+    counts, findings = scanned(tmp_path / "rows.jsonl", rows, watching)
+    assert findings == []
+    assert counts["calls"] / (ROWS - 1) < CALLS_OF_A_ROW
+    assert counts["copied"] / tokens < COPIES_OF_A_TOKEN
+    assert counts["listed"] / tokens < 0.1
