@@ -1,7 +1,8 @@
 # make demo    install into .venv, scan the example logs, repair them and scan them again
 # make test    everything a change has to pass, in a few minutes
 # make deep    the same with every example that tests have; SINCE=origin/main: those of what changed since then
-# make bench   how fast a scan is
+# make bench   how fast a scan is; QUICK=1: in two minutes and roughly
+# make planted  logs with every fault planted, scanned by both engines; TOKENS=200000000
 # make lint    style and types only
 # make docs    the site, into build/docs/index.html
 
@@ -16,7 +17,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TOY := fixtures/tokenizers/toy_bpe
 shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
-.PHONY: demo test deep bench lint torch docs
+.PHONY: demo test deep bench planted lint torch docs
 
 demo: $(VENV)/.installed
 	@echo "Example logs of every format, made by hand, with faults planted in them:"
@@ -56,10 +57,15 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# BENCH="--quick" takes a minute, BENCH="--full --huge" far longer than ten; BENCH="--help" says what else there is.
+# BENCH="--full --huge" takes far longer than the twenty minutes of a plain run; BENCH="--help" says what else there is.
 bench: $(VENV)/.installed-bench
 	@tests/real_tokenizers.sh >/dev/null
-	$(BIN)/python -m benchmarks $(BENCH)
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(BENCH)
+
+# Findings of the scan as it is and of its reference engine, on logs built for it and removed again. A stopped run goes on.
+planted: $(VENV)/.installed
+	@tests/real_tokenizers.sh >/dev/null
+	$(BIN)/python -m benchmarks.planted --tokens $(or $(TOKENS),20000000) $(PLANTED)
 
 # Warnings are errors, and so is a name that nothing defines. It needs no network.
 docs: $(VENV)/.installed-docs

@@ -122,7 +122,9 @@ def _plan(asked: argparse.Namespace) -> Plan:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="a minute: 1 M tokens, one round; not into RESULTS.md")
+    size.add_argument(
+        "--quick", action="store_true", help="two minutes: 1 M tokens, one round; not into RESULTS.md"
+    )
     size.add_argument("--full", action="store_true", help="growth up to 50 M tokens")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of the largest log [default: 10,000,000]")
     parser.add_argument("--rounds", type=int, metavar="N", help="that are timed [default: 5]")

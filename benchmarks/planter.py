@@ -36,6 +36,7 @@ class _Task:
     """One chunk of a log."""
 
     tokenizer: str
+    rows: int
     calls: bool
     foreign: bool
     parquet: bool
@@ -66,7 +67,8 @@ def planted_log(
     truth: list[str] = []
     with ExitStack() as stack:
         write = stack.enter_context(_writer(log, calls) if parquet else _lines(log))
-        tasks = (_Task(tokenizer, calls, foreign, parquet, rate, number, at) for at in count(0, CHUNK_ROWS))
+        rows = max(20, min(CHUNK_ROWS, tokens // 2000))
+        tasks = (_Task(tokenizer, rows, calls, foreign, parquet, rate, number, at) for at in count(0, rows))
         for chunk in stack.enter_context(_made(tasks, jobs)):
             write(chunk.data)
             truth += chunk.faults
@@ -122,7 +124,7 @@ def _writer(log: Path, calls: bool) -> Iterator[Callable[[bytes], Any]]:
 
 
 def _chunk(task: _Task) -> _Chunk:
-    made = list(rows_of(task.tokenizer, task.seed, task.first, CHUNK_ROWS, task.rate, calls=task.calls))
+    made = list(rows_of(task.tokenizer, task.seed, task.first, task.rows, task.rate, calls=task.calls))
     rows = [row for row, _ in made]
     if task.foreign:
         size = _kit(task.tokenizer)[1].vocabulary.size

@@ -168,7 +168,9 @@ def cold_section(found: Cold) -> str:
     without = statistics.median(cpu for cpu, _ in found.spent[found.without_cache])
     tables = table(("what", "CPU s", "wall s"), rows)
     line = f"{found.tokens:,} tokens. Without a cache and without loading: {without - loading:.2f} CPU s."
-    return "\n".join([f"## {found.rows} rows, from the shell", "", tables, "", line, ""])
+    return "\n".join(
+        [f"## {'Ten' if found.rows == 10 else found.rows} rows, from the shell", "", tables, "", line, ""]
+    )
 
 
 def huge_section(size: int, one: Measured) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +20,24 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import engines, measure  # noqa: E402
+from benchmarks import engines, floors, logs, measure, planted, stages  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
+from benchmarks.budget import Budget, budget_section  # noqa: E402
 from benchmarks.corpus import Corpus, Factory, Shape  # noqa: E402
+from benchmarks.faults import CATALOGUE  # noqa: E402
+from benchmarks.goals import Reached, goals_section  # noqa: E402
 from benchmarks.measure import Measured  # noqa: E402
 from benchmarks.plan import QUICK  # noqa: E402
+from benchmarks.planter import planted_log  # noqa: E402
+from benchmarks.reference import said  # noqa: E402
 from benchmarks.results import busy, comparison_section, growth_section  # noqa: E402
 from benchmarks.studies import LINEAR, SCAN, Comparison, Growth, exponent  # noqa: E402
+from benchmarks.users import UserRuns, users_section  # noqa: E402
+from tests import toy  # noqa: E402
 from tests.tiers import DEEP  # noqa: E402
+from tito_audit.rules import all_rules  # noqa: E402
+from tito_audit.run.scan import scan_rollouts  # noqa: E402
+from tito_audit.settings.model import Settings  # noqa: E402
 
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 SHAPE = Shape(turns=(2, 5), words=30, faulty=0.4)
@@ -120,6 +131,9 @@ def test_the_frameworks_way_is_sampled_for_every_length(corpus: Corpus) -> None:
     assert set(out["encoded"]) == set(out["spent"]) == {"2", "5"}
     assert all(tokens >= 250 for tokens in out["encoded"].values())
     assert 0 < found.rows < corpus.rows
+    two, more = measure.engine("per-turn", corpus.jsonl, TOY, workers=2, tokens=500)
+    assert all(tokens >= 500 for tokens in more["encoded"].values()), "as much for each process"
+    assert two.rows >= found.rows
 
 
 def test_the_prompts_that_are_counted_are_those_that_the_frameworks_way_encodes(
@@ -193,11 +207,205 @@ def test_a_run_writes_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out" / "RESULTS.md"
-    asked = ["--quick", "--max-tokens", "4000", "--studies", "sizes", "cold", "--tokenizer", str(TOY)]
+    studies = ["sizes", "cold", *(["compare", "budget", "users", "lengths"] if DEEP else [])]
+    asked = ["--quick", "--max-tokens", "4000", "--studies", *studies, "--tokenizer", str(TOY)]
     monkeypatch.setattr(measure, "knows_jobs", lambda: DEEP)
     main([*asked, "--scratch", str(tmp_path / "scratch"), "--output", str(output)])
     text = output.read_text(encoding="utf-8")
     assert text == capsys.readouterr().out.removesuffix("\n")
-    for title in ("# How fast a scan is", "## Growth with the size of the log", "## Ten rows"):
+    more = ("## Where the time goes", "## Logs as users have them", "## JSONL: ") if DEEP else ()
+    titles = ("# How fast a scan is", "## Goals", "## Growth with the size of the log", "## Ten rows", *more)
+    for title in titles:
         assert title in text
     assert str(tmp_path) not in text
+
+
+# Where the time goes
+
+
+def test_every_function_that_is_timed_is_there() -> None:
+    for names in stages.STAGES.values():
+        for name in names:
+            owner, last, function = stages.named(name)
+            assert callable(function), name
+            assert vars(owner)[last] is function
+
+
+@pytest.mark.parametrize("name", ["tito_audit.run.rows:LogGroup.gone", "tito_audit.run.gone:read", "gone:read"])
+def test_a_function_that_is_gone_is_named(name: str) -> None:
+    with pytest.raises(stages.MissingName, match=f"{name} is timed by benchmarks/stages.py and is gone"):
+        stages.named(name)
+
+
+def test_a_stage_does_not_count_what_it_calls_of_other_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr(stages, "process_time", lambda: float(next(now)))
+    clock = stages.Clock()  # at 0
+    inner = clock.around("encoding", lambda: None)
+    clock.around("comparing", lambda: [inner(), inner()])()  # 1, (2, 3), (4, 5), 6
+    rows = clock.around_rows("reading", lambda: iter("ab"))()  # the third step ends it
+    assert list(rows) == ["a", "b"]
+    clock.switch(stages.REST)
+    assert clock.spent["encoding"] == 2
+    assert clock.spent["comparing"] == 3
+    assert clock.spent["reading"] == 3
+    assert sum(clock.spent.values()) == next(now) - 1
+
+
+def test_the_stages_of_a_scan_add_up(corpus: Corpus, tmp_path: Path) -> None:
+    kept = {"TITO_AUDIT_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "benchmarks.stages", corpus.jsonl, str(TOY)]
+    marks = stages.Marks(**orjson.loads(measure.run([*command, "--clocks"], variables=kept)[0]))
+    assert 0 < marks.tokens < corpus.tokens
+    assert marks.rows == corpus.rows - 1
+    assert set(marks.stages) == set(stages.ROW_STAGES)
+    assert sum(marks.stages.values()) + marks.faulty == pytest.approx(marks.scan, rel=0.2, abs=0.05)
+    assert marks.stages["encoding"] > 0
+    begun = stages.Marks(**orjson.loads(measure.run([*command, "--start"], variables=kept)[0]))
+    assert begun.start > 0
+    assert begun.scan == begun.rows == 0
+
+
+def test_a_floor_is_what_a_library_takes_for_the_same_work(corpus: Corpus) -> None:
+    rows = list(floors._rows(Path(corpus.jsonl)))
+    render, encode = floors._renderer(TOY), floors._encoder(TOY)
+    assert render is not None
+    assert encode is not None
+    different = [n for n, row in enumerate(rows) if encode(render(row)).tolist() != row["token_ids"].tolist()]
+    assert different == corpus.faulty
+    assert set(floors.floors(Path(corpus.parquet), TOY)) == {"reading", "rendering", "encoding", "comparing"}
+
+
+def test_a_budget_shows_each_stage_beside_the_least_it_could_take() -> None:
+    spent = dict.fromkeys(stages.ROW_STAGES, 1.0)
+    marks = stages.Marks(tokens=10**9, rows=5, start=0.4, scan=8.0, stages=spent, faulty=2.0)
+    found = Budget("training rows, JSONL", (marks,), (replace(marks, start=1.5),), (marks,), ({"reading": 0.5},))
+    text = budget_section([found])
+    assert "| reading | 1.0 | 0.5 |" in text
+    assert "| faulty rows | 2.0 |  |" in text
+    assert "| a scan without clocks | 8.0 |  |" in text
+    assert (found.rate, found.start_up, found.times_reading) == (10**9 / 8, (0.4, 1.5), 16)
+    goals = goals_section(Reached(budgets=[found]))
+    assert "| training rows, JSONL, one process | at least 6 M tokens a CPU second | 125 M tokens" in goals
+    assert "| start-up with a full cache | at most 0.5 CPU s | 0.4 CPU s | yes |" in goals
+    assert "| start-up with an empty cache | at most 1.2 CPU s | 1.5 CPU s | **no** |" in goals
+    assert goals_section(Reached()) == ""
+
+
+# Logs as users have them
+
+
+def test_logs_of_users_hold_the_rows_of_the_corpus(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list(logs._of_corpus("rows", Path(corpus.jsonl), Path(corpus.parquet), str(TOY)))
+    assert len(made) == 6
+    expected = findings_of(corpus.jsonl)
+    assert expected
+    for log in made:
+        assert findings_of(log.path) == expected, log.name
+        assert engines.floor(Path(log.path)).rows == log.rows == corpus.rows
+
+
+def findings_of(log: str, tokenizer: Path = TOY) -> list[tuple[int, str, int]]:
+    results = scan_rollouts(log, Settings(tokenizer=str(tokenizer), jobs=1))
+    return [(one.place.row, one.code, one.hit.start) for result in results for one in result.findings]
+
+
+def test_a_copy_of_a_recorded_row_is_right_where_the_row_was(tmp_path: Path) -> None:
+    """Digits and the first question differ; what a scan says of a copy does not."""
+    tokenizer = toy.toy_tokenizer()
+    asked, said = "What is 17 and 23 ?", "17 and 23 is 40"
+
+    def text(opened: str) -> list[int]:
+        return [int(one) for one in tokenizer.encode(opened)]
+
+    head = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    call = {"prompt_token_ids": text(head), "generation_token_ids": text(f"{said}<|im_end|>"), "text": said}
+    row = {"id": "r", "messages": messages, "calls": [call]}
+    varied = logs.Varied(str(TOY))
+    copies = [varied.copy(row, number) for number in range(4)]
+    assert len({one["messages"][0]["content"] for one in copies}) == 4
+    assert all(one["messages"][0]["content"].endswith(f" [{n}]") for n, one in enumerate(copies))
+    path = tmp_path / "copies.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in copies))
+    assert findings_of(str(path)) == []
+
+
+@pytest.mark.skipif(not list(logs.real_logs()), reason="no recorded rollouts are beside this checkout")
+def test_copies_of_real_rollouts_have_the_findings_of_the_originals(tmp_path: Path) -> None:
+    name, model, files = next(logs.real_logs())
+    log = logs._repeated(name, model, files, tmp_path, 600_000)
+    rows = [orjson.loads(line)["id"].rpartition("-")[2] for line in Path(log.path).read_bytes().splitlines()]
+    found = findings_of(log.path, Path(log.tokenizer))
+    codes = [Counter(code for row, code, _ in found if rows[row] == copy) for copy in dict.fromkeys(rows)]
+    assert len(codes) > 1
+    assert codes[0]
+    assert all(one == codes[0] for one in codes)
+
+
+def test_users_are_told_what_was_not_measured_and_what_repeats() -> None:
+    log = logs.UserLog("rollouts", "log.jsonl", "toy", 10, note="3 copies of 4 rows")
+    runs = {("scan", 1): [ONE], ("scan, empty cache", 1): [replace(ONE, wall=2.5)], ("reading", 1): [ONE]}
+    runs["linear", 1] = [replace(ONE, seconds=10.0)]
+    text = users_section([UserRuns(log, runs)], "nothing recorded")
+    assert "| rollouts | 1,000 | 1 | 1.00 | 2.50 | 0.50 | 2,000 | 800.00 | 100% | x20.0 |  |" in text
+    assert "- rollouts: 3 copies of 4 rows." in text
+    assert "- nothing recorded" in text
+
+
+# Planted faults
+
+
+def test_every_rule_has_a_fault_that_is_planted() -> None:
+    planted = {code for fault in CATALOGUE.values() for code in fault.codes}
+    assert {rule.code for rule in all_rules()} - planted == {"REC007"}, (
+        "REC007 is a whole log of another tokenizer"
+    )
+
+
+@pytest.mark.parametrize("form", ["rows.jsonl", "rows.parquet", "calls.jsonl", "calls.parquet"])
+def test_every_fault_can_be_planted_and_is_told(form: str, tmp_path: Path) -> None:
+    log = tmp_path / form
+    truth = planted_log(log, str(TOY), tokens=60_000, rate=0.9, seed=(1, 2), jobs=1)
+    found = planted.Piece(0, form)
+    fast = list(said(scan_rollouts(log, Settings(tokenizer=str(TOY), jobs=1))))
+    planted._judge(fast, truth, found)
+    calls = "calls" in form
+    assert set(found.planted) >= {one.name for one in CATALOGUE.values() if one.calls and calls and one.made}
+    assert len(found.planted) > 15
+    assert found.false == []
+    assert found.told == found.planted
+    named = sum(found.named.values()) / sum(found.planted.values())
+    assert named > 0.9
+
+
+def test_a_run_goes_on_where_it_was_and_leaves_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [
+        "--tokens",
+        "60000",
+        "--rate",
+        "0.5",
+        "--jobs",
+        "1",
+        "--tokenizer",
+        str(TOY),
+        "--scratch",
+        str(tmp_path),
+    ]
+    assert planted.main(asked) == 0
+    first = capsys.readouterr().out
+    assert "0 pieces differ, 0 planted faults were missed, 0 findings on rows that are right" in first
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json"}
+    assert planted.main(asked) == 0
+    again = capsys.readouterr().out
+    assert again.count(", done before") == first.count("piece ") - 1 >= 2
+    assert again.splitlines()[-1] == first.splitlines()[-1]
+
+
+def test_a_difference_between_the_engines_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.reference.by_reference", lambda *_: iter([("another",)]))
+    order = planted.Order(str(TOY), str(tmp_path), 3000, 0.5, 0, 1)
+    found = planted.piece(order, 0)
+    assert found.bad
+    assert "result 0" in str(found.difference)
+    assert "another" in str(found.difference)
