@@ -366,7 +366,7 @@ def test_every_rule_has_a_fault_that_is_planted() -> None:
 @pytest.mark.parametrize("form", ["rows.jsonl", "rows.parquet", "calls.jsonl", "calls.parquet"])
 def test_every_fault_can_be_planted_and_is_told(form: str, tmp_path: Path) -> None:
     log = tmp_path / form
-    truth = planted_log(log, str(TOY), tokens=60_000, rate=0.9, seed=(1, 2), jobs=1)
+    truth = planted_log(log, str(TOY), tokens=300_000, rate=0.9, seed=(1, 2), jobs=1)
     found = planted.Piece(0, form)
     fast = list(said(scan_rollouts(log, Settings(tokenizer=str(TOY), jobs=1))))
     planted._judge(fast, truth, found)
@@ -398,7 +398,7 @@ def test_a_run_goes_on_where_it_was_and_leaves_no_log(tmp_path: Path, capsys: py
     assert {path.suffix for path in tmp_path.iterdir()} == {".json"}
     assert planted.main(asked) == 0
     again = capsys.readouterr().out
-    assert again.count(", done before") == first.count("piece ") - 1 >= 2
+    assert again.count(", done before") == first.count("piece ") >= 2
     assert again.splitlines()[-1] == first.splitlines()[-1]
 
 
