@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logs: list[UserLog] = []
     for what, lines, table in asked.corpora:
         logs += _of_corpus(what, Path(lines), Path(table), str(asked.tokenizer))
-    logs += [_repeated(*real, asked.folder, asked.tokens) for real in real_logs()]
+    logs += [_repeated(*real, asked.folder, asked.tokens // 2) for real in real_logs()]
     print(json.dumps([asdict(log) for log in logs]))
 
 

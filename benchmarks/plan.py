@@ -20,8 +20,8 @@ class Plan:
     turns: tuple[int, ...]
     turn_tokens: int
     """Of each corpus of conversations of one length."""
-    user_tokens: int = 3_000_000
-    """Of each log of users, about."""
+    user_tokens: int = 2_000_000
+    """Of each log of users; recorded ones, most of whose rows have findings, hold half of it."""
     every: int = 1
     """One in so many of these logs is tried."""
     kinds: tuple[str, ...] = ("jsonl", "parquet")

@@ -147,8 +147,8 @@ def rows_of(
         logprobs = np.where(mask == 1, np.round(-draw.exponential(0.4, len(ids)) - 1e-4, 4), 0.0)
         draft = Draft(kit, draw, messages, list(TOOLS), ids.copy(), mask, logprobs)
         spoiled = number >= RIGHT_AHEAD and draw.random() < rate
-        # In turn, so that each comes as often as any other; of those that it refuses the next.
-        order = draw.permutation(len(wanted)).tolist() if spoiled else []
+        # In turn, so that each is tried as often as any other; where a row refuses it, any other.
+        order = [number % len(wanted), *draw.permutation(len(wanted)).tolist()] if spoiled else []
         row, name = _spoiled(draft, [wanted[at] for at in order], calls=calls)
         yield {"id": f"{seed}-{number}", **row}, name
 

@@ -273,7 +273,8 @@ def test_a_floor_is_what_a_library_takes_for_the_same_work(corpus: Corpus) -> No
     assert encode is not None
     different = [n for n, row in enumerate(rows) if encode(render(row)).tolist() != row["token_ids"].tolist()]
     assert different == corpus.faulty
-    assert set(floors.floors(Path(corpus.parquet), TOY)) == {"reading", "rendering", "encoding", "comparing"}
+    assert set(floors.floors(Path(corpus.jsonl), TOY)) == {"reading", "rendering", "encoding", "comparing"}
+    assert set(floors.floors(Path(corpus.parquet), TOY)) == {"reading"}
 
 
 def test_a_budget_shows_each_stage_beside_the_least_it_could_take() -> None:
@@ -366,13 +367,13 @@ def test_every_rule_has_a_fault_that_is_planted() -> None:
 @pytest.mark.parametrize("form", ["rows.jsonl", "rows.parquet", "calls.jsonl", "calls.parquet"])
 def test_every_fault_can_be_planted_and_is_told(form: str, tmp_path: Path) -> None:
     log = tmp_path / form
-    truth = planted_log(log, str(TOY), tokens=300_000, rate=0.9, seed=(1, 2), jobs=1)
+    truth = planted_log(log, str(TOY), tokens=300_000, rate=1.0, seed=(1, 2), jobs=1)
     found = planted.Piece(0, form)
     fast = list(said(scan_rollouts(log, Settings(tokenizer=str(TOY), jobs=1))))
     planted._judge(fast, truth, found)
-    calls = "calls" in form
-    assert set(found.planted) >= {one.name for one in CATALOGUE.values() if one.calls and calls and one.made}
-    assert len(found.planted) > 15
+    possible = {one.name for one in CATALOGUE.values() if (one.calls if "calls" in form else one.rows)}
+    refused = {"a token that is two today", "reasoning that is inserted"}  # no such tokens, and no such template
+    assert possible - set(found.planted) <= refused
     assert found.false == []
     assert found.told == found.planted
     named = sum(found.named.values()) / sum(found.planted.values())
