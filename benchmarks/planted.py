@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import count, zip_longest
 from multiprocessing import get_context
 from pathlib import Path
@@ -63,10 +64,16 @@ class Order:
         return Path(self.scratch) / f"{self._key()}-{number}.json"
 
     def _key(self) -> str:
-        sources = sorted((*(ROOT / "tito_audit").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")))
-        read = (path.read_bytes() for path in (*sources, Path(self.tokenizer) / "tokenizer.json"))
-        parts = repr((self.tokens, self.rate, self.seed)).encode(), *read
-        return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:12]
+        made = f"{self.tokens} {self.rate} {self.seed} {_version(self.tokenizer)}"
+        return hashlib.sha256(made.encode()).hexdigest()[:12]
+
+
+@cache
+def _version(tokenizer: str) -> str:
+    """The package, the bench and a tokenizer as they are when it is first asked for."""
+    sources = sorted((*(ROOT / "tito_audit").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")))
+    read = (path.read_bytes() for path in (*sources, Path(tokenizer) / "tokenizer.json"))
+    return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in read)).hexdigest()
 
 
 @dataclass(slots=True)
