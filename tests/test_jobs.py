@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -264,25 +263,18 @@ def test_a_process_ends_while_others_work_on_the_last_tasks(tmp_path: Path) -> N
             time.sleep(0.01)
         return task
 
-    answers = ForkedProcesses(2).map(work, numbered(range(2)))
-    assert next(answers) == (0, 0)
-    go_by = time.monotonic() + 20
-
     def started() -> list[int]:
         return [pid for pid in children() if alive(pid) and pid not in before]
 
-    assert len(started()) == 2
-    waiting = threading.Thread(target=lambda: (_until(lambda: len(started()) == 1, go_by), go.touch()))
-    waiting.start()
-    assert list(answers) == [(1, 1)]
-    waiting.join()
-    assert time.monotonic() < go_by, "one process had ended before the other had done its task"
-    assert not started()
-
-
-def _until(is_so: Callable[[], bool], deadline: float) -> None:
-    while not is_so() and time.monotonic() < deadline:
+    answers = ForkedProcesses(2).map(work, numbered(range(2)))
+    assert next(answers) == (0, 0)
+    deadline = time.monotonic() + 20
+    while len(started()) != 1 and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert len(started()) == 1, "the other process still works"
+    go.touch()
+    assert list(answers) == [(1, 1)]
+    assert not started()
 
 
 def test_processes_end_with_the_generator() -> None:
