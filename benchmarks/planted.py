@@ -32,8 +32,8 @@ from benchmarks.planter import planted_log
 
 __all__ = ["FORMS", "Order", "Piece", "main", "piece"]
 
-FORMS = ("rows.jsonl", "calls.parquet", "rows.parquet", "calls.jsonl", "foreign.jsonl")
-"""What the logs are, in turn; the last is of another vocabulary, and small."""
+FORMS = ("rows.jsonl", "calls.parquet", "rows.parquet", "foreign.jsonl", "calls.jsonl")
+"""What the logs are, in turn; that of another vocabulary is small."""
 FOREIGN = "ids of another tokenizer"
 SHOWN = 3
 

@@ -380,6 +380,14 @@ def test_every_fault_can_be_planted_and_is_told(form: str, tmp_path: Path) -> No
     assert named > 0.9
 
 
+def test_a_log_of_another_vocabulary_is_said_to_be_one(tmp_path: Path) -> None:
+    order = planted.Order(str(TOY), str(tmp_path), 600_000, 0.5, 0, 1)
+    found = planted.piece(order, planted.FORMS.index("foreign.jsonl"))
+    assert found.tokens < 100_000
+    assert found.told == found.planted == {planted.FOREIGN: 1}
+    assert not found.bad
+
+
 def test_a_run_goes_on_where_it_was_and_leaves_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [
         "--tokens",
