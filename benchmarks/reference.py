@@ -1,8 +1,7 @@
 """The scan with nothing fast in it, which the scan as it is must agree with to the token.
 
-It renders every prompt with jinja2 alone, encodes whole texts with `tokenizers` alone, remembers no prefix and no
-segment, asks every format about every row, and parses whole lines. `python -m benchmarks.reference LOG TOKENIZER`
-holds the scan against it.
+It renders every text with jinja2 alone, encodes whole texts with `tokenizers` alone, remembers no prefix and no
+segment, and parses whole lines. `python -m benchmarks.reference LOG TOKENIZER` holds the scan against it.
 """
 
 from __future__ import annotations

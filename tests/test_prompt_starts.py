@@ -229,10 +229,7 @@ def everything_rendered() -> Iterator[None]:
 
 def written(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> Any:
     """All that rendering says of a rollout, and what the rules see of it."""
-    reference = Reference(tokenizer, renderer)
-    found = prompts.render_texts(rollout, chain_turns(rollout, reference), reference)
-    texts = {turn: (text.text, text.matches_record) for turn, text in found.texts.items()}
-    return texts, found.errors, said(gather(rollout, tokenizer, renderer))
+    return *texts_of(rollout, Reference(tokenizer, renderer)), said(gather(rollout, tokenizer, renderer))
 
 
 def agree(writer: Writer, rollouts: Sequence[Rollout]) -> int:
@@ -318,6 +315,63 @@ def real_writer(name: str) -> Writer | None:
     ]
     others = [make_renderer(tokenizer, chat_template=source.replace(*change)) for change in changes]
     return Writer(tokenizer, renderer, [renderer, *others])
+
+
+def short_conversation(dice: random.Random) -> list[dict[str, Any]]:
+    """Messages of few kinds, each with a text of its own."""
+    texts = (f"said {number}" for number in range(1_000_000, 0, -dice.randrange(1, 99)))
+    messages = []
+    for _ in range(dice.randrange(1, 4)):
+        messages.append({"role": "user", "content": next(texts)})
+        for _ in range(dice.randrange(3)):
+            messages.append({"role": "assistant", "content": "<think>\nhm\n</think>\n\n" + next(texts)})
+            messages += [{"role": "tool", "content": next(texts)} for _ in range(dice.randrange(1, 4))]
+        messages.append({"role": "assistant", "content": "<think>\nhm\n</think>\n\n" + next(texts)})
+    return messages
+
+
+TRAPS = {
+    "reasoning stripped before the last question": NEAR["reasoning stripped everywhere"],
+    "whether tools were used": NEAR["whether tools were used"].replace(
+        "namespace(used=false)", "namespace(used=true)"
+    ),
+    "last message marked": NEAR["last message marked"].replace("loop.last", "loop.last or m.role == 'user'"),
+    "tools together": NEAR["tools together"].replace("loop.last or", "").replace("messages[loop.index0 + 1]", "m"),
+    "last question in front": NEAR["last question in front"].replace("ns.asked = m", "ns.asked = messages[0]"),
+}
+"""Templates, and others whose prompts are the start of what they write later, but not what they write first."""
+
+
+@pytest.mark.parametrize("name", TRAPS)
+@settings(max_examples=examples(3, 60), deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1 << 30))
+def test_a_prompt_of_another_template_is_not_taken_for_its_own(name: str, seed: int) -> None:
+    dice = random.Random(seed)
+    right = toy_writer(name)
+    wrong = make_renderer(right.tokenizer, chat_template=TRAPS[name])
+    prompt_starts._known.cache_clear()
+    reference = Reference(right.tokenizer, right.renderer)
+    with patch.object(dice, "random", lambda: 0.5):
+        for _ in range(25):
+            messages = short_conversation(dice)
+            rollout = Writer(right.tokenizer, right.renderer, ()).rollout(messages, dice)
+            other = Writer(right.tokenizer, wrong, ()).rollout(messages, dice)
+            kept = sorted(dice.sample(range(len(other.turns)), dice.randrange(len(other.turns) + 1)))
+            turns = tuple(other.turns[k] if k in kept else turn for k, turn in enumerate(rollout.turns))
+            some_calls = sorted(dice.sample(range(len(turns)), dice.randrange(1, len(turns) + 1)))
+            for made in (rollout.turns, turns, [turns[k] for k in some_calls]):
+                one = replace(rollout, turns=tuple(made))
+                assert texts_of(one, reference) == rendered_texts_of(one, reference)
+
+
+def texts_of(rollout: Rollout, reference: Reference) -> Any:
+    found = prompts.render_texts(rollout, chain_turns(rollout, reference), reference)
+    return {turn: (text.text, text.matches_record) for turn, text in found.texts.items()}, found.errors
+
+
+def rendered_texts_of(rollout: Rollout, reference: Reference) -> Any:
+    with everything_rendered():
+        return texts_of(rollout, reference)
 
 
 @pytest.mark.parametrize("name", NEAR)

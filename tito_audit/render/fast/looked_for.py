@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from jinja2 import nodes
 
-from tito_audit.render.facts import LookedFor
 from tito_audit.render.fast.distances import check_distances
 from tito_audit.render.fast.growth_bounds import constant, place
 from tito_audit.render.fast.value_kinds import Unknown, Values, is_length
@@ -21,10 +20,11 @@ _SEARCHES = frozenset(("split", "startswith", "endswith", "replace"))
 _ENDS = frozenset(("first", "last", "reverse"))
 _STRIPS = frozenset(("strip", "lstrip", "rstrip"))
 _BLENDED = (nodes.Add, nodes.Concat, nodes.Mod, nodes.Sub, nodes.Div, nodes.FloorDiv)
+_Found = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
 _LOGIC = (nodes.Compare, nodes.Test, nodes.Not)
 
 
-def looked_for(tree: nodes.Template) -> LookedFor | None:
+def looked_for(tree: nodes.Template) -> _Found | None:
     """What a template that is safe for minijinja looks for; None if it may decide by something else."""
     try:
         check_distances(tree)
@@ -45,7 +45,7 @@ class _Search:
         self._measured: set[int] = set()
         """Lengths that are compared with numbers only."""
 
-    def found(self) -> LookedFor:
+    def found(self) -> _Found:
         tree = self._tree
         for compare in tree.find_all(nodes.Compare):
             self._compare(compare)
