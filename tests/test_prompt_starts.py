@@ -51,6 +51,14 @@ LAST_USER = (
 )
 BARE = "<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1].lstrip('\n') }}<|im_end|>\n"
 
+
+@pytest.fixture(autouse=True, scope="module")
+def also_short() -> Iterator[None]:
+    """Short conversations are looked at too, which are cheaper to render."""
+    with patch.object(prompts, "_WORTH_KNOWING", 0):
+        yield
+
+
 NEAR = {
     "plain": PLAIN,
     "reasoning stripped before the last question": LAST_USER

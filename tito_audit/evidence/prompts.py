@@ -34,6 +34,8 @@ from tito_audit.render.renderer import Forms
 
 _KEPT = "harmless as logged: the prompt keeps the tokens that were seen before; the template would write this"
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
+_WORTH_KNOWING = 8192
+"""From this many recorded ids of prompts on it is cheaper to know most prompts than to render them."""
 _KEPT_TEXTS = 4
 """Texts that later prompts may be the start of: a rollout's calls may alternate between several chains."""
 _SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
@@ -102,19 +104,22 @@ def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Rend
     last = rollout.turns[-1] if rollout.turns else None
     if last is not None and last.message_index is not None and last.prompt_messages is None:
         prompts.append(_Prompt(None, rollout.messages[: last.message_index + 1], chains.seen[-1]))
-    return _Writer(rollout, reference).written(prompts)
+    ids = sum(len(prompt.recorded) for prompt in prompts if prompt.recorded is not None)
+    return _Writer(rollout, reference, may_know=ids >= _WORTH_KNOWING).written(prompts)
 
 
 class _Writer:
     """Renders the texts of one rollout, the longest first: most prompts are then known to be the start of one."""
 
-    def __init__(self, rollout: Rollout, reference: Reference) -> None:
+    def __init__(self, rollout: Rollout, reference: Reference, *, may_know: bool) -> None:
+        """With `may_know`, prompts that are known to be the start of a later text are not rendered."""
         assert reference.renderer is not None
         self._rollout = rollout
         self._reference = reference
         self._renderer = reference.renderer
         self._given = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
-        self._starts = prompt_starts(reference.tokenizer, reference.renderer.template(bool(rollout.tools)))
+        template = reference.renderer.template(bool(rollout.tools))
+        self._starts = prompt_starts(reference.tokenizer, template) if may_know else None
         self._spelled = SpelledTexts(reference)
         self._forms = Forms()
         self._later: list[tuple[LaterText, RenderedText]] = []
