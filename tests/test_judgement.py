@@ -22,6 +22,7 @@ from tito_audit.record.build import training_row
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.record.testimony import Reading, Witness
+from tito_audit.repairs._shift import moved_back
 
 END = 2
 FILLS = (0.0, 1.0, float("nan"), -9999.0)
@@ -261,3 +262,32 @@ def test_the_farthest_slide_is_that_of_the_search() -> None:
     truth = Truth(ids, ((20, 27, True),), np.full(len(ids), -0.5), 0.0)
     assert judged(truth, FARTHEST, -FARTHEST).standing == (Reading(FARTHEST, -FARTHEST),)
     assert judged(truth, FARTHEST + 1, 0).mask_slide is None
+
+
+def after_a_prompt(truth: Truth, size: int) -> Truth:
+    """The same row after so many more tokens of a prompt, cut off where its last answer ends."""
+    start, end, stopped = truth.spans[-1]
+    length = max(end + stopped, start + 1)
+    spans = tuple((a + size, b + size, stop) for a, b, stop in truth.spans)
+    ids = np.concatenate((np.full(size, 50, np.int32), truth.ids[:length]))
+    return Truth(ids, spans, np.concatenate((np.full(size, -1.0), truth.logprobs[:length])), truth.fill)
+
+
+@given(truths(zeros=False), st.sampled_from((1, 2, 3)))
+def test_values_rolled_over_the_end_of_a_row_are_found_and_all_come_back(truth: Truth, places: int) -> None:
+    truth = after_a_prompt(truth, 100)
+    right = truth.row(0, 0)
+    assert right.logprobs is not None
+    mask, rolled = truth.sampled.astype(np.int64), np.roll(right.logprobs, places)
+    row = training_row(truth.ids, mask=("loss_mask", mask), logprobs=("logprobs", rolled))
+    view, found = with_turn_ends(truth.view(), row, frozenset((END,)))
+    assert found is not None
+    assert Reading(0, places) in found.standing
+    if found.decided is None:
+        return
+    assert found.decided == Reading(0, places)
+    rollout = Rollout(Place("made up", 0), "toy", training_row=row)
+    back = moved_back(Evidence(rollout, None, Needs.ROW | Needs.MASK, end_ids=frozenset((END,)), row=view))
+    assert back is not None
+    assert not back.lost.any()
+    np.testing.assert_array_equal(back.logprobs, right.logprobs)

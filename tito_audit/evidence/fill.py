@@ -45,12 +45,16 @@ class Values:
         return not (FLOOR < self.fill <= 0)
 
     def covering(self, spans: Sequence[SampledSpan], ends: Sequence[int | None], far: int) -> tuple[Mask, Mask]:
-        """The places of the spans moved by `far`, `[T]` each: all that may be sampled, and all that must be."""
+        """The places of the spans moved by `far`, `[T]` each: all that may be sampled, and all that must be.
+
+        What moves over an end of the row is lost, or was rolled to the other end.
+        """
         widest, least = np.zeros_like(self.real), np.zeros_like(self.real)
         for span, end in zip(spans, ends, strict=True):
             start = max(span.start + far, 0)
             widest[start : max((span.ends[-1] if end is None else end) + far, 0)] = True
             least[start : max((span.ends[0] if end is None else end) + far, 0)] = True
+        widest[rolled_to(spans, far, len(widest))] = True
         return widest & self.covered, least & self.covered
 
     def fill_exactly(self, spans: Sequence[SampledSpan], ends: Sequence[int | None] | None) -> bool:
@@ -68,6 +72,19 @@ class Values:
             inside[span.start + REACH : max(span.ends[0] - REACH, 0)] = True
         inside &= self.covered
         return int((inside & ~self.real).sum()), int(inside.sum())
+
+
+def rolled_to(spans: Sequence[SampledSpan], far: int, size: int) -> slice:
+    """Where values moved by `far` over one end of a row of this size arrive if they are rolled, as `np.roll` does.
+
+    Only places outside the spans, which are given in order: in a span nothing tells a rolled value from its own.
+    """
+    over = spans[-1].ends[-1] + far - size if far > 0 else -spans[0].start - far
+    if over <= 0:
+        return slice(0)
+    if far > 0:
+        return slice(min(over, spans[0].start))
+    return slice(max(size - over, spans[-1].ends[-1]), size)
 
 
 def first_covered(row: TrainingRow, role: ColumnRole = ColumnRole.LOGPROBS) -> int:

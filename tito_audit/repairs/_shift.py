@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.fill import first_covered
+from tito_audit.evidence.fill import first_covered, rolled_to
 from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.logprobs import ROUNDING, LogprobShift, shifts
 from tito_audit.evidence.model import Evidence, RowView
@@ -45,6 +45,8 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
         (source >= first_covered(row)) & (np.arange(len(source)) >= first_covered(row)) & (source < len(source))
     )
     source = np.where(inside, source, 0)
+    if not found[0].by_calls:
+        _take_rolled(evidence, row, offset, source, inside)
     fill, first = _filler(evidence, row), first_covered(row)
     whole = np.where(inside, row.logprobs[source], fill)
     whole[:first] = row.logprobs[:first]
@@ -62,6 +64,18 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     trained = row.loss_mask if row.loss_mask is not None else np.zeros(len(source), np.bool_)
     lost &= trained
     return MovedBack(np.where(lost, fill, values), lost, offset, found[0].by_calls)
+
+
+def _take_rolled(evidence: Evidence, row: TrainingRow, offset: int, source: Offsets, inside: Mask) -> None:
+    """Take the values that were rolled over an end of the row from its other end, where nothing was sampled."""
+    judged = judgement(evidence)
+    if judged is None or judged.values is None:
+        return
+    size = len(source)
+    for place in range(*rolled_to(judged.spans, offset, size).indices(size)):
+        at = (place - offset) % size
+        if judged.values.real[place] and not inside[at]:
+            source[at], inside[at] = place, True
 
 
 def _as_a_whole(view: RowView, source: Offsets, inside: Mask, right: Mask) -> bool:
