@@ -372,6 +372,43 @@ def test_a_prompt_of_another_template_is_not_taken_for_its_own(name: str, seed: 
                 assert texts_of(one, reference) == rendered_texts_of(one, reference)
 
 
+@pytest.mark.parametrize(
+    ("seen", "trap"),
+    [
+        pytest.param(("uAtttuAuA", "uAutttAuA"), "uAtttAuA", id="a question came after the answer in the prompt"),
+        pytest.param(("uAtttAtAtA",), "uAtttAuAtA", id="no question came after the prompt"),
+    ],
+)
+def test_a_message_is_proven_only_for_what_comes_after_it(seen: Sequence[str], trap: str) -> None:
+    """Each message of the trap was seen, but with other messages after it, and these decide about reasoning."""
+    right = toy_writer("reasoning stripped before the last question")
+    wrong = Writer(right.tokenizer, toy_writer("reasoning stripped everywhere").renderer, ())
+    own = replace(right, others=())
+    prompt_starts._known.cache_clear()
+    reference, dice = Reference(right.tokenizer, right.renderer), random.Random(1)
+    with patch.object(dice, "random", lambda: 0.5):
+        for number, kinds in enumerate(seen):
+            texts_of(own.rollout(of_kinds(kinds, number), dice), reference)
+        messages = of_kinds(trap, 9)
+        rollout, other = own.rollout(messages, dice), wrong.rollout(messages, dice)
+    taken = next(k for k, turn in enumerate(rollout.turns) if turn.message_index == 5)
+    turns = [other.turns[k] if k == taken else turn for k, turn in enumerate(rollout.turns)]
+    misled = replace(rollout, turns=tuple(turns))
+    found = texts_of(misled, reference)
+    assert found == rendered_texts_of(misled, reference)
+    assert not found[0][taken][1]
+
+
+def of_kinds(kinds: str, number: int) -> list[dict[str, Any]]:
+    """Messages of these kinds: a question, an answer with reasoning (A) or without, an output of a tool."""
+    roles = {"u": "user", "a": "assistant", "A": "assistant", "t": "tool"}
+    thought = "<think>\nhm\n</think>\n\n"
+    return [
+        {"role": roles[kind], "content": f"{thought if kind == 'A' else ''}said {100 * number + place}"}
+        for place, kind in enumerate(kinds)
+    ]
+
+
 def texts_of(rollout: Rollout, reference: Reference) -> Any:
     found = prompts.render_texts(rollout, chain_turns(rollout, reference), reference)
     return {turn: (text.text, text.matches_record) for turn, text in found.texts.items()}, found.errors
