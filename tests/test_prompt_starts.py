@@ -376,7 +376,7 @@ def test_a_prompt_of_another_template_is_not_taken_for_its_own(name: str, seed: 
     ("seen", "trap"),
     [
         pytest.param(("uAtttuAuA", "uAutttAuA"), "uAtttAuA", id="a question came after the answer in the prompt"),
-        pytest.param(("uAtttAtAtA",), "uAtttAuAtA", id="no question came after the prompt"),
+        pytest.param(("uAtttAttA",), "uAtttAutA", id="no question came after the prompt"),
     ],
 )
 def test_a_message_is_proven_only_for_what_comes_after_it(seen: Sequence[str], trap: str) -> None:
