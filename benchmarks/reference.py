@@ -1,7 +1,8 @@
 """The scan with nothing fast in it, which the scan as it is must agree with to the token.
 
 It renders every text with jinja2 alone, encodes whole texts with `tokenizers` alone, remembers no prefix and no
-segment, and parses whole lines. `python -m benchmarks.reference LOG TOKENIZER` holds the scan against it.
+segment, asks every format about every row, and parses whole lines. `python -m benchmarks.reference LOG TOKENIZER`
+holds the scan against it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from unittest.mock import patch
 import numpy as np
 
 from tito_audit import formats
-from tito_audit.evidence import fill, prompts, rendered
+from tito_audit.evidence import fill, judgement, prompts, rendered
 from tito_audit.evidence.completions import ConfirmedIds
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.prefix_reuse import Comparison, PiecesCache, SpelledTexts
 from tito_audit.evidence.prefix_reuse import compare_text as compare_incrementally
 from tito_audit.evidence.reference import Reference
