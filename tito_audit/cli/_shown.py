@@ -48,13 +48,14 @@ def parts_of(rollout: Rollout) -> list[Part]:
     """Prompt and completion of every call, then the training row, as far as recorded."""
     parts: list[Part] = []
     seen: Ids | None = None
-    for index, turn in enumerate(rollout.turns):
+    rows = [f" · row {row}" for row in rollout.stated.rows] or [""] * len(rollout.turns)
+    for index, (turn, where) in enumerate(zip(rollout.turns, rows, strict=True)):
         if turn.prompt_ids is not None:
-            title = f"turn {index} prompt · {many(len(turn.prompt_ids), 'token')}"
+            title = f"turn {index} prompt{where} · {many(len(turn.prompt_ids), 'token')}"
             start = 0 if seen is None else common_prefix(seen, turn.prompt_ids)
             parts.append(Part(Where.PROMPT, index, title, Tokens(turn.prompt_ids), start))
         if turn.completion_ids is not None:
-            title = f"turn {index} completion · {many(len(turn.completion_ids), 'token')}"
+            title = f"turn {index} completion{where} · {many(len(turn.completion_ids), 'token')}"
             title += f", ended by {turn.finish_reason}" if turn.finish_reason else ""
             title += ", ids recovered from token texts" if turn.ids_from is IdsFrom.RECOVERED else ""
             tokens = Tokens(turn.completion_ids, logprobs=turn.completion_logprobs)

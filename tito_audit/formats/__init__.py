@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats._by_keys import possible_formats
+from tito_audit.formats._call_log import LoggedCall, part_of
 from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, STALE
 from tito_audit.formats._detection import Detection, Near, near_formats, told_by, wrapped_at
@@ -28,6 +29,7 @@ __all__ = [
     "PROMPT_IDS",
     "STALE",
     "Detection",
+    "LoggedCall",
     "Near",
     "all_formats",
     "calls_unknown_tools",
@@ -36,6 +38,7 @@ __all__ = [
     "map_columns",
     "near_formats",
     "number_columns",
+    "part_of",
     "pick_format",
     "told_by",
     "unmap_columns",

@@ -162,5 +162,5 @@ FORMAT = Format(
     sources=_sources,
     update=calls_written(_read, _sources, totals=_counts),
     shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "
-    "prompt; the calls of a session are rows of their own, so drift from call to call is not seen.",
+    "prompt; the calls of a session are rows of their own, which `--session session_id` joins.",
 )

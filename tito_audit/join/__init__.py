@@ -8,11 +8,20 @@ from pathlib import Path
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
-from tito_audit.formats import calls_unknown_tools, chat_tools, pick_format
-from tito_audit.join._calls import GATHERED, CallsOfRollout, Capture, GatheredOutput, is_capture
+from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format
+from tito_audit.join._calls import CAPTURE, CallsOfRollout, gathered
 from tito_audit.join._conversations import Conversation, conversations, has_messages, with_conversation
+from tito_audit.join._gathering import GatheredOutput, Gathering
 from tito_audit.join._keys import first_row, keys_for
 from tito_audit.join._partners import Partners, readable_id
+from tito_audit.join._sessions import (
+    CaptureKey,
+    Joined,
+    SessionKey,
+    is_capture,
+    refuse_unknown,
+    session_notice,
+)
 from tito_audit.join._tools import shared_tools
 from tito_audit.join._words import EMPTY, MISFIT, NO_ANSWER, NO_ID, NO_ROW, NO_TOOLS, OWN, UNREADABLE, Tally
 from tito_audit.record.finding import Result
@@ -23,14 +32,21 @@ from tito_audit.storage import Log, Output, RawRow, find_logs
 from tito_audit.storage.chunk import Chunk
 from tito_audit.storage.chunks import chunks_of
 
-__all__ = ["Join", "contains_row", "form_of", "joined_counts", "lines_of"]
+__all__ = ["Join", "contains_row", "form_of", "joined_counts", "lines_of", "shown_by"]
 
 
 def form_of(row: Row, named: Format | None) -> Format:
     """The format of a row: the named one, else the first that matches; RecordError when none does."""
     if isinstance(row, CallsOfRollout):
-        return GATHERED
+        return gathered(row.form)
     return named or pick_format(row)
+
+
+def shown_by(form: Format, row: Row) -> tuple[Format, Row]:
+    """The format and the row whose keys show what a log was taken for: of calls with a stated key, the first."""
+    if isinstance(row, CallsOfRollout) and row.by_key:
+        return format_named(row.form), row.raws[0].value or row
+    return form, row
 
 
 def lines_of(raw: RawRow) -> Sequence[RawRow]:
@@ -52,14 +68,17 @@ class Join:
     """The messages and tools of `--messages` and `--tools`, found by id for each rollout of a run.
 
     The index is built at once, so that processes forked later share it. Where messages are joined, the lines of a
-    NeMo-Gym token capture become one rollout for each rollout id.
+    NeMo-Gym token capture become one rollout for each rollout id; with `--session`, rows that are one call each
+    become one rollout for each conversation that they name.
     """
 
     def __init__(self, settings: Settings, logs: Sequence[Path]) -> None:
         self._settings = settings
-        self._calls: tuple[Path | None, Capture | None] = None, None
+        self._calls: tuple[Path | None, Gathering | None] = None, None
         self._captures: dict[Path, tuple[int, int]] = {}
         """How many lines and rollouts each capture has."""
+        self._sessions: dict[Path, Joined] = {}
+        """How the rows of each log were joined by `--session`."""
         self._held: tuple[tuple[str, int], tuple[Conversation, ...] | str] | None = None
         self._messages = self._partners("--messages", settings.messages, logs)
         self._list: tuple[ToolSpec, ...] | None = None
@@ -80,33 +99,39 @@ class Join:
         self._rollouts = 0
 
     @classmethod
-    def of(cls, settings: Settings, logs: Sequence[Path]) -> Join | None:
-        """The join of a run; None when nothing is joined. SetupError or StorageError when it is impossible."""
+    def of(cls, settings: Settings, logs: Sequence[Path], *, written: bool = False) -> Join | None:
+        """The join of a run; None when nothing is joined. SetupError or StorageError when it is impossible.
+
+        Logs that a repair has `written` may lack all rows with the key of a session.
+        """
         if settings.messages is None and settings.tools is None:
             if settings.on:
                 raise SetupError(
                     f"--on {next(iter(settings.on))}: nothing is joined. Pass --messages FILE or --tools FILE."
                 )
-            return None
+            if settings.session is None:
+                return None
         pipe = next((log for log in logs if not log.is_file()), None)
         if pipe is not None:
             raise SetupError(
                 f"{pipe}: a pipe cannot be joined, as it cannot be read twice; save it to a file first."
             )
+        if settings.session is not None:
+            _refuse_session(settings, settings.session, [] if written else logs)
         return cls(settings, logs)
 
     def rows(self, log: Log) -> Iterator[RawRow]:
-        """The rows of a log; for a token capture, one row for each rollout, at its first line."""
-        return iter(self._capture(log) or log)
+        """The rows of a log; where calls are gathered, one row for each rollout, at its first call."""
+        return iter(self._gathering(log) or log)
 
     def chunks(self, log: Log, size: int) -> Iterator[Chunk]:
         """The same rows in chunks of about `size` bytes."""
-        calls = self._capture(log)
+        calls = self._gathering(log)
         return chunks_of(log, size) if calls is None else calls.chunks(size)
 
     def output(self, out: Output, log: Log) -> Output:
         """An output that takes the rows of `rows`."""
-        calls = self._capture(log)
+        calls = self._gathering(log)
         return out if calls is None else GatheredOutput(out, log, calls)
 
     def apply(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
@@ -138,6 +163,8 @@ class Join:
                 else str(next(iter(self._captures)))
             )
             yield f"{where}: {lines} lines were read as the calls of {rollouts} rollouts."
+        if self._sessions and self._settings.session is not None:
+            yield session_notice(self._sessions, self._settings.session)
         cut = (self._settings.limit, self._settings.row, self._settings.sample)
         whole = all(one is None for one in cut)
         for tally in self._tallies:
@@ -168,24 +195,39 @@ class Join:
         key = partners.keys.of_log(row, str(logs[0]), 0) if row is not None and partners is not None else None
         return readable_id(key) if key is not None else None
 
-    def _capture(self, log: Log) -> Capture | None:
+    def _gathering(self, log: Log) -> Gathering | None:
+        """The rollouts of a log whose rows are single calls; None for any other log."""
+        if log.path != self._calls[0]:
+            # Only one is kept: it holds a place for each row.
+            session = self._settings.session
+            calls = self._capture(log) if session is None else self._session(log, session)
+            self._calls = log.path, calls
+        return self._calls[1]
+
+    def _session(self, log: Log, path: str) -> Gathering:
+        """The conversations of a log whose rows name them."""
+        named = self._settings.format
+        key = SessionKey(path, None if named is None else format_named(named))
+        rows = Gathering(log, key)
+        self._sessions[log.path] = Joined.of(rows, key)
+        return rows
+
+    def _capture(self, log: Log) -> Gathering | None:
         """The rollouts of a token capture; None for any other log."""
         settings = self._settings
         if (
             self._messages is None
             or settings.columns
             or settings.rows_at
-            or settings.format not in (None, GATHERED.name)
+            or settings.format not in (None, CAPTURE)
         ):
             return None
-        if log.path != self._calls[0]:
-            row = first_row([log.path], settings.max_row_bytes) if log.kind == "lines" else None
-            calls = Capture(log) if row is not None and is_capture(row) else None
-            if calls is not None:
-                self._captures[log.path] = sum(map(len, calls.groups)), len(calls.groups)
-            # Only one is kept: it holds a place for each line.
-            self._calls = log.path, calls
-        return self._calls[1]
+        row = first_row([log.path], settings.max_row_bytes) if log.kind == "lines" else None
+        if row is None or not is_capture(row):
+            return None
+        calls = Gathering(log, CaptureKey())
+        self._captures[log.path] = calls.lines, len(calls.groups)
+        return calls
 
     def _apply(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
         place = rollout.place
@@ -242,6 +284,17 @@ class Join:
         if len(said) != of and (len(said) != 1 or answered):
             return at, MISFIT, None
         return at, at, said[number if len(said) == of else 0]
+
+
+def _refuse_session(settings: Settings, session: str, logs: Sequence[Path]) -> None:
+    """SetupError where rows cannot be joined by their session, or no row names one."""
+    for flag, given in (("--rows-at", settings.rows_at), ("--map", settings.columns)):
+        if given:
+            raise SetupError(
+                f"--session {session}: it cannot be combined with {flag}.\n"
+                "Only whole rows with columns of a known name are joined; leave one of the two out."
+            )
+    refuse_unknown(session, logs, settings.max_row_bytes)
 
 
 def _tools(count: int) -> str:

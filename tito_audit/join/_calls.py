@@ -1,280 +1,187 @@
-"""Lines of a token capture, each one call, as rollouts: gathered by rollout id and chained by their tokens."""
+"""Rows that are one call each, gathered into the row of one rollout and chained by their tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache
 from typing import Any
 
 from tito_audit.chains.capture import order_calls
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats import format_named, pick_format
+from tito_audit.formats import LoggedCall, format_named, part_of
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Sources
+from tito_audit.record.stated import NOTHING_STATED
 from tito_audit.signature import Signature
-from tito_audit.storage import Log, Output, RawRow
-from tito_audit.storage.chunk import Chunk, Reading
-from tito_audit.storage.lines import ParseRow
-from tito_audit.storage.random_access import RandomAccess, Ticket, line_at, unpacked
-from tito_audit.storage.sampling import Sample
+from tito_audit.storage import RawRow
 
-_NAME = "nemo_gym_tokens"
-_CALLS = "calls_of_rollout"
+CAPTURE = "nemo_gym_tokens"
+"""The format of a token capture, whose lines name their rollout."""
+CALLS = "calls_of_rollout"
+_TIMES = ("start_time", "started_at", "created_at", "created", "timestamp", "end_time")
+"""When a call was made, the surest name first; an answer may have it too."""
 
 
 class CallsOfRollout(dict[str, Any]):
-    """The lines of one rollout as one row, `{"calls_of_rollout": [line, …]}`, with their places."""
+    """The rows of one rollout as one row, `{"calls_of_rollout": [row, …]}`, with their places and their format."""
 
-    def __init__(self, raws: Sequence[RawRow]) -> None:
+    def __init__(self, raws: Sequence[RawRow], form: str, *, by_key: bool) -> None:
         super().__init__()
         self.raws = tuple(raws)
-        self[_CALLS] = [raw.value for raw in raws]
+        self.form = form
+        self.by_key = by_key
+        """Whether a stated key says that they belong together; otherwise they are lines of a token capture."""
+        self[CALLS] = [raw.value for raw in raws]
 
     def with_calls(self, calls: Sequence[Row]) -> CallsOfRollout:
-        """The same row with these lines; itself when they are the same objects."""
-        if all(new is old for new, old in zip(calls, self[_CALLS], strict=True)):
+        """The same row with these calls; itself when they are the same objects."""
+        if all(new is old for new, old in zip(calls, self[CALLS], strict=True)):
             return self
-        return CallsOfRollout([replace(raw, value=call) for raw, call in zip(self.raws, calls, strict=True)])
+        raws = [replace(raw, value=call) for raw, call in zip(self.raws, calls, strict=True)]
+        return CallsOfRollout(raws, self.form, by_key=self.by_key)
 
 
-def is_capture(row: Row) -> bool:
-    """Whether a row is a line of a token capture that names its rollout."""
-    try:
-        return pick_format(row).name == _NAME and _rollout_id(row) is not None
-    except RecordError:
-        return False
+@cache
+def gathered(name: str) -> Format:
+    """The format of gathered rows, each of which is one call of the format `name`."""
+    return Format(name, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, _sources, _update)
 
 
-# Reading and writing one rollout of calls
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The calls of a gathered row, read one by one, and their order."""
+
+    each: Sequence[Rollout]
+    order: Sequence[int]
+    chain: tuple[int, ...]
+    """The places of the main chain in that order."""
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    form = format_named(_NAME)
     if not isinstance(row, CallsOfRollout):
-        return form.read(row, place)
-    lines = []
+        raise RecordError("the rows of one conversation are read together")
+    calls = _calls(row, place)
+    first = calls.each[calls.order[0]].stated
+    # The id is that of one call.
+    facts = {name: value for name, value in first.facts.items() if name != "id"}
+    copies = next((one.stated.copies_disagree for one in calls.each if one.stated.copies_disagree), "")
+    stated = replace(
+        first,
+        chain=calls.chain,
+        lines=tuple(calls.order),
+        rows=tuple(row.raws[number].index for number in calls.order) if row.by_key else (),
+        facts=facts,
+        copies_disagree=copies,
+        ids_wanted=any(one.stated.ids_wanted for one in calls.each),
+    )
+    logged = [_logged(calls.each[number]) for number in calls.order]
+    main = part_of([logged[k] for k in calls.chain], place, row.form, NOTHING_STATED).rollout
+    known = dict(zip(calls.chain, main.turns, strict=True))
+    turns = tuple(
+        known.get(k) or replace(call.turn, prompt_messages=call.prompt or None) for k, call in enumerate(logged)
+    )
+    return (replace(main, turns=turns, stated=stated),)
+
+
+def _calls(row: CallsOfRollout, place: Place) -> _Calls:
+    """Every call of the row; RecordError that names the line of one that cannot be read."""
+    form, each = format_named(row.form), []
     for raw in row.raws:
         if raw.value is None:
             raise RecordError(f"line {raw.index} of the same rollout: {raw.error}")
         try:
-            (line,) = form.read(raw.value, replace(place, row=raw.index))
+            (one,) = form.read(raw.value, replace(place, row=raw.index))
         except RecordError as error:
             raise RecordError(
                 f"line {raw.index} of the same rollout: {error}" if len(row.raws) > 1 else str(error)
             ) from None
-        lines.append(line)
-    times = [_number(raw.value.get("created_at"), raw.index) for raw in row.raws if raw.value is not None]
-    order, chain = order_calls([line.turns[0] for line in lines], times)
-    first = lines[order[0]]
-    # The id is that of one call.
-    facts = {name: value for name, value in first.stated.facts.items() if name != "id"}
-    stated = replace(first.stated, chain=chain, lines=order, facts=facts)
-    return (Rollout(place, _NAME, turns=tuple(lines[k].turns[0] for k in order), stated=stated),)
+        each.append(one)
+    order, chain = order_calls([one.turns[0] for one in each], _times(row))
+    return _Calls(each, order, chain)
 
 
-def _update(row: Row, mended: Sequence[RepairedRollout]) -> Sequence[Row]:
-    form = format_named(_NAME)
+def _logged(one: Rollout) -> LoggedCall:
+    """The only call of a rollout with what it was sent and what it wrote."""
+    (turn,) = one.turns
+    index = turn.message_index
+    sent = turn.prompt_messages or (one.messages[:index] if index is not None else ())
+    return LoggedCall(
+        replace(turn, message_index=None, prompt_messages=None),
+        _no_source,
+        sent,
+        one.messages[index] if index is not None else None,
+        one.tools,
+        one.template_kwargs,
+        one.stated,
+    )
+
+
+def _no_source() -> CallSource:
+    return CallSource()
+
+
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not isinstance(row, CallsOfRollout):
-        return form.update(row, mended)
-    if not mended:
+        raise RecordError("the rows of one conversation are written together")
+    if not repaired:
         return ()
-    if len(mended) > 1:
-        raise RecordError(
-            "a capture holds calls, from which the trainer makes rows: it has no place for the parts of a fork"
-        )
-    (before,), (one,) = _read(row, mended[0].rollout.place), mended
-    if one.turns_from != tuple(range(len(before.turns))):
+    if len(repaired) > 1:
+        what = "each row is one call" if row.by_key else "a capture holds calls"
+        raise RecordError(f"{what}, from which the trainer makes rows: it has no place for the parts of a fork")
+    (one,) = repaired
+    read = _calls(row, one.rollout.place)
+    if one.turns_from != tuple(range(len(read.order))):
         raise RecordError("each line is one call, and the call cannot be removed from it")
-    calls = list(row[_CALLS])
-    for line, turn in zip(before.stated.lines, one.rollout.turns, strict=True):
-        # The conversation is in another file, not in the line.
-        own = replace(turn, message_index=None, prompt_messages=None)
-        alone = Rollout(before.place, _NAME, turns=(own,))
-        (calls[line],) = form.update(calls[line], (RepairedRollout(alone, (0,)),))
+    form, calls = format_named(row.form), list(row[CALLS])
+    for number, turn in zip(read.order, one.rollout.turns, strict=True):
+        alone = read.each[number]
+        # The messages of the conversation are not those of the call.
+        (was,) = alone.turns
+        own = replace(turn, message_index=was.message_index, prompt_messages=was.prompt_messages)
+        (calls[number],) = form.update(calls[number], (RepairedRollout(replace(alone, turns=(own,)), (0,)),))
     return (row.with_calls(calls),)
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [
-        Sources(calls=tuple(CallSource(entry=(_CALLS, line)) for line in rollout.stated.lines))
+        Sources(calls=tuple(CallSource(entry=(CALLS, line)) for line in rollout.stated.lines))
         for rollout in rollouts
     ]
 
 
-GATHERED = Format(_NAME, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, _sources, _update)
-"""The format of calls gathered by rollout; that of a single line is `nemo_gym_tokens`."""
+# Times
 
 
-# Files
+def _times(row: CallsOfRollout) -> Sequence[float]:
+    """When each call was made; if the log does not say, numbers that keep the order of rows."""
+    rows = [(raw.index, raw.value or {}) for raw in row.raws]
+    if not row.by_key:
+        return [_number(call.get("created_at"), index) for index, call in rows]
+    for name in _TIMES:
+        for within in (None, "response"):
+            times = [_time(call if within is None else call.get(within), name) for _, call in rows]
+            if all(time is not None for time in times):
+                return [time for time in times if time is not None]
+    return [float(index) for index, _ in rows]
 
 
-class Capture:
-    """The rows of a capture: one for each rollout, at its first line; other lines are rows as they are."""
-
-    def __init__(self, log: Log) -> None:
-        self.path = log.path
-        self._log = log
-        self._parse = log.parse
-        self._reader = RandomAccess(log.path, max_row_bytes=log.max_row_bytes, parse=log.parse)
-        self.groups: list[list[Ticket]] = []
-        known: dict[str, list[Ticket]] = {}
-        for ticket, raw in self._reader:
-            name = _rollout_id(raw.value) if raw.value is not None and is_capture(raw.value) else None
-            if name is not None and name in known:
-                known[name].append(ticket)
-                continue
-            self.groups.append([ticket])
-            if name is not None:
-                known[name] = self.groups[-1]
-        self._left_out = [0] * (len(self.groups) + 1)
-        """How many rollouts are left out before each, and in all, where a share of the log is wanted."""
-        if log.share is not None:
-            self._choose(Sample(log.share), {group[0][0]: name for name, group in known.items()})
-
-    def _choose(self, sample: Sample, names: Mapping[int, str]) -> None:
-        """Keep the rollouts that the sample takes, by their first line and their id."""
-        left_out, kept = [], []
-        for group in self.groups:
-            index = group[0][0]
-            before = sample.left_out
-            name = names.get(index, "").encode("utf-8", "surrogatepass")
-            if sample.takes(index, index, name, len(name)):
-                left_out.append(before)
-                kept.append(group)
-        self.groups, self._left_out = kept, [*left_out, sample.left_out]
-
-    def __iter__(self) -> Iterator[RawRow]:
-        for group, left_out in zip(self.groups, self._left_out, strict=False):
-            self._log.left_out = left_out
-            yield _gathered_row([self._reader.row(ticket) for ticket in group], self._log.max_row_bytes)
-            self._log.position = self._log.size * group[0][0] // max(self.groups[-1][0][0], 1)
-        self._log.left_out = self._left_out[-1]
-
-    def chunks(self, size: int) -> Iterator[Chunk]:
-        """The same rows in chunks of about `size` bytes, if lines are about equally long."""
-        lines = sum(map(len, self.groups))
-        each = max(size * lines // max(self._log.size, 1), 1)
-        start = 0
-        if not self.groups and self._left_out[-1]:
-            chunk = _Gathered(self.path, self._log.max_row_bytes, self._log.size, [], [], self._parse)
-            chunk.share, chunk.left_out = self._log.share, self._left_out
-            yield chunk
-        while start < len(self.groups):
-            stop, held = start, 0
-            while stop < len(self.groups) and held < each:
-                held += len(self.groups[stop])
-                stop += 1
-            part = self.groups[start:stop]
-            packed = [[self._reader.packed(ticket) for ticket in group] for group in part]
-            done = self._log.size * stop // len(self.groups)
-            chunk = _Gathered(self.path, self._log.max_row_bytes, done, part, packed, self._parse)
-            if self._log.share is not None:
-                # Rollouts left out after the last one count for its chunk.
-                chunk.share, first = self._log.share, self._left_out[start] if start else 0
-                chunk.left_out = [left_out - first for left_out in self._left_out[start : stop + 1]]
-            yield chunk
-            start = stop
-
-
-@dataclass(slots=True)
-class _Gathered(Chunk):
-    """A chunk of a capture's rollouts, numbered as in the file."""
-
-    groups: list[list[Ticket]]
-    packed: list[list[bytes | None]]
-    parse: ParseRow
-    left_out: Sequence[int] = ()
-    """How many rollouts are left out before each, and in all; () where none are."""
-
-    def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """One row for each rollout; the size of the reading stays 0, since rows are numbered as in the file."""
-        for number, (group, packed) in enumerate(zip(self.groups, self.packed, strict=True)):
-            if reading.sample is not None:
-                reading.sample.left_out = self.left_out[number]
-            raws = [
-                unpacked(data) if data is not None else line_at(self.path, ticket, self.limit, self.parse)
-                for ticket, data in zip(group, packed, strict=True)
-            ]
-            yield _gathered_row(raws, self.limit)
-        if reading.sample is not None:
-            reading.sample.left_out = self.left_out[-1]
-
-
-def _gathered_row(raws: Sequence[RawRow], limit: int) -> RawRow:
-    """The lines of a rollout as one row; a line that is not a call, or cannot be read, as it is."""
-    first = raws[0]
-    if first.value is None or not is_capture(first.value):
-        return first
-    size = sum(len(raw.text or b"") for raw in raws)
-    if len(raws) > 1 and size > limit:
-        return RawRow(
-            first.index,
-            None,
-            f"the {len(raws)} calls of this rollout are {size:,} bytes together, over the limit of {limit:,}; "
-            "raise --max-row-bytes to read them",
-        )
-    return RawRow(first.index, CallsOfRollout(raws))
-
-
-class GatheredOutput:
-    """An output that takes a capture's rollouts and writes its lines in their old places."""
-
-    def __init__(self, out: Output, log: Log, calls: Capture) -> None:
-        self.changed = False
-        self._out = out
-        self._lines = iter(log)
-        self._waiting: RawRow | None = None
-        self._groups = {group[0][0]: [index for index, _ in group] for group in calls.groups}
-        self._said: dict[int, Sequence[Row] | None] = {}
-        """What to write for each line of the rollouts taken so far; None: the line as it was."""
-
-    def keep(self, raw: RawRow) -> None:
-        """Write the lines of a rollout as they were."""
-        self._said.update(dict.fromkeys(self._groups[raw.index]))
-        self._write()
-
-    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write other lines for a rollout; [] leaves them out."""
-        if not isinstance(raw.value, CallsOfRollout):
-            self._said[raw.index] = rows
-        elif not rows:
-            self._said.update(dict.fromkeys(self._groups[raw.index], ()))
-        else:
-            (row,) = rows
-            added = {name: value for name, value in row.items() if name != _CALLS}
-            for one, call in zip(raw.value.raws, row[_CALLS], strict=True):
-                same = call is one.value
-                self._said[one.index] = None if same else [{**call, **added}]
-        self._write()
-
-    def finish(self, log: Log) -> None:
-        """Write what followed the last line."""
-        self._write()
-        self._out.finish(log)
-
-    def _write(self) -> None:
-        """Write lines as far as it is known what to write."""
-        while True:
-            line = self._waiting or next(self._lines, None)
-            if line is None or line.index not in self._said:
-                self._waiting = line
-                return
-            self._waiting = None
-            rows = self._said.pop(line.index)
-            if rows is None:
-                self._out.keep(line)
-            else:
-                self._out.replace(line, rows)
-                self.changed = self._out.changed
+def _time(holder: object, name: str) -> float | None:
+    """A time in seconds, or in any unit if the log has numbers; None where there is none."""
+    value = holder.get(name) if isinstance(holder, Mapping) else None
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            return None
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _number(value: object, otherwise: float) -> float:
     """When a call ended; if the log does not say, a number that keeps the order of lines."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float(otherwise)
-
-
-def _rollout_id(row: Mapping[str, Any]) -> str | None:
-    name = row.get("rollout_id")
-    return name if isinstance(name, str) and name else None

@@ -60,7 +60,7 @@ class Keys:
 
     def of_log(self, row: Row, file: str, index: int) -> str | None:
         """The id of a row of the log as text; None when it has none."""
-        parts = [_text(_value(row, name)) for name in self.ours]
+        parts = [_text(value_at(row, name)) for name in self.ours]
         if self.occurrences is not None:
             known = self.occurrences.get(file)
             parts.append(str(known[index]) if known is not None and index < len(known) else "0")
@@ -68,7 +68,7 @@ class Keys:
 
     def of_other(self, row: Row, file: Path) -> str | None:
         """The id of a row of the other file as text; None when it has none."""
-        parts = [_text(_value(row, name)) for name in self.theirs]
+        parts = [_text(value_at(row, name)) for name in self.theirs]
         if self.occurrences is not None:
             parts.append(_text(row.get("sample_occurrence")) or "0")
         return _joined([_stem(file), *parts] if self.scoped else parts)
@@ -137,8 +137,8 @@ def _columns(files: Sequence[Path], max_row_bytes: int, rows_at: str | None = No
         for name, value in row.items():
             if found.get(name) is None:
                 found[name] = value
-        if _value(row, "_ng_rollout_id") is not None:
-            found.setdefault("_ng_rollout_id", _value(row, "_ng_rollout_id"))
+        if value_at(row, "_ng_rollout_id") is not None:
+            found.setdefault("_ng_rollout_id", value_at(row, "_ng_rollout_id"))
     return found
 
 
@@ -155,7 +155,7 @@ def _common(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[tuple[s
 
 def _refuse_missing(names: Iterable[str], columns: Mapping[str, Any], file: str) -> None:
     for name in names:
-        if _value(columns, name) is not None or name in columns:
+        if value_at(columns, name) is not None or name in columns:
             continue
         close = difflib.get_close_matches(name, columns, n=2)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
@@ -167,7 +167,7 @@ def _listed(columns: Mapping[str, Any]) -> str:
     return ", ".join(names[:16]) + (", …" if len(names) > 16 else "")
 
 
-def _value(row: Mapping[str, Any], name: str) -> Any:
+def value_at(row: Mapping[str, Any], name: str) -> Any:
     """The value of a column, or of a path in nested objects (`info.id`)."""
     if name == "_ng_rollout_id":
         return _capture_id(row)

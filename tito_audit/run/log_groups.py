@@ -10,7 +10,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.formats import Detection
-from tito_audit.join import Join, contains_row
+from tito_audit.join import Join, contains_row, shown_by
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor, Loader, Viewed, audit_rollout, unreadable
@@ -121,7 +121,7 @@ class RowFlow:
         except RecordError as error:
             yield replace(unreadable(place, str(error), auditor.codes), misfit=auditor.misfit)
             return
-        detection.look(place.file, read.format, read.row)
+        detection.look(place.file, *shown_by(read.format, read.row))
         for rollout in read.rollouts:
             yield detection.say(audit_rollout(rollout, auditor, viewed))
 
@@ -184,7 +184,7 @@ class RowFlow:
             key = _join_key(own)
             if key not in joins:
                 logs = [file for one, files in by_settings if _join_key(one) == key for file in files]
-                joins[key] = Join.of(own, logs)
+                joins[key] = Join.of(own, logs, written=bool(standing_for))
             group = LogGroup(own, auditor if asks_rules else auditor.silent(), joins[key])
             groups.update(dict.fromkeys(map(str, members), group))
         return groups
@@ -231,7 +231,8 @@ def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) 
 def _join_key(settings: Settings) -> str:
     """All settings that a join depends on and that may differ within one run."""
     columns = dict(settings.columns)
-    return repr((settings.messages, settings.tools, dict(settings.on), settings.format, columns, settings.rows_at))
+    joined = settings.messages, settings.tools, dict(settings.on), settings.session
+    return repr((*joined, settings.format, columns, settings.rows_at))
 
 
 def _by_settings(files: Sequence[Path], settings: Settings, standing_for: Mapping[Path, Path]) -> _Grouped:

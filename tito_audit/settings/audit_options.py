@@ -144,6 +144,15 @@ _LOG = (
         key_takes=values.pairs("a table of the log's columns and the other file's, such as {id = \"uid\"}"),
         unset="the first id that both have",
     ),
+    _of_log(
+        "session",
+        "The column or path whose value names the conversation of a row that is one call, such as "
+        "metadata.session_id; its calls are read as one rollout.",
+        _AUDITS,
+        metavar="KEY",
+        key_takes=values.text('a column or a path, such as "metadata.session_id"'),
+        unset="each row is read by itself",
+    ),
 )
 
 _RULES = (

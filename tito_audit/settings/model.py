@@ -101,6 +101,9 @@ class Settings:
     """A file with one list of tools for all rollouts, or with rows of an id and tools (`--tools`)."""
     on: Mapping[str, str] = field(default_factory=dict)
     """The columns to join on, the log's to the other file's; {}: the first id that both have."""
+    session: str | None = None
+    """The key whose value names the conversation of a row that is one call (`--session`), a column or a path such
+    as `metadata.session_id`; None: each row stands alone."""
     select: tuple[str, ...] = ()
     """Prefixes of the codes to run; () runs all."""
     extend_select: tuple[str, ...] = ()

@@ -1,0 +1,566 @@
+"""Rows that are one call each: joined by the key that names their conversation, they say what one log would."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from tito_audit import (
+    RepairSettings,
+    Settings,
+    SetupError,
+    convert_rollouts,
+    read_rollouts,
+    repair_rollouts,
+    scan_rollouts,
+    write_rollouts,
+)
+from tito_audit.cli import app
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMATS = ROOT / "fixtures" / "formats"
+TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+SHARED = ROOT.parent / "shared"
+LOGS = ("generic", "nemo_gym", "miles_session", "verifiers_v1", "harbor", "rllm_episode")
+JUDGED = ("SEQ", "TOK", "TPL")
+
+Wire = dict[str, Any]
+Found = dict[Any, list[tuple[object, ...]]]
+
+
+def jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def scanned(log: Path, **settings: Any) -> tuple[dict[int, list[tuple[object, ...]]], list[str]]:
+    """What is found in the rollout at each row, and the notices."""
+    chunk, judged = settings.pop("chunk", None), settings.pop("judged", JUDGED)
+    scan = scan_rollouts(log, Settings(**{"tokenizer": TOY, **settings}))
+    scan.chunk_bytes = chunk
+    results: dict[int, list[tuple[object, ...]]] = {}
+    for result in scan:
+        if result.of_log:
+            continue
+        assert result.place.item == 0
+        results[result.place.row] = sorted(
+            (f.code, f.severity, f.hit.cause, f.hit.turn or 0, f.hit.start, f.hit.end, f.hit.message)
+            for f in result.findings
+            if f.code.startswith(judged)
+        )
+    return results, scan.summary.notices
+
+
+def by_session(log: Path, rows: Sequence[Wire], **settings: Any) -> tuple[Found, list[str]]:
+    results, notices = scanned(log, **settings)
+    found = {rows[row]["session_id"]: findings for row, findings in results.items()}
+    assert len(found) == len(results), "each conversation is one rollout"
+    return found, notices
+
+
+# Logs of whole rollouts, and their calls in several forms
+
+
+@functools.cache
+def converted(name: str, folder: Path) -> tuple[Wire, ...]:
+    """The rollouts with calls of a fixture, as rows that list their calls."""
+    out = folder / f"{name}.calls.jsonl"
+    (log,) = FORMATS.glob(f"{name}.json*")
+    convert_rollouts(log, "calls", out, lossy=True)
+    found = []
+    for number, line in enumerate(out.read_text(encoding="utf-8").splitlines()):
+        row = json.loads(line)
+        kept = {key: row[key] for key in ("messages", "tools", "calls") if row.get(key)}
+        found.append({"session_id": f"{name}-{number}", **kept})
+    return tuple(found)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Wire]:
+    """Rollouts of several fixtures, each call with the message that it wrote if there are messages."""
+    folder = tmp_path_factory.mktemp("whole")
+    rows = [row for name in LOGS for row in converted(name, folder)]
+    return [row for row in rows if is_plain(row)]
+
+
+def is_plain(row: Wire) -> bool:
+    """Whether each call is known by its prompt, and its answer by its place."""
+    prompts = {tuple(call.get("prompt_ids") or call.get("prompt_token_ids") or ()) for call in row["calls"]}
+    known = len(prompts) == len(row["calls"]) and () not in prompts
+    return known and (not row.get("messages") or len(answers(row)) == len(row["calls"]))
+
+
+def answers(row: Wire) -> list[int]:
+    return [i for i, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+
+
+def calls_of(row: Wire) -> list[tuple[Wire, list[Wire], Wire | None]]:
+    """Each call with what it was sent and what it wrote, () and None without messages."""
+    if not row.get("messages"):
+        return [(call, [], None) for call in row["calls"]]
+    indices = answers(row)
+    said = row["messages"]
+    each = zip(row["calls"], indices, strict=True)
+    bare = [({key: call[key] for key in call if key != "messages"}, call.get("messages"), i) for call, i in each]
+    return [(call, said[:i] if sent is None else sent, said[i]) for call, sent, i in bare]
+
+
+def generic(row: Wire, call: Wire, sent: list[Wire], answer: Wire | None) -> Wire:
+    text = {"messages": [*sent, answer], "tools": row.get("tools")} if answer is not None else {}
+    return {**text, **call}
+
+
+def chat(row: Wire, call: Wire, sent: list[Wire], answer: Wire | None) -> Wire:
+    request = {"messages": sent, **({"tools": row["tools"]} if row.get("tools") else {})}
+    choice = {"index": 0, "finish_reason": call.get("finish_reason"), "token_ids": call["completion_ids"]}
+    entries = [{"token": "", "logprob": value, "bytes": []} for value in call.get("logprobs") or ()]
+    if len(entries) == len(call["completion_ids"]):
+        choice["logprobs"] = {"content": entries}
+    if answer is None:
+        response: Wire = {"object": "text_completion", "choices": [{**choice, "text": None}]}
+        request = {}
+    else:
+        response = {"object": "chat.completion", "choices": [{**choice, "message": answer}]}
+    response |= {"id": "chatcmpl", "prompt_token_ids": call["prompt_ids"]}
+    return {"request": request, "response": response}
+
+
+def gateway(row: Wire, call: Wire, sent: list[Wire], answer: Wire | None) -> Wire:
+    return {
+        "trace_id": "t",
+        "messages": sent,
+        "raw_request": {"tools": row.get("tools")},
+        "response_message": answer,
+        "prompt_token_ids": call["prompt_ids"],
+        "completion_token_ids": call["completion_ids"],
+        "logprobs": call.get("logprobs"),
+        "finish_reason": call.get("finish_reason"),
+    }
+
+
+def capture(row: Wire, call: Wire, sent: list[Wire], answer: Wire | None) -> Wire:
+    return {
+        "model_call_id": "c",
+        "schema_version": 1,
+        "output_items": [],
+        "model": "",
+        "prompt_token_ids": call["prompt_ids"],
+        "generation_token_ids": call["completion_ids"],
+        "generation_log_probs": call.get("logprobs"),
+    }
+
+
+Form = Callable[[Wire, Wire, list[Wire], Wire | None], Wire]
+FORMS: tuple[Form, ...] = (generic, chat, gateway, capture)
+
+
+def apart(whole: Sequence[Wire], form: Form, seed: int = 0) -> list[Wire]:
+    """The calls of all rollouts, each a row, in any order."""
+    rows = [{"session_id": row["session_id"], **form(row, *call)} for row in whole for call in calls_of(row)]
+    random.Random(seed).shuffle(rows)
+    return rows
+
+
+def stored(rows: Sequence[Wire], path: Path, how: str) -> Path:
+    if how == "parquet":
+        names = dict.fromkeys(key for row in rows for key in row)
+        # Plain columns of messages and tools may also be JSON.
+        texts = {"messages", "tools"} if "prompt_ids" in rows[0] else set()
+        columns = {
+            name: [json.dumps(row[name]) if row.get(name) and name in texts else row.get(name) for row in rows]
+            for name in names
+        }
+        pq.write_table(pa.table(columns), path.with_suffix(".parquet"), row_group_size=7)
+        return path.with_suffix(".parquet")
+    log = jsonl(path, rows)
+    if how == "gz":
+        packed = path.with_name(f"{path.name}.gz")
+        packed.write_bytes(gzip.compress(log.read_bytes()))
+        return packed
+    return log
+
+
+@pytest.mark.parametrize("how", ["plain", "gz", "parquet"])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_calls_joined_by_their_session_say_what_whole_rollouts_say(
+    form: Form, how: str, whole: list[Wire], tmp_path: Path
+) -> None:
+    rows, judged = whole, JUDGED
+    if form is capture:  # It holds neither messages nor tools.
+        rows, judged = [{"session_id": row["session_id"], "calls": row["calls"]} for row in whole], ("SEQ", "TOK")
+    expected, _ = by_session(jsonl(tmp_path / "whole.jsonl", rows), rows, judged=judged)
+    found = {one[0] for findings in expected.values() for one in findings}
+    assert {"SEQ301", "TOK101"} <= found
+    assert form is capture or "TPL203" in found
+    for seed in range(3):
+        lines = apart(rows, form, seed)
+        log = stored(lines, tmp_path / f"{seed}.jsonl", how)
+        joined, notices = by_session(log, lines, session="session_id", judged=judged)
+        assert joined == expected
+        words = f"{log}: {len(lines)} rows were read as the calls of {len(rows)} conversations, by `session_id`."
+        assert words in notices
+    alone, _ = scanned(log)
+    assert len(alone) == len(lines)
+    assert "SEQ301" not in {one[0] for findings in alone.values() for one in findings}
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param(path, id=f"{path.parent.name}-{path.name}")
+        for path in sorted((SHARED / "rollouts").glob("*/*.jsonl.gz"))
+    ]
+    or [pytest.param(None, marks=pytest.mark.skip(reason="no recorded rollouts are beside the checkout"))],
+)
+def test_recorded_rollouts_taken_apart_and_joined_say_the_same(log: Path, tmp_path: Path) -> None:
+    tokenizer = str(SHARED / "tokenizers" / log.parent.name)
+    if not Path(tokenizer).is_dir():
+        pytest.skip("their tokenizer is not beside the checkout")
+    rows = [json.loads(line) for line in gzip.decompress(log.read_bytes()).splitlines()][:40]
+    rows = [
+        {**{key: row[key] for key in ("messages", "tools", "calls") if row.get(key)}, "session_id": number}
+        for number, row in enumerate(rows)
+        if row.get("calls") and is_plain(row)
+    ]
+    assert any(len(row["calls"]) > 1 for row in rows)
+    expected, _ = by_session(jsonl(tmp_path / "whole.jsonl", rows), rows, tokenizer=tokenizer)
+    lines = [{"session_id": row["session_id"], **generic(row, *call)} for row in rows for call in calls_of(row)]
+    random.Random(0).shuffle(lines)
+    joined, _ = by_session(
+        jsonl(tmp_path / "apart.jsonl", lines), lines, tokenizer=tokenizer, session="session_id"
+    )
+    assert joined == expected
+
+
+def test_a_capture_joined_by_its_key_says_what_its_default_join_says(tmp_path: Path) -> None:
+    lines, said = [], []
+    for row in converted("nemo_gym", tmp_path):
+        name = row["session_id"]
+        said.append({"rollout_id": name, "messages": row["messages"], "tools": row["tools"]})
+        lines += [{**capture(row, *call), "rollout_id": name} for call in calls_of(row)]
+    random.Random(2).shuffle(lines)
+    log = jsonl(tmp_path / "a.tokens.jsonl", lines)
+    told = str(jsonl(tmp_path / "said.jsonl", said))
+    default, _ = scanned(log, messages=told)
+    stated, notices = scanned(log, messages=told, session="rollout_id")
+    assert stated == default
+    assert any(stated.values())
+    assert any("joined on rollout_id" in notice for notice in notices)
+
+
+# Without the option, and any number of processes
+
+
+def test_without_a_session_each_row_is_a_rollout(whole: list[Wire], tmp_path: Path) -> None:
+    lines = apart(whole, generic)
+    log = jsonl(tmp_path / "log.jsonl", lines)
+    assert [len(one.turns) for one in read_rollouts(log)] == [1] * len(lines)
+
+
+@pytest.mark.parametrize("how", ["plain", "gz", "parquet"])
+def test_conversations_are_the_same_for_any_number_of_processes(
+    how: str, whole: list[Wire], tmp_path: Path
+) -> None:
+    log = stored(apart(whole, generic), tmp_path / "log.jsonl", how)
+    alone = scanned(log, session="session_id")
+    assert scanned(log, session="session_id", jobs=2, chunk=4_000) == alone
+    assert scanned(log, session="session_id", jobs=2, chunk=1) == alone
+    some = scanned(log, session="session_id", sample=0.4)
+    assert scanned(log, session="session_id", sample=0.4, jobs=2, chunk=2_000) == some
+    assert 0 < len(some[0]) < len(alone[0])
+    assert some[0].items() <= alone[0].items()
+    few = scanned(log, session="session_id", limit=3)
+    assert list(few[0]) == list(alone[0])[:3]
+    assert scanned(log, session="session_id", limit=3, jobs=2, chunk=1) == few
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_reports_are_the_same_for_any_number_of_processes(jobs: str, whole: list[Wire], tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", apart(whole, chat))
+    command = ["scan", str(log), "-t", TOY, "--session", "session_id", "-f", "jsonl"]
+    plain = CliRunner().invoke(app, command)
+    other = CliRunner().invoke(app, [*command, "--jobs", jobs])
+    assert plain.exit_code == other.exit_code == 1
+    assert timeless(plain.stdout) == timeless(other.stdout)
+
+
+def timeless(text: str) -> list[Any]:
+    lines = [json.loads(line) for line in text.splitlines()]
+    for line in lines:
+        for holder in (line, line.get("summary", {})):
+            for key in ("seconds", "tokens_per_second"):
+                holder.pop(key, None)
+    return lines
+
+
+def test_any_row_of_a_conversation_shows_all_of_it_with_the_row_of_each_call(
+    whole: list[Wire], tmp_path: Path
+) -> None:
+    row = next(row for row in whole if len(row["calls"]) == 3 and row.get("messages"))
+    lines = [{"session_id": "s", **generic(row, *call)} for call in calls_of(row)]
+    lines = [lines[2], {"session_id": None, **generic(row, *calls_of(row)[0])}, lines[0], lines[1]]
+    log = jsonl(tmp_path / "log.jsonl", lines)
+    for number in (0, 2, 3):
+        command = ["show", str(log), "--row", str(number), "-t", TOY, "--session", "session_id"]
+        shown = CliRunner().invoke(app, command)
+        assert shown.exit_code == 0, shown.output
+        for turn, at in enumerate((2, 3, 0)):
+            assert f"turn {turn} completion · row {at} ·" in shown.output
+
+
+# What is joined, and in which order
+
+
+def call(session: object, prompt: list[int], completion: list[int], **more: Any) -> Wire:
+    return {"session_id": session, "prompt_ids": prompt, "completion_ids": completion, **more}
+
+
+def turns(log: Path, **settings: Any) -> list[tuple[int, list[int]]]:
+    """Each rollout by its row, with the first id of each completion."""
+    settings = {"session": "session_id", **settings}
+    return [
+        (one.place.row, [int(turn.completion_ids[0]) for turn in one.turns if turn.completion_ids is not None])
+        for one in read_rollouts(log, Settings(**settings))
+    ]
+
+
+def notice(log: Path, **settings: Any) -> str:
+    _, notices = scanned(log, **{"session": "session_id", **settings})
+    return next(one for one in notices if "by `" in one)
+
+
+def test_rows_that_name_no_conversation_stay_alone(tmp_path: Path) -> None:
+    names: list[object] = ["a", None, 1, "1", True, "", [1], 1.0, {"a": 1}, 1.5, "a", 1, "1"]
+    rows = [call(name, [5], [k]) for k, name in enumerate(names)]
+    del rows[1]["session_id"]
+    log = jsonl(tmp_path / "log.jsonl", rows)
+    found = dict(turns(log))
+    assert {row: sorted(kept) for row, kept in found.items()} == {
+        0: [0, 10],
+        1: [1],
+        2: [2, 7, 11],
+        3: [3, 12],
+        **{row: [row] for row in (4, 5, 6, 8, 9)},
+    }
+    assert notice(log) == (
+        f"{log}: 7 rows were read as the calls of 3 conversations, by `session_id`; 6 rows without it stay alone."
+    )
+
+
+def test_rows_that_are_not_one_call_stay_as_they_are(tmp_path: Path) -> None:
+    two = {"session_id": "a", "calls": [{"prompt_ids": [1], "completion_ids": [7]}] * 2}
+    trained = {"session_id": "a", "token_ids": [1, 2], "loss_mask": [0, 1]}
+    broken = {"session_id": "a", "prompt_ids": "x", "completion_ids": [["y"]]}
+    choice = {"finish_reason": "stop", "token_ids": [8], "text": "x"}
+    choices = {"session_id": "a", "response": {"prompt_token_ids": [1], "choices": [choice, choice]}}
+    rows = [two, call("a", [1], [2]), trained, broken, choices, call("a", [1, 2], [3])]
+    log = jsonl(tmp_path / "log.jsonl", rows)
+    scan = scan_rollouts(log, Settings(session="session_id"))
+    places = Counter(result.place.row for result in scan)
+    assert places == {0: 1, 1: 1, 2: 1, 3: 1, 4: 2}
+    assert any(
+        one == f"{log}: 2 rows were read as the calls of 1 conversation, by `session_id`; "
+        "4 rows with it are not a single call and stay as they are."
+        for one in scan.summary.notices
+    )
+
+
+def test_calls_of_another_format_or_with_other_tools_are_conversations_of_their_own(tmp_path: Path) -> None:
+    tool = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    sent = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    answer = {"finish_reason": "stop", "token_ids": [4], "text": "x"}
+    rows = [
+        call("a", [1], [2], messages=sent),
+        call("a", [1], [3], messages=sent, tools=tool),
+        {"session_id": "a", "response": {"prompt_token_ids": [1, 2], "choices": [answer]}},
+        call("a", [1, 2], [5], messages=sent),
+        call("a", [1, 3], [6], messages=sent, tools=tool),
+        call("a", [1, 3], [7], messages=sent, chat_template_kwargs={"enable_thinking": True}),
+    ]
+    log = jsonl(tmp_path / "log.jsonl", rows)
+    assert turns(log) == [(0, [2, 5]), (1, [3, 6]), (2, [4]), (5, [7])]
+    assert "calls of one `session_id` in another format" in notice(log)
+    assert "6 rows were read as the calls of 4 conversations" in notice(log)
+
+
+def test_a_path_leads_to_the_name(tmp_path: Path) -> None:
+    rows = [{"metadata": {"run": {"id": 7 + k % 2}}, **call(None, [5], [k])} for k in range(4)]
+    assert turns(jsonl(tmp_path / "log.jsonl", rows), session="metadata.run.id") == [(0, [0, 2]), (1, [1, 3])]
+
+
+def test_calls_with_equal_prompts_come_in_the_order_of_their_times(tmp_path: Path) -> None:
+    rows = [
+        call("a", [1], [9], created_at="2026-01-01T00:00:03+00:00"),
+        call("a", [1], [8], created_at="2026-01-01T00:00:01+00:00"),
+        call("a", [1], [7], created_at="2026-01-01T00:00:02Z"),
+    ]
+    log = jsonl(tmp_path / "log.jsonl", rows)
+    assert turns(log) == [(0, [8, 7, 9])]
+    del rows[2]["created_at"]
+    assert turns(jsonl(log, rows)) == [(0, [9, 8, 7])]
+    choice = {"finish_reason": "stop", "text": "x"}
+    answers = [
+        {
+            "session_id": 1,
+            "response": {
+                "created": 5 - k,
+                "prompt_token_ids": [1],
+                "choices": [{**choice, "token_ids": [k]}],
+            },
+        }
+        for k in range(4)
+    ]
+    assert turns(jsonl(log, answers)) == [(0, [3, 2, 1, 0])]
+
+
+def test_another_agent_and_a_retry_keep_what_they_were_sent(tmp_path: Path) -> None:
+    def said(*texts: str) -> list[Wire]:
+        return [{"role": "assistant" if k % 2 else "user", "content": text} for k, text in enumerate(texts)]
+
+    rows = [
+        call("a", [1, 2, 3, 4, 5, 6, 7, 8], [9], messages=said("q", "a", "r", "b"), timestamp=4),
+        call("a", [50, 51, 52], [53], messages=said("other", "agent"), timestamp=2),
+        call("a", [1, 2, 3, 4], [40], messages=said("q", "lost"), timestamp=1),
+        call("a", [1, 2, 3, 4], [5, 6], messages=said("q", "a"), timestamp=3),
+    ]
+    (one,) = read_rollouts(jsonl(tmp_path / "log.jsonl", rows), Settings(session="session_id"))
+    assert one.stated.rows == (2, 3, 0, 1)
+    assert [message.text for message in one.messages] == ["q", "a", "r", "b"]
+    assert [turn.message_index for turn in one.turns] == [None, 1, 3, None]
+    sent = [[message.text for message in turn.prompt_messages or ()] for turn in one.turns]
+    assert sent == [["q"], [], [], ["other"]]
+
+
+def test_a_key_that_no_row_has_is_refused_with_keys_like_it(tmp_path: Path) -> None:
+    rows = [{"metadata": {"session_id": "x"}, "uid": 4, **call("a", [1], [2])}]
+    log = jsonl(tmp_path / "log.jsonl", rows)
+    for wrong in ("sesion_id", "metadata.sesion_id", "extra.session_id"):
+        with pytest.raises(SetupError) as error:
+            list(scan_rollouts(log, Settings(session=wrong)))
+        assert f"--session {wrong}: no row of {log} names a conversation there." in str(error.value)
+        assert "Did you mean " in str(error.value)
+        assert "metadata.session_id" in str(error.value)
+    shown = CliRunner().invoke(app, ["scan", str(log), "--session", "nothing"])
+    assert shown.exit_code == 2
+    assert "Text and whole numbers are in metadata.session_id, uid, session_id." in shown.output
+    for more, flag in (({"rows_at": "data"}, "--rows-at"), ({"columns": {"prompt_ids": "p"}}, "--map")):
+        with pytest.raises(SetupError, match=f"cannot be combined with {flag}"):
+            list(scan_rollouts(log, Settings(session="session_id", **more)))
+
+
+def test_of_several_logs_one_may_lack_the_key(tmp_path: Path) -> None:
+    one = jsonl(tmp_path / "one.jsonl", [call("a", [1], [2]), call("a", [1, 2], [3])])
+    other = jsonl(tmp_path / "other.jsonl", [{"prompt_ids": [1], "completion_ids": [2]}])
+    scan = scan_rollouts([one, other], Settings(session="session_id"))
+    assert len(list(scan)) == 2
+    assert (
+        "2 logs: 2 rows were read as the calls of 1 conversation, by `session_id`; 1 row without it stays alone."
+    ) in scan.summary.notices
+
+
+# Repairs
+
+
+@pytest.mark.parametrize("how", ["plain", "gz", "parquet"])
+@pytest.mark.parametrize("form", [generic, chat, gateway], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("jobs", [None, 2])
+def test_a_repair_writes_each_call_back_to_its_row(
+    jobs: int | None, form: Form, how: str, whole: list[Wire], tmp_path: Path
+) -> None:
+    lines = apart(whole, form, 5)
+    lines = [{"number": number, **line} for number, line in enumerate(lines)]
+    log = stored(lines, tmp_path / "log.jsonl", how)
+    out = tmp_path / f"out{''.join(log.suffixes)}"
+    settings = Settings(tokenizer=TOY, session="session_id", jobs=jobs)
+    run = repair_rollouts(log, out, settings, RepairSettings(strategies=("splice",), unsafe=True))
+    run.batch_bytes = 4_000 if jobs else None
+    outcomes = list(run)
+    assert len(outcomes) == len({line["session_id"] for line in lines})
+    before, after = contents(log), contents(out)
+    assert [row["number"] for row in after] == list(range(len(lines)))
+    changed = [
+        (old, new)
+        for old, new in zip(before, after, strict=True)
+        if {key: value for key, value in new.items() if key != "tito_audit"} != old
+    ]
+    cured = {lines[outcome.place.row]["session_id"] for outcome in outcomes if outcome.repaired}
+    assert {old["session_id"] for old, _ in changed} == cured != set()
+    assert all(new["tito_audit"] is not None for _, new in changed)
+    assert "SEQ301" in run.before.findings.keys() - run.after.findings.keys()
+    # A second scan of the written rows proves it.
+    now, _ = by_session(out, lines, session="session_id")
+    assert not {"SEQ301"} & {one[0] for name in cured for one in now[name]}
+
+
+def contents(log: Path) -> list[Wire]:
+    if log.suffix == ".parquet":
+        return pq.read_table(log).to_pylist()
+    data = log.read_bytes()
+    return [json.loads(line) for line in (gzip.decompress(data) if log.suffix == ".gz" else data).splitlines()]
+
+
+def test_conversations_that_nothing_changes_are_the_same_file(whole: list[Wire], tmp_path: Path) -> None:
+    lines = [*apart(whole, chat, 1), {"session_id": None, **generic(whole[0], *calls_of(whole[0])[0])}]
+    log, out, copy = jsonl(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "copy.jsonl"
+    settings = Settings(tokenizer=TOY, session="session_id", select=("REC001",))
+    list(repair_rollouts(log, out, settings))
+    assert out.read_bytes() == log.read_bytes()
+    assert write_rollouts(log, list(read_rollouts(log, settings)), copy, settings) == 0
+    assert copy.read_bytes() == log.read_bytes()
+
+
+def test_conversations_that_are_left_out_go_to_the_quarantine_row_by_row(
+    whole: list[Wire], tmp_path: Path
+) -> None:
+    lines = [{"number": n, **line} for n, line in enumerate(apart(whole, generic, 4))]
+    log, out, bad = jsonl(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    settings = Settings(tokenizer=TOY, session="session_id")
+    run = repair_rollouts(log, out, settings, RepairSettings(quarantine=str(bad)))
+    gone = [outcome for outcome in run if outcome.quarantined is not None]
+    kept, taken = contents(out), contents(bad)
+    assert gone
+    assert sorted(row["number"] for row in [*kept, *taken]) == list(range(len(lines)))
+    assert {row["session_id"] for row in taken}.isdisjoint({row["session_id"] for row in kept})
+    assert len({row["session_id"] for row in taken}) == len(gone)
+
+
+def test_every_conversation_may_go_to_the_quarantine(tmp_path: Path) -> None:
+    lines = [call("a", [1], [2]), call("a", [9, 9], [3]), call(None, [1], [4])]
+    for line in lines[:2]:
+        line["completion_logprobs"] = [-0.5, -0.5]
+    log, out, bad = jsonl(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    settings = Settings(session="session_id")
+    run = repair_rollouts(
+        log, out, settings, RepairSettings(strategies=("drop",), unsafe=True, quarantine=str(bad))
+    )
+    assert [outcome.quarantined is not None for outcome in run] == [True, False]
+    assert contents(out) == lines[2:]
+    assert len(contents(bad)) == 2
+    assert not run.failing
+
+
+def test_the_keys_of_a_call_show_what_a_log_was_read_as(whole: list[Wire], tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", apart(whole, chat))
+    shown = CliRunner().invoke(app, ["scan", str(log), "--session", "session_id"])
+    assert "read as vllm: response.choices[].token_ids" in shown.stdout
+
+
+def test_the_key_may_stand_in_the_configuration_file(tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", [call("a", [1], [2]), call("a", [1, 2], [3])])
+    config = tmp_path / "tito-audit.toml"
+    config.write_text('session = "session_id"\n', encoding="utf-8")
+    shown = CliRunner().invoke(app, ["scan", str(log), "--config", str(config), "-f", "json"])
+    assert json.loads(shown.stdout)["summary"]["rollouts"] == 1
