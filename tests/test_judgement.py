@@ -291,3 +291,16 @@ def test_values_rolled_over_the_end_of_a_row_are_found_and_all_come_back(truth: 
     assert back is not None
     assert not back.lost.any()
     np.testing.assert_array_equal(back.logprobs, right.logprobs)
+
+
+@pytest.mark.parametrize(("fill", "stray"), [(0.0, -1.25), (-0.0, 0.0), (float("nan"), -1.25), (1.0, -1.25)])
+def test_a_stray_value_before_a_right_answer_is_not_taken_for_a_rolled_one(fill: float, stray: float) -> None:
+    """They look alike where the first token of the only answer has no value: was it certain, or rolled away?"""
+    truth = Truth(np.arange(100, 220, dtype=np.int32), ((100, 119, True),), np.linspace(-2, -0.1, 120), fill)
+    values = np.where(truth.sampled, truth.logprobs, fill)
+    values[[0, 100]] = stray, fill
+    mask = truth.sampled.astype(np.int64)
+    row = training_row(truth.ids, mask=("loss_mask", mask), logprobs=("logprobs", values))
+    _, found = with_turn_ends(truth.view(), row, frozenset((END,)))
+    assert found is not None
+    assert set(found.standing) == {Reading(0, 0), Reading(0, 1)}

@@ -19,8 +19,7 @@ from tito_audit.render.limits import Budget
 from tito_audit.render.renderer import make_renderer
 from tito_audit.render.sandbox import ChatEnvironment
 from tito_audit.render.sentinels import Found, Marking, SpanKind, _character, _Marker, _marks, mark, unmark
-from tito_audit.render.span_builder import Span
-from tito_audit.render.spans import Rendering, spans, spans_fast
+from tito_audit.render.spans import spans
 from tito_audit.render.template import Template
 
 MARKING = Marking(assistant_only=False, tool_calls=True)
@@ -289,25 +288,6 @@ def test_tools_that_are_equal_and_written_otherwise_are_told_apart() -> None:
         assert renderer.render(messages, (tool,), add_generation_prompt=False).startswith(
             '[{"type": "function", "function": {"name": "f", ' + ('"a"' if tool is one else '"b"')
         )
-
-
-@pytest.mark.parametrize("name", RENDERERS)
-def test_a_guess_is_taken_over_only_where_the_reference_writes_the_same_text(name: str) -> None:
-    renderer, dice, before = RENDERERS[name], random.Random(f"{name} guess"), None
-    for _ in range(RENDERS // len(RENDERERS) // 4):
-        messages, tools, kwargs, opens = cases(dice)
-        guess = spans_fast(renderer, messages, tools, kwargs, add_generation_prompt=opens)
-        try:
-            wanted = spans(renderer, messages, tools, kwargs, add_generation_prompt=opens)
-        except RenderError:
-            continue
-        for one in (guess, before):
-            assert spans(renderer, messages, tools, kwargs, add_generation_prompt=opens, guess=one) == wanted
-        wrong = Rendering(
-            wanted.text + "x", (Span(0, len(wanted.text) + 1, SpanKind.UNKNOWN, None, None),), {}, []
-        )
-        assert spans(renderer, messages, tools, kwargs, add_generation_prompt=opens, guess=wrong) == wanted
-        before = guess
 
 
 def test_marked_messages_hold_the_marks_of_every_text_that_is_not_blank() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -242,3 +243,19 @@ def test_turns_of_a_plain_chat_are_told_without_marks() -> None:
     assert check(evidence, RULES, CODES)[0] == ()
     assert evidence.row is not None
     assert len(evidence.row.spans) == 3
+
+
+@pytest.mark.parametrize("spelled", [[], [(5, "bytes")], [(9, "doubled")]])
+def test_a_text_that_the_template_does_not_write_is_not_taken_over(spelled: list[tuple[int, str]]) -> None:
+    tokenizer, renderer = loaded("toy_bpe")
+    rollout = row_of(PLAIN * 3, {**RIGHT, "spelled": spelled}, tokenizer, renderer)
+    written_fast = rendered.written_fast
+
+    def wrong(*given: Any) -> Any:
+        quick = written_fast(*given)
+        return quick and replace(quick, text=quick.text.replace("Hello", "Hullo"))
+
+    with patch.object(rendered, "written_fast", lambda *_: None):
+        right = shown(gather(rollout, tokenizer, renderer))
+    with patch.object(rendered, "written_fast", wrong):
+        assert shown(gather(rollout, tokenizer, renderer)) == right

@@ -45,16 +45,12 @@ class Values:
         return not (FLOOR < self.fill <= 0)
 
     def covering(self, spans: Sequence[SampledSpan], ends: Sequence[int | None], far: int) -> tuple[Mask, Mask]:
-        """The places of the spans moved by `far`, `[T]` each: all that may be sampled, and all that must be.
-
-        What moves over an end of the row is lost, or was rolled to the other end.
-        """
+        """The places of the spans moved by `far`, `[T]` each: all that may be sampled, and all that must be."""
         widest, least = np.zeros_like(self.real), np.zeros_like(self.real)
         for span, end in zip(spans, ends, strict=True):
             start = max(span.start + far, 0)
             widest[start : max((span.ends[-1] if end is None else end) + far, 0)] = True
             least[start : max((span.ends[0] if end is None else end) + far, 0)] = True
-        widest[rolled_to(spans, far, len(widest))] = True
         return widest & self.covered, least & self.covered
 
     def fill_exactly(self, spans: Sequence[SampledSpan], ends: Sequence[int | None] | None) -> bool:

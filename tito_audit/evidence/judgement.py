@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tito_audit.evidence.fill import FLOOR, REACH, Values, first_covered, values_of, values_on_mask
+from tito_audit.evidence.fill import FLOOR, REACH, Values, first_covered, rolled_to, values_of, values_on_mask
 from tito_audit.evidence.masks import is_end, proven_slide, sampled_turns, spans_of, unslid
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Sound
 from tito_audit.evidence.slides import FARTHEST, Ends, slides_of
@@ -295,12 +295,17 @@ def shifts_of(
     Each comes with the ids of the tokens that would have to be certain by chance. Fill inside a span is a fault
     where it cannot be a logprob (null, 1.0): then the readings with the fewest faults stand. Where it can be one
     (0.0), a reading falls only if it needs far more chance than another.
+
+    Where no reading accounts for every value, those at an end of the row to which a roll may have carried them are
+    left out of account in all readings: they may be stray as well.
     """
-    missing: dict[int, Offsets] = {}
-    for far in range(-FARTHEST, FARTHEST + 1):
-        widest, least = values.covering(spans, ends, far)
-        if not (values.real & ~widest).any():
-            missing[far] = np.flatnonzero(least & ~values.real)
+    real = values.real
+    missing = _missing(values, real, spans, ends)
+    if not missing:
+        real = real.copy()
+        for far in (FARTHEST, -FARTHEST):
+            real[rolled_to(spans, far, len(real))] = False
+        missing = _missing(values, real, spans, ends)
     if values.certain:
         faults = {far: (far != 0) + (len(places) > 0) for far, places in missing.items()}
         fewest = min(faults.values(), default=0)
@@ -310,6 +315,18 @@ def shifts_of(
     zeros, inside = values.rarity(spans)
     rare = math.log10((zeros + 1) / (inside + 2))
     return {far: tokens for far, tokens in chances.items() if (len(tokens) - fewest) * rare >= CHANCE}
+
+
+def _missing(
+    values: Values, real: Mask, spans: Sequence[SampledSpan], ends: Sequence[int | None]
+) -> dict[int, Offsets]:
+    """By how many places these values may lie off the spans, and where in the moved spans there is none."""
+    missing: dict[int, Offsets] = {}
+    for far in range(-FARTHEST, FARTHEST + 1):
+        widest, least = values.covering(spans, ends, far)
+        if not (real & ~widest).any():
+            missing[far] = np.flatnonzero(least & ~real)
+    return missing
 
 
 def _events(ids: Ids, places: Offsets) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class Keys:
 
     def of_log(self, row: Row, file: str, index: int) -> str | None:
         """The id of a row of the log as text; None when it has none."""
-        parts = [_text(value_at(row, name)) for name in self.ours]
+        parts = [id_text(value_at(row, name)) for name in self.ours]
         if self.occurrences is not None:
             known = self.occurrences.get(file)
             parts.append(str(known[index]) if known is not None and index < len(known) else "0")
@@ -68,9 +68,9 @@ class Keys:
 
     def of_other(self, row: Row, file: Path) -> str | None:
         """The id of a row of the other file as text; None when it has none."""
-        parts = [_text(value_at(row, name)) for name in self.theirs]
+        parts = [id_text(value_at(row, name)) for name in self.theirs]
         if self.occurrences is not None:
-            parts.append(_text(row.get("sample_occurrence")) or "0")
+            parts.append(id_text(row.get("sample_occurrence")) or "0")
         return _joined([_stem(file), *parts] if self.scoped else parts)
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ def _common(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[tuple[s
     for columns in _IDS:
         sides: list[tuple[str, ...]] = []
         for row in (mine, theirs):
-            named = [next((name for name in names if _text(row.get(name))), None) for names in columns]
+            named = [next((name for name in names if id_text(row.get(name))), None) for names in columns]
             sides.append(tuple(name for name in named if name is not None))
         if len(sides[0]) == len(sides[1]) == len(columns):
             return sides[0], sides[1]
@@ -163,7 +163,7 @@ def _refuse_missing(names: Iterable[str], columns: Mapping[str, Any], file: str)
 
 
 def _listed(columns: Mapping[str, Any]) -> str:
-    names = [name for name in columns if _text(columns[name])] or list(columns)
+    names = [name for name in columns if id_text(columns[name])] or list(columns)
     return ", ".join(names[:16]) + (", …" if len(names) > 16 else "")
 
 
@@ -184,14 +184,14 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
 def _capture_id(row: Mapping[str, Any]) -> str | None:
     """NeMo-Gym's name for the token capture of a rollout row (`maybe_rollout_id_from_run_body`)."""
     named, task, rollout, attempt = (
-        _text(row.get(name)) for name in ("_ng_rollout_id", _TASK, _ROLLOUT, _ATTEMPT)
+        id_text(row.get(name)) for name in ("_ng_rollout_id", _TASK, _ROLLOUT, _ATTEMPT)
     )
     if named is None and (task is None or rollout is None):
         return None
     return (named or f"{task}-{rollout}") + (f"-a{attempt}" if attempt not in (None, "0") else "")
 
 
-def _text(value: object) -> str | None:
+def id_text(value: object) -> str | None:
     """An id as text, whole numbers alike whether int or float; None if it is not an id."""
     if isinstance(value, str):
         return value or None

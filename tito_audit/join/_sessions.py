@@ -11,14 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import pick_format
 from tito_audit.join._calls import CAPTURE
 from tito_audit.join._gathering import CallKey, Gathering
-from tito_audit.join._keys import value_at
+from tito_audit.join._keys import id_text, value_at
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.storage import open_log
 
@@ -106,15 +104,8 @@ def _only_call(form: Format, row: Row) -> Rollout | None:
 
 def _name(value: object) -> str | None:
     """A text or a whole number as JSON; None if it names nothing."""
-    if isinstance(value, str):
-        return json.dumps(value) if value else None
-    if isinstance(value, bool | np.bool_):
-        return None
-    if isinstance(value, int | np.integer):
-        return str(int(value))
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return None
+    text = id_text(value)
+    return json.dumps(text) if isinstance(value, str) and text is not None else text
 
 
 # What a summary says

@@ -58,17 +58,11 @@ def spans(
     template_kwargs: Mapping[str, object] | None = None,
     *,
     add_generation_prompt: bool = False,
-    guess: Rendering | None = None,
 ) -> Rendering:
-    """The text of these messages with its spans; RenderError when the template cannot render them.
-
-    `guess` is what `spans_fast` returned for them; it is returned if its text proves right.
-    """
+    """The text of these messages with its spans; RenderError when the template cannot render them."""
     chat, text = renderer.accepted(
         messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
     )
-    if guess is not None and guess.text == text and guess.chat == chat:
-        return guess
     given = renderer.variables(tools, template_kwargs)
     template = renderer.template(bool(tools))
     opener = template.opener(given)
