@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from tito_audit.chains.capture import order_calls
 from tito_audit.cli import app
 from tito_audit.formats import chat_tools
 from tito_audit.record.rollout import Turn
-from tito_audit.storage import random_access
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
@@ -249,7 +249,7 @@ def test_a_rollout_row_without_an_id_is_known_by_task_rollout_and_attempt(tmp_pa
 def test_without_a_join_each_line_of_a_capture_is_a_rollout(tmp_path: Path) -> None:
     _, lines, _ = captured()
     log = jsonl(tmp_path / "a.tokens.jsonl", lines)
-    assert len(list(read_rollouts(log))) == len(lines)
+    assert len(list(read_rollouts(log, Settings(join=False)))) == len(lines)
 
 
 def call(prompt: list[int], completion: list[int]) -> Turn:
@@ -423,12 +423,14 @@ def test_messages_may_be_in_a_file_of_any_kind(form: str, tmp_path: Path) -> Non
     assert any("5 of 5 rollouts found their messages" in notice for notice in notices)
 
 
-def test_a_file_too_large_to_be_held_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_kept_for_a_second_reading_are_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, said = one_call(1)
     path = tmp_path / "said.jsonl.gz"
     path.write_bytes(gzip.compress((json.dumps(said) + "\n").encode()))
-    monkeypatch.setattr(random_access.MemoryBudget, "__init__", lambda self, left=10: setattr(self, "left", 10))
-    with pytest.raises(StorageError, match="Write it as uncompressed JSONL"):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(StorageError, match="name another folder with TMPDIR"):
         found(jsonl(tmp_path / "log.jsonl", [log]), messages=str(path))
 
 

@@ -212,7 +212,7 @@ def test_calls_joined_by_their_session_say_what_whole_rollouts_say(
         assert joined == expected
         words = f"{log}: {len(lines)} rows were read as the calls of {len(rows)} conversations, by `session_id`."
         assert words in notices
-    alone, _ = scanned(log)
+    alone, _ = scanned(log, join=False)
     assert len(alone) == len(lines)
     assert "SEQ301" not in {one[0] for findings in alone.values() for one in findings}
 
@@ -264,10 +264,10 @@ def test_a_capture_joined_by_its_key_says_what_its_default_join_says(tmp_path: P
 # Without the option, and any number of processes
 
 
-def test_without_a_session_each_row_is_a_rollout(whole: list[Wire], tmp_path: Path) -> None:
+def test_where_nothing_is_joined_each_row_is_a_rollout(whole: list[Wire], tmp_path: Path) -> None:
     lines = apart(whole, generic)
     log = jsonl(tmp_path / "log.jsonl", lines)
-    assert [len(one.turns) for one in read_rollouts(log)] == [1] * len(lines)
+    assert [len(one.turns) for one in read_rollouts(log, Settings(join=False))] == [1] * len(lines)
 
 
 @pytest.mark.parametrize("how", ["plain", "gz", "parquet"])
@@ -355,9 +355,7 @@ def test_rows_that_name_no_conversation_stay_alone(tmp_path: Path) -> None:
         3: [3, 12],
         **{row: [row] for row in (4, 5, 6, 8, 9)},
     }
-    assert notice(log) == (
-        f"{log}: 7 rows were read as the calls of 3 conversations, by `session_id`; 6 rows without it stay alone."
-    )
+    assert notice(log) == (f"{log}: 7 rows were read as the calls of 3 conversations, by `session_id`.")
 
 
 def test_rows_that_are_not_one_call_stay_as_they_are(tmp_path: Path) -> None:
@@ -436,8 +434,9 @@ def test_another_agent_and_a_retry_keep_what_they_were_sent(tmp_path: Path) -> N
         call("a", [1, 2, 3, 4], [40], messages=said("q", "lost"), timestamp=1),
         call("a", [1, 2, 3, 4], [5, 6], messages=said("q", "a"), timestamp=3),
     ]
-    (one,) = read_rollouts(jsonl(tmp_path / "log.jsonl", rows), Settings(session="session_id"))
-    assert one.stated.rows == (2, 3, 0, 1)
+    log = jsonl(tmp_path / "log.jsonl", rows)
+    (one,) = read_rollouts(log, Settings(session="session_id"))
+    assert one.stated.calls_at == tuple((str(log), row) for row in (2, 3, 0, 1))
     assert [message.text for message in one.messages] == ["q", "a", "r", "b"]
     assert [turn.message_index for turn in one.turns] == [None, 1, 3, None]
     sent = [[message.text for message in turn.prompt_messages or ()] for turn in one.turns]
@@ -466,9 +465,10 @@ def test_of_several_logs_one_may_lack_the_key(tmp_path: Path) -> None:
     other = jsonl(tmp_path / "other.jsonl", [{"prompt_ids": [1], "completion_ids": [2]}])
     scan = scan_rollouts([one, other], Settings(session="session_id"))
     assert len(list(scan)) == 2
-    assert (
-        "2 logs: 2 rows were read as the calls of 1 conversation, by `session_id`; 1 row without it stays alone."
-    ) in scan.summary.notices
+    assert scan.summary.notices[1:] == [
+        "2 logs: 2 rows were read as the calls of 1 conversation, by `session_id`.",
+        "2 logs: 1 row has no `session_id` and continues no other call.",
+    ]
 
 
 # Repairs

@@ -48,7 +48,9 @@ def parts_of(rollout: Rollout) -> list[Part]:
     """Prompt and completion of every call, then the training row, as far as recorded."""
     parts: list[Part] = []
     seen: Ids | None = None
-    rows = [f" · row {row}" for row in rollout.stated.rows] or [""] * len(rollout.turns)
+    own = rollout.place.file
+    rows = [f" · {'row ' if file == own else f'{file}:'}{row}" for file, row in rollout.stated.calls_at]
+    rows = rows or [""] * len(rollout.turns)
     for index, (turn, where) in enumerate(zip(rollout.turns, rows, strict=True)):
         if turn.prompt_ids is not None:
             title = f"turn {index} prompt{where} · {many(len(turn.prompt_ids), 'token')}"

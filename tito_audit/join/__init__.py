@@ -9,19 +9,14 @@ from pathlib import Path
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format
-from tito_audit.join._calls import CAPTURE, CallsOfRollout, gathered
+from tito_audit.join._call_rows import Decode
+from tito_audit.join._calls import CallsOfRollout, gathered
 from tito_audit.join._conversations import Conversation, conversations, has_messages, with_conversation
-from tito_audit.join._gathering import GatheredOutput, Gathering
+from tito_audit.join._gathering import Gathering
+from tito_audit.join._joined import Captures, JoinedCalls
 from tito_audit.join._keys import first_row, keys_for
 from tito_audit.join._partners import Partners, readable_id
-from tito_audit.join._sessions import (
-    CaptureKey,
-    Joined,
-    SessionKey,
-    is_capture,
-    refuse_unknown,
-    session_notice,
-)
+from tito_audit.join._sessions import refuse_unknown
 from tito_audit.join._tools import shared_tools
 from tito_audit.join._words import EMPTY, MISFIT, NO_ANSWER, NO_ID, NO_ROW, NO_TOOLS, OWN, UNREADABLE, Tally
 from tito_audit.record.finding import Result
@@ -65,20 +60,16 @@ def joined_counts(rollout: Rollout) -> dict[str, int]:
 
 
 class Join:
-    """The messages and tools of `--messages` and `--tools`, found by id for each rollout of a run.
+    """Rows that are single calls, joined to conversations; and the messages and tools of other files, found by id.
 
-    The index is built at once, so that processes forked later share it. Where messages are joined, the lines of a
-    NeMo-Gym token capture become one rollout for each rollout id; with `--session`, rows that are one call each
-    become one rollout for each conversation that they name.
+    The index is built before processes are forked, so that they share it. Where messages are joined, the lines of a
+    NeMo-Gym token capture become one rollout for each rollout id.
     """
 
-    def __init__(self, settings: Settings, logs: Sequence[Path]) -> None:
+    def __init__(self, settings: Settings, logs: Sequence[Path], calls: JoinedCalls | None = None) -> None:
         self._settings = settings
-        self._calls: tuple[Path | None, Gathering | None] = None, None
-        self._captures: dict[Path, tuple[int, int]] = {}
-        """How many lines and rollouts each capture has."""
-        self._sessions: dict[Path, Joined] = {}
-        """How the rows of each log were joined by `--session`."""
+        self._captures = Captures(settings) if settings.messages is not None else None
+        self._calls = calls
         self._held: tuple[tuple[str, int], tuple[Conversation, ...] | str] | None = None
         self._messages = self._partners("--messages", settings.messages, logs)
         self._list: tuple[ToolSpec, ...] | None = None
@@ -99,26 +90,31 @@ class Join:
         self._rollouts = 0
 
     @classmethod
-    def of(cls, settings: Settings, logs: Sequence[Path], *, written: bool = False) -> Join | None:
+    def of(
+        cls, settings: Settings, logs: Sequence[Path], decode: Decode | None = None, *, written: bool = False
+    ) -> Join | None:
         """The join of a run; None when nothing is joined. SetupError or StorageError when it is impossible.
 
-        Logs that a repair has `written` may lack all rows with the key of a session.
+        `decode` gives the bytes of ids, where there is a tokenizer. Logs that a repair has `written` may lack all
+        rows with the key of a session.
         """
-        if settings.messages is None and settings.tools is None:
-            if settings.on:
-                raise SetupError(
-                    f"--on {next(iter(settings.on))}: nothing is joined. Pass --messages FILE or --tools FILE."
-                )
-            if settings.session is None:
-                return None
+        others = settings.messages is not None or settings.tools is not None
+        if not others and settings.on:
+            raise SetupError(
+                f"--on {next(iter(settings.on))}: nothing is joined. Pass --messages FILE or --tools FILE."
+            )
         pipe = next((log for log in logs if not log.is_file()), None)
-        if pipe is not None:
+        if pipe is not None and (others or settings.session is not None):
             raise SetupError(
                 f"{pipe}: a pipe cannot be joined, as it cannot be read twice; save it to a file first."
             )
         if settings.session is not None:
             _refuse_session(settings, settings.session, [] if written else logs)
-        return cls(settings, logs)
+        calls = None
+        if settings.join and not settings.rows_at and not settings.columns:
+            calls = JoinedCalls(settings, logs, decode)
+            calls = calls if calls.heads else None
+        return cls(settings, logs, calls) if others or calls is not None else None
 
     def rows(self, log: Log) -> Iterator[RawRow]:
         """The rows of a log; where calls are gathered, one row for each rollout, at its first call."""
@@ -131,8 +127,10 @@ class Join:
 
     def output(self, out: Output, log: Log) -> Output:
         """An output that takes the rows of `rows`."""
-        calls = self._gathering(log)
-        return out if calls is None else GatheredOutput(out, log, calls)
+        for calls in (self._captures, self._calls):
+            if calls is not None and calls.gathering(log) is not None:
+                return calls.output(out, log)
+        return out
 
     def apply(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
         """The rollouts of a row with the messages and tools found for them; their own are kept.
@@ -140,6 +138,8 @@ class Join:
         Each states in `joined`, for messages and tools, the number of the row that was found (`_row`) and again if
         they are taken from it (`_from`); a negative number instead says why there is none.
         """
+        if self._messages is None and self._tools is None and self._list is None:
+            return rollouts
         row = row.raws[0].value or {} if isinstance(row, CallsOfRollout) else row
         return tuple(self._apply(rollout, number, len(rollouts), row) for number, rollout in enumerate(rollouts))
 
@@ -155,16 +155,9 @@ class Join:
 
     def notices(self) -> Iterator[str]:
         """What was joined, for the summary, once all results were counted."""
-        if self._captures:
-            lines, rollouts = (sum(counts) for counts in zip(*self._captures.values(), strict=True))
-            where = (
-                f"{len(self._captures)} token captures"
-                if len(self._captures) > 1
-                else str(next(iter(self._captures)))
-            )
-            yield f"{where}: {lines} lines were read as the calls of {rollouts} rollouts."
-        if self._sessions and self._settings.session is not None:
-            yield session_notice(self._sessions, self._settings.session)
+        for calls in (self._captures, self._calls):
+            if calls is not None:
+                yield from calls.notices()
         cut = (self._settings.limit, self._settings.row, self._settings.sample)
         whole = all(one is None for one in cut)
         for tally in self._tallies:
@@ -196,38 +189,11 @@ class Join:
         return readable_id(key) if key is not None else None
 
     def _gathering(self, log: Log) -> Gathering | None:
-        """The rollouts of a log whose rows are single calls; None for any other log."""
-        if log.path != self._calls[0]:
-            # Only one is kept: it holds a place for each row.
-            session = self._settings.session
-            calls = self._capture(log) if session is None else self._session(log, session)
-            self._calls = log.path, calls
-        return self._calls[1]
-
-    def _session(self, log: Log, path: str) -> Gathering:
-        """The conversations of a log whose rows name them."""
-        named = self._settings.format
-        key = SessionKey(path, None if named is None else format_named(named))
-        rows = Gathering(log, key)
-        self._sessions[log.path] = Joined.of(rows, key)
-        return rows
-
-    def _capture(self, log: Log) -> Gathering | None:
-        """The rollouts of a token capture; None for any other log."""
-        settings = self._settings
-        if (
-            self._messages is None
-            or settings.columns
-            or settings.rows_at
-            or settings.format not in (None, CAPTURE)
-        ):
-            return None
-        row = first_row([log.path], settings.max_row_bytes) if log.kind == "lines" else None
-        if row is None or not is_capture(row):
-            return None
-        calls = Gathering(log, CaptureKey())
-        self._captures[log.path] = calls.lines, len(calls.groups)
-        return calls
+        """The conversations of a log whose rows are single calls; None for any other log."""
+        for calls in (self._captures, self._calls):
+            if calls is not None and (found := calls.gathering(log)) is not None:
+                return found
+        return None
 
     def _apply(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
         place = rollout.place
@@ -288,6 +254,8 @@ class Join:
 
 def _refuse_session(settings: Settings, session: str, logs: Sequence[Path]) -> None:
     """SetupError where rows cannot be joined by their session, or no row names one."""
+    if not settings.join:
+        raise SetupError(f"--session {session}: nothing is joined with --no-join; leave one of the two out.")
     for flag, given in (("--rows-at", settings.rows_at), ("--map", settings.columns)):
         if given:
             raise SetupError(

@@ -12,6 +12,7 @@ from tito_audit.chains.capture import order_calls
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import LoggedCall, format_named, part_of
+from tito_audit.record.message import Message
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Sources
@@ -29,12 +30,14 @@ _TIMES = ("start_time", "started_at", "created_at", "created", "timestamp", "end
 class CallsOfRollout(dict[str, Any]):
     """The rows of one rollout as one row, `{"calls_of_rollout": [row, …]}`, with their places and their format."""
 
-    def __init__(self, raws: Sequence[RawRow], form: str, *, by_key: bool) -> None:
+    def __init__(self, raws: Sequence[RawRow], form: str, files: Sequence[str], *, by_key: bool) -> None:
         super().__init__()
         self.raws = tuple(raws)
         self.form = form
+        self.files = tuple(files)
+        """The file of each row."""
         self.by_key = by_key
-        """Whether a stated key says that they belong together; otherwise they are lines of a token capture."""
+        """False for lines of a token capture, which its rollout ids gather."""
         self[CALLS] = [raw.value for raw in raws]
 
     def with_calls(self, calls: Sequence[Row]) -> CallsOfRollout:
@@ -42,7 +45,7 @@ class CallsOfRollout(dict[str, Any]):
         if all(new is old for new, old in zip(calls, self[CALLS], strict=True)):
             return self
         raws = [replace(raw, value=call) for raw, call in zip(self.raws, calls, strict=True)]
-        return CallsOfRollout(raws, self.form, by_key=self.by_key)
+        return CallsOfRollout(raws, self.form, self.files, by_key=self.by_key)
 
 
 @cache
@@ -73,7 +76,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         first,
         chain=calls.chain,
         lines=tuple(calls.order),
-        rows=tuple(row.raws[number].index for number in calls.order) if row.by_key else (),
+        calls_at=tuple((row.files[k], row.raws[k].index) for k in calls.order) if row.by_key else (),
         facts=facts,
         copies_disagree=copies,
         ids_wanted=any(one.stated.ids_wanted for one in calls.each),
@@ -90,15 +93,14 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 def _calls(row: CallsOfRollout, place: Place) -> _Calls:
     """Every call of the row; RecordError that names the line of one that cannot be read."""
     form, each = format_named(row.form), []
-    for raw in row.raws:
+    for raw, file in zip(row.raws, row.files, strict=True):
+        where = f"line {raw.index} of the same rollout" if file == place.file else f"{file}:{raw.index}"
         if raw.value is None:
-            raise RecordError(f"line {raw.index} of the same rollout: {raw.error}")
+            raise RecordError(f"{where}: {raw.error}")
         try:
-            (one,) = form.read(raw.value, replace(place, row=raw.index))
+            (one,) = form.read(raw.value, replace(place, file=file, row=raw.index))
         except RecordError as error:
-            raise RecordError(
-                f"line {raw.index} of the same rollout: {error}" if len(row.raws) > 1 else str(error)
-            ) from None
+            raise RecordError(f"{where}: {error}" if len(row.raws) > 1 else str(error)) from None
         each.append(one)
     order, chain = order_calls([one.turns[0] for one in each], _times(row))
     return _Calls(each, order, chain)
@@ -107,17 +109,24 @@ def _calls(row: CallsOfRollout, place: Place) -> _Calls:
 def _logged(one: Rollout) -> LoggedCall:
     """The only call of a rollout with what it was sent and what it wrote."""
     (turn,) = one.turns
-    index = turn.message_index
-    sent = turn.prompt_messages or (one.messages[:index] if index is not None else ())
+    sent, answer = request_and_answer(one)
     return LoggedCall(
         replace(turn, message_index=None, prompt_messages=None),
         _no_source,
         sent,
-        one.messages[index] if index is not None else None,
+        answer,
         one.tools,
         one.template_kwargs,
         one.stated,
     )
+
+
+def request_and_answer(call: Rollout) -> tuple[tuple[Message, ...], Message | None]:
+    """What the only call of a rollout was sent, () where the log does not say, and what it wrote."""
+    (turn,) = call.turns
+    index = turn.message_index
+    sent = turn.prompt_messages or (call.messages[:index] if index is not None else ())
+    return sent, call.messages[index] if index is not None else None
 
 
 def _no_source() -> CallSource:

@@ -13,15 +13,16 @@ from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.join._keys import Keys
 from tito_audit.record.rollout import Place
-from tito_audit.storage.random_access import MemoryBudget, RandomAccess
+from tito_audit.storage.random_access import RandomAccess
+from tito_audit.storage.spool import Spool
 from tito_audit.terminal.cut import elided
 
 
 class Partners:
     """Rows of some files by their ids; StorageError or SetupError when they cannot be used.
 
-    For each row its place and 64 bits of its id are kept, some 30 bytes; for files that are not plain JSONL, the
-    packed row too. Processes that are forked afterwards share it.
+    For each row its place and 64 bits of its id are kept, some 30 bytes; rows of files that are not plain JSONL
+    go into a temporary file. Processes that are forked afterwards share it.
     """
 
     def __init__(self, option: str, name: str, files: Sequence[Path], keys: Keys, max_row_bytes: int) -> None:
@@ -35,8 +36,8 @@ class Partners:
         self.first_bad: Place | None = None
         """The first row that has no id or cannot be read."""
         self.first_id: str | None = None
-        budget = MemoryBudget()
-        self._readers = [RandomAccess(file, max_row_bytes=max_row_bytes, budget=budget) for file in files]
+        spool = Spool()
+        self._readers = [RandomAccess(file, max_row_bytes=max_row_bytes, spool=spool) for file in files]
         hashes, file_of, index_of, at = array("Q"), array("I"), array("Q"), array("Q")
         for number, reader in enumerate(self._readers):
             for ticket, raw in reader:

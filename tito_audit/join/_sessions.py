@@ -1,159 +1,100 @@
-"""Which rows of a log are the calls of one conversation: lines of a token capture, or rows with a stated key."""
+"""What a summary says of joined calls, and the refusal of a key that no row has."""
 
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tito_audit.errors import RecordError, SetupError
-from tito_audit.format import Format, Row
-from tito_audit.formats import pick_format
-from tito_audit.join._calls import CAPTURE
-from tito_audit.join._gathering import CallKey, Gathering
-from tito_audit.join._keys import id_text, value_at
-from tito_audit.record.rollout import Place, Rollout
+import numpy as np
+
+from tito_audit.errors import SetupError
+from tito_audit.format import Row
+from tito_audit.join._call_rows import CallRows
+from tito_audit.join._keys import value_at
+from tito_audit.join._reader import SEEN, CallReader, keys_of, name_of
+from tito_audit.join.history import JoinedBy
 from tito_audit.storage import open_log
 
-_NOWHERE = Place("", 0)
-_SEEN = 16
-"""How many rows are read to find keys like the one that was named."""
-_MOST_KEYS = 64
-_DEPTH = 4
 _LISTED = 16
 
 
-class CaptureKey:
-    """Gathers the lines of a token capture by the rollout that they name."""
-
-    by_key = False
-
-    def __call__(self, row: Row) -> CallKey | None:
-        """The rollout of a line; None for a row that is no such line."""
-        name = _rollout_id(row)
-        return CallKey(name, CAPTURE) if name is not None and is_capture(row) else None
+def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
+    """How many rows became how many conversations, by what, and what was left as it is."""
+    where = f"{rows.paths[0]}" if len(rows.paths) == 1 else f"{len(rows.paths)} logs"
+    by_name = [_named(rows, read)] if read.stated is not None else []
+    return [f"{where}: {'; '.join(said)}." for said in (*by_name, _traced(rows, read)) if said]
 
 
-def is_capture(row: Row) -> bool:
-    """Whether a row is a line of a token capture that names its rollout."""
-    try:
-        return pick_format(row).name == CAPTURE and _rollout_id(row) is not None
-    except RecordError:
-        return False
-
-
-def _rollout_id(row: Mapping[str, Any]) -> str | None:
-    name = row.get("rollout_id")
-    return name if isinstance(name, str) and name else None
-
-
-@dataclass(slots=True)
-class SessionKey:
-    """Gathers rows that are one call each by the conversation that they name at `path`, and counts all rows."""
-
-    path: str
-    named: Format | None
-    """The format of all rows; None: detected row by row."""
-    by_key: bool = True
-    unnamed: int = 0
-    """Rows that name no conversation."""
-    others: int = 0
-    """Rows that name one and are not a single call."""
-    contexts: dict[bytes, int] = field(default_factory=dict)
-
-    def __call__(self, row: Row) -> CallKey | None:
-        """The conversation of a row that is one call; None for any other row."""
-        name = _name(value_at(row, self.path))
-        if name is None:
-            self.unnamed += 1
-            return None
-        form = self._form(row)
-        call = _only_call(form, row) if form is not None else None
-        if form is None or call is None:
-            self.others += 1
-            return None
-        stated = call.stated
-        context = repr((stated.model, stated.attempt, call.tools, sorted(call.template_kwargs.items())))
-        known = blake2b(context.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        return CallKey(name, form.name, self.contexts.setdefault(known, len(self.contexts)))
-
-    def _form(self, row: Row) -> Format | None:
-        """The format of a row; None if it has none, or if its rows may not have keys of others."""
-        try:
-            form = self.named or pick_format(row)
-        except RecordError:
-            return None
-        return form if not form.open_object else None
-
-
-def _only_call(form: Format, row: Row) -> Rollout | None:
-    """The rollout of a row that is one call and nothing else."""
-    try:
-        rollouts = form.read(row, _NOWHERE)
-    except (RecordError, AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return None  # The audit says why.
-    if len(rollouts) != 1 or len(rollouts[0].turns) != 1 or rollouts[0].training_row is not None:
-        return None
-    return rollouts[0]
-
-
-def _name(value: object) -> str | None:
-    """A text or a whole number as JSON; None if it names nothing."""
-    text = id_text(value)
-    return json.dumps(text) if isinstance(value, str) and text is not None else text
-
-
-# What a summary says
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """How the rows of one log were joined by `--session`."""
-
-    calls: int
-    conversations: int
-    names: int
-    unnamed: int
-    others: int
-
-    @classmethod
-    def of(cls, rows: Gathering, key: SessionKey) -> Joined:
-        """How many rows became what."""
-        return cls(rows.calls, rows.conversations, rows.names, key.unnamed, key.others)
-
-
-def session_notice(joined: Mapping[Path, Joined], path: str) -> str:
-    """How many rows became how many conversations, and what was left as it is."""
-    where = str(next(iter(joined))) if len(joined) == 1 else f"{len(joined)} logs"
-    calls, conversations, names, unnamed, others = (
-        sum(getattr(one, name) for one in joined.values()) for name in Joined.__dataclass_fields__
-    )
-    said = [
-        f"{_rows(calls)} read as the calls of {conversations:,} conversation{'s' * (conversations != 1)}, "
-        f"by `{path}`"
-    ]
+def _named(rows: CallRows, read: CallReader) -> list[str]:
+    path, conversations = read.stated, rows.conversations_named
+    names = len(np.unique(np.frombuffer(read.names, np.uint64)))
+    said = [f"{_rows(rows.named)} read as the calls of {_conversations(conversations)}, by `{path}`"]
     if conversations > names:
         said.append(
             f"calls of one `{path}` in another format, of another model, or with other tools or template "
             "arguments are conversations of their own"
         )
-    if unnamed:
-        said.append(f"{unnamed:,} row{'s' * (unnamed != 1)} without it stay{'s' * (unnamed == 1)} alone")
-    if others:
+    if read.unnamed and rows.history is None:
+        said.append(f"{read.unnamed:,} row{'s' * (read.unnamed != 1)} without it stay{_s(read.unnamed)} alone")
+    if read.others:
         said.append(
-            f"{others:,} row{'s' * (others != 1)} with it {'is' if others == 1 else 'are'} not a single call and "
-            f"stay{'s' * (others == 1)} as {'it is' if others == 1 else 'they are'}"
+            f"{read.others:,} row{'s' * (read.others != 1)} with it {'is' if read.others == 1 else 'are'} not a "
+            f"single call and stay{_s(read.others)} as {'it is' if read.others == 1 else 'they are'}"
         )
-    return f"{where}: {'; '.join(said)}."
+    return said
 
 
-def _rows(count: int) -> str:
-    return "1 row was" if count == 1 else f"{count:,} rows were"
+def _traced(rows: CallRows, read: CallReader) -> list[str]:
+    """What was found by history, and by keys that the log itself has."""
+    found = rows.history
+    if found is None:
+        return []
+    sizes = np.bincount(found.of, minlength=len(found.of))
+    several = sizes > 1
+    joined, conversations = int(sizes[several].sum()), int(several.sum())
+    alone = len(found.of) - joined
+    if not joined:
+        if read.stated is not None:
+            return [f"{_rows(alone, 'has', 'have')} no `{read.stated}` and continue{_s(alone)} no other call"]
+        return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if alone > 1 else []
+    counts = {by: int(np.count_nonzero(found.by == by)) for by in JoinedBy}
+    ways = [
+        (counts[JoinedBy.KEY] or found.keys_believed, f"`{read.found}`"),
+        (counts[JoinedBy.IDS], "token ids"),
+        (counts[JoinedBy.MESSAGES], "messages"),
+        (counts[JoinedBy.TEXT], "text"),
+    ]
+    if found.keys_believed:
+        ways = ways[:1]
+    by = _listed([word for count, word in ways if count])
+    said = [f"{_rows(joined)} read as the calls of {_conversations(conversations)}, by {by}"]
+    if alone:
+        said.append(f"{alone:,} call{'s' * (alone != 1)} belong{_s(alone)} to no other and stay{_s(alone)} alone")
+    if unsure := len(found.unsure):
+        said.append(f"{unsure:,} could continue more than one call (first {_place(rows, int(found.unsure[0]))})")
+    return said
+
+
+def _place(rows: CallRows, call: int) -> str:
+    where = rows.of_call(rows.row_of_history(call))
+    return f"{rows.paths[where.file]}:{where.ticket[0]}"
+
+
+def _rows(count: int, one: str = "was", many: str = "were") -> str:
+    return f"1 row {one}" if count == 1 else f"{count:,} rows {many}"
+
+
+def _conversations(count: int) -> str:
+    return f"{count:,} conversation{'s' * (count != 1)}"
+
+
+def _s(count: int) -> str:
+    return "s" * (count == 1)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 # A key that no row has
@@ -166,13 +107,13 @@ def refuse_unknown(path: str, logs: Sequence[Path], max_row_bytes: int) -> None:
         for raw in open_log(log, max_row_bytes=max_row_bytes):
             if raw.value is None:
                 continue
-            if _name(value_at(raw.value, path)) is not None:
+            if name_of(value_at(raw.value, path)) is not None:
                 return
-            if len(seen) < _SEEN:
+            if len(seen) < SEEN:
                 seen.append(raw.value)
     if not seen:
         return
-    keys = list(dict.fromkeys(key for row in seen for key in _keys(row)))
+    keys = list(dict.fromkeys(key for row in seen for key in keys_of(row)))
     close = _close(path, keys)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     where = str(logs[0]) if len(logs) == 1 else f"the {len(logs)} logs"
@@ -188,13 +129,3 @@ def _close(path: str, keys: Sequence[str]) -> list[str]:
     like = difflib.get_close_matches(last, list(dict.fromkeys(ends.values())), n=3)
     own = [key for end in like for key in keys if ends[key] == end]
     return list(dict.fromkeys([*difflib.get_close_matches(path, keys, n=2), *own]))[:3]
-
-
-def _keys(row: Mapping[str, Any], above: str = "", depth: int = 0) -> Iterator[str]:
-    """The paths of everything in a row that could name a conversation."""
-    for key, value in islice(row.items(), _MOST_KEYS):
-        where = f"{above}{key}"
-        if _name(value) is not None:
-            yield where
-        elif isinstance(value, Mapping) and depth < _DEPTH:
-            yield from _keys(value, f"{where}.", depth + 1)

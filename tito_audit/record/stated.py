@@ -51,8 +51,8 @@ class Stated:
     """The calls that are one conversation, where others are beside them (retries, other agents)."""
     lines: tuple[int, ...] = ()
     """The line of each call, where lines were gathered into a rollout."""
-    rows: tuple[int, ...] = ()
-    """The row of each call in its file, where rows that name one conversation were gathered into a rollout."""
+    calls_at: tuple[tuple[str, int], ...] = ()
+    """The file and the row of each call, where rows that are single calls were joined to a rollout."""
     joined: Mapping[str, int] = field(default_factory=dict)
     """What another file had for the rollout."""
     reasons: tuple[NotRead, ...] = ()

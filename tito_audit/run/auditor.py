@@ -88,6 +88,7 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
     """The audit of one rollout; with `viewed`, also what a viewer shows of it."""
     evidence = explain(gather(rollout, auditor.tokenizer, auditor.renderer, auditor.speakers), auditor.rules)
     findings, skips = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
+    findings = _in_their_rows(findings, rollout)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
     said, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
     if counts["tokens"] and _uncompared(skips, auditor.codes):
@@ -97,6 +98,21 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
     return Result(
         rollout.place, evidence.rollout, findings, skips, counts, observed=observed, witness=said, misfit=misfit
     )
+
+
+def _in_their_rows(findings: tuple[Finding, ...], rollout: Rollout) -> tuple[Finding, ...]:
+    """The findings, each in the row of its call where rows were joined."""
+    at = rollout.stated.calls_at
+    if not at:
+        return findings
+    found = []
+    for finding in findings:
+        turn = finding.hit.turn
+        if turn is not None:
+            file, row = at[turn]
+            finding = replace(finding, place=replace(finding.place, file=file, row=row))
+        found.append(finding)
+    return tuple(found)
 
 
 _WITHOUT_TOKENIZER = words_for(Needs.TOKENIZER)

@@ -184,7 +184,9 @@ class RowFlow:
             key = _join_key(own)
             if key not in joins:
                 logs = [file for one, files in by_settings if _join_key(one) == key for file in files]
-                joins[key] = Join.of(own, logs, written=bool(standing_for))
+                vocabulary = auditor.vocabulary
+                decode = vocabulary.data if vocabulary is not None else None
+                joins[key] = Join.of(own, logs, decode, written=bool(standing_for))
             group = LogGroup(own, auditor if asks_rules else auditor.silent(), joins[key])
             groups.update(dict.fromkeys(map(str, members), group))
         return groups
@@ -231,7 +233,7 @@ def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) 
 def _join_key(settings: Settings) -> str:
     """All settings that a join depends on and that may differ within one run."""
     columns = dict(settings.columns)
-    joined = settings.messages, settings.tools, dict(settings.on), settings.session
+    joined = settings.messages, settings.tools, dict(settings.on), settings.session, settings.join
     return repr((*joined, settings.format, columns, settings.rows_at))
 
 

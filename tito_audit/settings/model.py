@@ -101,9 +101,11 @@ class Settings:
     """A file with one list of tools for all rollouts, or with rows of an id and tools (`--tools`)."""
     on: Mapping[str, str] = field(default_factory=dict)
     """The columns to join on, the log's to the other file's; {}: the first id that both have."""
+    join: bool = True
+    """Join rows that are one call each to conversations (`--no-join`: each row stands alone)."""
     session: str | None = None
     """The key whose value names the conversation of a row that is one call (`--session`), a column or a path such
-    as `metadata.session_id`; None: each row stands alone."""
+    as `metadata.session_id`; None: a key that logs commonly have, else the history of the calls."""
     select: tuple[str, ...] = ()
     """Prefixes of the codes to run; () runs all."""
     extend_select: tuple[str, ...] = ()

@@ -1,0 +1,177 @@
+"""Calls of one conversation in several files: read together, told together, written back where each was."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from tests.test_sessions import TOY, Wire, apart, by_session, call, chat, contents, generic, jsonl, stored
+from tests.test_sessions import whole as whole
+from tito_audit import RepairSettings, Settings, read_rollouts, repair_rollouts, scan_rollouts
+from tito_audit.cli import app
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
+HOWS = (["plain"] * 3, ["gz"] * 3, ["zst", "plain", "gz"], ["parquet", "parquet", "plain"])
+
+
+def sharded(lines: Sequence[Wire], folder: Path, hows: Sequence[str], seed: int = 0) -> list[Path]:
+    """The lines over several files, in any order."""
+    parts: list[list[Wire]] = [[] for _ in hows]
+    chosen = random.Random(seed)
+    for line in lines:
+        chosen.choice(parts).append(line)
+    files = []
+    for number, (part, how) in enumerate(zip(parts, hows, strict=True)):
+        path = folder / f"part-{number}.jsonl"
+        if how == "zst":
+            data = jsonl(path, part).read_bytes()
+            path = path.with_suffix(".jsonl.zst")
+            path.write_bytes(pa.compress(data, codec="zstd", asbytes=True))
+            (folder / f"part-{number}.jsonl").unlink()
+        else:
+            path = stored(part, path, how)
+            if how != "plain":
+                (folder / f"part-{number}.jsonl").unlink(missing_ok=True)
+        files.append(path)
+    return files
+
+
+def found_in(logs: Sequence[Path], **settings: Any) -> tuple[dict[str, list[tuple[object, ...]]], list[str]]:
+    """By session: what is found in its conversation, each with the number of the row that it is in; notices."""
+    chunk = settings.pop("chunk", None)
+    scan = scan_rollouts([str(log) for log in logs], Settings(**{"tokenizer": TOY, **settings}))
+    scan.chunk_bytes = chunk
+    rows = {str(log): contents_of(log) for log in logs}
+    results: dict[str, list[tuple[object, ...]]] = {}
+    for result in scan:
+        if result.of_log:
+            continue
+        name = rows[result.place.file][result.place.row]["session_id"]
+        assert name not in results, "each conversation is one rollout"
+        results[name] = sorted(
+            (
+                f.code,
+                f.hit.cause,
+                f.hit.turn or 0,
+                f.hit.start,
+                f.hit.end,
+                rows[f.place.file][f.place.row]["number"],
+            )
+            for f in result.findings
+        )
+    return results, scan.summary.notices
+
+
+def contents_of(log: Path) -> list[Wire]:
+    if log.suffix == ".zst":
+        with pa.input_stream(str(log), compression="zstd") as stream:
+            return [json.loads(line) for line in stream.read().splitlines()]
+    return contents(log)
+
+
+@pytest.mark.parametrize("hows", HOWS, ids=lambda hows: "-".join(hows))
+@pytest.mark.parametrize("form", [generic, chat], ids=lambda form: form.__name__)
+def test_a_conversation_in_several_files_is_found_as_in_one(
+    form: Any, hows: Sequence[str], whole: list[Wire], tmp_path: Path
+) -> None:
+    lines = [{"number": number, **line} for number, line in enumerate(apart(whole, form, 3))]
+    expected, _ = found_in([jsonl(tmp_path / "one.jsonl", lines)], session="session_id")
+    assert any(code == "SEQ301" for found in expected.values() for code, *_ in found)
+    logs = sharded(lines, tmp_path, hows)
+    found, notices = found_in(logs, session="session_id")
+    assert found == expected
+    assert f"3 logs: {len(lines)} rows were read as the calls of {len(whole)} conversations, by `session_id`." in (
+        notices
+    )
+    assert found_in(logs, session="session_id", jobs=2, chunk=3_000)[0] == expected
+
+
+def test_a_finding_names_the_row_of_its_call(whole: list[Wire], tmp_path: Path) -> None:
+    lines = apart(whole, generic, 7)
+    logs = sharded(lines, tmp_path, ["plain", "gz"])
+    command = ["scan", *map(str, logs), "-t", TOY, "--session", "session_id", "-f", "jsonl"]
+    report = CliRunner().invoke(app, command)
+    rows = {str(log): contents(log) for log in logs}
+    findings = [json.loads(line) for line in report.stdout.splitlines()]
+    findings = [one for one in findings if one.get("code") == "SEQ302" and one.get("turn") is not None]
+    assert findings
+    by_id = {row["session_id"]: row for row in whole}
+    for one in findings:
+        row = rows[one["file"]][one["row"]]
+        whose = by_id[row["session_id"]]["calls"][one["turn"]]
+        assert row["completion_ids"] == whose["completion_ids"]
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+@pytest.mark.parametrize("hows", [["plain", "plain"], ["gz", "plain", "parquet"]], ids=lambda hows: "-".join(hows))
+def test_a_repair_writes_each_call_back_to_its_file(
+    hows: Sequence[str], jobs: int | None, whole: list[Wire], tmp_path: Path
+) -> None:
+    lines = [{"number": number, **line} for number, line in enumerate(apart(whole, generic, 5))]
+    one, out = jsonl(tmp_path / "one.jsonl", lines), tmp_path / "one-out.jsonl"
+    settings = Settings(tokenizer=TOY, session="session_id", jobs=jobs)
+    how = RepairSettings(strategies=("splice",), unsafe=True)
+    list(repair_rollouts(one, out, settings, how))
+    expected = {row["number"]: row for row in contents(out)}
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    logs = sharded(lines, folder, hows)
+    run = repair_rollouts([str(log) for log in logs], tmp_path / "out", settings, how)
+    run.batch_bytes = 4_000 if jobs else None
+    outcomes = list(run)
+    assert any(outcome.repaired for outcome in outcomes)
+    written = [contents(tmp_path / "out" / log.name) for log in logs]
+    for rows, log in zip(written, logs, strict=True):
+        assert [row["number"] for row in rows] == [row["number"] for row in contents(log)]
+    ids = {row["number"]: (row["prompt_ids"], row["completion_ids"]) for rows in written for row in rows}
+    assert ids == {number: (row["prompt_ids"], row["completion_ids"]) for number, row in expected.items()}
+    changed = [line["number"] for line in lines if ids[line["number"]][0] != line["prompt_ids"]]
+    assert (
+        len({next(k for k, rows in enumerate(written) if any(r["number"] == n for r in rows)) for n in changed})
+        > 1
+    )
+
+
+def test_rows_of_later_files_that_nothing_changes_are_the_same_bytes(whole: list[Wire], tmp_path: Path) -> None:
+    logs = sharded(apart(whole, chat, 1), tmp_path, ["plain", "plain", "gz"])
+    settings = Settings(tokenizer=TOY, session="session_id", select=("REC001",))
+    list(repair_rollouts([str(log) for log in logs], tmp_path / "out", settings))
+    for log in logs:
+        one, other = log.read_bytes(), (tmp_path / "out" / log.name).read_bytes()
+        assert (gzip.decompress(one) if log.suffix == ".gz" else one) == (
+            gzip.decompress(other) if log.suffix == ".gz" else other
+        )
+
+
+def test_one_row_of_a_file_is_joined_with_that_file_alone(tmp_path: Path) -> None:
+    one = jsonl(tmp_path / "a.jsonl", [call("s", [1], [2])])
+    other = jsonl(tmp_path / "b.jsonl", [call("s", [1, 2, 3], [4]), call("s", [1, 2, 3, 4, 5], [6])])
+    both = list(read_rollouts([one, other], Settings(session="session_id")))
+    assert [len(rollout.turns) for rollout in both] == [3]
+    assert both[0].stated.calls_at == ((str(one), 0), (str(other), 0), (str(other), 1))
+    results = [r for r in scan_rollouts([one, other], Settings(session="session_id", row=0)) if not r.of_log]
+    assert [len(result.rollout.turns) for result in results if result.rollout] == [1, 2]
+
+
+def test_a_session_and_no_join_are_refused_together(tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", [call("s", [1], [2])])
+    shown = CliRunner().invoke(app, ["scan", str(log), "--session", "session_id", "--no-join"])
+    assert shown.exit_code == 2
+    assert "--session session_id: nothing is joined with --no-join; leave one of the two out." in shown.output
+
+
+def test_with_a_limit_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", [call(k, [1, k], [2]) for k in range(4_500)])
+    scan = scan_rollouts(log, Settings(limit=2))
+    assert len([result for result in scan if not result.of_log]) == 2
+    assert "Only the first 4,224 rows were read, because of --limit." in scan.summary.notices
+    assert by_session is not None

@@ -1,0 +1,180 @@
+"""The rows of several logs that are single calls, and the conversations that they belong to."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.join._reader import ReadCall
+from tito_audit.join.history import CallTraits, Conversations, HistoryIndex
+from tito_audit.record.arrays import Ids
+from tito_audit.storage import Log, RawRow
+from tito_audit.storage.lines import ParseRow
+from tito_audit.storage.random_access import RandomAccess, Ticket
+from tito_audit.storage.spool import Spool
+
+Decode = Callable[[Ids], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOfCall:
+    """One row of a conversation: its file, by number, and where it is in it."""
+
+    file: int
+    ticket: Ticket
+
+
+class CallRows:
+    """All rows of some logs, each with the conversation that it is a call of.
+
+    One pass over the logs keeps some 20 bytes a row and what `HistoryIndex` keeps, however long the rows are; rows
+    of files that cannot be read in place go into a temporary file. Processes that are forked afterwards share it.
+    """
+
+    def __init__(
+        self, logs: Sequence[Log], read: ReadCall, decode: Decode | None = None, most: int | None = None
+    ) -> None:
+        self.paths = [log.path for log in logs]
+        self._files = {log.path: number for number, log in enumerate(logs)}
+        self._spool = Spool()
+        self._read = read
+        self.readers = [
+            RandomAccess(log.path, max_row_bytes=log.max_row_bytes, spool=self._spool, parse=log.parse)
+            for log in logs
+        ]
+        self._index, self._at, self._form = array("I"), array("Q"), array("B")
+        """The format of the calls, by number; 0 for rows that are no call."""
+        self.forms: list[str] = [""]
+        self._named, self._names = array("q"), array("Q")
+        """Rows that are surely named, and a digest of the name of each."""
+        self._traced = array("q")
+        """Rows that go by their history."""
+        history, self._starts = HistoryIndex(), [0]
+        self.cut = False
+        """Whether rows beyond the first `most` were not read."""
+        for reader in self.readers:
+            self._pass(reader, history, most)
+            self._starts.append(len(self._index))
+        self._spool.flush()
+        self.root = self._settled(history, decode)
+        """`[R]` for each row the first row of its conversation, by number; itself where it is alone."""
+        self._sizes = np.bincount(self.root, minlength=len(self.root))
+        joined = np.flatnonzero(self._sizes[self.root] > 1)
+        self._members = joined[np.argsort(self.root[joined], kind="stable")]
+        self._heads = self.root[self._members]
+
+    def _pass(self, reader: RandomAccess, history: HistoryIndex, most: int | None) -> None:
+        """Read a file once and keep what its rows say of themselves."""
+        forms = {name: number for number, name in enumerate(self.forms)}
+        for (index, at), raw in reader:
+            row = len(self._index)
+            if row == most:
+                self.cut = True
+                return
+            call = self._read(raw.value) if raw.value is not None else None
+            self._index.append(index)
+            self._at.append(at)
+            if call is None:
+                self._form.append(0)
+                continue
+            if call.form not in forms:
+                forms[call.form] = len(self.forms)
+                self.forms.append(call.form)
+            self._form.append(forms[call.form])
+            if call.name is not None:
+                self._named.append(row)
+                self._names.frombytes(call.name)
+            elif call.traits is not None:
+                self._traced.append(row)
+                history.add(call.traits)
+
+    def _settled(self, history: HistoryIndex, decode: Decode | None) -> NDArray[np.int64]:
+        root = np.arange(len(self._index), dtype=np.int64)
+        named = np.frombuffer(self._named, np.int64)
+        if len(named):
+            _, first, which = np.unique(
+                np.frombuffer(self._names, np.uint64), return_index=True, return_inverse=True
+            )
+            root[named] = named[first[which]]
+        self.named = len(named)
+        """How many rows are joined by a name that they surely have."""
+        self.conversations_named = len(first) if len(named) else 0
+        traced = np.frombuffer(self._traced, np.int64)
+        self.history: Conversations | None = history.settle(self._reread, decode) if len(traced) else None
+        if self.history is not None:
+            root[traced] = traced[self.history.of]
+        return root
+
+    def _reread(self, calls: Sequence[int]) -> Iterator[tuple[int, CallTraits]]:
+        """What these calls, by their numbers in the history, say of themselves."""
+        for number in calls:
+            raw = self._raw(self._traced[number], None)
+            call = self._read(raw.value) if raw.value is not None else None
+            if call is not None and call.traits is not None:
+                yield number, call.traits
+
+    # What was found
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def holds(self, path: Path) -> bool:
+        """Whether the rows of this file are among them."""
+        return path in self._files
+
+    def rows_of(self, path: Path) -> range:
+        """The numbers of the rows of a file."""
+        number = self._files[path]
+        return range(self._starts[number], self._starts[number + 1])
+
+    def number(self, path: Path, index: int) -> int:
+        """The number of the row with this index in a file."""
+        rows = self.rows_of(path)
+        return bisect_left(self._index, index, rows.start, rows.stop)
+
+    def row_of_history(self, call: int) -> int:
+        """The row of a call, by its number in the history."""
+        return self._traced[call]
+
+    def index(self, row: int) -> int:
+        """The index of a row in its file."""
+        return self._index[row]
+
+    def of_call(self, row: int) -> RowOfCall:
+        """Where a row is."""
+        file = bisect_right(self._starts, row) - 1
+        return RowOfCall(file, (self._index[row], self._at[row]))
+
+    def members(self, row: int) -> Sequence[int]:
+        """The rows of the conversation that begins with this one, in order."""
+        if self._sizes[row] == 1:
+            return (row,)
+        start, end = np.searchsorted(self._heads, (row, row + 1))
+        rows: list[int] = self._members[start:end].tolist()
+        return rows
+
+    def form(self, row: int) -> str:
+        """The format of the calls of the conversation that begins with this row; "" for a row that stays as it is."""
+        form = self.forms[self._form[row]]
+        return form if self._sizes[row] > 1 or not self._read.by_key else ""
+
+    def name(self, row: int) -> bytes:
+        """The name of its conversation as 8 bytes; b"" if it has none."""
+        place = bisect_left(self._named, row)
+        if place < len(self._named) and self._named[place] == row:
+            return self._names[place].to_bytes(8, "little")
+        return b""
+
+    def _raw(self, row: int, parse: ParseRow | None) -> RawRow:
+        where = self.of_call(row)
+        return self.readers[where.file].row(where.ticket, parse)
+
+    def raw(self, row: int, parse: ParseRow) -> RawRow:
+        """A row, read again."""
+        return self._raw(row, parse)

@@ -1,0 +1,148 @@
+"""The logs of a run whose rows are single calls, joined when they are first read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tito_audit.format import Format, Row
+from tito_audit.formats import format_named, number_columns
+from tito_audit.join._call_rows import CallRows, Decode
+from tito_audit.join._calls import CAPTURE
+from tito_audit.join._gathering import Gathering
+from tito_audit.join._reader import SEEN, CallReader, CaptureKey, is_capture, key_in, single_call
+from tito_audit.join._sessions import joined_notices
+from tito_audit.join._writing import CallEdits, GatheredOutput
+from tito_audit.settings.model import Settings
+from tito_audit.storage import Log, Output, open_log
+
+_ASKED = 4
+"""A log without a call in its first so many rows holds none."""
+_WINDOW = 64, 4096
+"""With a limit on conversations, so many rows for each, and so many more, are looked at."""
+
+
+class JoinedCalls:
+    """Logs whose rows are single calls, as logs of conversations.
+
+    All of them are read once when the first is asked for, in this process; processes that are forked later share
+    what was found.
+    """
+
+    def __init__(self, settings: Settings, logs: Sequence[Path], decode: Decode | None) -> None:
+        self._settings = settings
+        self._decode = decode
+        self._named = None if settings.format is None else format_named(settings.format)
+        self.heads = {log: head for log in logs if (head := self._head(log))}
+        """The logs that hold calls, each with those among its first rows."""
+        self._joined: dict[tuple[Path, ...], CallRows] = {}
+        self._edits: dict[int, CallEdits] = {}
+        self._reader = self._new_reader()
+        self._cut = 0
+
+    def gathering(self, log: Log) -> Gathering | None:
+        """A log as conversations; None if it holds no calls."""
+        rows = self._rows(log.path)
+        return None if rows is None else Gathering(rows, log, by_key=True)
+
+    def output(self, out: Output, log: Log) -> Output:
+        """An output that takes the rows of `gathering`."""
+        rows = self._rows(log.path)
+        if rows is None:
+            return out
+        edits = self._edits.setdefault(id(rows), CallEdits(rows))
+        return GatheredOutput(out, log, rows, edits)
+
+    def notices(self) -> Iterator[str]:
+        """What was joined, for the summary."""
+        for rows in self._joined.values():
+            yield from joined_notices(rows, self._reader)
+        if self._cut:
+            yield f"Only the first {self._cut:,} rows were read, because of --limit."
+
+    def _rows(self, path: Path) -> CallRows | None:
+        if path not in self.heads:
+            return None
+        # A single row is asked for by its place in one file.
+        paths = tuple(self.heads) if self._settings.row is None else (path,)
+        if paths not in self._joined:
+            self._joined[paths] = self._read(paths)
+        return self._joined[paths]
+
+    def _read(self, paths: Sequence[Path]) -> CallRows:
+        settings = self._settings
+        arrays = number_columns(settings.columns)
+        logs = [open_log(path, max_row_bytes=settings.max_row_bytes, arrays=arrays) for path in paths]
+        most = None
+        if settings.limit is not None and settings.session is None:
+            most = settings.limit * _WINDOW[0] + _WINDOW[1]
+        rows = CallRows(logs, self._reader, self._decode, most)
+        if rows.cut:
+            self._cut = len(rows)
+        return rows
+
+    def _new_reader(self) -> CallReader:
+        stated = self._settings.session
+        rows = [row for head in self.heads.values() for row in head]
+        return CallReader(self._named, stated, key_in(rows) if rows and stated is None else None)
+
+    def _head(self, log: Path) -> Sequence[Row]:
+        """Those of the first rows of a log that are single calls."""
+        if not log.is_file():
+            return ()
+        found: list[Row] = []
+        asked = 0
+        for raw in open_log(log, max_row_bytes=self._settings.max_row_bytes):
+            if raw.value is None:
+                continue
+            asked += 1
+            if self._is_call(raw.value, self._named):
+                found.append(raw.value)
+            if asked == SEEN or (asked >= _ASKED and not found):
+                break
+        return found
+
+    def _is_call(self, row: Row, named: Format | None) -> bool:
+        return single_call(row, named) is not None
+
+
+class Captures:
+    """Token captures whose messages are joined from another file: their lines are gathered by rollout."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._held: dict[Path, CallRows | None] = {}
+        self._edits: dict[Path, CallEdits] = {}
+
+    def gathering(self, log: Log) -> Gathering | None:
+        """A capture as rollouts; None for any other log."""
+        rows = self._rows(log)
+        return None if rows is None else Gathering(rows, log, by_key=False)
+
+    def output(self, out: Output, log: Log) -> Output:
+        """An output that takes the rows of `gathering`."""
+        rows = self._rows(log)
+        if rows is None:
+            return out
+        return GatheredOutput(out, log, rows, self._edits.setdefault(log.path, CallEdits(rows)))
+
+    def notices(self) -> Iterator[str]:
+        """How many lines became how many rollouts."""
+        held = {path: rows for path, rows in self._held.items() if rows is not None}
+        if held:
+            lines = sum(rows.named for rows in held.values())
+            rollouts = sum(rows.conversations_named for rows in held.values())
+            where = f"{len(held)} token captures" if len(held) > 1 else str(next(iter(held)))
+            yield f"{where}: {lines} lines were read as the calls of {rollouts} rollouts."
+
+    def _rows(self, log: Log) -> CallRows | None:
+        if log.path not in self._held:
+            self._held[log.path] = CallRows([log], CaptureKey()) if self._is_capture(log) else None
+        return self._held[log.path]
+
+    def _is_capture(self, log: Log) -> bool:
+        settings = self._settings
+        if settings.columns or settings.rows_at or settings.format not in (None, CAPTURE) or log.kind != "lines":
+            return False
+        first = next((raw.value for raw in open_log(log.path) if raw.value is not None), None)
+        return first is not None and is_capture(first)

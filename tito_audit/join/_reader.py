@@ -1,0 +1,183 @@
+"""What a row that is one call says of itself, and the keys under which logs name conversations."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats import pick_format
+from tito_audit.join._calls import CAPTURE, request_and_answer
+from tito_audit.join._keys import id_text, value_at
+from tito_audit.join.history import CallTraits
+from tito_audit.record.rollout import Place, Rollout
+
+SEEN = 16
+"""How many rows are read to find out whether a log holds calls, and under which key it names conversations."""
+_NOWHERE = Place("", 0)
+_NAMES = (
+    "session_id",
+    "conversation_id",
+    "trajectory_id",
+    "traj_id",
+    "rollout_id",
+    "episode_id",
+    "thread_id",
+    "trace_id",
+)
+"""Keys under which logs name conversations, the surest first."""
+_HOLDERS = ("", "metadata.", "meta.", "extra.", "extra_info.", "info.", "request.", "request.metadata.")
+_CUT = frozenset(("length", "max_tokens", "max_output_tokens"))
+"""Finish reasons of an answer that the model did not end itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class SingleCall:
+    """A row that is one call."""
+
+    form: str
+    """The name of its format."""
+    name: bytes | None = None
+    """What surely names its conversation, as 8 bytes; None: its history has to tell."""
+    traits: CallTraits | None = None
+    """What its history says; None where it is named."""
+
+
+class ReadCall(Protocol):
+    """Says of a row whether it is a call, and of which conversation."""
+
+    by_key: bool
+    """False for the lines of a token capture, which are gathered even if a rollout has only one."""
+
+    def __call__(self, row: Row) -> SingleCall | None:
+        """None for a row that stays as it is."""
+
+
+class CaptureKey:
+    """Names the lines of a token capture by their rollout."""
+
+    by_key = False
+
+    def __call__(self, row: Row) -> SingleCall | None:
+        """The call of a line; None for a row that is no such line."""
+        name = _rollout_id(row)
+        return SingleCall(CAPTURE, digest(name)) if name is not None and is_capture(row) else None
+
+
+def is_capture(row: Row) -> bool:
+    """Whether a row is a line of a token capture that names its rollout."""
+    try:
+        return pick_format(row).name == CAPTURE and _rollout_id(row) is not None
+    except RecordError:
+        return False
+
+
+def _rollout_id(row: Mapping[str, Any]) -> str | None:
+    name = row.get("rollout_id")
+    return name if isinstance(name, str) and name else None
+
+
+@dataclass(slots=True)
+class CallReader:
+    """Reads rows that are one call each, and counts the others."""
+
+    named: Format | None
+    """The format of all rows; None: detected row by row."""
+    stated: str | None = None
+    """Where rows name their conversation, as the user says; None: the user does not say."""
+    found: str | None = None
+    """Where rows may name it, as the log itself shows; None: nowhere."""
+    by_key: bool = True
+    calls: int = 0
+    unnamed: int = 0
+    """Rows without the stated key."""
+    others: int = 0
+    """Rows with it that are not a single call."""
+    names: array[int] = field(default_factory=lambda: array("Q"))
+    """For each call with the stated key, a digest of the name at it."""
+
+    def __call__(self, row: Row) -> SingleCall | None:
+        """The call; None for a row that is not a single call."""
+        name = name_of(value_at(row, self.stated)) if self.stated is not None else None
+        self.unnamed += name is None
+        read = single_call(row, self.named)
+        if read is None:
+            self.others += name is not None
+            return None
+        self.calls += 1
+        form, rollout = read
+        context = _context(form, rollout)
+        if name is not None:
+            self.names.frombytes(digest(name))
+            return SingleCall(form.name, digest(f"{context} {name}"))
+        key = name_of(value_at(row, self.found)) if self.found is not None else None
+        return SingleCall(form.name, None, _traits(rollout, context, key))
+
+
+def single_call(row: Row, named: Format | None) -> tuple[Format, Rollout] | None:
+    """The format and the only call of a row that is nothing else; None for any other row."""
+    try:
+        form = named or pick_format(row)
+        if form.open_object:
+            return None  # Its rows may not have keys of others.
+        rollouts = form.read(row, _NOWHERE)
+    except (RecordError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None  # The audit says why.
+    if len(rollouts) != 1 or len(rollouts[0].turns) != 1 or rollouts[0].training_row is not None:
+        return None
+    return form, rollouts[0]
+
+
+def key_in(rows: Sequence[Row]) -> str | None:
+    """The surest key under which all of these rows name a conversation; None if there is none."""
+    paths = [f"{holder}{name}" for name in _NAMES for holder in _HOLDERS]
+    return next((path for path in paths if all(name_of(value_at(row, path)) for row in rows)), None)
+
+
+def name_of(value: object) -> str | None:
+    """A text or a whole number as JSON; None if it names nothing."""
+    text = id_text(value)
+    return json.dumps(text) if isinstance(value, str) and text is not None else text
+
+
+def digest(text: str) -> bytes:
+    """8 bytes that stand for a text."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+def keys_of(row: Mapping[str, Any], above: str = "", depth: int = 4) -> Iterator[str]:
+    """The paths of everything in a row that could name a conversation."""
+    for key, value in list(row.items())[:64]:
+        where = f"{above}{key}"
+        if name_of(value) is not None:
+            yield where
+        elif isinstance(value, Mapping) and depth:
+            yield from keys_of(value, f"{where}.", depth - 1)
+
+
+def _context(form: Format, call: Rollout) -> int:
+    """A number that calls of another format or model, with other tools or template arguments do not have."""
+    stated = call.stated
+    text = repr((form.name, stated.model, stated.attempt, call.tools, sorted(call.template_kwargs.items())))
+    return int.from_bytes(digest(text), "little")
+
+
+def _traits(rollout: Rollout, context: int, key: str | None) -> CallTraits:
+    (turn,) = rollout.turns
+    request, answer = request_and_answer(rollout)
+    return CallTraits(
+        context=context,
+        prompt=turn.prompt_ids,
+        completion=turn.completion_ids,
+        ended=turn.finish_reason not in _CUT,
+        request=request or None,
+        answer=answer,
+        prompt_text=turn.prompt_text,
+        completion_text=turn.completion_text,
+        key=None if key is None else digest(key),
+    )

@@ -1,0 +1,108 @@
+"""Spool: packed rows in a temporary file, for files whose rows cannot be read by offset."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import tempfile
+import weakref
+from dataclasses import replace
+from typing import Any
+
+from tito_audit.errors import StorageError
+from tito_audit.storage.lines import ParseRow
+from tito_audit.storage.row import RawRow
+
+_SIZES = struct.Struct("<II")
+"""Packed and unpacked size, before each entry."""
+_BLOCK = 1 << 20
+_NEAR = 1 << 14
+"""Bytes read at once: most entries are shorter."""
+
+
+class Spool:
+    """Bytes in a temporary file without a name, found again by where they begin.
+
+    Nothing is left of it when the process ends. Processes that are forked afterwards can read it.
+    """
+
+    def __init__(self) -> None:
+        self._file: Any = None
+        self._waiting: list[bytes] = []
+        self._held = 0
+        self._written = 0
+
+    def add(self, data: bytes) -> int:
+        """Keep some bytes; returns where they begin."""
+        import pyarrow as pa
+
+        packed = pa.compress(data, codec="zstd", asbytes=True)
+        start = self._written + self._held
+        self._waiting += [_SIZES.pack(len(packed), len(data)), packed]
+        self._held += _SIZES.size + len(packed)
+        if self._held >= _BLOCK:
+            self.flush()
+        return start
+
+    def packed(self, start: int) -> bytes:
+        """The entry that begins at `start`, for `unpacked`."""
+        self.flush()
+        head = self._read(start, _NEAR)
+        whole = _SIZES.size + _SIZES.unpack_from(head)[0]
+        if whole > len(head):
+            head += self._read(start + len(head), whole - len(head))
+        return head[:whole]
+
+    def _read(self, start: int, size: int) -> bytes:
+        if hasattr(os, "pread"):  # Forked processes share the position in the file.
+            return os.pread(self._file.fileno(), size, start)
+        self._file.seek(start)
+        data: bytes = self._file.read(size)
+        self._file.seek(0, os.SEEK_END)
+        return data
+
+    def flush(self) -> None:
+        """Write what waits, so that processes which are forked later can read it."""
+        if not self._held:
+            return
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="tito-audit-")  # noqa: SIM115 - lives as long as this
+                weakref.finalize(self, self._file.close)
+            self._file.write(b"".join(self._waiting))
+            self._file.flush()
+        except OSError as error:
+            raise StorageError(
+                f"{tempfile.gettempdir()}: rows that must be read twice cannot be kept there "
+                f"({error.strerror or error}).\n"
+                "Make room, name another folder with TMPDIR, or write the log as uncompressed JSONL, which needs no "
+                "such copy."
+            ) from error
+        self._written += self._held
+        self._waiting, self._held = [], 0
+
+
+def unpacked(entry: bytes) -> bytes:
+    """The bytes of an entry of a spool."""
+    import pyarrow as pa
+
+    _, size = _SIZES.unpack_from(entry)
+    data: bytes = pa.decompress(entry[_SIZES.size :], decompressed_size=size, codec="zstd", asbytes=True)
+    return data
+
+
+def row_bytes(raw: RawRow) -> bytes:
+    """A row for `row_of`: its text where it has one, else its value; nothing of the file around it."""
+    if raw.value is not None and raw.text is not None:
+        return pickle.dumps((raw.index, raw.text), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(replace(raw, text=None, lead=b""), pickle.HIGHEST_PROTOCOL)
+
+
+def row_of(data: bytes, parse: ParseRow) -> RawRow:
+    """The row that `row_bytes` packed; the pickle is this run's own and never was in a file with a name."""
+    held = pickle.loads(data)
+    if isinstance(held, RawRow):
+        return held
+    index, text = held
+    return replace(parse(index, text), text=text)
