@@ -97,7 +97,9 @@ def format_of_answers(
 
     read = partial(rollouts_of, name=name)
     update = calls_written(read, choice_sources, stays=ONE_CALL)
-    return Format(name, title, signature, precedence, matches, read, choice_sources, update, shows)
+    return Format(
+        name, title, signature, precedence, matches, read, choice_sources, update, shows, row_is_call=True
+    )
 
 
 def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> Stated:

@@ -294,6 +294,7 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_ROWS.sources,
     update=_ROWS.update,
+    row_is_call=True,
     shows="A call each: prompt, completion, logprobs, weight version, and the request's messages and tools unless "
-    "it was trimmed to a triplet. Only an archived rollout holds its calls together.",
+    "it was trimmed to a triplet. Rows of one rollout are read together.",
 )

@@ -306,6 +306,7 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_ROWS.sources,
     update=_ROWS.update,
+    row_is_call=True,
     shows="A call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
-    "answer's tool calls are in other spans). Spans of one rollout are not joined.",
+    "answer's tool calls are in other spans). Spans of one rollout are read together.",
 )

@@ -241,6 +241,7 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_sources,
     update=_ROWS.update,
+    row_is_call=True,
     shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools; each sample "
     "of a packed row. Other names are given with `--map OURS=THEIRS`.",
 )

@@ -147,6 +147,7 @@ FORMAT = Format(
     read=_read,
     sources=_sources,
     update=calls_written(_read, _sources, stays=ONE_CALL),
+    row_is_call=True,
     shows="Token strings with logprobs when they were asked for: ids are looked up from their bytes and "
     "marked as a guess. Without logprobs there is text only and nothing to audit.",
 )

@@ -161,6 +161,7 @@ FORMAT = Format(
     read=_read,
     sources=_sources,
     update=calls_written(_read, _sources, totals=_counts),
+    row_is_call=True,
     shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "
-    "prompt; the calls of a session are rows of their own, which `--session session_id` joins.",
+    "prompt. Calls of one session are read together.",
 )

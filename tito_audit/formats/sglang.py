@@ -19,5 +19,5 @@ FORMAT = format_of_answers(
     ),
     precedence=230,
     shows="The call's completion, logprobs and weight version; its prompt only when the request's "
-    "`input_ids` or the prompt's scores were logged. Calls of one conversation are joined with `--session`.",
+    "`input_ids` or the prompt's scores were logged. Rows of one conversation are read together.",
 )

@@ -44,5 +44,6 @@ FORMAT = Format(
     read=_ROWS.read,
     sources=_ROWS.sources,
     update=_ROWS.update,
+    row_is_call=True,
     shows="One call: its complete prompt, what was sampled, its logprobs. Messages if the caller added them.",
 )

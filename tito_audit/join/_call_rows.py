@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.errors import StorageError
 from tito_audit.join._reader import ReadCall
 from tito_audit.join.history import CallTraits, Conversations, HistoryIndex
 from tito_audit.record.arrays import Ids
@@ -58,8 +59,13 @@ class CallRows:
         history, self._starts = HistoryIndex(), [0]
         self.cut = False
         """Whether rows beyond the first `most` were not read."""
+        self.failed: dict[Path, StorageError] = {}
+        """Why files could not be read to their end."""
         for reader in self.readers:
-            self._pass(reader, history, most)
+            try:
+                self._pass(reader, history, most)
+            except StorageError as error:
+                self.failed[reader.path] = error
             self._starts.append(len(self._index))
         self._spool.flush()
         self.root = self._settled(history, decode)

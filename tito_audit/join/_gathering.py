@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from tito_audit.errors import StorageError
 from tito_audit.join._call_rows import CallRows
 from tito_audit.join._calls import CallsOfRollout
 from tito_audit.storage import Log, RawRow
@@ -49,16 +50,22 @@ class Gathering:
         part: list[_Packed] = []
         left_out: list[int] = []
         held = before = 0
-        for row, passed in self._wanted():
-            part.append(self._packed(row))
-            left_out.append(passed - before)
-            held += len(part[-1].rows)
-            if held >= each:
-                done = log.size * (row - every.start) // len(every)
-                yield self._chunk(part, [*left_out, passed - before], done)
-                part, left_out, held, before = [], [], 0, passed
+        failed: StorageError | None = None
+        try:
+            for row, passed in self._wanted():
+                part.append(self._packed(row))
+                left_out.append(passed - before)
+                held += len(part[-1].rows)
+                if held >= each:
+                    done = log.size * (row - every.start) // len(every)
+                    yield self._chunk(part, [*left_out, passed - before], done)
+                    part, left_out, held, before = [], [], 0, passed
+        except StorageError as error:
+            failed = error
         if part or self._left_out > before:
             yield self._chunk(part, [*left_out, self._left_out - before], log.size)
+        if failed is not None:
+            raise failed
 
     def _wanted(self) -> Iterator[tuple[int, int]]:
         """The first row of each wanted conversation, by number, and how many were left out before it."""
@@ -78,6 +85,8 @@ class Gathering:
                     yield row, before
             else:
                 yield row, 0
+        if log.path in rows.failed:
+            raise rows.failed[log.path]
 
     def _chunk(self, part: Sequence[_Packed], left_out: Sequence[int], done: int) -> Chunk:
         log = self._log

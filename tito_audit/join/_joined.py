@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from tito_audit.format import Format, Row
+from tito_audit.errors import StorageError
+from tito_audit.format import Row
 from tito_audit.formats import format_named, number_columns
 from tito_audit.join._call_rows import CallRows, Decode
 from tito_audit.join._calls import CAPTURE
 from tito_audit.join._gathering import Gathering
-from tito_audit.join._reader import SEEN, CallReader, CaptureKey, is_capture, key_in, single_call
+from tito_audit.join._reader import SEEN, CallReader, CaptureKey, is_capture, is_row_of_call, key_in, single_call
 from tito_audit.join._sessions import joined_notices
 from tito_audit.join._writing import CallEdits, GatheredOutput
 from tito_audit.settings.model import Settings
@@ -92,18 +94,20 @@ class JoinedCalls:
             return ()
         found: list[Row] = []
         asked = 0
-        for raw in open_log(log, max_row_bytes=self._settings.max_row_bytes):
-            if raw.value is None:
-                continue
-            asked += 1
-            if self._is_call(raw.value, self._named):
-                found.append(raw.value)
-            if asked == SEEN or (asked >= _ASKED and not found):
-                break
+        with suppress(StorageError):  # The audit says why.
+            for raw in open_log(log, max_row_bytes=self._settings.max_row_bytes):
+                if raw.value is None:
+                    continue
+                asked += 1
+                if self._may_join(raw.value):
+                    found.append(raw.value)
+                if asked == SEEN or (asked >= _ASKED and not found):
+                    break
         return found
 
-    def _is_call(self, row: Row, named: Format | None) -> bool:
-        return single_call(row, named) is not None
+    def _may_join(self, row: Row) -> bool:
+        read = single_call(row, self._named)
+        return read is not None and (self._settings.session is not None or is_row_of_call(row, read[0]))
 
 
 class Captures:

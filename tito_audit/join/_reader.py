@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats import pick_format
+from tito_audit.formats import CALL_LISTS, pick_format
 from tito_audit.join._calls import CAPTURE, request_and_answer
 from tito_audit.join._keys import id_text, value_at
 from tito_audit.join.history import CallTraits
@@ -106,7 +106,7 @@ class CallReader:
         name = name_of(value_at(row, self.stated)) if self.stated is not None else None
         self.unnamed += name is None
         read = single_call(row, self.named)
-        if read is None:
+        if read is None or (name is None and not is_row_of_call(row, read[0])):
             self.others += name is not None
             return None
         self.calls += 1
@@ -131,6 +131,11 @@ def single_call(row: Row, named: Format | None) -> tuple[Format, Rollout] | None
     if len(rollouts) != 1 or len(rollouts[0].turns) != 1 or rollouts[0].training_row is not None:
         return None
     return form, rollouts[0]
+
+
+def is_row_of_call(row: Row, form: Format) -> bool:
+    """Whether a row of this format is one call of a conversation; a row that lists its calls is a conversation."""
+    return form.row_is_call and not any(name in row for name in CALL_LISTS)
 
 
 def key_in(rows: Sequence[Row]) -> str | None:

@@ -57,7 +57,9 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
     if not joined:
         if read.stated is not None:
             return [f"{_rows(alone, 'has', 'have')} no `{read.stated}` and continue{_s(alone)} no other call"]
-        return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if alone > 1 else []
+        # Rows of plain columns are as often whole rollouts of one call.
+        told = alone > 1 and (len(found.unsure) or rows.forms[1:] != ["generic"])
+        return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if told else []
     counts = {by: int(np.count_nonzero(found.by == by)) for by in JoinedBy}
     ways = [
         (counts[JoinedBy.KEY] or found.keys_believed, f"`{read.found}`"),

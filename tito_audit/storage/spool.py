@@ -76,8 +76,8 @@ class Spool:
             raise StorageError(
                 f"{tempfile.gettempdir()}: rows that must be read twice cannot be kept there "
                 f"({error.strerror or error}).\n"
-                "Make room, name another folder with TMPDIR, or write the log as uncompressed JSONL, which needs no "
-                "such copy."
+                "Make room, name another folder with TMPDIR, or write the log as uncompressed JSONL, which needs "
+                "none of it."
             ) from error
         self._written += self._held
         self._waiting, self._held = [], 0
