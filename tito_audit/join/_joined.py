@@ -17,9 +17,10 @@ from tito_audit.join._sessions import joined_notices
 from tito_audit.join._writing import CallEdits, GatheredOutput
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, open_log
+from tito_audit.storage.log import TABLES
 
-_ASKED = 4
-"""A log without a call in its first so many rows holds none."""
+_ASKED = 2
+"""A log without a call in its first so many rows holds none; a table in its first."""
 _WINDOW = 64, 4096
 """With a limit on conversations, so many rows for each, and so many more, are looked at."""
 
@@ -94,8 +95,16 @@ class JoinedCalls:
             return ()
         found: list[Row] = []
         asked = 0
+        settings = self._settings
+        arrays = number_columns(settings.columns)
         with suppress(StorageError):  # The audit says why.
-            for raw in open_log(log, max_row_bytes=self._settings.max_row_bytes):
+            rows = open_log(log, max_row_bytes=settings.max_row_bytes, arrays=arrays)
+            if rows.kind in TABLES:
+                rows.only = 0
+                if not any(raw.value is not None and self._may_join(raw.value) for raw in rows):
+                    return ()
+                rows.only = None
+            for raw in rows:
                 if raw.value is None:
                     continue
                 asked += 1
