@@ -1,0 +1,245 @@
+"""Continuations whose prompt holds an earlier answer in other ids, proven by the rows themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.join.history._columns import Columns, Has, as_bytes, salt
+from tito_audit.join.history._holders import Array, Calls, Holders
+from tito_audit.join.history._likeness import PROVEN, likeness_of_ids, likeness_of_texts
+from tito_audit.join.history._links import ExactLinks
+from tito_audit.join.history._traits import CallTraits, Decode, Reread
+from tito_audit.join.history._trie import Hashes
+
+_AT_ONCE = 2048
+_LEVELS = 4
+"""At how many lengths of its prompt a call is compared with earlier calls."""
+_RIVALS = 64
+"""With how many calls at each."""
+_LONGEST = 1 << 14
+"""The most ids of an answer that are compared where no end token says where it ends."""
+_CLEARLY = 0.05
+_PERHAPS = 0.6
+
+Values = NDArray[Any]
+
+
+@dataclass(slots=True)
+class _Level:
+    """What a prompt holds after a prefix that is the prompt of other calls, or its body."""
+
+    at: int
+    rivals: Calls
+    held: Values
+    open_end: bool
+    likeness: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Seeker:
+    """Calls with one prompt that continue no call exactly."""
+
+    calls: Calls
+    levels: Sequence[_Level]
+
+    def proven(self) -> list[tuple[int, float]]:
+        """The calls whose answers are proven to be held, with the likeness: those of the longest prefix."""
+        by_level = (sorted(each for each in level.likeness if each[1] >= PROVEN) for level in self.levels)
+        return next(filter(None, by_level), [])
+
+    @property
+    def undecided(self) -> bool:
+        """Whether an answer is like what is held, and neither the same nor clearly another."""
+        return any(_PERHAPS <= likeness < PROVEN for level in self.levels for _, likeness in level.likeness)
+
+
+@dataclass(frozen=True, slots=True)
+class Contested:
+    """A call that is proven to continue each of several calls."""
+
+    call: int
+    rivals: Sequence[int]
+
+
+class Search:
+    """Reads calls that continue none exactly once more, for prefixes that others saw or were sent."""
+
+    def __init__(self, columns: Columns, links: ExactLinks, decode: Decode | None) -> None:
+        self._columns, self._links, self._decode = columns, links, decode
+        self._body, self._prompt = columns.array("body"), columns.array("prompt")
+        self._with_body = Holders(self._body)
+        has_prompt = columns.array("has") & (Has.IDS | Has.TEXT) != 0
+        self._with_prompt = Holders(np.where(has_prompt, self._prompt, np.uint64(0)))
+        self._targets = _Targets(
+            columns.hashes(columns.array("seen")), columns.hashes(self._body), self._with_prompt.values
+        )
+        self.contested: list[Contested] = []
+        self.undecided: list[int] = []
+        """Calls whose prompt holds something like another's answer, and neither the same nor clearly another."""
+        self.starts_like_own_key = np.zeros(len(columns), np.bool_)
+        """`[N]` Whether the prompt of a call starts with that of another one of its key."""
+
+    def link(self, wanted: NDArray[np.bool_], reread: Reread) -> None:
+        """Link the wanted calls that are proven to continue one call alone; note those that are contested."""
+        calls = np.flatnonzero(wanted)
+        _, first, group = np.unique(self._prompt[calls], return_index=True, return_inverse=True)
+        order, ends = np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))
+        by_first = np.argsort(first)
+        for start in range(0, len(by_first), _AT_ONCE):
+            groups = [order[ends[one - 1] if one else 0 : ends[one]] for one in by_first[start : start + _AT_ONCE]]
+            members = {int(calls[group[0]]): calls[group] for group in groups}
+            found = [self._seeker(members[number], call) for number, call in reread(list(members))]
+            seekers = [seeker for seeker in found if seeker is not None]
+            self._compare(seekers, reread)
+            for seeker in seekers:
+                self._decide(seeker)
+
+    def _decide(self, seeker: Seeker) -> None:
+        """Link the calls of a seeker to the only one that they are proven to continue."""
+        proven, links = seeker.proven(), self._links
+        for call in seeker.calls.tolist():
+            near = np.concatenate([level.rivals for level in seeker.levels])
+            self.starts_like_own_key[call] = links.key[call] and (links.key[near] == links.key[call]).any()
+            rivals = _best(proven, int(links.key[call]), links.key)
+            if len(rivals) == 1:
+                links.parent[call], links.by[call] = rivals[0], links.sequence[call]
+            elif rivals:
+                self.contested.append(Contested(call, rivals))
+            elif seeker.undecided:
+                self.undecided.append(call)
+
+    def _seeker(self, calls: Calls, call: CallTraits) -> Seeker | None:
+        """Calls with one prompt, with what it holds in the place of others' answers; None if nothing was found.
+
+        Where the prompt starts with all that another call saw, they are linked to that one.
+        """
+        values, salted = _prompt_of(call)
+        hash_at = self._columns.rolling.prefixes(values, salted)
+        at = self._targets.found_in(hash_at)[::-1]
+        numbers = [self._columns.trie.numbers.find(hash_) for hash_ in hash_at[at].tolist()]
+        seen = [number for number in numbers if number and len(self._links.seen.of(number))]
+        if seen:
+            for each in calls.tolist():
+                self._links.choose(each, seen)
+            return None
+        levels: list[_Level] = []
+        for position in at[at < len(values)].tolist():
+            rivals = self._rivals(int(calls[0]), int(hash_at[position]))
+            if len(rivals) and len(levels) < _LEVELS:
+                levels.append(self._level(values, position, rivals, call.prompt is not None))
+        return Seeker(calls, levels) if levels else None
+
+    def _rivals(self, call: int, hash_: int) -> Calls:
+        """Calls that were sent what has this hash, or that and a generation prompt."""
+        prefix = self._columns.trie.numbers.find(hash_)
+        with_body = self._with_body.of(prefix) if prefix and prefix != self._body[call] else np.empty(0, np.int64)
+        shorter = with_body[self._links.length[with_body] < self._links.length[call]]
+        rivals = np.union1d(self._with_prompt.of(hash_), shorter)
+        near = max(int(np.searchsorted(rivals, call)) - _RIVALS // 2, 0)
+        return rivals[near : near + _RIVALS]
+
+    def _level(self, values: Values, at: int, rivals: Calls, is_ids: bool) -> _Level:
+        ends = self._columns.ends.after(values[at : at + _LONGEST]) if is_ids else values[:0]
+        held = values[at : at + (int(ends[0]) if len(ends) else _LONGEST)]
+        return _Level(at, rivals, held.copy(), not len(ends))
+
+    # Proof
+
+    def _compare(self, seekers: Sequence[Seeker], reread: Reread) -> None:
+        """Read the calls that the seekers may continue, and compare what they said with what is held."""
+        wanted: dict[int, list[_Level]] = {}
+        for seeker in seekers:
+            for level in seeker.levels:
+                for rival in level.rivals.tolist():
+                    wanted.setdefault(rival, []).append(level)
+        if not wanted:
+            return
+        for number, call in reread(sorted(wanted)):
+            for level in wanted[number]:
+                level.likeness.append((number, self._likeness(call, level)))
+
+    def _likeness(self, call: CallTraits, level: _Level) -> float:
+        if call.prompt is None:
+            after_prefix = as_bytes(call.prompt_text or "")[level.at :], as_bytes(call.completion_text or "")
+            text = b"".join(part.tobytes() for part in after_prefix)
+            return likeness_of_texts(text, level.held.tobytes(), open_end=level.open_end)
+        completion = call.completion if call.completion is not None else call.prompt[:0]
+        answer = self._columns.ends.without(np.concatenate((call.prompt[level.at :], completion)))
+        held = self._columns.ends.without(level.held)
+        if self._decode is None:
+            return likeness_of_ids(answer, held, open_end=level.open_end)
+        return likeness_of_texts(self._decode(answer), self._decode(held), open_end=level.open_end)
+
+
+def _prompt_of(call: CallTraits) -> tuple[Values, int]:
+    """The prompt of a call as integers, and the hash of its first none."""
+    if call.prompt is not None:
+        return call.prompt, salt("ids", call.context)
+    return as_bytes(call.prompt_text or ""), salt("text", call.context)
+
+
+class _Targets:
+    """Hashes that are looked for among those of all prefixes of a prompt."""
+
+    def __init__(self, *hashes: Hashes) -> None:
+        self._known = np.unique(np.concatenate(hashes))
+        self._bits = max(len(self._known).bit_length() + 4, 10)
+        self._table = np.zeros(1 << (self._bits - 3), np.uint8)
+        byte, bit = self._slots(self._known)
+        np.bitwise_or.at(self._table, byte, bit)
+
+    def _slots(self, hashes: Hashes) -> tuple[Array, Array]:
+        slots = hashes >> np.uint64(64 - self._bits)
+        return slots >> np.uint64(3), np.left_shift(np.uint8(1), (slots & np.uint64(7)).astype(np.uint8))
+
+    def found_in(self, hash_at: Hashes) -> Calls:
+        """The lengths above 0 of the prefixes that are looked for, ascending."""
+        byte, bit = self._slots(hash_at)
+        at = np.flatnonzero(self._table[byte] & bit)
+        known = self._known[np.minimum(np.searchsorted(self._known, hash_at[at]), len(self._known) - 1)]
+        lengths: Calls = at[(known == hash_at[at]) & (at > 0)]
+        return lengths
+
+
+class Conversing:
+    """Conversations that grow together, on top of known ones."""
+
+    def __init__(self, conversation: Calls) -> None:
+        self._of = conversation
+        self._now: dict[int, int] = {}
+
+    def __call__(self, call: int) -> int:
+        """A number that all calls of a conversation share."""
+        at = int(self._of[call])
+        while (further := self._now.get(at, at)) != at:
+            self._now[at] = self._now.get(further, further)
+            at = further
+        return at
+
+    def join(self, one: int, other: int) -> None:
+        """Make one conversation of two calls'."""
+        first, second = sorted((self(one), self(other)))
+        self._now[second] = first
+
+
+def decide(contested: Sequence[Contested], links: ExactLinks, conversation: Calls) -> Iterator[int]:
+    """Link calls to one of several that they are proven to continue, if these are one conversation; the others."""
+    conversing = Conversing(conversation)
+    for each in sorted(contested, key=lambda one: (links.length[one.call], one.call)):
+        if len({conversing(rival) for rival in each.rivals}) > 1:
+            yield each.call
+            continue
+        links.parent[each.call], links.by[each.call] = each.rivals[0], links.sequence[each.call]
+        conversing.join(each.call, each.rivals[0])
+
+
+def _best(proven: Sequence[tuple[int, float]], key: int, keys: Array) -> list[int]:
+    """The calls whose answers are most like what is held, of those with the same key if there are any."""
+    own = [each for each in proven if key and keys[each[0]] == key] or proven
+    most = max((likeness for _, likeness in own), default=0.0)
+    return [call for call, likeness in own if likeness > most - _CLEARLY]

@@ -1,0 +1,67 @@
+"""Calls by a value that they have, and components of calls that are linked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Calls = NDArray[np.int64]
+
+
+class Holders:
+    """Calls by a value of a column; calls with 0 are left out."""
+
+    def __init__(self, column: Array) -> None:
+        order = np.argsort(column, kind="stable")
+        zeros = int(np.searchsorted(column, 0, side="right", sorter=order))
+        self._calls = order[zeros:].astype(np.uint32)
+        self.values = column[self._calls]
+        """The value of each of them, ascending."""
+
+    def of(self, value: int) -> Calls:
+        """The calls with a value, ascending."""
+        wanted = self.values.dtype.type(value)
+        start, stop = np.searchsorted(self.values, wanted), np.searchsorted(self.values, wanted, side="right")
+        return self._calls[start:stop].astype(np.int64)
+
+    def counts(self, values: Array) -> tuple[Array, Calls]:
+        """`[N]` How many calls have each value, and the first of them; 0 and -1 where none has."""
+        if not len(self.values):
+            return np.zeros(len(values), np.int64), np.full(len(values), -1, np.int64)
+        wanted = values.astype(self.values.dtype, copy=False)
+        start = np.searchsorted(self.values, wanted)
+        count = np.searchsorted(self.values, wanted, side="right") - start
+        first = self._calls[np.minimum(start, len(self._calls) - 1)].astype(np.int64)
+        return count, np.where(count > 0, first, -1)
+
+
+def nearest(parents: Array, marked: NDArray[np.bool_]) -> Array:
+    """`[N]` For each prefix, itself if it is marked, else the longest marked one before it; 0 if there is none.
+
+    `parents[n] < n`, and 0 is its own parent.
+    """
+    top = np.where(marked, np.arange(len(parents), dtype=np.uint32), parents)
+    while True:
+        further = np.where(marked[top], top, top[top])
+        if np.array_equal(further, top):
+            return top
+        top = further
+
+
+def components(count: int, *links: Calls) -> Calls:
+    """`[N]` The lowest number of all that are linked with each; each of `links` is `[N]`, -1 for no link."""
+    label = np.arange(count, dtype=np.int64)
+    edges = [(np.flatnonzero(link >= 0), link[link >= 0]) for link in links]
+    while True:
+        before = label.copy()
+        for one, other in edges:
+            low = np.minimum(label[one], label[other])
+            # The labels themselves are lowered too, so that a whole component follows.
+            for ends in (one, other, before[one], before[other]):
+                np.minimum.at(label, ends, low)
+        label = label[label]
+        if np.array_equal(label, before):
+            return label

@@ -1,0 +1,93 @@
+"""An index of calls: small hashes of each, from which conversations are found."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.join.history._columns import Columns, Has
+from tito_audit.join.history._drift import Search, decide
+from tito_audit.join.history._holders import Calls, components
+from tito_audit.join.history._keys import are_believed, first_of_key
+from tito_audit.join.history._links import ExactLinks
+from tito_audit.join.history._traits import CallTraits, Conversations, Decode, JoinedBy, Reread
+
+
+class HistoryIndex:
+    """Finds out which calls continue which. Calls may come in any order."""
+
+    def __init__(self) -> None:
+        self._columns = Columns()
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held for the calls so far, however long their histories are."""
+        return self._columns.nbytes
+
+    def add(self, call: CallTraits) -> int:
+        """The number of a call: 0, 1, 2 … in the order of the rows."""
+        return self._columns.add(call)
+
+    def settle(self, reread: Reread, decode: Decode | None) -> Conversations:
+        """The conversations of all calls that were added; none may be added after it.
+
+        `reread` reads calls once more where hashes do not tell; `decode` makes bytes of token ids, None without
+        a tokenizer.
+        """
+        columns = self._columns
+        links = ExactLinks(columns)
+        links.link()
+        nowhere = np.zeros(len(columns), np.bool_)
+        believed = are_believed(links, columns.array("prompt"), nowhere)
+        search = _searched(columns, links, reread, decode, keyed=not believed)
+        contested = [] if search is None else search.contested
+        undecided = [] if search is None else search.undecided
+        undecided += decide(contested, links, components(len(columns), links.parent))
+        starts = nowhere if search is None else search.starts_like_own_key
+        believed = believed or are_believed(links, columns.array("prompt"), starts)
+        return _conversations(links, undecided, believed)
+
+
+def _searched(
+    columns: Columns, links: ExactLinks, reread: Reread, decode: Decode | None, *, keyed: bool
+) -> Search | None:
+    """The calls that hashes link to none, linked as far as their rows prove it; None if there are no such calls.
+
+    `keyed` says whether calls with a key are looked at too: where keys are believed, they are joined anyway.
+    """
+    has = columns.array("has")
+    wanted = (links.parent < 0) & (has & (Has.IDS | Has.TEXT) != 0) & (has & Has.NO_ANSWERS == 0)
+    wanted &= columns.array("length") > 0
+    if not keyed:
+        wanted &= links.key == 0
+    if not wanted.any():
+        return None
+    search = Search(columns, links, decode)
+    search.link(wanted, reread)
+    return search
+
+
+def _conversations(links: ExactLinks, undecided: list[int], believed: bool) -> Conversations:
+    by_key = np.full(len(links.parent), -1, np.int64)
+    if believed:
+        across = (links.key > 0) & (links.parent >= 0) & (links.key[links.parent] != links.key)
+        links.parent[across], links.by[across] = -1, JoinedBy.NOTHING
+        by_key = first_of_key(links.key)
+    of = components(len(links.parent), links.parent, by_key)
+    links.by[_joined_by_key(links.parent, of)] = JoinedBy.KEY
+    doubtful = np.concatenate((links.between_conversations(of), np.array(undecided, np.int64)))
+    settled = (np.bincount(links.key)[links.key] > 1) & (links.key > 0) & believed
+    unsure = np.unique(doubtful)
+    return Conversations(of, links.by, unsure[~settled[unsure]], believed)
+
+
+def _joined_by_key(parent: Calls, of: Calls) -> NDArray[np.bool_]:
+    """`[N]` Whether a call continues none and is not the first such call of its conversation."""
+    starts = np.flatnonzero(parent < 0)
+    _, first = np.unique(of[starts], return_index=True)
+    later = parent < 0
+    later[starts[first]] = False
+    return later

@@ -1,0 +1,42 @@
+"""Whether stated keys name conversations, or something else that calls share."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.join.history._holders import Array, Calls
+from tito_audit.join.history._links import ExactLinks
+
+_MOST_STARTS = 64
+"""How many calls without a predecessor a conversation has: sub-agents, and histories that were cut."""
+
+
+def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[np.bool_]) -> bool:
+    """Whether keys name conversations.
+
+    At least half of the calls that could continue one of their key do, and few keys have two calls that start
+    with the same prompt, as samples of a group do.
+    """
+    key = links.key
+    size = np.bincount(key)
+    size[0] = 0
+    several = size > 1
+    if not several.any():
+        return False
+    linked = (links.parent >= 0) & (key[links.parent] == key) | starts_like_own_key
+    linked_of_key = np.minimum(np.bincount(key, weights=linked, minlength=len(size)), np.maximum(size - 1, 0))
+    if 2 * linked_of_key[several].sum() < (size[several] - 1).sum():
+        return False
+    starts = np.flatnonzero(several[key] & ~linked)
+    if np.median(np.bincount(key[starts], minlength=len(size))[several]) > _MOST_STARTS:
+        return False
+    order = starts[np.lexsort((prompt[starts], key[starts]))]
+    equal = (key[order][1:] == key[order][:-1]) & (prompt[order][1:] == prompt[order][:-1])
+    return bool(2 * len(np.unique(key[order][1:][equal])) < np.count_nonzero(several))
+
+
+def first_of_key(key: Array) -> Calls:
+    """`[N]` The first call with the key of each; -1 where it has none."""
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return np.where(key > 0, first[which], -1)
