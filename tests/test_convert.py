@@ -651,7 +651,7 @@ def test_nothing_is_written_that_loses_something_until_it_is_allowed(tmp_path: P
         (["LOG", "--to", "slyme", "-o", "OUT.jsonl"], "slime"),
         (["LOG", "--to", "rows", "-o", "OUT.jsonl", "--format", "slyme"], "slime"),
         (["no-such.jsonl", "--to", "rows", "-o", "OUT.jsonl"], "no-such.jsonl"),
-        (["FOLDER", "--to", "rows", "-o", "OUT.jsonl"], "2 logs"),
+        (["LOG", "FOLDER", "--to", "rows", "-o", "INSIDE"], "one of the logs"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -664,6 +664,7 @@ def test_a_mistake_is_one_message_and_exit_2(tmp_path: Path, arguments: list[str
         written(tmp_path / "folder" / name, [ROW])
     before = sorted(tmp_path.rglob("*"))
     names = {"LOG": log, "LINK": tmp_path / "link.jsonl", "FOLDER": tmp_path / "folder"}
+    names["INSIDE"] = tmp_path / "folder" / "b.jsonl"
     given = [
         str(names.get(one, tmp_path / one if one.startswith(("OUT", "THERE", "no-f")) else one))
         for one in arguments

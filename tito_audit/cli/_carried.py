@@ -32,14 +32,15 @@ def why_refused(conversion: Conversion) -> str:
     if not carried.rows_made:
         way_out = "Choose another --to, or a log with token ids."
     why = f"as {conversion.maker.name} {' and '.join(parts)}"
-    return f"{conversion.log}: nothing was written, because {why}. {way_out}"
+    return f"{conversion.named}: nothing was written, because {why}. {way_out}"
 
 
 def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
     carried, maker = conversion.carried, conversion.maker
-    yield f"{conversion.log} as {maker.name}: {maker.title}"
+    yield f"{conversion.named} as {maker.name}: {maker.title}"
     read = f"{_counted(carried.rows_read, 'row')}, {_counted(carried.rollouts, 'rollout')}"
     yield f"{read} → {_counted(carried.rows_made, 'row')}{', a dry run: nothing is written' if dry_run else ''}"
+    yield from conversion.notices
     if carried.forked:
         yield (
             f"{_counted(carried.forked, 'rollout')} became several rows each: "

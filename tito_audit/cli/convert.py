@@ -1,23 +1,20 @@
-"""`tito-audit convert`: the rollouts of a log in another form, with a list of what is lost."""
+"""`tito-audit convert`: the rollouts of logs in another form, with a list of what is lost."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._given import Given
+from tito_audit.cli._given import Given, Logs
 from tito_audit.errors import SetupError
 
 
 @command("convert")
 def convert(
     given: Given,
-    log: Annotated[
-        str, typer.Argument(metavar="LOG", help="A file: .jsonl, .json, .parquet, .arrow, .pt, .gz, .zst.")
-    ],
+    logs: Logs,
     to: str,
     out: str | None,
     dry_run: bool,
@@ -25,7 +22,7 @@ def convert(
     force: bool,
     quiet: bool,
 ) -> None:
-    """Write a log in another form: calls as training rows and back, or as rows of another framework.
+    """Write logs in another form, to one file: calls as training rows and back, or as rows of another framework.
 
     What cannot be carried over is listed first, and then nothing is written without --lossy. Each row is read
     again and compared: tokens, masks and logprobs stay the same. Exits 1 if something would be lost and --lossy
@@ -40,9 +37,8 @@ def convert(
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be carried over."
         )
-    settings = given.settings().at(log)
     pace = RunProgress()
-    run = Conversion(log, to, out, settings, overwrite=force or dry_run, progress=pace)
+    run = Conversion(logs, to, out, given.settings(), overwrite=force or dry_run, progress=pace)
     for _ in with_progress(run.survey(), silent=quiet, pace=pace):
         pass
     carried = run.carried

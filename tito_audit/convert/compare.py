@@ -33,7 +33,7 @@ def difference(before: Rollout, after: Rollout) -> str | None:
 
 def lost_names(before: Rollout, after: Rollout) -> Iterator[str]:
     """What else differs after a conversion, by its name in the log or the record."""
-    if not _same_messages(before.messages, after.messages):
+    if not same_messages(before.messages, after.messages):
         yield "messages"
     if before.tools and before.tools != after.tools:
         yield "tools"
@@ -104,12 +104,12 @@ def _same_ids(old: Ids | None, new: Ids | None) -> bool:
     return np.array_equal(old, new)
 
 
-def _same_messages(before: Sequence[Message], after: Sequence[Message]) -> bool:
+def same_messages(before: Sequence[Message], after: Sequence[Message]) -> bool:
+    """Whether two lists of messages are equal in every key; null and a missing key are the same."""
     return len(before) == len(after) and all(map(_same_message, before, after))
 
 
 def _same_message(old: Message, new: Message) -> bool:
-    """Whether two messages are equal in every key; null and a missing key are the same."""
     if old.wire == new.wire:
         return True
     keys = {*old.wire, *new.wire}
@@ -162,7 +162,7 @@ def _lost_of_turn(old: Turn, new: Turn, messages: Sequence[Message]) -> Iterator
     if old.message_index is not None and new.message_index != old.message_index:
         yield "which message each call wrote"
     sent = old.prompt_messages
-    if sent is not None and not _same_messages(sent, new.prompt_messages or messages[: len(sent)]):
+    if sent is not None and not same_messages(sent, new.prompt_messages or messages[: len(sent)]):
         yield "messages of single calls"
     read_back = {column.name: column for column in new.columns}
     yield from (column.name for column in old.columns if not _same_column(column, read_back.get(column.name)))

@@ -32,15 +32,16 @@ class ConversionOutcome:
     """The first rows and rollouts that could not be read or converted, with the reason."""
     not_converted: int = 0
     """How many there are in all."""
-    _last: dict[str, int] = field(default_factory=dict)
+    _last: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     @property
     def lossless(self) -> bool:
         """Whether nothing is lost."""
         return not self.lost and not self.not_converted
 
-    def lose(self, names: Iterable[str], row: int) -> None:
-        """Note what a row of the log loses; rows come in order."""
+    def lose(self, names: Iterable[str], place: Place) -> None:
+        """Note what a row of a log loses; rows come in order."""
+        row = place.file, place.row
         for name in names:
             if self._last.get(name) != row:
                 self._last[name] = row

@@ -71,7 +71,7 @@ class RowBuilder:
                 kept[there] = value
             elif not (self.maker.grouped and name in GROUPS):
                 lost.append(name)
-        self.tally.lose(lost, rollout.place.row)
+        self.tally.lose(lost, rollout.place)
         self.tally.missing.update(name for name in self.maker.wants if kept.get(name) is None)
         return Sample(rollout, kept)
 
@@ -99,7 +99,7 @@ class RowBuilder:
                     self.tally.refuse(sample.rollout.place, str(error))
                 return None
         for sample, rollout in zip(fitting, again, strict=True):
-            self.tally.lose(lost_names(sample.rollout, rollout), sample.rollout.place.row)
+            self.tally.lose(lost_names(sample.rollout, rollout), sample.rollout.place)
         self.tally.rows_made += 1
         return made, digest(again)
 
@@ -124,7 +124,7 @@ class RowBuilder:
 
     def _without(self, sample: Sample, names: Collection[str]) -> Sample:
         present = [name for name in _names(sample, self.maker) if name in names] if names else []
-        self.tally.lose(present, sample.rollout.place.row)
+        self.tally.lose(present, sample.rollout.place)
         return _stripped(sample, present) if present else sample
 
     def _proven(self, samples: Sequence[Sample]) -> tuple[Row, Sequence[Rollout]]:

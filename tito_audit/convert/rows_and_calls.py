@@ -28,6 +28,8 @@ class ConvertedPart:
     """What its calls said that holds for the whole training row, which has no place for it."""
     used_facts: frozenset[str] = frozenset()
     """Facts of the log that its calls now hold."""
+    calls: tuple[int, ...] = ()
+    """The numbers of the calls that a training row made of calls trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ def column_over(row: TrainingRow, column: Column) -> NDArray[Any] | None:
         return None
 
 
+MESSAGES_LOST = "messages of single calls"
+TEXTS_LOST = "text of completions"
 _OTHER_CALLS = "calls that differ from their training row"
 _OTHER_ROW = "a training row that differs from its calls"
 _NO_IDS = "it holds no token ids, and none are made up"
@@ -138,11 +142,17 @@ def _calls(rollout: Rollout) -> list[SampledCall]:
     for number, turn in enumerate(rollout.turns):
         for ids, what in ((turn.prompt_ids, "prompt"), (turn.completion_ids, "completion")):
             if ids is None:
-                raise RecordError(f"call {number} has no {what} ids, and none are made up")
+                raise RecordError(f"{_call_words(rollout, number)} has no {what} ids, and none are made up")
         assert turn.prompt_ids is not None
         assert turn.completion_ids is not None
         calls.append((turn.prompt_ids, turn.completion_ids, turn.completion_logprobs))
     return calls
+
+
+def _call_words(rollout: Rollout, number: int) -> str:
+    """A call by its number, and by its row where rows were joined."""
+    rows = rollout.stated.rows
+    return f"call {number}, in row {rows[number]}," if rows else f"call {number}"
 
 
 def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedPart:
@@ -159,7 +169,8 @@ def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedP
     )
     messages = rollout.messages if alone else _messages_up_to(rollout, turns[forked.calls[-1]])
     facts = _facts_of([turns[k] for k in forked.trained])
-    return ConvertedPart(replace(rollout, messages=messages, turns=(), training_row=row), facts)
+    made = replace(rollout, messages=messages, turns=(), training_row=row)
+    return ConvertedPart(made, facts, calls=forked.trained)
 
 
 def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
@@ -214,12 +225,12 @@ def _lost_of_calls(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[st
             yield "where one call ends and the next begins"
     for turn in turns:
         if turn.completion_text is not None and turn.completion_text not in said:
-            yield "text of completions"
+            yield TEXTS_LOST
         if turn.prompt_text is not None:
             yield "text of prompts"
         sent = turn.prompt_messages
         if sent is not None and sent != rollout.messages[: len(sent)]:
-            yield "messages of single calls"
+            yield MESSAGES_LOST
         yield from (column.name for column in turn.columns if column.alignment is None)
 
 

@@ -1,4 +1,4 @@
-"""A log converted: calls to training rows, training rows to calls, one format to another.
+"""Logs converted: calls to training rows, training rows to calls, one format to another.
 
 Every row is made, read back and compared before the first is written, so that what would be lost is known.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tito_audit.convert.joined import JoinedCalls
 from tito_audit.convert.maker import Holds, Sample
 from tito_audit.convert.outcome import ConversionOutcome
 from tito_audit.convert.rows import GROUPS, RowBuilder, digest_of, maker_named
@@ -17,10 +18,13 @@ from tito_audit.convert.rows_and_calls import as_calls, as_rows
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.format import Row
+from tito_audit.join import is_conversation, lines_of
 from tito_audit.record.rollout import Place, Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
+from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
+from tito_audit.run.scan import names_of
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs, open_log, same_place
 from tito_audit.storage.atomic import refuse_target
@@ -30,14 +34,14 @@ from tito_audit.storage.row import RawRow
 
 
 class Conversion:
-    """The conversion of one log: `survey` finds what would be lost, `write` writes.
+    """The conversion of logs to one new log: `survey` finds what would be lost, `write` writes.
 
     Creating one opens no file. SetupError when there is no such form, or the target's kind of file cannot hold it.
     """
 
     def __init__(
         self,
-        log: str | Path,
+        logs: str | Path | Sequence[str | Path],
         to: str,
         out: str | Path | None = None,
         settings: Settings | None = None,
@@ -45,20 +49,19 @@ class Conversion:
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self.log = Path(log)
+        self.logs = names_of(logs)
         self.form, self.maker = maker_named(to)
         self.out = Path(out) if out is not None else None
-        self.settings = (settings or Settings()).at(log)
-        if self.settings.messages is not None or self.settings.tools is not None:
-            raise SetupError(
-                "A conversion does not join messages or tools from other files.\nLeave out --messages and --tools."
-            )
+        self.settings = settings or Settings()
         self.overwrite = overwrite
         self.progress = progress
         self.carried = ConversionOutcome()
         """What the survey found."""
+        self.notices: list[str] = []
+        """Which rows were joined, once the survey is through."""
         self.written: Path | None = None
         """The new log, once it has its name."""
+        self._flow: RowFlow | None = None
         self._shapes: ColumnTypes | None = None
         if self.out is not None and kind_of_name(self.out)[0] == "table":
             self._shapes = ColumnTypes()
@@ -68,44 +71,51 @@ class Conversion:
                     "Name it .jsonl or .json."
                 )
 
-    def survey(self) -> Iterator[Place]:
-        """The places of the log's rows as they are converted; then `carried` is complete. Nothing is written.
+    @property
+    def named(self) -> str:
+        """The logs in words: the name of the only one, or how many there are."""
+        return self.logs[0] if len(self.logs) == 1 else f"{len(self.logs)} logs"
 
-        StorageError when the log cannot be read, or the target exists and may not be replaced.
+    def survey(self) -> Iterator[Place]:
+        """The places of the logs' rows as they are converted; then `carried` is complete. Nothing is written.
+
+        StorageError when a log cannot be read, or the target exists and may not be replaced.
         """
-        self.log = _one_file(self.log)
+        files = find_logs(self.logs)
+        self.logs = [str(file) for file in files]
+        for file in files:
+            _refuse_log(file, self.settings.at(file))
         if self.out is not None:
-            if same_place(self.out, self.log):
-                raise SetupError(
-                    f"-o {self.out}: this is the log, and a log is never overwritten.\nName another file."
-                )
-            refuse_target(self.out, overwrite=self.overwrite, source=self.log)
+            _refuse_target(self.out, files, overwrite=self.overwrite)
+        self._flow = RowFlow(files, self.settings, audits=False)
         self.carried = ConversionOutcome()
-        for row, _, place in self._rows(self.carried):
+        for row, _, place in self._rows(self.carried, self._flow):
             if row is not None and self._shapes is not None:
                 self._shapes.learn(row)
             yield place
         if self._shapes is not None:
             self._shapes.settle()
+        self.notices = list(self._flow.join_notices())
 
     def write(self) -> Iterator[Place]:
-        """The places of the log's rows as they are written; then the file has its name. Call it after `survey`.
+        """The places of the logs' rows as they are written; then the file has its name. Call it after `survey`.
 
         The file is read back and compared first; StorageError when that fails, and nothing is left of it.
         """
-        if self.out is None:
-            raise ValueError("a conversion without a target has nothing to write")
+        if self.out is None or self._flow is None:
+            raise ValueError("a conversion without a target or a survey has nothing to write")
         digests, again = array("Q"), ConversionOutcome()
-        with new_log(self.out, overwrite=self.overwrite, source=self.log, shapes=self._shapes) as target:
-            for row, number, place in self._rows(again):
+        source = self._flow.files[0]
+        with new_log(self.out, overwrite=self.overwrite, source=source, shapes=self._shapes) as target:
+            for row, number, place in self._rows(again, self._flow):
                 if row is not None:
                     target.add(row)
                     digests.append(number)
                 yield place
             if again != self.carried:
                 raise StorageError(
-                    f"{self.log}: the log changed while it was converted, so nothing was written.\n"
-                    "Convert it when nothing writes to it any more."
+                    f"{self.named}: {'the log' if len(self.logs) == 1 else 'a log'} changed while it was "
+                    "converted, so nothing was written.\nConvert it when nothing writes to it any more."
                 )
             self._compare(target.finish(), digests)
         self.written = self.out
@@ -126,17 +136,14 @@ class Conversion:
                 "kept.\nWrite it as .jsonl, or to another disk."
             )
 
-    def _rows(self, tally: ConversionOutcome) -> Iterator[tuple[Row | None, int, Place]]:
-        """The proven rows of the new log, each with its digest; and None after each row of the old log."""
-        reader, builder = LogGroup(self.settings), RowBuilder(self.form, self.maker, tally)
-        log = reader.open(self.log)
+    def _rows(self, tally: ConversionOutcome, flow: RowFlow) -> Iterator[tuple[Row | None, int, Place]]:
+        """The proven rows of the new log, each with its digest; and None after each row of the old logs."""
+        builder = RowBuilder(self.form, self.maker, tally)
         group: list[Sample] = []
         last: object = None
-        place = Place(str(self.log), 0)
-        for raw in log:
-            place = Place(str(self.log), raw.index)
-            tally.rows_read += 1
-            for key, sample in self._samples(raw, place, reader, builder):
+        place: Place | None = None
+        for raw, place in self._read(tally, flow):
+            for key, sample in self._samples(raw, place, flow.groups[place.file], builder):
                 if group and (not self.maker.grouped or key != last):
                     made = builder.row(group)
                     if made is not None:
@@ -144,33 +151,47 @@ class Conversion:
                     group = []
                 group.append(sample)
                 last = key
-            if self.progress is not None:
-                self.progress(tally.rows_read, log.position, log.size)
             yield None, 0, place
-        if group and (made := builder.row(group)) is not None:
+        if group and place is not None and (made := builder.row(group)) is not None:
             yield *made, place
+
+    def _read(self, tally: ConversionOutcome, flow: RowFlow) -> Iterator[tuple[RawRow, Place]]:
+        """The rows of all logs, calls joined, counted as they pass."""
+        total, done = flow.size, 0
+        for file in flow.files:
+            group = flow.groups[str(file)]
+            log = group.open(file)
+            for raw in group.rows(log):
+                tally.rows_read += len(lines_of(raw))
+                yield raw, Place(str(file), raw.index)
+                if self.progress is not None:
+                    self.progress(tally.rows_read, done + log.position, total)
+            done += log.size
 
     def _samples(
         self, raw: RawRow, place: Place, reader: LogGroup, builder: RowBuilder
     ) -> Iterator[tuple[object, Sample]]:
         """The rollouts of a row in the new form, each with the key of its group."""
-        tally = builder.tally
+        tally, speakers = builder.tally, Speakers(reader.settings.sampled_roles)
         try:
-            read, speakers = reader.read(raw, place), Speakers(self.settings.sampled_roles)
+            read = reader.read(raw, place)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
+            if is_conversation(raw):
+                calls = JoinedCalls.of(raw, rollouts[0], speakers)
+                yield from self._joined(rollouts[0], calls, builder)
+                return
         except RecordError as error:
             tally.refuse(place, str(error))
             return
         found = row_facts(read.row, rollouts, read.format.sources(read.row, read.rollouts))
-        tally.lose(wrapper_keys(raw), place.row)
-        tally.lose(found.unread, place.row)
+        tally.lose(wrapper_keys(raw), place)
+        tally.lose(found.unread, place)
         several = len(rollouts) > 1
         tally.repeated.update(found.shared if several and not self.maker.grouped else ())
         for rollout, said in zip(rollouts, found.facts, strict=True):
             tally.rollouts += 1
             facts = _with_stated(said, rollout, place.row if several else None)
-            group = next((facts[name] for name in GROUPS if facts.get(name) is not None), None)
-            key = ("row", place.row) if several or group is None else ("group", repr(group))
+            key = ("row", place) if several else _group_key(facts, place)
             yield from ((key, sample) for sample in self._converted(rollout, facts, builder))
 
     def _converted(self, rollout: Rollout, facts: Mapping[str, Any], builder: RowBuilder) -> Iterator[Sample]:
@@ -181,7 +202,7 @@ class Conversion:
         except RecordError as error:
             tally.refuse(rollout.place, str(error))
             return
-        tally.lose(converted.lost, rollout.place.row)
+        tally.lose(converted.lost, rollout.place)
         if len(converted.parts) > 1:
             tally.forked += 1
             tally.repeated.update(facts.keys())
@@ -189,9 +210,26 @@ class Conversion:
             own = {name: value for name, value in facts.items() if name not in part.used_facts}
             yield builder.sample(part.rollout, {**own, **part.facts})
 
+    def _joined(
+        self, rollout: Rollout, calls: JoinedCalls, builder: RowBuilder
+    ) -> Iterator[tuple[object, Sample]]:
+        """The samples that a joined conversation becomes: what all calls of one say is kept in it."""
+        tally, place = builder.tally, rollout.place
+        tally.rollouts += 1
+        try:
+            parts, lost = calls.as_rows(rollout) if self.maker.holds is Holds.ROWS else calls.as_calls(rollout)
+        except RecordError as error:
+            tally.refuse(place, str(error))
+            return
+        tally.lose(lost, place)
+        tally.forked += len(parts) > 1
+        for part in parts:
+            facts = _with_stated(part.facts, part.rollout, None)
+            yield _group_key(facts, place), builder.sample(part.rollout, facts)
+
 
 def convert_rollouts(
-    log: str | Path,
+    logs: str | Path | Sequence[str | Path],
     to: str,
     out: str | Path | None = None,
     settings: Settings | None = None,
@@ -200,12 +238,12 @@ def convert_rollouts(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """A log converted to the form `to` (`rows`, `calls`, `atropos_group`, …) and written to `out`, if given.
+    """Logs converted to the form `to` (`rows`, `calls`, `atropos_group`, …) and written to `out`, if given.
 
     Its `carried` says what became of every row. RecordError, and nothing is written, when something would be lost
     and `lossy` is False; with `lossy`, rows that cannot be converted are left out.
     """
-    conversion = Conversion(log, to, out, settings, overwrite=overwrite, progress=progress)
+    conversion = Conversion(logs, to, out, settings, overwrite=overwrite, progress=progress)
     for _ in conversion.survey():
         pass
     if out is None:
@@ -214,11 +252,14 @@ def convert_rollouts(
     if not carried.lossless and not lossy:
         what = [*carried.lost, *([f"{carried.not_converted} rollouts"] if carried.not_converted else [])]
         raise RecordError(
-            f"{log}: as {to} these would be lost, so nothing was written: {', '.join(what)}.\n"
+            f"{conversion.named}: as {to} these would be lost, so nothing was written: {', '.join(what)}.\n"
             "Convert it with lossy=True to leave them out."
         )
     if carried.rows_read and not carried.rows_made:
-        raise RecordError(f"{log}: none of its rows can be converted to {to}, so nothing was written.")
+        whose = "its" if len(conversion.logs) == 1 else "their"
+        raise RecordError(
+            f"{conversion.named}: none of {whose} rows can be converted to {to}, so nothing was written."
+        )
     for _ in conversion.write():
         pass
     return conversion
@@ -236,13 +277,28 @@ def _with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) ->
     return {**more, **facts}
 
 
-def _one_file(log: Path) -> Path:
-    """The one file that was named; SetupError unless it is one file that can be read twice."""
-    files = find_logs([str(log)])
-    if len(files) != 1:
-        raise SetupError(f"{log}: these are {len(files)} logs, but one is converted at a time.\nName one of them.")
-    if not files[0].is_file():
+def _group_key(facts: Mapping[str, Any], place: Place) -> object:
+    """What adjacent samples of a group share; the number of a group means another group in another log."""
+    group = next((facts[name] for name in GROUPS if facts.get(name) is not None), None)
+    return ("row", place) if group is None else ("group", place.file, repr(group))
+
+
+def _refuse_log(file: Path, settings: Settings) -> None:
+    """SetupError for a log that cannot be read twice, or whose settings join messages or tools to it."""
+    if settings.messages is not None or settings.tools is not None:
         raise SetupError(
-            f"{files[0]}: this is a pipe or a device, which cannot be read twice; save it to a file first."
+            "A conversion does not join messages or tools from other files.\nLeave out --messages and --tools."
         )
-    return files[0]
+    if not file.is_file():
+        raise SetupError(
+            f"{file}: this is a pipe or a device, which cannot be read twice; save it to a file first."
+        )
+
+
+def _refuse_target(out: Path, files: Sequence[Path], *, overwrite: bool) -> None:
+    """SetupError or StorageError where the new log may not be written."""
+    if any(same_place(out, file) for file in files):
+        which = "the log" if len(files) == 1 else "one of the logs"
+        raise SetupError(f"-o {out}: this is {which}, and a log is never overwritten.\nName another file.")
+    for file in files:
+        refuse_target(out, overwrite=overwrite, source=file)

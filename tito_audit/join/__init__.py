@@ -27,7 +27,16 @@ from tito_audit.storage import Log, Output, RawRow, find_logs
 from tito_audit.storage.chunk import Chunk
 from tito_audit.storage.chunks import chunks_of
 
-__all__ = ["Join", "contains_row", "form_of", "joined_counts", "lines_of", "shown_by"]
+__all__ = [
+    "Join",
+    "contains_row",
+    "form_of",
+    "form_of_calls",
+    "is_conversation",
+    "joined_counts",
+    "lines_of",
+    "shown_by",
+]
 
 
 def form_of(row: Row, named: Format | None) -> Format:
@@ -47,6 +56,17 @@ def shown_by(form: Format, row: Row) -> tuple[Format, Row]:
 def lines_of(raw: RawRow) -> Sequence[RawRow]:
     """The rows of the file behind this one: itself, or the lines gathered in it."""
     return raw.value.raws if isinstance(raw.value, CallsOfRollout) else (raw,)
+
+
+def is_conversation(raw: RawRow) -> bool:
+    """Whether this row is several rows of the log, each one call."""
+    return isinstance(raw.value, CallsOfRollout)
+
+
+def form_of_calls(raw: RawRow) -> Format:
+    """The format of each call of a conversation."""
+    assert isinstance(raw.value, CallsOfRollout)
+    return format_named(raw.value.form)
 
 
 def contains_row(raw: RawRow, index: int) -> bool:

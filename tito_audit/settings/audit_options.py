@@ -147,8 +147,8 @@ _LOG = (
     _of_log(
         "session",
         "The column or path whose value names the conversation of a row that is one call, such as "
-        "metadata.session_id. [default: a key that logs commonly have, else the history of the calls]",
-        _AUDITS,
+        "metadata.session_id; its calls are read as one rollout.",
+        _EVERY,
         metavar="KEY",
         key_takes=values.text('a column or a path, such as "metadata.session_id"'),
         unset="a key that logs commonly have, else the history of the calls",

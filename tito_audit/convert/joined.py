@@ -1,0 +1,158 @@
+"""What the rows of a joined conversation say, call by call: what a new row keeps of it, and what it loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tito_audit.convert.compare import same_messages
+from tito_audit.convert.makers.shared import REWARDS
+from tito_audit.convert.rows_and_calls import MESSAGES_LOST, TEXTS_LOST, ConvertedPart, as_calls, as_rows
+from tito_audit.convert.unread import row_facts
+from tito_audit.join import form_of_calls, lines_of
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Place, Rollout, Turn, with_speakers
+from tito_audit.record.speakers import Speakers
+from tito_audit.storage import RawRow
+from tito_audit.storage.inside import wrapper_keys
+from tito_audit.storage.row_text import dump_row
+
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedCalls:
+    """The calls of a conversation as their own rows have them, in the order of its turns."""
+
+    each: Sequence[Rollout]
+    """The rollout of each row alone."""
+    facts: Sequence[Mapping[str, Any]]
+    """What each row says besides it."""
+    unread: tuple[str, ...]
+    """Paths of values of which only a part was read, in any of the rows."""
+
+    @classmethod
+    def of(cls, raw: RawRow, whole: Rollout, speakers: Speakers) -> JoinedCalls:
+        """The calls of a joined row, read one by one; RecordError if one cannot be read."""
+        lines, form = lines_of(raw), form_of_calls(raw)
+        each: list[Rollout] = []
+        facts: list[Mapping[str, Any]] = []
+        unread: dict[str, None] = {}
+        for line in (lines[number] for number in whole.stated.lines):
+            row = line.value or {}
+            rollouts = form.read(row, Place(whole.place.file, line.index))
+            said = row_facts(row, rollouts, form.sources(row, rollouts))
+            unread |= dict.fromkeys((*said.unread, *wrapper_keys(line)))
+            facts += said.facts
+            each += (with_speakers(rollout, speakers) for rollout in rollouts)
+        return cls(each, facts, tuple(unread))
+
+    def as_rows(self, whole: Rollout) -> tuple[list[ConvertedPart], list[str]]:
+        """A training row for each unbroken run of calls, and the names of what is lost; RecordError as `as_rows`.
+
+        Each has the messages, tools and model of its last call, and what all the calls say that it trains.
+        """
+        converted = as_rows(whole)
+        lost = [*self.unread, *(name for name in converted.lost if name not in (MESSAGES_LOST, TEXTS_LOST))]
+        parts = []
+        for part in converted.parts:
+            last = self.each[part.calls[-1]]
+            row = replace(
+                part.rollout,
+                messages=_said(last),
+                tools=last.tools,
+                template_kwargs=last.template_kwargs,
+                stated=replace(part.rollout.stated, model=last.stated.model),
+            )
+            facts, rest = self.shared(part.calls)
+            parts.append(replace(part, rollout=row, facts={**facts, **part.facts}))
+            lost += [*rest, *self._lost_in_row(row, part.calls)]
+        return parts, lost
+
+    def as_calls(self, whole: Rollout) -> tuple[list[ConvertedPart], list[str]]:
+        """A row that lists all calls, and the names of what is lost; RecordError as `as_calls`."""
+        facts, lost = self.shared(range(len(self.each)))
+        converted = as_calls(whole, facts)
+        parts = [replace(part, facts={**facts, **part.facts}) for part in converted.parts]
+        return parts, [*self.unread, *converted.lost, *lost, *self._lost_in_calls(whole)]
+
+    def _lost_in_row(self, row: Rollout, calls: Sequence[int]) -> Iterator[str]:
+        """What a training row does not hold of the messages, texts and tools of the calls that it trains."""
+        texts = {message.text for message in row.messages}
+        for own in (self.each[k] for k in calls):
+            said = _said(own)
+            if not same_messages(row.messages[: len(said)], said):
+                yield MESSAGES_LOST
+            if own.turns[0].completion_text not in (None, *texts):
+                yield TEXTS_LOST
+            yield from _lost_context(own, row)
+
+    def _lost_in_calls(self, whole: Rollout) -> Iterator[str]:
+        """What the calls of a conversation do not hold of the messages and tools in the rows."""
+        for own, turn in zip(self.each, whole.turns, strict=True):
+            if not same_messages(_sent_and_said(turn, whole.messages), _said(own)):
+                yield MESSAGES_LOST
+            yield from _lost_context(own, whole)
+
+    def shared(self, calls: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
+        """What the rows of these calls all say, and the names of what only some of them say, or say otherwise.
+
+        A reward that only the last of them has is the reward of all.
+        """
+        said = [self.facts[k] for k in calls]
+        kept: dict[str, Any] = {}
+        lost: list[str] = []
+        for name in dict.fromkeys(name for one in said for name in one):
+            values = [one.get(name, _MISSING) for one in said]
+            if name in REWARDS and all(value is _MISSING for value in values[:-1]):
+                values = values[-1:]
+            value = _common(values, name, lost)
+            if value is not _MISSING:
+                kept[name] = value
+        return kept, lost
+
+
+def _said(one: Rollout) -> tuple[Message, ...]:
+    """The messages of the only call of a rollout, with its answer."""
+    (turn,) = one.turns
+    return one.messages or turn.prompt_messages or ()
+
+
+def _sent_and_said(turn: Turn, messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages that a call of a conversation was sent, and its answer where it is one of `messages`."""
+    index = turn.message_index
+    if index is None:
+        return turn.prompt_messages or ()
+    return (*(messages[:index] if turn.prompt_messages is None else turn.prompt_messages), messages[index])
+
+
+def _lost_context(own: Rollout, whole: Rollout) -> Iterator[str]:
+    """What a new row says once for all of its calls, and this call otherwise."""
+    if own.tools != whole.tools:
+        yield "tools"
+    if own.template_kwargs != whole.template_kwargs:
+        yield "template arguments"
+    if own.stated.model != whole.stated.model:
+        yield "model"
+
+
+def _common(values: Sequence[Any], path: str, lost: list[str]) -> Any:
+    """What all values have in common, `_MISSING` if nothing; the paths of the rest are added to `lost`."""
+    first = values[0]
+    if all(value is not _MISSING and _same(value, first) for value in values):
+        return first
+    if not all(isinstance(value, Mapping) for value in values):
+        lost.append(path)
+        return _MISSING
+    kept = {}
+    for name in dict.fromkeys(name for value in values for name in value):
+        value = _common([value.get(name, _MISSING) for value in values], f"{path}.{name}", lost)
+        if value is not _MISSING:
+            kept[name] = value
+    return kept or _MISSING
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are written alike: 1, 1.0 and true are three."""
+    return one is other or dump_row({"": one}) == dump_row({"": other})
