@@ -140,6 +140,8 @@ class Summary:
     """Rollouts with ids of which nothing was compared, since no tokenizer was given: not known to be clean
     either."""
     tokenizer: str | None = None
+    joining: tuple[str, ...] = ()
+    """The flags by which single calls were joined, as `--session KEY`; () without any, or where logs differ."""
     encoder: str | None = None
     """What encoded: "tokenizers", or "fastokens, proved by tokenizers"; None without a tokenizer."""
     notices: list[str] = field(default_factory=list)

@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tito_audit.cli._shown import Part, wanted_parts
+from tito_audit.cli._shown import Part, asked_call, calls_at, wanted_parts
 from tito_audit.record.finding import Result
 from tito_audit.report_objects import finding_object
 from tito_audit.terminal.sequence import Tokens
 
 
-def rollout_object(result: Result, piece: Callable[[int], str] | None, turn: int | None = None) -> dict[str, Any]:
+def rollout_object(
+    result: Result, piece: Callable[[int], str] | None, turn: int | None = None, *, row: int | None = None
+) -> dict[str, Any]:
     """`{"file", "row", "item", "format", "sequences", "findings", "skipped"}`, for one turn only if it is given.
 
     A sequence is `{"where", "turn", "ids", "pieces", "trained", "logprobs"}` with one entry per token in each
     column; null for a column that the log lacks, and for the pieces without a tokenizer. A logprob that was not
-    recorded, or that JSON cannot hold, is null.
+    recorded, or that JSON cannot hold, is null. Calls that were joined add `"calls"`, the file and row of each
+    turn, and `"asked_turn"`, which of them `row` is.
     """
     rollout = result.rollout
+    calls = calls_at(rollout) if rollout is not None else ()
+    joined: dict[str, Any] = {}
+    if calls:
+        joined["calls"] = [{"file": file, "row": at} for file, at in calls]
+        joined["asked_turn"] = asked_call(result, result.place.file, row)
     return {
         "file": result.place.file,
         "row": result.place.row,
         "item": result.place.item,
         "format": rollout.format if rollout is not None else None,
+        **joined,
         "sequences": [_sequence(part, piece) for part in wanted_parts(result, turn)],
         "findings": [finding_object(one) for one in result.findings if turn is None or one.hit.turn == turn],
         "skipped": [{"code": skip.code, "because": skip.because} for skip in result.skips],

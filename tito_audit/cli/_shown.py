@@ -25,6 +25,7 @@ from tito_audit.terminal.words import code_ranges, many
 _ROLES = 12
 """Messages whose roles are listed."""
 _NAME = max(len("TOK101"), len("normalize"))
+_ASKED_CALL = "▸"
 _BLANKS = {"⏎": "newline", "⇥": "tab", "∅": "no text"}
 
 
@@ -44,12 +45,17 @@ class Part:
         return where in (None, self.where) and (turn is None or turn == self.turn)
 
 
+def calls_at(rollout: Rollout) -> Sequence[tuple[str, int]]:
+    """The file and the row of each call, where single calls were joined; else ()."""
+    return [(rollout.place.file, row) for row in rollout.stated.rows]
+
+
 def parts_of(rollout: Rollout) -> list[Part]:
     """Prompt and completion of every call, then the training row, as far as recorded."""
     parts: list[Part] = []
     seen: Ids | None = None
     own = rollout.place.file
-    rows = [f" · {'row ' if file == own else f'{file}:'}{row}" for file, row in rollout.stated.calls_at]
+    rows = [f" · {'row ' if file == own else f'{file}:'}{row}" for file, row in calls_at(rollout)]
     rows = rows or [""] * len(rollout.turns)
     for index, (turn, where) in enumerate(zip(rollout.turns, rows, strict=True)):
         if turn.prompt_ids is not None:
@@ -81,12 +87,28 @@ def wanted_parts(result: Result, turn: int | None) -> list[Part]:
     return [part for part in parts_of(rollout) if turn is None or part.turn == turn]
 
 
+def asked_call(result: Result, file: str, row: int | None) -> int | None:
+    """The turn that this row of this file is, where single calls were joined; None where they were not."""
+    if result.rollout is None or (file, row) not in (calls := calls_at(result.rollout)):
+        return None
+    return calls.index((file, row))
+
+
 def page_lines(
-    result: Result, look: DrawOptions, console: Console, turn: int | None = None, spots: Spots | None = None
+    result: Result,
+    look: DrawOptions,
+    console: Console,
+    turn: int | None = None,
+    spots: Spots | None = None,
+    *,
+    asked: int | None = None,
 ) -> Iterator[Text]:
-    """The lines of a rollout, of one turn, or around some tokens; SetupError if it has no such turn or tokens."""
+    """The lines of a rollout, of one turn, or around some tokens; SetupError if it has no such turn or tokens.
+
+    `asked` is the turn to mark, of calls that were joined.
+    """
     parts = wanted_parts(result, turn)
-    page = _Page([one for one in result.findings if turn in (None, one.hit.turn)], look, console, spots)
+    page = _Page([one for one in result.findings if turn in (None, one.hit.turn)], look, console, spots, asked)
     page.refuse_far(parts, str(result.place))
     return _page(result, parts, page, look, "the row" if turn is None else f"turn {turn}")
 
@@ -97,9 +119,12 @@ def _page(result: Result, parts: Sequence[Part], page: _Page, look: DrawOptions,
         yield Text("This row could not be read as a rollout.")
     else:
         yield from _wrapped(_facts(result.rollout), look.width)
+        if page.asked is not None:
+            yield from _wrapped(_joined(result.rollout, page.asked), look.width)
         yield _found(result.findings)
-        asked = page.spots is not None and bool(page.spots.spots)
-        yield from _legend(look, any(part.tokens.trained is not None for part in parts), asked)
+        spotted = page.spots is not None and bool(page.spots.spots)
+        trained = any(part.tokens.trained is not None for part in parts)
+        yield from _legend(look, trained=trained, spotted=spotted)
     for part in parts:
         yield from page.part(part)
     yield from page.rest(f"{whose} as a whole")
@@ -134,11 +159,20 @@ def _found(findings: Sequence[Finding]) -> Text:
     return line or Text("nothing found", style="green")
 
 
-def _legend(look: DrawOptions, trained: bool, asked: bool) -> Iterator[Text]:
+def _joined(rollout: Rollout, turn: int) -> str:
+    """Which of the calls that were joined the row is."""
+    calls = calls_at(rollout)
+    return (
+        f"row {calls[turn][1]} is turn {turn} of {len(calls):,} calls that were joined, marked {_ASKED_CALL}; "
+        "--no-join shows it by itself"
+    )
+
+
+def _legend(look: DrawOptions, *, trained: bool, spotted: bool) -> Iterator[Text]:
     marks = {FINDING: "a finding"}
     if trained:
         marks |= {TRAINED: "a trained token", BOTH: "both"}
-    if asked:
+    if spotted:
         marks[ASKED] = "asked for"
     words = "marks: " + ", ".join(f"{mark} {word}" for mark, word in marks.items())
     if look.piece is None:
@@ -154,13 +188,20 @@ class _Page:
     """Draws the sequences of one rollout, each with its findings."""
 
     def __init__(
-        self, findings: Sequence[Finding], look: DrawOptions, console: Console, spots: Spots | None
+        self,
+        findings: Sequence[Finding],
+        look: DrawOptions,
+        console: Console,
+        spots: Spots | None,
+        asked: int | None,
     ) -> None:
         self._left = list(findings)
         self._look = look
         self._console = console
         self.spots = spots
         """The tokens and findings that are asked for; None: all."""
+        self.asked = asked
+        """The turn that is asked for by the row of its call; None: no calls were joined."""
         self._chosen = {id(one) for one in spots.findings} if spots is not None else set()
 
     def refuse_far(self, parts: Sequence[Part], place: str) -> None:
@@ -205,6 +246,8 @@ class _Page:
 
     def _title(self, part: Part, start: int) -> str:
         title = part.title
+        if part.turn is not None and part.turn == self.asked:
+            title = f"{_ASKED_CALL} {title}"
         if start:
             title += f", the first {start:,} as seen before"
         if self._look.logprobs and part.where is not Where.PROMPT and part.tokens.logprobs is None:

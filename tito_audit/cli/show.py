@@ -43,7 +43,10 @@ def show(
     as_json: bool,
     no_pager: bool,
 ) -> None:
-    """Show one rollout as tokens, recorded above canonical where they differ, with its findings below."""
+    """Show one rollout as tokens, recorded above canonical where they differ, with its findings below.
+
+    A row that is one call of a conversation shows all of it, with the row of each call.
+    """
     from tito_audit.cli._places import wanted_place
     from tito_audit.report import ReportOptions
     from tito_audit.run.scan import scan_rollouts
@@ -142,7 +145,7 @@ def _write_object(result: Result, run: Scan, wanted: Wanted, spots: Spots | None
     if spots is not None:
         raise SetupError("--json writes whole sequences; leave out --around, and the tokens of the place.")
     piece = run.vocabulary.piece if run.vocabulary is not None else None
-    print(as_json(rollout_object(result, piece, wanted.turn)))
+    print(as_json(rollout_object(result, piece, wanted.turn, row=wanted.row)))
 
 
 def _remarks(run: Scan, items: int) -> list[str]:
@@ -158,11 +161,12 @@ def _page(
     """The lines of the page for the terminal, with line ends."""
     from rich.text import Text
 
-    from tito_audit.cli._shown import page_lines
+    from tito_audit.cli._shown import asked_call, page_lines
     from tito_audit.terminal.escape import visible
     from tito_audit.terminal.page import line_printed
 
-    for line in page_lines(result, look, console, wanted.turn, spots):
+    asked = asked_call(result, result.place.file, wanted.row)
+    for line in page_lines(result, look, console, wanted.turn, spots, asked=asked):
         yield line_printed(line, console)
     for remark in remarks:
         yield "\n" + line_printed(Text(visible(remark)), console)

@@ -14,7 +14,7 @@ from tito_audit.reports._html.page_findings import BOUND, PageFindings
 from tito_audit.reports._html.views import ViewBlocks
 from tito_audit.reports._verdict import FindingTally
 from tito_audit.summary import Summary
-from tito_audit.terminal.place import one_tokenizer
+from tito_audit.terminal.place import one_tokenizer, with_joining
 from tito_audit.viewer.model import Measures, observed_of
 
 _NOTICES = 50
@@ -44,6 +44,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             files=summary.files[:_FILES],
             summary=summary,
             tokenizer=one_tokenizer(summary) or "",
+            joining=with_joining(summary),
             verdict=verdict(summary, seen),
             facts=list(facts(summary)),
             counts=[(severity.word, seen.findings[severity]) for severity in sorted(Severity, reverse=True)],

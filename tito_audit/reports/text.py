@@ -22,7 +22,7 @@ from tito_audit.reports._worst import Worst, WorstEntry, by_weight, counted, mor
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.page import STYLES, console_for, finding_lines, print_commands, print_list
-from tito_audit.terminal.place import show_command, with_tokenizer
+from tito_audit.terminal.place import show_command, with_options
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import many
 
@@ -233,7 +233,7 @@ def _more_lines(worst: list[WorstEntry], summary: Summary, curable: int) -> list
         ]
     if curable:
         log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
-        command = f"tito-audit repair {log} -o OUT{with_tokenizer(summary)}"
+        command = f"tito-audit repair {log} -o OUT{with_options(summary)}"
         lines.append(f"{command}   may cure {many(curable, 'finding')}")
     if worst:
         lines.append("tito-audit scan … --report json=findings.json   every finding")
@@ -244,7 +244,7 @@ def _look_command(finding: Finding, summary: Summary) -> str:
     """The command that shows where a finding is; an unreadable row has no tokens to show."""
     if finding.code == _UNREADABLE:
         file = shell_word(finding.place.file)
-        return f"tito-audit inspect {file}{with_tokenizer(summary)}   its columns, and a mapping to paste"
+        return f"tito-audit inspect {file}{with_options(summary)}   its columns, and a mapping to paste"
     return f"{show_command(finding.place, summary)}   every token of that rollout"
 
 

@@ -152,8 +152,10 @@ class RowFlow:
             group.auditor.load()
 
     def begin(self, summary: Summary) -> None:
-        """Put the names of the tokenizers, and notices about what is missing, into a summary."""
+        """Put the tokenizers, the flags of joining, and notices about what is missing, into a summary."""
         summary.tokenizer = ", ".join(dict.fromkeys(one.name for one in self.tokenizers)) or None
+        joining = {_joining(group.settings) for group in self.groups.values()}
+        summary.joining = next(iter(joining)) if len(joining) == 1 else ()
         summary.notices += self._notices
 
     def noted(self, results: Iterable[Result]) -> Iterator[Result]:
@@ -228,6 +230,11 @@ def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) 
         return group
     found = misfit(_head(file, group) if head is None else head, auditor.tokenizer, auditor.renderer)
     return group if found is None else replace(group, auditor=auditor.held_back(found))
+
+
+def _joining(settings: Settings) -> tuple[str, ...]:
+    """The flags that join single calls as these settings do."""
+    return ("--session", settings.session) if settings.session is not None else ()
 
 
 def _join_key(settings: Settings) -> str:

@@ -12,13 +12,18 @@ def show_command(place: Place, summary: Summary) -> str:
     """The command that shows a rollout as this run saw it, ready to paste into a shell."""
     item = f" --item {place.item}" if place.item else ""
     file = shell_word(place.file)
-    return f"tito-audit show {file} --row {place.row}{item}{with_tokenizer(summary)}"
+    return f"tito-audit show {file} --row {place.row}{item}{with_options(summary)}"
 
 
-def with_tokenizer(summary: Summary) -> str:
-    """` -t DIR` as this run had it; empty unless all logs have the same tokenizer."""
+def with_options(summary: Summary) -> str:
+    """` -t DIR --session KEY` as this run had them; without what differs from log to log."""
     name = one_tokenizer(summary)
-    return "" if name is None else f" -t {shell_word(name)}"
+    return ("" if name is None else f" -t {shell_word(name)}") + with_joining(summary)
+
+
+def with_joining(summary: Summary) -> str:
+    """` --session KEY` or ` --no-join` as this run had it."""
+    return "".join(f" {shell_word(word)}" for word in summary.joining)
 
 
 def one_tokenizer(summary: Summary) -> str | None:

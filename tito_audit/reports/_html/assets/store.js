@@ -74,9 +74,9 @@ function quoted(name) {
 }
 
 function showCommand(file, row, item) {
-  const tokenizer = document.body.dataset.tokenizer;
+  const { tokenizer, joining } = document.body.dataset;
   const more = (item ? ` --item ${item}` : "") + (tokenizer ? ` -t ${quoted(tokenizer)}` : "");
-  return `tito-audit show ${quoted(file)} --row ${row}${more}`;
+  return `tito-audit show ${quoted(file)} --row ${row}${more}${joining || ""}`;
 }
 
 /** The common folder of all paths, with a slash at its end. */
