@@ -473,3 +473,59 @@ def test_a_log_of_own_columns_goes_from_a_red_scan_over_inspect_to_a_gate(
     page = run("scan", own.name)[1]
     assert "REC001" not in page
     assert "read as generic" in page
+
+
+# Rows that are one call each
+
+
+def call_row(session: object, prompt: list[int], completion: list[int], **more: Any) -> dict[str, Any]:
+    return {"session_id": session, "prompt_ids": prompt, "completion_ids": completion, **more}
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Path:
+    rows = [
+        call_row("a", [1, 2], [3], id="w", model="m", metadata={"taskId": 0}),
+        call_row("b", [7], [8], id="x", model="m", metadata={"taskId": 0}),
+        call_row("a", [1, 2, 3, 4], [5], id="y", model="m", metadata={"taskId": 1}),
+        call_row(None, [6], [6], id="z", model="m"),
+        {"token_ids": [1, 2], "loss_mask": [0, 1]},
+    ]
+    return written(tmp_path / "calls.jsonl", rows)
+
+
+def test_columns_that_could_name_a_conversation_are_counted_and_what_joining_gives(calls: Path) -> None:
+    seen = json.loads(run("inspect", calls, "-f", "json", "--session", "session_id")[1])["calls"]
+    assert seen["rows"] == 4
+    assert seen["keys"] == [
+        {"path": "session_id", "rows": 3, "values": 2, "used": True},
+        {"path": "metadata.taskId", "rows": 3, "values": 2, "used": False},
+    ]
+    joined = seen["joined"]
+    assert (joined["rows"], joined["conversations"], joined["alone"]) == (2, 1, 2)
+    code, page, _ = run("inspect", calls, "--session", "session_id")
+    assert code == 0
+    assert "4 rows are one call each" in page
+    assert "session_id: in 3 of 4, 2 values, joins them" in page
+    assert "metadata.taskId: in 3 of 4, 2 values\n" in page
+    assert "conversations, by `session_id`" in " ".join(page.split())
+    assert "model" not in page[page.index("Single calls") : page.index("Columns")]
+
+
+def test_only_the_rows_that_are_looked_at_are_joined(calls: Path) -> None:
+    for rows, expected in ((1, None), (2, (0, 0, 2)), (3, (2, 1, 1))):
+        seen = json.loads(run("inspect", calls, "-f", "json", "-n", rows)[1])["calls"]
+        joined = seen and seen["joined"]
+        assert expected == (joined and (joined["rows"], joined["conversations"], joined["alone"])), rows
+
+
+def test_a_log_that_is_not_to_be_joined_still_shows_its_keys(calls: Path) -> None:
+    seen = json.loads(run("inspect", calls, "-f", "json", "--no-join")[1])["calls"]
+    assert seen["joined"] is None
+    assert [key["used"] for key in seen["keys"]] == [False, False]
+    assert "not joined, because of --no-join" in run("inspect", calls, "--no-join")[1]
+
+
+def test_a_log_of_whole_rollouts_holds_no_single_calls(own: Path) -> None:
+    assert json.loads(run("inspect", own, "-f", "json")[1])["calls"] is None
+    assert "Single calls" not in run("inspect", own)[1]

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_audit.inspect import Column, Inspection, Look, Relation, RelationKind, Role, Sentinel, TakenFor
+from tito_audit.join import CallsSeen
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
@@ -57,6 +58,9 @@ def page_lines(found: Inspection, vocabulary: Vocabulary | None) -> Iterator[Ren
         yield from _taken(taken, found)
     if len(found.taken) > _KEYS:
         yield Text(f"  … and {len(found.taken) - _KEYS:,} more kinds of rows")
+    if found.calls is not None:
+        yield from _title("Single calls")
+        yield from _calls(found.calls, found)
     yield from _title("Columns")
     yield from _columns(found)
     lines = [(scope, relation) for scope, relations in found.relations.items() for relation in relations]
@@ -117,6 +121,30 @@ def _taken(taken: TakenFor, found: Inspection) -> Iterator[Text]:
         else:
             words = f"has its keys ({_listed(near.has)}), but in another shape"
         yield Text(f"    not {near.format}: {visible(words)}", style="dim")
+
+
+def _calls(calls: CallsSeen, found: Inspection) -> Iterator[RenderableType]:
+    """Rows that are one call each, what could name their conversations, and what joining them gives."""
+    readable = found.rows - len(found.unreadable)
+    all_of_them = f"all {readable:,} rows" if calls.rows == readable > 1 else many(calls.rows, "row")
+    yield Text(f"  {all_of_them} are one call each")
+    for key in calls.keys[:_KEYS]:
+        line = f"  {short(key.path)}: in {_share(key.rows, calls.rows)}, {many(key.values, 'value')}"
+        yield Text(line + (", joins them" if key.used else ""), style="bold" if key.used else "")
+    if len(calls.keys) > _KEYS:
+        yield Text(f"  … and {len(calls.keys) - _KEYS:,} more columns that could name a conversation")
+    if not calls.keys:
+        yield Text("  no column looks like the name of a conversation")
+    if calls.joined is None:
+        yield Text("  not joined, because of --no-join")
+        return
+    for said in calls.joined.said:
+        yield Text(f"  {visible(said.removeprefix(f'{found.file}: '))}")
+    yield Text("  --session KEY joins by another column; --no-join reads each row by itself", style="dim")
+
+
+def _share(rows: int, of: int) -> str:
+    return f"all {of:,}" if rows == of else f"{rows:,} of {of:,}"
 
 
 def _columns(found: Inspection) -> Iterator[RenderableType]:

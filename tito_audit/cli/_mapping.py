@@ -119,6 +119,7 @@ def as_object(found: Inspection, vocabulary: Vocabulary | None) -> dict[str, Any
             for scope, relations in found.relations.items()
             for relation in relations
         ],
+        "calls": asdict(found.calls) if found.calls is not None else None,
         "masks": [asdict(mask) for mask in found.masks],
         "sentinels": [asdict(sentinel) for sentinel in found.sentinels],
         "mapping": {

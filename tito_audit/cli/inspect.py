@@ -35,7 +35,7 @@ def inspect(
     file = one_log(log)
     settings = settings.at(file)
     vocabulary = _vocabulary(settings.tokenizer, settings.trust_remote_code)
-    found = inspect_log(file, rows, settings)
+    found = inspect_log(file, rows, settings, vocabulary.data if vocabulary is not None else None)
     if shape == "json":
         print(as_json(as_object(found, vocabulary)))
         return

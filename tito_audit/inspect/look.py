@@ -18,6 +18,7 @@ from tito_audit.inspect.facts import Facts, facts_of
 from tito_audit.inspect.mapping import Trial, proposed, tried
 from tito_audit.inspect.relations import Relation, relations_of
 from tito_audit.inspect.roles import Role, Roles, roles_of
+from tito_audit.join import CallsSeen, Decode, calls_seen
 from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
@@ -97,12 +98,17 @@ class Inspection:
     """Whether the mapping was given."""
     trial: Trial | None = None
     """What reading with the mapping gives; None without a mapping."""
+    calls: CallsSeen | None = None
+    """The rows that are one call each; None if there are not two."""
 
 
-def inspect_log(path: Path, rows: int = 100, settings: Settings | None = None) -> Inspection:
+def inspect_log(
+    path: Path, rows: int = 100, settings: Settings | None = None, decode: Decode | None = None
+) -> Inspection:
     """What the first `rows` rows of a file show; StorageError if it cannot be read as a log.
 
-    Uses the settings `format`, `columns`, `rows_at` and `max_row_bytes`.
+    Uses the settings `format`, `columns`, `rows_at`, `session`, `join` and `max_row_bytes`; `decode` gives the
+    bytes of ids, where there is a tokenizer.
     """
     settings = (settings or Settings()).at(path)
     log = open_log(path, max_row_bytes=settings.max_row_bytes, rows_at=settings.rows_at)
@@ -123,6 +129,7 @@ def inspect_log(path: Path, rows: int = 100, settings: Settings | None = None) -
         _name_storage_types(found, log.schema())
     found.taken = _taken_for(read, settings)
     _map(found, read, settings)
+    found.calls = calls_seen(path, [row for _, row in read], found.rows, settings, decode)
     return found
 
 

@@ -16,6 +16,7 @@ from tito_audit.join._gathering import Gathering
 from tito_audit.join._joined import Captures, JoinedCalls
 from tito_audit.join._keys import first_row, keys_for
 from tito_audit.join._partners import Partners, readable_id
+from tito_audit.join._seen import CallsJoined, CallsSeen, KeySeen, calls_seen
 from tito_audit.join._sessions import refuse_unknown
 from tito_audit.join._tools import shared_tools
 from tito_audit.join._words import EMPTY, MISFIT, NO_ANSWER, NO_ID, NO_ROW, NO_TOOLS, OWN, UNREADABLE, Tally
@@ -28,7 +29,12 @@ from tito_audit.storage.chunk import Chunk
 from tito_audit.storage.chunks import chunks_of
 
 __all__ = [
+    "CallsJoined",
+    "CallsSeen",
+    "Decode",
     "Join",
+    "KeySeen",
+    "calls_seen",
     "contains_row",
     "form_of",
     "form_of_calls",

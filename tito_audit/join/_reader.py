@@ -20,7 +20,7 @@ from tito_audit.record.rollout import Place, Rollout
 SEEN = 16
 """How many rows are read to find out whether a log holds calls, and under which key it names conversations."""
 _NOWHERE = Place("", 0)
-_NAMES = (
+NAMES = (
     "session_id",
     "conversation_id",
     "trajectory_id",
@@ -140,7 +140,7 @@ def is_row_of_call(row: Row, form: Format) -> bool:
 
 def key_in(rows: Sequence[Row]) -> str | None:
     """The surest key under which all of these rows name a conversation; None if there is none."""
-    paths = [f"{holder}{name}" for name in _NAMES for holder in _HOLDERS]
+    paths = [f"{holder}{name}" for name in NAMES for holder in _HOLDERS]
     return next((path for path in paths if all(name_of(value_at(row, path)) for row in rows)), None)
 
 
