@@ -166,10 +166,9 @@ def test_an_unbroken_run_of_calls_is_one_row(tmp_path: Path) -> None:
         {"session_id": None, "number": 4, "model": None, "reward": None, "agent": None},
     ]
     carried = conversion.carried
-    assert (carried.lost, carried.rows_read, carried.rollouts, carried.forked) == ({"number": 1}, 5, 3, 1)
-    assert conversion.notices == [
-        f"{log}: 4 rows were read as the calls of 2 conversations, by `session_id`; 1 row without it stays alone."
-    ]
+    assert carried.lost == {"number": 1}
+    assert (carried.rows_read, carried.rollouts, carried.joined, carried.forked) == (5, 3, 1, 1)
+    assert "4 rows were read as the calls of 2 conversations, by `session_id`" in conversion.notices[0]
 
 
 def test_what_all_calls_say_is_kept_and_the_rest_is_named_by_its_path(tmp_path: Path) -> None:
@@ -229,6 +228,7 @@ def test_several_logs_become_one_and_each_loss_is_counted_in_each(tmp_path: Path
     assert "3 logs as rows" in page
     assert "6 rows, 3 rollouts → 3 rows" in page
     assert "by `session_id`" in page
+    assert "Not carried over, with the number of rows and conversations that have it" in page
     assert [line.split() for line in page.splitlines() if line.startswith("  id")] == [["id", "3"]]
     assert [row["session_id"] for row in rows_of(out)] == ["0", "1", "2"]
     one, two, three = (folder / f"{k}.jsonl" for k in range(3))
@@ -259,22 +259,23 @@ def test_groups_of_different_logs_are_not_one(tmp_path: Path) -> None:
     assert conversion.carried.rollouts == 4
 
 
-def test_a_call_that_cannot_be_converted_is_named_with_its_row(tmp_path: Path) -> None:
+def test_a_call_that_cannot_be_converted_is_named_with_its_row_and_the_others_are(tmp_path: Path) -> None:
     broken = call("a", [1, 2, 3], [])
     del broken["prompt_ids"], broken["logprobs"]
     broken["completion_ids"] = [4]
-    calls = [call("b", [1], [2]), call("a", [1], [2]), "no object", broken]
+    calls = [call("b", [1], [2]), call("a", [1], [2]), "no object", broken, call("a", [1, 2, 5], [6])]
     log = written(tmp_path / "log.jsonl", calls)
-    conversion, rows = converted(log)
-    assert [row["session_id"] for row in rows] == ["b"]
-    reasons = {place.row: why for place, why in conversion.carried.refused}
-    assert conversion.carried.not_converted == 2
-    assert "in row 3" in reasons[1]
-    assert "no prompt ids" in reasons[1]
-    assert "object" in reasons[2]
+    for form in ("rows", "calls"):
+        conversion, rows = converted(log, form)
+        assert [row["session_id"] for row in rows] == ["b", "a"]
+        reasons = {place.row: why for place, why in conversion.carried.refused}
+        assert conversion.carried.not_converted == 2
+        assert reasons[3] == "call 0 has no prompt ids, and none are made up"
+        assert "object" in reasons[2]
+    assert trained(converted(log)[1]) == sampled([calls[0], calls[1], calls[4]])
     code, page, _ = run("convert", log, "--to", "rows", "--session", "session_id", "--dry-run")
     assert code == 1
-    assert f"{log}:1  call 1, in row 3, has no prompt ids" in page
+    assert f"{log}:3  call 0 has no prompt ids" in page
 
 
 def test_a_key_that_no_row_has_is_refused(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
             "their calls do not all continue one another"
         )
     if carried.lost:
-        yield from ("", "Not carried over, with the number of rows that have it")
+        those = "rows and conversations" if carried.joined else "rows"
+        yield from ("", f"Not carried over, with the number of {those} that have it")
         yield from _table(carried.lost)
     if carried.repeated:
         yield from ("", "Recorded once and now repeated in several rows, with the number of cases")

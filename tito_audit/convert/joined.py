@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_audit.convert.compare import same_messages
 from tito_audit.convert.makers.shared import REWARDS
-from tito_audit.convert.rows_and_calls import MESSAGES_LOST, TEXTS_LOST, ConvertedPart, as_calls, as_rows
+from tito_audit.convert.rows_and_calls import (
+    MESSAGES_LOST,
+    TEXTS_LOST,
+    ConvertedPart,
+    as_calls,
+    as_rows,
+    sampled_calls,
+)
 from tito_audit.convert.unread import row_facts
+from tito_audit.errors import RecordError
 from tito_audit.join import form_of_calls, lines_of
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, Turn, with_speakers
@@ -47,6 +55,20 @@ class JoinedCalls:
             facts += said.facts
             each += (with_speakers(rollout, speakers) for rollout in rollouts)
         return cls(each, facts, tuple(unread))
+
+    def with_ids(
+        self, whole: Rollout, refuse: Callable[[Place, str], None]
+    ) -> tuple[CallsOfConversation, Rollout]:
+        """The same without the calls that lack ids, each of which is refused with its place."""
+        kept: list[int] = []
+        for k, own in enumerate(self.each):
+            try:
+                sampled_calls(own)
+                kept.append(k)
+            except RecordError as error:
+                refuse(own.place, str(error))
+        rest = replace(whole, turns=tuple(whole.turns[k] for k in kept))
+        return replace(self, each=[self.each[k] for k in kept], facts=[self.facts[k] for k in kept]), rest
 
     def as_rows(self, whole: Rollout) -> tuple[list[ConvertedPart], list[str]]:
         """A training row for each unbroken run of calls, and the names of what is lost; RecordError as `as_rows`.

@@ -18,6 +18,8 @@ class ConversionOutcome:
 
     rows_read: int = 0
     rollouts: int = 0
+    joined: int = 0
+    """How many of the rollouts are conversations whose calls have a row each."""
     rows_made: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     """What has no place in the new form, by its name or path in the log, with the number of rows that have it."""

@@ -52,7 +52,7 @@ def as_rows(rollout: Rollout) -> Converted:
         return Converted((ConvertedPart(alone),))
     if row is not None and not _is_row_of(rollout, row):
         return Converted((ConvertedPart(alone),), (_OTHER_CALLS,))
-    forked = fork_rows(_calls(rollout))
+    forked = fork_rows(sampled_calls(rollout))
     if not forked:
         raise RecordError("no call sampled a token, so there is nothing to train")
     parts = tuple(_row_part(rollout, one, alone=len(forked) == 1) for one in forked)
@@ -69,7 +69,7 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     """
     row = rollout.training_row
     if rollout.turns:
-        _calls(rollout)
+        sampled_calls(rollout)
         lost = (_OTHER_ROW,) if row is not None and not _is_row_of(rollout, row) else ()
         return Converted((ConvertedPart(replace(rollout, training_row=None)),), lost)
     if row is None:
@@ -87,6 +87,21 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     turns, used = _with_facts(turns, facts)
     part = ConvertedPart(replace(rollout, turns=tuple(turns), training_row=None), used_facts=used)
     return Converted((part,), tuple(lost_columns))
+
+
+def sampled_calls(rollout: Rollout) -> list[SampledCall]:
+    """The ids and logprobs of every call; RecordError naming the first that lacks ids."""
+    if not rollout.turns:
+        raise RecordError(_NO_IDS)
+    calls: list[SampledCall] = []
+    for number, turn in enumerate(rollout.turns):
+        for ids, what in ((turn.prompt_ids, "prompt"), (turn.completion_ids, "completion")):
+            if ids is None:
+                raise RecordError(f"call {number} has no {what} ids, and none are made up")
+        assert turn.prompt_ids is not None
+        assert turn.completion_ids is not None
+        calls.append((turn.prompt_ids, turn.completion_ids, turn.completion_logprobs))
+    return calls
 
 
 def known_logprobs(row: TrainingRow) -> Logprobs | None:
@@ -132,27 +147,6 @@ TEXTS_LOST = "text of completions"
 _OTHER_CALLS = "calls that differ from their training row"
 _OTHER_ROW = "a training row that differs from its calls"
 _NO_IDS = "it holds no token ids, and none are made up"
-
-
-def _calls(rollout: Rollout) -> list[SampledCall]:
-    """The ids and logprobs of every call; RecordError naming the first that lacks ids."""
-    if not rollout.turns:
-        raise RecordError(_NO_IDS)
-    calls: list[SampledCall] = []
-    for number, turn in enumerate(rollout.turns):
-        for ids, what in ((turn.prompt_ids, "prompt"), (turn.completion_ids, "completion")):
-            if ids is None:
-                raise RecordError(f"{_call_words(rollout, number)} has no {what} ids, and none are made up")
-        assert turn.prompt_ids is not None
-        assert turn.completion_ids is not None
-        calls.append((turn.prompt_ids, turn.completion_ids, turn.completion_logprobs))
-    return calls
-
-
-def _call_words(rollout: Rollout, number: int) -> str:
-    """A call by its number, and by its row where rows were joined."""
-    rows = rollout.stated.rows
-    return f"call {number}, in row {rows[number]}," if rows else f"call {number}"
 
 
 def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedPart:
@@ -241,7 +235,7 @@ def _size(turn: Turn) -> int:
 def _is_row_of(rollout: Rollout, row: TrainingRow) -> bool:
     """Whether the calls give exactly this row."""
     try:
-        made = fork_rows(_calls(rollout))
+        made = fork_rows(sampled_calls(rollout))
     except RecordError:
         return False
     if len(made) != 1 or row.loss_mask is None or made[0].token_ids != row.token_ids.tolist():

@@ -216,6 +216,10 @@ class Conversion:
         """The samples that a joined conversation becomes: what all calls of one say is kept in it."""
         tally, place = builder.tally, rollout.place
         tally.rollouts += 1
+        tally.joined += 1
+        calls, rollout = calls.with_ids(rollout, tally.refuse)
+        if not rollout.turns:
+            return
         try:
             parts, lost = calls.as_rows(rollout) if self.maker.holds is Holds.ROWS else calls.as_calls(rollout)
         except RecordError as error:
