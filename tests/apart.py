@@ -1,0 +1,314 @@
+"""Calls of recorded conversations, each written as a row of its own, as servers, gateways and captures do.
+
+Nothing here reads a log: what the command must find in the rows is what it finds in the whole conversations.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.command import run, written
+
+__all__ = [
+    "FORMS",
+    "MODELS",
+    "SHARED",
+    "Call",
+    "Form",
+    "Found",
+    "Placed",
+    "Wire",
+    "calls_of",
+    "found_in",
+    "places_of",
+    "recorded",
+    "report_of",
+    "spread",
+    "whole",
+]
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+MODELS = ("smollm2", "gemma-3", "qwen2.5-coder")
+SAID = ("messages", "tools")
+
+Wire = dict[str, Any]
+Conversation = Mapping[str, Any]
+Found = dict[int, Counter[tuple[object, ...]]]
+"""What is found in each conversation, by its number."""
+Placed = Mapping[tuple[str, int], tuple[int, int]]
+"""The conversation and the turn that is written at each (file, row)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a conversation."""
+
+    conversation: int
+    turn: int
+    sent: Sequence[Wire]
+    """() if the log has no messages; so it is with the answer."""
+    answer: Wire | None
+    tools: Sequence[Wire] | None
+    told: Mapping[str, Any]
+    """As it is recorded: `prompt_token_ids`, `generation_token_ids`, `generation_log_probs`, …"""
+
+    @property
+    def name(self) -> str:
+        """The conversation as rows name it."""
+        return f"conversation-{self.conversation}"
+
+    @property
+    def prompt(self) -> list[int]:
+        """The ids of its prompt."""
+        return list(self.told["prompt_token_ids"])
+
+    @property
+    def sampled(self) -> list[int]:
+        """The ids that were sampled."""
+        return list(self.told["generation_token_ids"])
+
+    @property
+    def seen(self) -> list[int]:
+        """What a call that continues it begins with."""
+        return self.prompt + self.sampled
+
+
+@cache
+def recorded(model: str) -> tuple[Wire, ...]:
+    """The recorded conversations of a model, those that sent ids before those that sent messages."""
+    logs = (SHARED / "rollouts" / model / f"{mode}.jsonl.gz" for mode in ("tito", "retok"))
+    return tuple(json.loads(line) for log in logs for line in gzip.decompress(log.read_bytes()).splitlines())
+
+
+def calls_of(conversations: Iterable[Conversation]) -> list[Call]:
+    """All calls, conversation by conversation; the k-th answer among the messages is that of the k-th call."""
+    found = []
+    for number, one in enumerate(conversations):
+        said = one.get("messages") or []
+        answers = [at for at, message in enumerate(said) if message["role"] == "assistant"]
+        for turn, told in enumerate(one["calls"]):
+            sent = said[: answers[turn]] if said else ()
+            answer = said[answers[turn]] if said else None
+            found.append(Call(number, turn, sent, answer, one.get("tools"), told))
+    return found
+
+
+# How a call looks in the row that holds it
+
+
+def _scores(call: Call) -> list[Wire]:
+    return [{"token": "", "logprob": value, "bytes": []} for value in call.told["generation_log_probs"]]
+
+
+def _request(call: Call) -> Wire:
+    return {"messages": list(call.sent), **({"tools": call.tools} if call.tools else {})}
+
+
+def _chat_answer(call: Call) -> Wire:
+    choice = {
+        "index": 0,
+        "message": call.answer,
+        "token_ids": call.sampled,
+        "logprobs": {"content": _scores(call)},
+        "finish_reason": call.told["finish_reason"],
+    }
+    return {"object": "chat.completion", "choices": [choice], "prompt_token_ids": call.prompt}
+
+
+def generic(call: Call) -> Wire:
+    """Generic columns with the messages up to the answer."""
+    assert call.answer is not None
+    return {"messages": [*call.sent, call.answer], "tools": call.tools, **call.told}
+
+
+def ids_only(call: Call) -> Wire:
+    """Generic columns without messages."""
+    return {name: call.told[name] for name in call.told if name not in ("text", "finish_reason")}
+
+
+def chat(call: Call) -> Wire:
+    """A request and vLLM's answer, with `return_token_ids`."""
+    return {"request": _request(call) | {"return_token_ids": True}, "response": _chat_answer(call)}
+
+
+def completions(call: Call) -> Wire:
+    """A prompt of ids and vLLM's answer to it."""
+    told = call.told
+    scores = {"tokens": [""] * len(call.sampled), "token_logprobs": told["generation_log_probs"]}
+    choice = {"index": 0, "text": told["text"], "token_ids": call.sampled, "logprobs": scores}
+    choice |= {"finish_reason": told["finish_reason"], "prompt_token_ids": call.prompt}
+    return {"request": {"prompt": call.prompt}, "response": {"object": "text_completion", "choices": [choice]}}
+
+
+def sglang(call: Call) -> Wire:
+    """`/generate` of SGLang: ids in, ids and triples out."""
+    triples = zip(call.told["generation_log_probs"], call.sampled, strict=True)
+    meta = {
+        "finish_reason": {"type": call.told["finish_reason"]},
+        "prompt_tokens": len(call.prompt),
+        "completion_tokens": len(call.sampled),
+        "output_token_logprobs": [[value, token, None] for value, token in triples],
+    }
+    answer = {"text": call.told["text"], "output_ids": call.sampled, "meta_info": meta}
+    return {"request": {"input_ids": call.prompt}, "response": answer}
+
+
+def gateway(call: Call) -> Wire:
+    """A trace of rLLM's gateway, which numbers each call."""
+    return {
+        "trace_id": f"trace-{call.conversation}-{call.turn}",
+        "messages": list(call.sent),
+        "raw_request": {"tools": call.tools},
+        "response_message": call.answer,
+        "prompt_token_ids": call.prompt,
+        "completion_token_ids": call.sampled,
+        "logprobs": call.told["generation_log_probs"],
+        "finish_reason": call.told["finish_reason"],
+    }
+
+
+def capture(call: Call) -> Wire:
+    """A line of NeMo-Gym's token capture."""
+    told = ids_only(call)
+    return {"model_call_id": f"call-{call.conversation}-{call.turn}", "model": "", "output_items": [], **told}
+
+
+def event(call: Call) -> Wire:
+    """A model request among Agent Lightning's events, which name their rollout."""
+    data = {"request": _request(call), "response": _chat_answer(call), "http_status": 200, "status": "ok"}
+    return {"event_type": "model_request", "rollout_id": call.name, "attempt_id": "a-0", "data": data}
+
+
+def provider(call: Call) -> Wire:
+    """A call of a token-in, token-out provider with its messages."""
+    assert call.answer is not None
+    told = call.told
+    row = {"input_ids": call.prompt, "output_ids": call.sampled, "logprobs": told["generation_log_probs"]}
+    row |= {"finish_reason": told["finish_reason"], "text": told["text"]}
+    return {**row, "messages": [*call.sent, call.answer], "tools": call.tools}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to write a call as a row."""
+
+    row: Callable[[Call], Wire]
+    lacks: tuple[str, ...] = ()
+    """What of a conversation its rows cannot hold."""
+    key: str | None = None
+    """The column by which its rows always name their conversation."""
+
+    @property
+    def name(self) -> str:
+        """As tests call it."""
+        return self.row.__name__
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether its rows say what was sent and answered."""
+        return "messages" not in self.lacks
+
+
+FORMS = (
+    Form(generic),
+    Form(chat),
+    Form(gateway, lacks=("text",)),
+    Form(event, lacks=("text",), key="rollout_id"),
+    Form(provider),
+    Form(completions, lacks=SAID),
+    Form(sglang, lacks=SAID),
+    Form(ids_only, lacks=(*SAID, "text", "finish_reason")),
+    Form(capture, lacks=(*SAID, "text", "finish_reason")),
+)
+
+
+# Logs of whole conversations and of single calls
+
+
+def whole(conversations: Iterable[Conversation], lacks: Sequence[str], path: Path) -> Path:
+    """The conversations as rows with all their calls, without what is lacking."""
+
+    def row(one: Conversation) -> Wire:
+        calls = [{key: value for key, value in call.items() if key not in lacks} for call in one["calls"]]
+        return {**{name: one[name] for name in SAID if one.get(name) and name not in lacks}, "calls": calls}
+
+    return written(path, map(row, conversations))
+
+
+def spread(
+    rows: Sequence[tuple[Call, Wire]], folder: Path, seed: int, *, files: int = 3, kind: str = "jsonl.gz"
+) -> tuple[list[Path], Placed]:
+    """Files with the rows in any order, and which call each row is."""
+    rng = random.Random(seed)
+    shuffled = rng.sample(list(rows), len(rows))
+    dealt: list[list[tuple[Call, Wire]]] = [[] for _ in range(files)]
+    for number, one in enumerate(shuffled):
+        # Each file has a row; the others go anywhere.
+        dealt[number if number < files else rng.randrange(files)].append(one)
+    logs = [folder / f"calls-{number}.{kind}" for number in range(files)]
+    for log, part in zip(logs, dealt, strict=True):
+        _write(log, [row for _, row in part])
+    return logs, places_of(logs, [[call for call, _ in part] for part in dealt])
+
+
+def places_of(logs: Sequence[Path], calls: Sequence[Sequence[Call]]) -> Placed:
+    """Which call is at which (file, row)."""
+    return {
+        (str(log), row): (call.conversation, call.turn)
+        for log, part in zip(logs, calls, strict=True)
+        for row, call in enumerate(part)
+    }
+
+
+def _write(log: Path, rows: Sequence[Wire]) -> None:
+    if log.suffix == ".parquet":
+        # Messages of several shapes do not fit into one column of Arrow, so tables hold them as JSON.
+        texts = [{**row, **{name: json.dumps(row[name]) for name in SAID if row.get(name)}} for row in rows]
+        pq.write_table(pa.Table.from_pylist(texts), log, row_group_size=7)
+        return
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    log.write_bytes(gzip.compress(data, 1) if log.suffix == ".gz" else data)
+
+
+# What the command finds in them
+
+
+def report_of(*arguments: object) -> Wire:
+    """The JSON report of a scan."""
+    code, out, err = run("scan", *arguments, "-f", "json", "--no-config")
+    assert code in (0, 1), err
+    report: Wire = json.loads(out)
+    return report
+
+
+def found_in(report: Wire, placed: Placed, *, exactly: bool = True) -> Found:
+    """The findings of a report, conversation by conversation.
+
+    With `exactly`, a finding stands at the row of the call that it is about; else at any row of its conversation.
+    """
+    found: Found = {}
+    for one in report["findings"]:
+        conversation, turn = placed[one["file"], one["row"]]
+        told = one["turn"] or 0
+        if exactly and one["turn"] is not None:
+            assert turn == told, f"{one['code']} of turn {told} is reported at the row of turn {turn}"
+        found.setdefault(conversation, Counter())[_told(one)] += 1
+    return found
+
+
+def _told(one: Wire) -> tuple[object, ...]:
+    """All that a finding says, but for its place and what follows from it."""
+    sides = (json.dumps(one[side]) for side in ("recorded", "canonical"))
+    names = ("code", "severity", "cause", "where", "start", "end", "message")
+    return (one["turn"] or 0, *(one[name] for name in names), *sides)
