@@ -31,6 +31,7 @@ __all__ = [
     "Wire",
     "calls_of",
     "found_in",
+    "generic",
     "places_of",
     "recorded",
     "report_of",

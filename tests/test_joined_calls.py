@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 
 from tests.apart import (
@@ -19,11 +21,14 @@ from tests.apart import (
     Wire,
     calls_of,
     found_in,
+    generic,
+    places_of,
     recorded,
     report_of,
     spread,
     whole,
 )
+from tests.command import written
 from tests.tiers import DEEP, some
 
 pytestmark = pytest.mark.skipif(
@@ -110,3 +115,123 @@ def test_calls_joined_by_a_stated_key_say_what_whole_conversations_say(
 
 def test_five_recorded_conversations_call_tools_that_nobody_offered() -> None:
     assert [sum(map(calls_other_tools, recorded(model))) for model in MODELS] == [0, 0, 5]
+
+
+# Without being told, over three files in any order
+
+
+@pytest.mark.parametrize(("form", "model"), CASES)
+def test_calls_that_name_their_conversation_are_joined_over_files(form: Form, model: str, tmp_path: Path) -> None:
+    calls = calls_of(tried(model))
+    logs, placed = spread(rows_of(form, calls, key=form.key or "session_id"), tmp_path, 2)
+    report = report_of(*logs, *told(model))
+    left_out = unread(form, model)
+    assert but(found_in(report, placed), left_out) == but(expected(model, form.lacks), left_out)
+    assert report["summary"]["rollouts"] == len(tried(model))
+    assert report["summary"]["turns"] == len(calls)
+
+
+@pytest.mark.parametrize(("form", "model"), [case for case in CASES if not case.values[0].key])
+def test_calls_that_name_nothing_are_joined_over_files_by_their_history(
+    form: Form, model: str, tmp_path: Path
+) -> None:
+    calls = calls_of(tried(model))
+    logs, placed = spread(rows_of(form, calls, key=None), tmp_path, 3)
+    report = report_of(*logs, *told(model))
+    ambiguous = alike_in_messages(calls) if form.has_messages else alike_in_ids(calls)
+    left_out = unread(form, model) | ambiguous
+    assert but(found_in(report, placed), left_out) == but(expected(model, form.lacks), left_out)
+    assert report["summary"]["turns"] == len(calls)
+    assert abs(report["summary"]["rollouts"] - len(tried(model))) <= len(ambiguous)
+
+
+@pytest.mark.parametrize("key", ["session_id", None])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[-2]], ids=lambda form: form.name)
+def test_calls_are_joined_alike_from_any_files_by_any_number_of_processes(
+    form: Form, kind: str, key: str | None, tmp_path: Path
+) -> None:
+    model = MODELS[0]
+    calls = calls_of(tried(model))
+    assert not alike_in_ids(calls)
+    logs, placed = spread(rows_of(form, calls, key=key), tmp_path, 4, kind=kind)
+    alone = report_of(*logs, *told(model), "--jobs", "1")
+    assert found_in(alone, placed) == expected(model, form.lacks)
+    two = report_of(*logs, *told(model), "--jobs", "2")
+    assert two["findings"] == alone["findings"]
+    assert two["summary"]["notices"] == alone["summary"]["notices"]
+
+
+def test_calls_in_the_order_of_their_files_backwards_are_joined(tmp_path: Path) -> None:
+    """A file for each turn of the conversations, the last one first."""
+    model = MODELS[2]
+    calls = calls_of(tried(model))
+    turns = sorted({call.turn for call in calls}, reverse=True)
+    parts = [[call for call in calls if call.turn == turn] for turn in turns]
+    logs = [
+        written(tmp_path / f"turn-{turn}.jsonl", (generic(call) for call in part))
+        for turn, part in zip(turns, parts, strict=True)
+    ]
+    found, left_out = found_in(report_of(*logs, *told(model)), places_of(logs, parts)), alike_in_messages(calls)
+    assert but(found, left_out) == but(expected(model, ()), left_out)
+
+
+@pytest.mark.parametrize("key", ["session_id", None])
+def test_without_joining_each_call_is_a_rollout(key: str | None, tmp_path: Path) -> None:
+    model = MODELS[0]
+    calls = calls_of(tried(model))
+    logs, _ = spread(rows_of(FORMS[0], calls, key=key), tmp_path, 5)
+    report = report_of(*logs, *told(model), "--no-join")
+    assert report["summary"]["rollouts"] == report["summary"]["turns"] == len(calls)
+    assert not [one for one in report["findings"] if one["code"].startswith("SEQ")]
+    assert report["summary"]["notices"] == []
+
+
+# Which conversations cannot be told apart, and so are left out where rows name none
+
+
+def alike_in_messages(calls: Sequence[Call]) -> set[int]:
+    """Conversations that have a call with the messages, the tools and the answer of a call of another."""
+    return shared(calls, lambda call: json.dumps([*call.sent, call.answer, call.tools]))
+
+
+def alike_in_ids(calls: Sequence[Call]) -> set[int]:
+    """Conversations with the ids of a call of another, or with a prompt no closer to the call before it.
+
+    That is so where a template rewrites an answer from its first token, and the same prompt was answered twice.
+    """
+    found = shared(calls, lambda call: (tuple(call.prompt), tuple(call.sampled)))
+    seen = [packed(call.seen) for call in calls]
+    for at, call in enumerate(calls):
+        if call.turn:
+            own = packed(call.prompt[: common(call.prompt, calls[at - 1].seen)])
+            others = (one for one, ids in zip(calls, seen, strict=True) if ids.startswith(own))
+            if any(o.conversation != call.conversation and len(o.prompt) < len(call.prompt) for o in others):
+                found.add(call.conversation)
+    return found
+
+
+def packed(ids: Sequence[int]) -> bytes:
+    return np.array(ids, np.int32).tobytes()
+
+
+def common(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many ids two sequences begin with together."""
+    size = min(len(left), len(right))
+    return next((at for at in range(size) if left[at] != right[at]), size)
+
+
+def shared(calls: Sequence[Call], of: Callable[[Call], object]) -> set[int]:
+    """Conversations with a call that has this in common with a call of another one."""
+    known: dict[object, set[int]] = {}
+    for call in calls:
+        known.setdefault(of(call), set()).add(call.conversation)
+    return {one for conversations in known.values() if len(conversations) > 1 for one in conversations}
+
+
+def test_few_recorded_conversations_cannot_be_told_apart() -> None:
+    """All the exceptions made above, of 72, 233 and 209 conversations."""
+    calls = [calls_of(recorded(model)) for model in MODELS]
+    assert [len(recorded(model)) for model in MODELS] == [72, 233, 209]
+    assert [len(alike_in_messages(one)) for one in calls] == [0, 0, 12]
+    assert [len(alike_in_ids(one)) for one in calls] == [0, 1, 28]
