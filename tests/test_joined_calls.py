@@ -39,10 +39,16 @@ pytestmark = pytest.mark.skipif(
 TASKS = 10
 """How many tasks of a model `make test` tries; each was done twice, from the same first prompt."""
 CASES = [
-    pytest.param(form, model, id=f"{form.name}-{model}")
+    (form, model)
     for number, form in enumerate(FORMS)
     for model in (MODELS if DEEP else MODELS[number % len(MODELS) :][:1])
 ]
+UNNAMED = [case for case in CASES if not case[0].key]
+
+
+def words(value: object) -> str:
+    """A case as pytest names it."""
+    return value.name if isinstance(value, Form) else str(value)
 
 
 @cache
@@ -99,7 +105,7 @@ def but(found: Found, left_out: set[int]) -> Found:
 # By a key
 
 
-@pytest.mark.parametrize(("form", "model"), CASES)
+@pytest.mark.parametrize(("form", "model"), CASES, ids=words)
 def test_calls_joined_by_a_stated_key_say_what_whole_conversations_say(
     form: Form, model: str, tmp_path: Path
 ) -> None:
@@ -120,7 +126,7 @@ def test_five_recorded_conversations_call_tools_that_nobody_offered() -> None:
 # Without being told, over three files in any order
 
 
-@pytest.mark.parametrize(("form", "model"), CASES)
+@pytest.mark.parametrize(("form", "model"), CASES, ids=words)
 def test_calls_that_name_their_conversation_are_joined_over_files(form: Form, model: str, tmp_path: Path) -> None:
     calls = calls_of(tried(model))
     logs, placed = spread(rows_of(form, calls, key=form.key or "session_id"), tmp_path, 2)
@@ -131,7 +137,7 @@ def test_calls_that_name_their_conversation_are_joined_over_files(form: Form, mo
     assert report["summary"]["turns"] == len(calls)
 
 
-@pytest.mark.parametrize(("form", "model"), [case for case in CASES if not case.values[0].key])
+@pytest.mark.parametrize(("form", "model"), UNNAMED, ids=words)
 def test_calls_that_name_nothing_are_joined_over_files_by_their_history(
     form: Form, model: str, tmp_path: Path
 ) -> None:
@@ -147,7 +153,7 @@ def test_calls_that_name_nothing_are_joined_over_files_by_their_history(
 
 @pytest.mark.parametrize("key", ["session_id", None])
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
-@pytest.mark.parametrize("form", [FORMS[0], FORMS[-2]], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[-2]], ids=words)
 def test_calls_are_joined_alike_from_any_files_by_any_number_of_processes(
     form: Form, kind: str, key: str | None, tmp_path: Path
 ) -> None:

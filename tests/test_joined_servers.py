@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,4 +113,66 @@ def test_calls_of_a_session_break_where_the_session_breaks(case: str, tmp_path: 
     logs, placed = logged(rows, tmp_path, "session_id", files=1)
     report = report_of(*logs, *told, "--session", "session_id")
     assert found_in(report, placed, exactly=False) == expected
+    assert report["summary"]["rollouts"] == len(rows)
+
+
+# Without being told
+
+
+@pytest.mark.parametrize("key", [*NAMES, None])
+@pytest.mark.parametrize("case", CASES)
+def test_calls_of_a_server_are_joined_over_files(case: str, key: str | None, tmp_path: Path) -> None:
+    name, told, breaks = CASES[case]
+    rows = sessions(name)
+    logs, placed = logged(rows, tmp_path, key, files=3)
+    report = report_of(*logs, *told)
+    found = found_in(report, placed)
+    assert found == whole(rows, tmp_path, *told)
+    assert broken(found) == breaks
+    assert report["summary"]["rollouts"] == len(rows)
+
+
+@pytest.mark.parametrize("key", ["session_id", None])
+@pytest.mark.parametrize("separators", [(",", ":"), (" , ", " : ")], ids=["compact", "wide"])
+@pytest.mark.parametrize("ids", [True, False], ids=["ids", "no-ids"])
+@pytest.mark.parametrize("case", ["reasoning-kept", "reasoning-dropped"])
+def test_an_answer_is_known_whatever_the_spaces_in_its_tool_calls(
+    case: str, ids: bool, separators: tuple[str, str], key: str | None, tmp_path: Path
+) -> None:
+    name, told, _ = CASES[case]
+    change = partial(spaced, separators=separators)
+    rows = sessions(name, change if ids else lambda record: without_ids(change(record)))
+    logs, placed = logged(rows, tmp_path, key, files=2)
+    report = report_of(*logs, *told)
+    assert found_in(report, placed) == whole(rows, tmp_path, *told)
+    assert (report["summary"]["rollouts"], report["summary"]["turns"]) == (1, 4)
+
+
+@pytest.mark.parametrize("key", ["session_id", None])
+@pytest.mark.parametrize(
+    ("case", "change"), [("messages", without_ids), ("ids", as_text)], ids=["messages", "text"]
+)
+def test_calls_without_ids_are_joined_by_their_messages_or_their_text(
+    case: str, change: Change, key: str | None, tmp_path: Path
+) -> None:
+    name, told, _ = CASES[case]
+    rows = sessions(name, change)
+    logs, placed = logged(rows, tmp_path, key, files=3)
+    report = report_of(*logs, *told)
+    assert found_in(report, placed) == whole(rows, tmp_path, *told)
+    assert (report["summary"]["rollouts"], report["summary"]["turns"]) == (6, 36)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_name_that_each_call_has_for_itself_joins_nothing_and_parts_nothing(case: str, tmp_path: Path) -> None:
+    """Gateways number calls in `trace_id`; then only their history shows what belongs together."""
+    name, told, _ = CASES[case]
+    rows = sessions(name)
+    for row in rows:
+        row["records"] = [
+            {"trace_id": f"{row['session_id']}-{at}", **one} for at, one in enumerate(row["records"])
+        ]
+    logs, placed = logged(rows, tmp_path, None, files=2)
+    report = report_of(*logs, *told)
+    assert found_in(report, placed) == whole(sessions(name), tmp_path, *told)
     assert report["summary"]["rollouts"] == len(rows)
