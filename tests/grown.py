@@ -1,7 +1,6 @@
 """Conversations as agents make them: retries, branches, sub-agents, summaries, edits, rows written twice.
 
-Each call has one logprob above zero, which is its number: so the findings of a report say which calls were read as one
-conversation.
+Each call has one logprob above zero, its number: so findings say which calls were read as one conversation.
 """
 
 from __future__ import annotations

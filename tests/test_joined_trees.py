@@ -1,10 +1,10 @@
-"""Conversations with retries, branches, sub-agents, summaries and edits, a row a call, joined as they were made."""
+"""Conversations with retries, branches, sub-agents and edits, a row a call, are joined as they were made."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -103,3 +103,135 @@ def test_calls_of_one_session_are_one_conversation(seed: int, form: Form, tmp_pa
     report = report_of(*logs, *PLANTED, "--session", "session_id")
     assert Counter(groups(report)) == whole(made)
     assert report["summary"]["rollouts"] == len(made)
+
+
+# Without being told
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_calls_that_name_their_conversation_are_joined_as_they_were_made(
+    seed: int, form: Form, tmp_path: Path
+) -> None:
+    made = grown(seed)
+    logs, placed = spread(rows_of(made, form, key="session_id"), tmp_path, seed)
+    report = report_of(*logs, *PLANTED)
+    assert Counter(groups(report)) == whole(made)
+    stands_at(report, placed, numbers_of(made))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_calls_that_name_nothing_are_joined_as_far_as_their_history_shows(
+    seed: int, form: Form, tmp_path: Path
+) -> None:
+    made = grown(seed)
+    logs, placed = spread(rows_of(made, form, key=None), tmp_path, seed)
+    report = report_of(*logs, *PLANTED)
+    unsure = doubtful(made)
+    assert unsure
+    found = [one for one in groups(report) if not {number for number, _ in one} & unsure]
+    assert Counter(found) == shown(plain(made))
+    stands_at(report, placed, numbers_of(made))
+
+
+@pytest.mark.parametrize("told", [PLANTED, ("--select", "LPR504")], ids=["toy", "no-tokenizer"])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_calls_of_different_conversations_are_never_joined(
+    form: Form, told: Sequence[object], tmp_path: Path
+) -> None:
+    """Not where a row is there twice, nor where two conversations began with the same prompt."""
+    made = grown(0)
+    family = {one.number: number for number, family in enumerate(made) for one in family.calls}
+    logs, _ = spread(rows_of(made, form, key=None), tmp_path, 1)
+    for one in groups(report_of(*logs, *told)):
+        assert len({family[number] for number, _ in one}) == 1
+
+
+@pytest.mark.parametrize("form", [generic, ids_only], ids=lambda form: form.__name__)
+def test_the_order_of_rows_their_files_and_processes_change_nothing(form: Form, tmp_path: Path) -> None:
+    made = plain(grown(1))
+    expected = shown(made)
+    for seed, (files, kind, jobs) in enumerate([(1, "jsonl", 1), (5, "jsonl.gz", 2), (2, "parquet", 1)]):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        logs, placed = spread(rows_of(made, form, key=None), folder, seed, files=files, kind=kind)
+        report = report_of(*logs, *PLANTED, "--jobs", jobs)
+        assert Counter(groups(report)) == expected
+        stands_at(report, placed, numbers_of(made))
+
+
+def test_what_a_break_is_stays_the_same_where_calls_name_nothing(tmp_path: Path) -> None:
+    """SEQ301 to SEQ305 of conversations whose rows show where they belong, by key and by history."""
+    made = plain(grown(0, lost=False))
+    select = ("-t", TOY, "--select", "SEQ,LPR504")
+    found = []
+    for key in ("session_id", None):
+        folder = tmp_path / str(key)
+        folder.mkdir()
+        logs, placed = spread(rows_of(made, generic, key=key), folder, 7)
+        report = report_of(*logs, *select)
+        assert Counter(groups_of_planted(report)) == whole(made)
+        names = ("code", "severity", "cause", "turn", "start", "end", "message")
+        found.append(
+            Counter(
+                (placed[one["file"], one["row"]], *(one[name] for name in names)) for one in report["findings"]
+            )
+        )
+    assert found[0] == found[1]
+    codes = {str(one[1]) for one in found[0]}
+    assert {"SEQ301", "SEQ303", "SEQ304"} <= codes
+
+
+def groups_of_planted(report: Wire) -> list[Group]:
+    return groups({"findings": [one for one in report["findings"] if one["code"] == "LPR504"]})
+
+
+def test_the_notice_says_how_many_rows_became_how_many_conversations(tmp_path: Path) -> None:
+    made = grown(0)
+    rows = rows_of(made, generic, key="session_id")
+    logs, _ = spread(rows, tmp_path, 1)
+    (said,) = [one for one in report_of(*logs, *PLANTED)["summary"]["notices"] if "session_id" in one]
+    alone = sum(len(family.calls) == 1 for family in made)
+    assert re.search(rf"\b({len(rows)}|{len(rows) - alone}) rows\b", said)
+    assert re.search(rf"\b({len(made)}|{len(made) - alone}) conversations\b", said)
+
+
+# Logs without anything to join
+
+
+@pytest.mark.parametrize("key", [None, "session_id"])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_samples_of_one_prompt_are_reported_as_without_joining(
+    form: Form, key: str | None, tmp_path: Path
+) -> None:
+    made = [Family(one.name, one.calls[:1]) for one in grown(2)]
+    prompts = Counter(tuple(one.calls[0].call.prompt) for one in made)
+    assert max(prompts.values()) > 2
+    logs, _ = spread(rows_of(made, form, key=key), tmp_path, 1)
+    select = ("-t", TOY)
+    assert plainly(report_of(*logs, *select)) == plainly(report_of(*logs, *select, "--no-join"))
+
+
+def plainly(report: Wire) -> Wire:
+    """The report without times and notices."""
+    summary = {name: value for name, value in report["summary"].items() if name not in ("seconds", "notices")}
+    return {"summary": summary, "findings": report["findings"]}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_a_call_whose_forerunner_is_not_in_the_log_is_not_joined_to_another_sample(
+    form: Form, tmp_path: Path
+) -> None:
+    """Of two samples of a prompt one is there; the other was lost, and what followed it is there."""
+    made = grown(3)
+    lost = [family for number, family in enumerate(made) if number % 2]
+    kept = [family for number, family in enumerate(made) if not number % 2]
+    orphans = [
+        Family(one.name, [call for call in one.calls[1:] if call.parent is one.calls[0]][:1]) for one in lost
+    ]
+    heads = [Family(family.name, family.calls[:1]) for family in kept]
+    left = {tuple(one.calls[0].call.prompt) for one in heads}
+    assert sum(tuple(one.calls[0].call.prompt) in left for one in lost) > 3
+    logs, _ = spread(rows_of([*heads, *orphans], form, key=None), tmp_path, 1)
+    assert plainly(report_of(*logs, "-t", TOY)) == plainly(report_of(*logs, "-t", TOY, "--no-join"))
