@@ -99,9 +99,10 @@ def numbers_of(made: Iterable[Family]) -> dict[tuple[int, int], int]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_calls_of_one_session_are_one_conversation(seed: int, form: Form, tmp_path: Path) -> None:
     made = grown(seed)
-    logs, _ = spread(rows_of(made, form, key="session_id"), tmp_path, seed, files=1)
+    logs, placed = spread(rows_of(made, form, key="session_id"), tmp_path, seed)
     report = report_of(*logs, *PLANTED, "--session", "session_id")
     assert Counter(groups(report)) == whole(made)
+    stands_at(report, placed, numbers_of(made))
     assert report["summary"]["rollouts"] == len(made)
 
 
