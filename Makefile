@@ -2,6 +2,7 @@
 # make test    everything a change has to pass, in a few minutes
 # make deep    the same with every example that tests have; SINCE=origin/main: those of what changed since then
 # make bench   how fast a scan is; QUICK=1: in two minutes and roughly
+# make bench-joining  how fast calls in rows of their own are joined, and in how much memory; QUICK=1
 # make planted  logs with every fault planted, scanned by both engines; TOKENS=200000000
 # make lint    style and types only
 # make docs    the site, into build/docs/index.html
@@ -17,7 +18,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TOY := fixtures/tokenizers/toy_bpe
 shown = echo '$$ tito-audit $(1)' && $(BIN)/tito-audit $(1)
 
-.PHONY: demo test deep bench planted lint torch docs
+.PHONY: demo test deep bench bench-joining planted lint torch docs
 
 demo: $(VENV)/.installed
 	@echo "Example logs of every format, made by hand, with faults planted in them:"
@@ -61,6 +62,10 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-bench
 	@tests/real_tokenizers.sh >/dev/null
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(BENCH)
+
+# Logs of up to two million calls, built for it; BENCH="--help" says what else there is.
+bench-joining: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.joining $(if $(QUICK),--quick) $(BENCH)
 
 # Findings of the scan as it is and of its reference engine, on logs built for it and removed again. A stopped run goes on.
 planted: $(VENV)/.installed

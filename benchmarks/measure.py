@@ -87,7 +87,14 @@ def alternately(
     return found
 
 
-def scan(log: str, tokenizer: Path, jobs: int | None, watch: bool = False, cache: Path | None = None) -> Measured:
+def scan(
+    log: str,
+    tokenizer: Path,
+    jobs: int | None,
+    watch: bool = False,
+    cache: Path | None = None,
+    options: Sequence[str] = (),
+) -> Measured:
     """One `tito-audit scan` as a user runs it, with a JSON report of every finding.
 
     With None it chooses itself in how many processes. Nothing is kept from run to run but in `cache`.
@@ -97,6 +104,7 @@ def scan(log: str, tokenizer: Path, jobs: int | None, watch: bool = False, cache
         command = [sys.executable, "-m", "tito_audit", "scan", log, "-t", str(tokenizer), "--quiet"]
         command += ["--fail-on", "never", "--report", f"json={report}"]
         command += ["--jobs", str(jobs)] if jobs is not None and knows_jobs() else []
+        command += options
         kept = {"TITO_AUDIT_CACHE": str(cache) if cache is not None else "off"}
         _, wall, spent, together = run(command, watch, kept)
         with report.open("rb") as file:

@@ -49,13 +49,15 @@ def busy() -> str | None:
     )
 
 
-def heading(tokenizer: Path, warning: str | None) -> str:
+def heading(
+    tokenizer: Path, warning: str | None, title: str = "How fast a scan is", command: str = "make bench"
+) -> str:
     """Machine, versions and date."""
     versions = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)) is not None)
     lines = [
-        "# How fast a scan is",
+        f"# {title}",
         "",
-        f"Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. {_machine()}, Python "
+        f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d}. {_machine()}, Python "
         f"{platform.python_version()}, {versions}. Tokenizer: {tokenizer.name}.",
         "",
         *([f"**{warning}**", ""] if warning else []),

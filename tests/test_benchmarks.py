@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import engines, floors, logs, measure, planted, stages  # noqa: E402
+from benchmarks import engines, floors, joining, logs, measure, planted, stages  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
 from benchmarks.budget import Budget, budget_section  # noqa: E402
+from benchmarks.call_logs import call_log  # noqa: E402
 from benchmarks.corpus import Corpus, Factory, Shape  # noqa: E402
 from benchmarks.faults import CATALOGUE  # noqa: E402
 from benchmarks.goals import Reached, goals_section  # noqa: E402
@@ -418,3 +419,28 @@ def test_a_difference_between_the_engines_is_shown(tmp_path: Path, monkeypatch: 
     assert found.bad
     assert "result 0" in str(found.difference)
     assert "another" in str(found.difference)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("kind", joining.KINDS)
+def test_logs_of_calls_hold_the_calls_that_were_asked_for(kind: str, keyed: bool, tmp_path: Path) -> None:
+    log = call_log(joining.SHORT, 40, kind, tmp_path, keyed=keyed)
+    plain = [
+        orjson.loads(line) for line in log.path.with_name(log.path.name.partition(".")[0] + ".jsonl").open("rb")
+    ]
+    assert len(rows) == log.rows == 40
+    assert sum(len(row["prompt_ids"]) + len(row["completion_ids"]) for row in rows) == log.ids
+    assert all(("session_id" in row) == keyed for row in rows)
+    settings = Settings(join=False)
+    assert sum(result.rollout is not None for result in scan_rollouts(log.path, settings)) == 40
+
+
+def test_what_joining_took_is_on_its_page(tmp_path: Path) -> None:
+    many, few = (call_log(joining.SHORT, rows, "jsonl", tmp_path, keyed=True) for rows in (120, 20))
+    found = [joining.study(log, few, TOY, whole=False) for log in (few, many)]
+    assert all(one.seconds > 0 and one.held > 0 for one in found)
+    text = joining.page([replace(found[0], scans=(ONE, replace(ONE, cpu=0.6))), found[1]], TOY, None)
+    assert text.startswith("# How fast calls are joined\n")
+    assert "## Short calls joined by their key, jsonl\n" in text
+    assert "| 120 | " in text
+    assert " | 25% |\n" in text
