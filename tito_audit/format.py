@@ -46,6 +46,6 @@ class Format:
     shows: str = ""
     """What can be audited in it and what cannot, for the README's table."""
     row_is_call: bool = False
-    """Whether a row is one call, as servers, proxies and gateways log them, so that a conversation takes several."""
+    """Whether a row is one call of a conversation, as servers, proxies and gateways log them."""
     open_object: str = ""
     """The key of the object that may hold arbitrary keys, if the row itself may not; "" if it may."""

@@ -88,8 +88,8 @@ def joined_counts(rollout: Rollout) -> dict[str, int]:
 class Join:
     """Rows that are single calls, joined to conversations; and the messages and tools of other files, found by id.
 
-    The index is built before processes are forked, so that they share it. Where messages are joined, the lines of a
-    NeMo-Gym token capture become one rollout for each rollout id.
+    The index is built before processes are forked, so that they share it. Where messages are joined, the lines of
+    a NeMo-Gym token capture become one rollout for each rollout id.
     """
 
     def __init__(self, settings: Settings, logs: Sequence[Path], calls: JoinedCalls | None = None) -> None:
