@@ -144,6 +144,8 @@ class Summary:
     """The flags by which single calls were joined, as `--session KEY`; () without any, or where logs differ."""
     encoder: str | None = None
     """What encoded: "tokenizers", or "fastokens, proved by tokenizers"; None without a tokenizer."""
+    joined: list[str] = field(default_factory=list)
+    """How rows that are single calls became conversations; `notices` say it too."""
     notices: list[str] = field(default_factory=list)
     """What a reader should know about the whole run: an empty file, no template, a fallback."""
     seconds: float = 0.0

@@ -31,6 +31,7 @@ from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.inside import wrapper_keys
 from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log
 from tito_audit.storage.row import RawRow
+from tito_audit.summary import Summary
 
 
 class Conversion:
@@ -95,7 +96,9 @@ class Conversion:
             yield place
         if self._shapes is not None:
             self._shapes.settle()
-        self.notices = list(self._flow.join_notices())
+        said = Summary()
+        self._flow.say_joined(said)
+        self.notices = said.notices
 
     def write(self) -> Iterator[Place]:
         """The places of the logs' rows as they are written; then the file has its name. Call it after `survey`.

@@ -179,11 +179,14 @@ class Join:
                     tally.add(result.place, result.counts)
             yield result
 
-    def notices(self) -> Iterator[str]:
-        """What was joined, for the summary, once all results were counted."""
+    def joined(self) -> Iterator[str]:
+        """How rows that are single calls became conversations, for the summary."""
         for calls in (self._captures, self._calls):
             if calls is not None:
                 yield from calls.notices()
+
+    def notices(self) -> Iterator[str]:
+        """What other files had for the rollouts, for the summary, once all results were counted."""
         cut = (self._settings.limit, self._settings.row, self._settings.sample)
         whole = all(one is None for one in cut)
         for tally in self._tallies:

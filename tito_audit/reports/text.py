@@ -100,6 +100,8 @@ def _header(summary: Summary) -> Iterator[Text]:
     if len(by_count) > _FORMATS:
         formats += f" and {len(by_count) - _FORMATS} other formats"
     yield from _read_as_lines(summary)
+    for said in summary.joined:
+        yield Text(visible(said))
     parts = [many(summary.rollouts, "rollout") + (f" ({formats})" if formats else "")]
     if summary.rows_unreadable:
         parts.append(many(summary.rows_unreadable, "unreadable row"))
@@ -218,9 +220,10 @@ def _print_worst(console: Console, worst: list[WorstEntry], total: int) -> None:
 
 
 def _notice_lines(summary: Summary) -> list[str]:
-    lines = [visible(notice) for notice in summary.notices[:_NOTICES]]
-    if len(summary.notices) > _NOTICES:
-        lines.append(f"… and {len(summary.notices) - _NOTICES:,} more notices")
+    notices = [notice for notice in summary.notices if notice not in summary.joined]
+    lines = [visible(notice) for notice in notices[:_NOTICES]]
+    if len(notices) > _NOTICES:
+        lines.append(f"… and {len(notices) - _NOTICES:,} more notices")
     return lines
 
 

@@ -164,11 +164,13 @@ class RowFlow:
             join = self.groups[result.place.file].join
             yield from (result,) if join is None else join.counted((result,))
 
-    def join_notices(self) -> Iterator[str]:
-        """Notices of the joins for the summary, once all results were noted."""
+    def say_joined(self, summary: Summary) -> None:
+        """Put into a summary what the joins of the logs found, once all results were noted."""
         for join in dict.fromkeys(group.join for group in self.groups.values()):
             if join is not None:
-                yield from join.notices()
+                summary.joined += join.joined()
+                summary.notices += join.notices()
+        summary.notices += summary.joined
 
     def save(self) -> None:
         """Cache for the next run what this one worked out about its tokenizers."""

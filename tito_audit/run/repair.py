@@ -103,7 +103,7 @@ class Repairs:
                     self.failing += _failing(flow, result.place.file, result)
                 yield outcome
         write_dataset_metadata(self.logs, targets, overwrite=self.repairs.force)
-        self.before.notices += flow.join_notices()
+        flow.say_joined(self.before)
         flow.encoders.warn(self.before)
         conclude(self.before)
         flow.save()

@@ -92,7 +92,8 @@ class Scan:
                 yield result
         flow.save()
         flow.encoders.settle(self.summary)
-        self.summary.notices += [*_named(flow), *flow.join_notices()]
+        self.summary.notices += _named(flow)
+        flow.say_joined(self.summary)
         self.summary.sampled = counted.sampled(share_of(self.settings))
         conclude(self.summary)
 
