@@ -140,7 +140,10 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         return ()
     if len(repaired) > 1:
         what = "each row is one call" if row.by_key else "a capture holds calls"
-        raise RecordError(f"{what}, from which the trainer makes rows: it has no place for the parts of a fork")
+        raise RecordError(
+            f"{what}, and has no place for the parts of a fork; `tito-audit convert LOG --to rows` makes a "
+            "training row of each"
+        )
     (one,) = repaired
     read = _calls(row, one.rollout.place)
     if one.turns_from != tuple(range(len(read.order))):
