@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from tests.tiers import examples
 from tito_audit.join.history import CallTraits, Conversations, HistoryIndex, JoinedBy
+from tito_audit.join.history._holders import components
+from tito_audit.join.history._trie import Numbers
 from tito_audit.record.message import Message, as_message
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -42,7 +44,8 @@ def spelled(id_: int) -> str:
     if id_ >= MERGED:
         return spelled(WORDS[(id_ - MERGED) // 800]) + spelled(WORDS[(id_ - MERGED) % 800])
     named = {number: f"<|{name}|>" for name, number in ROLES.items()}
-    return MARKS.get(id_) or named.get(id_) or f"{'kstmrlnp'[id_ % 8]}{'aeiou'[id_ % 5]}{id_} "
+    marked = MARKS.get(id_) or named.get(id_) or ("<|mark|>" if id_ < WORDS[0] else "")
+    return marked or f"{'kstmrlnp'[id_ % 8]}{'aeiou'[id_ % 5]}{id_} "
 
 
 def decode(ids: Sequence[int] | np.ndarray) -> bytes:
@@ -377,6 +380,10 @@ def test_an_answer_with_another_number_is_another_answer() -> None:
 @pytest.mark.parametrize(
     ("said", "kept"),
     [
+        (
+            "<|channel|>analysis<|message|>2 + 2<|end|><|start|>assistant<|channel|>final<|message|>It is 4.",
+            "<|channel|>final<|message|>It is 4.",
+        ),
         ('<tool_call>{"name": "f", "arguments": {"b": 1, "a": 2}}</tool_call>',) * 2,
         (
             '<tool_call>\n{"name": "f", "arguments": {"b": 1, "a": 2}}\n</tool_call>',
@@ -409,3 +416,189 @@ def talked(tokenizer: Tokenizer, said: str, kept: str) -> Conversations:
     ids = [tuple(np.asarray(encode(text), np.int64) for text in pair) for pair in texts]
     traits = [CallTraits(0, prompt, completion, True, None, None) for prompt, completion in ids]
     return settled(traits, tokenizer.vocabulary.data)
+
+
+def test_equal_conversations_are_told_apart_one_to_one_and_called_unsure() -> None:
+    first, later = call([SYSTEM, QUESTION], (*FIRST, END)), call(after(FIRST), (*OTHER, END))
+    for rows, wanted in (
+        ([first, first, later, later], {frozenset({0, 3}), frozenset({1, 2})}),
+        ([first, later, first, later], {frozenset({0, 1}), frozenset({2, 3})}),
+        ([later, later, first, first], {frozenset({0, 2}), frozenset({1, 3})}),
+    ):
+        found = settled(rows)
+        assert parts(found.of) == wanted
+        assert found.unsure.tolist() == [row for row, each in enumerate(rows) if each is later]
+
+
+def test_a_row_twice_is_one_start_and_one_conversation_alone() -> None:
+    first, later = call([SYSTEM, QUESTION], (*FIRST, END)), call(after(FIRST), (*OTHER, END))
+    last = call(after(FIRST, ("assistant", OTHER), ("user", (260,))), (*FIRST, END))
+    found = settled([first, first, later, later, last])
+    assert sorted(map(len, parts(found.of))) in ([1, 4], [2, 3])
+    assert {2, 3} <= set(found.unsure.tolist())
+
+
+def test_the_key_tells_equal_conversations_apart() -> None:
+    rows = [
+        call([SYSTEM, QUESTION], (*FIRST, END), b"a"),
+        call([SYSTEM, QUESTION], (*FIRST, END), b"b"),
+        call(after(FIRST), (*OTHER, END), b"a"),
+        call(after(FIRST), (*OTHER, END), b"b"),
+    ]
+    found = settled(rows)
+    assert parts(found.of) == {frozenset({0, 2}), frozenset({1, 3})}
+    assert not len(found.unsure)
+    unnamed = [replace(row, key=b"one") for row in rows]
+    assert not settled(unnamed).keys_believed, "the key of a group of samples"
+
+
+def test_samples_of_one_prompt_are_conversations_of_their_own() -> None:
+    found = settled([call([SYSTEM, QUESTION], (*FIRST[: 20 + size], END)) for size in range(8)])
+    assert found.of.tolist() == list(range(8))
+    assert not found.by.any()
+
+
+def test_calls_of_another_context_are_not_joined() -> None:
+    first, later = call([SYSTEM, QUESTION], (*FIRST, END), b"a"), call(after(FIRST), (*OTHER, END), b"a")
+    assert settled([first, later]).of.tolist() == [0, 0]
+    assert settled([first, replace(later, context=8)]).of.tolist() == [0, 1]
+    assert settled([first, later, replace(later, context=(1 << 64) - 1)]).of.tolist() == [0, 0, 2]
+
+
+def test_a_generation_that_was_interrupted_goes_on() -> None:
+    first = call([SYSTEM, QUESTION], FIRST[:10])
+    rest = replace(first, prompt=np.array((*rendered([SYSTEM, QUESTION]), *OPENER, *FIRST[:10])))
+    beyond = replace(first, prompt=np.array((*rest.prompt, *rest.completion, 500, 501)))
+    for rows in ([first, rest, beyond], [beyond, rest, first], [rest, beyond, first]):
+        assert settled(rows).of.tolist() == [0, 0, 0]
+
+
+def test_calls_without_completions_continue_and_are_not_continued() -> None:
+    first, later = call([SYSTEM, QUESTION], ()), call(after(FIRST), ())
+    assert settled([first, first, later]).of.tolist() == [0, 1, 2]
+    known = replace(first, completion=np.array((*FIRST, END)), ended=True)
+    assert settled([later, known]).of.tolist() == [0, 0]
+    unknown = replace(first, completion=None)
+    assert settled([unknown, later, known]).of.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("ends", [(2,), (2, 8), tuple(range(20, 50))])
+def test_turns_may_end_in_other_tokens_and_be_called_ended_by_mistake(ends: Ids) -> None:
+    made = World(random.Random(5))
+    for _ in range(20):
+        made.group()
+    rows = []
+    for row, each in enumerate(made.calls):
+        end = ends[row % len(ends)]
+        swapped = tuple(end if id_ == END else id_ for id_ in each.completion)
+        rows.append(replace(each, completion=swapped).traits())
+    # Later prompts hold END: where another end was sampled, the answer is the same but for that.
+    found = settled([replace(row, ended=True, request=None, answer=None) for row in rows])
+    assert parts(found.of) == trees(made.calls)
+
+
+def test_an_answer_found_in_messages_is_told_from_those_that_say_the_same_by_its_tool_call_ids() -> None:
+    asked = as_message({"role": "user", "content": "Where?"}, "m")
+    answers = [
+        as_message(
+            {
+                "role": "assistant",
+                "content": "",
+                "reasoning_content": f"thought {number}",
+                "tool_calls": [{"id": f"call_{number}", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+            },
+            "m",
+        )
+        for number in range(4)
+    ]
+    rows = [CallTraits(0, None, None, True, [asked], answer) for answer in answers]
+    result = as_message({"role": "tool", "content": "4"}, "m")
+    done = as_message({"role": "assistant", "content": "Done."}, "m")
+    later = [
+        CallTraits(0, None, None, True, [asked, without_thought(answer), result], done)
+        for answer in reversed(answers)
+    ]
+    found = settled([*rows, *later], None)
+    assert found.of.tolist() == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert found.by.tolist() == [JoinedBy.NOTHING] * 4 + [JoinedBy.MESSAGES] * 4
+    assert not len(found.unsure)
+
+
+def without_thought(answer: Message) -> Message:
+    kept = {name: value for name, value in answer.wire.items() if name != "reasoning_content"}
+    (tool_call,) = kept["tool_calls"]
+    function = {**tool_call["function"], "arguments": {"a": 1}}
+    return as_message({**kept, "content": None, "tool_calls": [{**tool_call, "function": function}]}, "m")
+
+
+def test_the_deeper_of_a_match_by_ids_and_one_by_messages_wins() -> None:
+    """Two samples begin with the same answer; which of them a call continues, only its messages tell."""
+    say = [message(role, ids) for role, ids in after(FIRST)]
+    history = [SYSTEM, QUESTION]
+    first = [replace(call(history, (*FIRST, END)), request=say[:2], answer=say[2]) for _ in range(2)]
+    second = [replace(call(after(FIRST), (*OTHER[number:], END)), request=say) for number in range(2)]
+    second = [replace(each, answer=message("assistant", OTHER[number:])) for number, each in enumerate(second)]
+    drifted = after(FIRST, ("assistant", merged(OTHER[1:], 9)), ("user", (270,)))
+    third = replace(call(drifted, (*FIRST, END)), request=[message(role, ids) for role, ids in drifted])
+    found = settled([*first, *second, third], None)
+    assert found.of[4] == found.of[3] != found.of[2]
+    assert found.by[4] == JoinedBy.MESSAGES
+
+
+def test_rows_with_text_alone_are_joined_by_it() -> None:
+    rng = random.Random(3)
+    calls = world(3, ("reasoning",))
+    rng.shuffle(calls)
+    rows = [
+        CallTraits(0, None, None, True, None, None, decode(each.prompt).decode(), decode(each.completion).decode())
+        for each in calls
+    ]
+    found = settled(rows, None)
+    assert parts(found.of) == trees(calls)
+    assert set(found.by.tolist()) == {JoinedBy.NOTHING, JoinedBy.TEXT}
+
+
+def test_rows_of_each_kind_stay_apart_and_no_row_is_no_conversation() -> None:
+    empty = CallTraits(0, None, None, False, None, None)
+    blank = CallTraits(0, np.empty(0, np.int64), np.empty(0, np.int64), False, (), None, "", "")
+    assert settled([]).of.tolist() == []
+    assert settled([empty, empty, blank, blank]).of.tolist() == [0, 1, 2, 3]
+    first, later = call([SYSTEM, QUESTION], (*FIRST, END)), call(after(FIRST), (*OTHER, END))
+    text = replace(later, prompt=None, completion=None, prompt_text=decode(later.prompt).decode())
+    told = replace(first, prompt=None, request=(message("user", FIRST),), answer=message("assistant", FIRST))
+    assert settled([told, empty, first, text, later]).of.tolist() == [0, 1, 2, 3, 2]
+
+
+def test_what_an_index_holds_does_not_grow_with_the_length_of_histories() -> None:
+    index, history = HistoryIndex(), [SYSTEM, QUESTION]
+    sizes = []
+    for turn in range(400):
+        answer = tuple(500 + (turn * 7 + each) % 300 for each in range(20))
+        index.add(call(history, (*answer, END)))
+        sizes.append(index.nbytes)
+        history += [("assistant", answer), ("user", (200 + turn % 300, 201))]
+    assert sizes[-1] - sizes[200] <= 2 * (sizes[200] - sizes[1])
+    assert sizes[-1] / len(sizes) < 120
+
+
+def test_prefixes_keep_their_numbers_while_the_table_grows() -> None:
+    numbers, known = Numbers(), {}
+    rng = random.Random(1)
+    for _ in range(5000):
+        hash_ = rng.getrandbits(64) if rng.random() < 0.7 or not known else rng.choice(list(known))
+        assert numbers.find(hash_) == known.get(hash_, 0)
+        assert numbers.add(hash_) == known.setdefault(hash_, len(known) + 1)
+    asked = [*known, *(rng.getrandbits(64) for _ in range(500))]
+    assert numbers.find_all(np.array(asked, np.uint64)).tolist() == [known.get(hash_, 0) for hash_ in asked]
+
+
+@given(st.integers(0, 1000))
+def test_linked_calls_are_one_component_however_the_links_run(seed: int) -> None:
+    rng = random.Random(seed)
+    count = rng.randint(1, 60)
+    links = [[rng.randrange(count) if rng.random() < 0.7 else -1 for _ in range(count)] for _ in range(2)]
+    label = list(range(count))
+    for one, other in [(call, to) for link in links for call, to in enumerate(link) if to >= 0]:
+        low, high = sorted((label[one], label[other]))
+        label = [low if each == high else each for each in label]
+    assert components(count, *(np.array(link, np.int64) for link in links)).tolist() == label

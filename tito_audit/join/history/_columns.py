@@ -70,17 +70,20 @@ class Columns:
 
     def add(self, call: CallTraits) -> int:
         """Keep a call; its number."""
-        has, length, prompt, body, seen = Has(0), 0, 0, 0, 0
+        has, length, prompt, body, seen, turns = Has(0), 0, 0, 0, 0, 0
         if call.prompt is not None:
             has, length = Has.IDS, len(call.prompt)
-            prompt, body, seen = self._ids(call.prompt, call.completion, salt("ids", call.context), call.ended)
+            prompt, body, seen, turns = self._ids(call.prompt, call)
         elif call.request is None and call.prompt_text is not None:
             has, values = Has.TEXT, as_bytes(call.prompt_text)
             length = len(values)
             prompt, seen = self._text(values, as_bytes(call.completion_text or ""), salt("text", call.context))
         if call.request is not None:
             request, answers = self._messages(call.request, call.answer, call.context)
-            has |= Has.MESSAGES if answers else Has.MESSAGES | Has.NO_ANSWERS
+            has |= Has.MESSAGES
+            # A prompt of more turns has a history; a template may add a system prompt.
+            if not answers and turns <= len(call.request) + 1:
+                has |= Has.NO_ANSWERS
             if call.prompt is None:
                 length, prompt = len(call.request), request
         elif self.told:
@@ -93,17 +96,18 @@ class Columns:
         self.key.append(0 if call.key is None else self.keys.add(hash_of(call.key) ^ salt("key", call.context)))
         return len(self) - 1
 
-    def _ids(self, prompt: Ids, completion: Ids | None, salted: int, ended: bool) -> tuple[int, int, int]:
-        """The hash of a prompt, the prefix at its last turn end, and that of all that was seen."""
+    def _ids(self, prompt: Ids, call: CallTraits) -> tuple[int, int, int, int]:
+        """The hash of a prompt, the prefix at its last turn end, that of all that was seen, and how many ends."""
+        completion = call.completion
         if completion is not None:
-            self.ends.learn(completion, ended=ended)
-        hash_at = self.rolling.prefixes(prompt, salted)
-        whole = int(hash_at[-1])
-        body = self.trie.add_path(map(int, hash_at[self.ends.after(prompt)[::-1]]))
+            self.ends.learn(completion, ended=call.ended)
+        hash_at = self.rolling.prefixes(prompt, salt("ids", call.context))
+        whole, ends = int(hash_at[-1]), self.ends.after(prompt)
+        body = self.trie.add_path(map(int, hash_at[ends[::-1]]))
         if completion is None or not len(completion):
-            return whole, body, 0
+            return whole, body, 0, len(ends)
         seen = self.trie.add(self.rolling.extended(whole, len(prompt), completion), body)
-        return whole, body, seen
+        return whole, body, seen, len(ends)
 
     def _text(self, prompt: NDArray[np.uint8], completion: NDArray[np.uint8], salted: int) -> tuple[int, int]:
         """The hash of a prompt, and the prefix that is all that was seen."""

@@ -21,6 +21,7 @@ _LEVELS = 4
 """At how many lengths of its prompt a call is compared with earlier calls."""
 _RIVALS = 64
 """With how many calls at each."""
+_ADDED_AT_ONCE = 1 << 20
 _LONGEST = 1 << 14
 """The most ids of an answer that are compared where no end token says where it ends."""
 _CLEARLY = 0.05
@@ -75,9 +76,12 @@ class Search:
         self._with_body = Holders(self._body)
         has_prompt = columns.array("has") & (Has.IDS | Has.TEXT) != 0
         self._with_prompt = Holders(np.where(has_prompt, self._prompt, np.uint64(0)))
-        self._targets = _Targets(
-            columns.hashes(columns.array("seen")), columns.hashes(self._body), self._with_prompt.values
-        )
+        self._looked_for = _Filter(3 * len(columns))
+        for prefixes in (columns.array("seen"), self._body):
+            for start in range(0, len(columns), _ADDED_AT_ONCE):
+                self._looked_for.add(columns.hashes(prefixes[start : start + _ADDED_AT_ONCE]))
+        for start in range(0, len(self._with_prompt.values), _ADDED_AT_ONCE):
+            self._looked_for.add(self._with_prompt.values[start : start + _ADDED_AT_ONCE])
         self.contested: list[Contested] = []
         self.undecided: list[int] = []
         """Calls whose prompt holds something like another's answer, and neither the same nor clearly another."""
@@ -120,23 +124,23 @@ class Search:
         """
         values, salted = _prompt_of(call)
         hash_at = self._columns.rolling.prefixes(values, salted)
-        at = self._targets.found_in(hash_at)[::-1]
-        numbers = [self._columns.trie.numbers.find(hash_) for hash_ in hash_at[at].tolist()]
-        seen = [number for number in numbers if number and len(self._links.seen.of(number))]
-        if seen:
+        at = 1 + self._looked_for.may_hold(hash_at[1:])[::-1]
+        prefixes = self._columns.trie.numbers.find_all(hash_at[at])
+        seen = prefixes[self._links.is_end[prefixes]]
+        if len(seen):
             for each in calls.tolist():
-                self._links.choose(each, seen)
+                self._links.choose(each, seen.tolist())
             return None
         levels: list[_Level] = []
-        for position in at[at < len(values)].tolist():
-            rivals = self._rivals(int(calls[0]), int(hash_at[position]))
+        at_known = (at < len(values)) & ((prefixes != 0) | self._with_prompt.have(hash_at[at]))
+        for position, prefix in zip(at[at_known].tolist(), prefixes[at_known].tolist(), strict=True):
+            rivals = self._rivals(int(calls[0]), int(hash_at[position]), prefix)
             if len(rivals) and len(levels) < _LEVELS:
                 levels.append(self._level(values, position, rivals, call.prompt is not None))
         return Seeker(calls, levels) if levels else None
 
-    def _rivals(self, call: int, hash_: int) -> Calls:
+    def _rivals(self, call: int, hash_: int, prefix: int) -> Calls:
         """Calls that were sent what has this hash, or that and a generation prompt."""
-        prefix = self._columns.trie.numbers.find(hash_)
         with_body = self._with_body.of(prefix) if prefix and prefix != self._body[call] else np.empty(0, np.int64)
         shorter = with_body[self._links.length[with_body] < self._links.length[call]]
         rivals = np.union1d(self._with_prompt.of(hash_), shorter)
@@ -169,11 +173,17 @@ class Search:
             text = b"".join(part.tobytes() for part in after_prefix)
             return likeness_of_texts(text, level.held.tobytes(), open_end=level.open_end)
         completion = call.completion if call.completion is not None else call.prompt[:0]
-        answer = self._columns.ends.without(np.concatenate((call.prompt[level.at :], completion)))
-        held = self._columns.ends.without(level.held)
+        said = np.concatenate((call.prompt[level.at :], completion))
+        answer, held = self._columns.ends.without(said), self._columns.ends.without(level.held)
+        likeness = self._likeness_of_ids(answer, held, level.open_end)
+        if call.ended and len(answer) == len(said) and likeness < PROVEN:  # an end token that is not known as one
+            likeness = max(likeness, self._likeness_of_ids(answer[:-1], held, level.open_end))
+        return likeness
+
+    def _likeness_of_ids(self, answer: Values, held: Values, open_end: bool) -> float:
         if self._decode is None:
-            return likeness_of_ids(answer, held, open_end=level.open_end)
-        return likeness_of_texts(self._decode(answer), self._decode(held), open_end=level.open_end)
+            return likeness_of_ids(answer, held, open_end=open_end)
+        return likeness_of_texts(self._decode(answer), self._decode(held), open_end=open_end)
 
 
 def _prompt_of(call: CallTraits) -> tuple[Values, int]:
@@ -183,27 +193,25 @@ def _prompt_of(call: CallTraits) -> tuple[Values, int]:
     return as_bytes(call.prompt_text or ""), salt("text", call.context)
 
 
-class _Targets:
-    """Hashes that are looked for among those of all prefixes of a prompt."""
+class _Filter:
+    """Hashes in one bit each: says of most others that they were not added."""
 
-    def __init__(self, *hashes: Hashes) -> None:
-        self._known = np.unique(np.concatenate(hashes))
-        self._bits = max(len(self._known).bit_length() + 4, 10)
+    def __init__(self, count: int) -> None:
+        self._bits = max(count.bit_length() + 4, 10)
         self._table = np.zeros(1 << (self._bits - 3), np.uint8)
-        byte, bit = self._slots(self._known)
-        np.bitwise_or.at(self._table, byte, bit)
+
+    def add(self, hashes: Hashes) -> None:
+        """Add hashes."""
+        np.bitwise_or.at(self._table, *self._slots(hashes))
 
     def _slots(self, hashes: Hashes) -> tuple[Array, Array]:
         slots = hashes >> np.uint64(64 - self._bits)
         return slots >> np.uint64(3), np.left_shift(np.uint8(1), (slots & np.uint64(7)).astype(np.uint8))
 
-    def found_in(self, hash_at: Hashes) -> Calls:
-        """The lengths above 0 of the prefixes that are looked for, ascending."""
-        byte, bit = self._slots(hash_at)
-        at = np.flatnonzero(self._table[byte] & bit)
-        known = self._known[np.minimum(np.searchsorted(self._known, hash_at[at]), len(self._known) - 1)]
-        lengths: Calls = at[(known == hash_at[at]) & (at > 0)]
-        return lengths
+    def may_hold(self, hashes: Hashes) -> Calls:
+        """Where among hashes one is that was added, or looks like it; ascending."""
+        byte, bit = self._slots(hashes)
+        return np.flatnonzero(self._table[byte] & bit)
 
 
 class Conversing:

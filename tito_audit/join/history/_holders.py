@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Calls = NDArray[np.int64]
+_AT_ONCE = 1 << 20
 
 
 class Holders:
@@ -26,6 +27,14 @@ class Holders:
         wanted = self.values.dtype.type(value)
         start, stop = np.searchsorted(self.values, wanted), np.searchsorted(self.values, wanted, side="right")
         return self._calls[start:stop].astype(np.int64)
+
+    def have(self, values: Array) -> NDArray[np.bool_]:
+        """`[N]` Whether any call has each value."""
+        if not len(self.values):
+            return np.zeros(len(values), np.bool_)
+        at = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
+        found: NDArray[np.bool_] = self.values[at] == values
+        return found
 
     def counts(self, values: Array) -> tuple[Array, Calls]:
         """`[N]` How many calls have each value, and the first of them; 0 and -1 where none has."""
@@ -54,14 +63,16 @@ def nearest(parents: Array, marked: NDArray[np.bool_]) -> Array:
 def components(count: int, *links: Calls) -> Calls:
     """`[N]` The lowest number of all that are linked with each; each of `links` is `[N]`, -1 for no link."""
     label = np.arange(count, dtype=np.int64)
-    edges = [(np.flatnonzero(link >= 0), link[link >= 0]) for link in links]
     while True:
         before = label.copy()
-        for one, other in edges:
-            low = np.minimum(label[one], label[other])
-            # The labels themselves are lowered too, so that a whole component follows.
-            for ends in (one, other, before[one], before[other]):
-                np.minimum.at(label, ends, low)
+        for link in links:
+            for start in range(0, count, _AT_ONCE):
+                one = start + np.flatnonzero(link[start : start + _AT_ONCE] >= 0)
+                other = link[one]
+                low = np.minimum(label[one], label[other])
+                # The labels themselves are lowered too, so that a whole component follows.
+                for ends in (one, other, before[one], before[other]):
+                    np.minimum.at(label, ends, low)
         label = label[label]
         if np.array_equal(label, before):
             return label

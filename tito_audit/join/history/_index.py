@@ -38,6 +38,8 @@ class HistoryIndex:
         a tokenizer.
         """
         columns = self._columns
+        if not len(columns):
+            return Conversations(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), False)
         links = ExactLinks(columns)
         links.link()
         nowhere = np.zeros(len(columns), np.bool_)

@@ -30,7 +30,8 @@ class ExactLinks:
         seen, told = columns.array("seen"), columns.array("told")
         self.seen, self._told = Holders(seen), Holders(told)
         self._parents = np.frombuffer(columns.trie.parents, np.uint32)
-        ends = np.zeros(len(self._parents), np.bool_)
+        self.is_end = ends = np.zeros(len(self._parents), np.bool_)
+        """For each prefix, whether it is all that some call saw."""
         ends[seen] = ends[told] = True
         ends[0] = False
         self._top = nearest(self._parents, ends)

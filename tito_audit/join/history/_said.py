@@ -12,6 +12,7 @@ from tito_audit.record.message import Message, ToolCall
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _THOUGHT_END = "</think>"
+_ANALYSIS = re.compile(r"<\|channel\|>analysis<\|message\|>.*?<\|end\|>(?:<\|start\|>assistant)?", re.DOTALL)
 _CALL = re.compile(r'\{\s*"(?:name|arguments|parameters|function|type|id)"\s*:')
 _MARKERS = re.compile(
     r"</?tool_calls?>|```(?:json)?|<\|/?tool_calls?(?:_begin|_end|s_begin|s_end)?\|>|\[/?TOOL_CALLS?\]|<\|python_tag\|>"
@@ -52,7 +53,9 @@ def said(text: str, calls: tuple[ToolCall, ...] = ()) -> tuple[str, list[str]]:
 
 
 def without_reasoning(text: str) -> str:
-    """Text without `<think>…</think>`, also where the prompt held the opening marker."""
+    """Text without `<think>…</think>`, also after a prompt that opened it, and without analysis messages."""
+    if "<|channel|>analysis" in text:
+        text = _ANALYSIS.sub("", text)
     if _THOUGHT_END not in text:
         return text
     text = _THOUGHT.sub("", text)

@@ -112,18 +112,16 @@ class Numbers:
         """`[N]` The number of each hash; 0 where it has none."""
         slots, known = np.frombuffer(self._slots, np.uint32), np.frombuffer(self.hashes, np.uint64)
         found = np.zeros(len(hashes), np.uint32)
-        pending, at = np.arange(len(hashes)), _home(hashes, len(slots))
-        while len(pending):
-            number = slots[at]
-            hit = known[number] == hashes[pending]
-            found[pending[hit]] = number[hit]
-            further = ~hit & (number != 0)
-            pending, at = pending[further], (at[further] + 1) % len(slots)
+        for start in range(0, len(hashes), _AT_ONCE):
+            pending = np.arange(start, min(start + _AT_ONCE, len(hashes)))
+            at = _home(hashes[pending], len(slots))
+            while len(pending):
+                number = slots[at]
+                hit = known[number] == hashes[pending]
+                found[pending[hit]] = number[hit]
+                further = ~hit & (number != 0)
+                pending, at = pending[further], (at[further] + 1) % len(slots)
         return found
-
-    def forget_hashes(self) -> None:
-        """Give the table back: from here on no hash is found."""
-        self._slots = array("I", bytes(4))
 
     def _grow(self) -> None:
         slots = np.zeros(int(_GROWTH * len(self._slots)), np.uint32)
