@@ -145,6 +145,8 @@ class Columns:
         column = getattr(self, name)
         values = np.frombuffer(column, np.dtype(column.typecode))
         missing = len(self) - len(values)
+        if not len(values):
+            return np.zeros(missing, values.dtype)
         return np.concatenate((values, np.zeros(missing, values.dtype))) if missing else values
 
     def hashes(self, prefixes: NDArray[np.uint32]) -> Hashes:

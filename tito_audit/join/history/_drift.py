@@ -14,14 +14,13 @@ from tito_audit.join.history._holders import Array, Calls, Holders
 from tito_audit.join.history._likeness import PROVEN, likeness_of_ids, likeness_of_texts
 from tito_audit.join.history._links import ExactLinks
 from tito_audit.join.history._traits import CallTraits, Decode, Reread
-from tito_audit.join.history._trie import Hashes
+from tito_audit.join.history._trie import AT_ONCE, Hashes
 
 _AT_ONCE = 2048
 _LEVELS = 4
 """At how many lengths of its prompt a call is compared with earlier calls."""
 _RIVALS = 64
 """With how many calls at each."""
-_ADDED_AT_ONCE = 1 << 20
 _LONGEST = 1 << 14
 """The most ids of an answer that are compared where no end token says where it ends."""
 _CLEARLY = 0.05
@@ -78,10 +77,10 @@ class Search:
         self._with_prompt = Holders(np.where(has_prompt, self._prompt, np.uint64(0)))
         self._looked_for = _Filter(3 * len(columns))
         for prefixes in (columns.array("seen"), self._body):
-            for start in range(0, len(columns), _ADDED_AT_ONCE):
-                self._looked_for.add(columns.hashes(prefixes[start : start + _ADDED_AT_ONCE]))
-        for start in range(0, len(self._with_prompt.values), _ADDED_AT_ONCE):
-            self._looked_for.add(self._with_prompt.values[start : start + _ADDED_AT_ONCE])
+            for start in range(0, len(columns), AT_ONCE):
+                self._looked_for.add(columns.hashes(prefixes[start : start + AT_ONCE]))
+        for start in range(0, len(self._with_prompt.values), AT_ONCE):
+            self._looked_for.add(self._with_prompt.values[start : start + AT_ONCE])
         self.contested: list[Contested] = []
         self.undecided: list[int] = []
         """Calls whose prompt holds something like another's answer, and neither the same nor clearly another."""

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.join.history._trie import AT_ONCE
+
 Array = NDArray[Any]
 Calls = NDArray[np.int64]
-_AT_ONCE = 1 << 20
 
 
 class Holders:
@@ -52,12 +53,17 @@ def nearest(parents: Array, marked: NDArray[np.bool_]) -> Array:
 
     `parents[n] < n`, and 0 is its own parent.
     """
-    top = np.where(marked, np.arange(len(parents), dtype=np.uint32), parents)
-    while True:
-        further = np.where(marked[top], top, top[top])
-        if np.array_equal(further, top):
-            return top
-        top = further
+    top = parents.copy()
+    top[marked] = np.flatnonzero(marked)
+    changed = True
+    while changed:
+        changed = False
+        for start in range(0, len(top), AT_ONCE):
+            part = top[start : start + AT_ONCE]
+            further = np.where(marked[part], part, top[part])
+            changed |= not np.array_equal(further, part)
+            part[:] = further
+    return top
 
 
 def components(count: int, *links: Calls) -> Calls:
@@ -66,8 +72,8 @@ def components(count: int, *links: Calls) -> Calls:
     while True:
         before = label.copy()
         for link in links:
-            for start in range(0, count, _AT_ONCE):
-                one = start + np.flatnonzero(link[start : start + _AT_ONCE] >= 0)
+            for start in range(0, count, AT_ONCE):
+                one = start + np.flatnonzero(link[start : start + AT_ONCE] >= 0)
                 other = link[one]
                 low = np.minimum(label[one], label[other])
                 # The labels themselves are lowered too, so that a whole component follows.

@@ -73,17 +73,19 @@ def _searched(
 
 
 def _conversations(links: ExactLinks, undecided: list[int], believed: bool) -> Conversations:
-    by_key = np.full(len(links.parent), -1, np.int64)
+    joined = [links.parent]
     if believed:
         across = (links.key > 0) & (links.parent >= 0) & (links.key[links.parent] != links.key)
         links.parent[across], links.by[across] = -1, JoinedBy.NOTHING
-        by_key = first_of_key(links.key)
-    of = components(len(links.parent), links.parent, by_key)
+        joined.append(first_of_key(links.key))
+    of = components(len(links.parent), *joined)
     links.by[_joined_by_key(links.parent, of)] = JoinedBy.KEY
     doubtful = np.concatenate((links.between_conversations(of), np.array(undecided, np.int64)))
-    settled = (np.bincount(links.key)[links.key] > 1) & (links.key > 0) & believed
     unsure = np.unique(doubtful)
-    return Conversations(of, links.by, unsure[~settled[unsure]], believed)
+    if believed:
+        key = links.key[unsure]
+        unsure = unsure[(key == 0) | (np.bincount(links.key)[key] == 1)]
+    return Conversations(of, links.by, unsure, believed)
 
 
 def _joined_by_key(parent: Calls, of: Calls) -> NDArray[np.bool_]:

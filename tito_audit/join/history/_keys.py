@@ -19,6 +19,8 @@ def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[
     with the same prompt, as samples of a group do.
     """
     key = links.key
+    if not key.any():
+        return False
     size = np.bincount(key)
     size[0] = 0
     several = size > 1
@@ -38,5 +40,7 @@ def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[
 
 def first_of_key(key: Array) -> Calls:
     """`[N]` The first call with the key of each; -1 where it has none."""
-    _, first, which = np.unique(key, return_index=True, return_inverse=True)
-    return np.where(key > 0, first[which], -1)
+    first = np.full(int(key.max(initial=0)) + 1, len(key), np.int64)
+    np.minimum.at(first, key, np.arange(len(key)))
+    first[0] = -1
+    return first[key]

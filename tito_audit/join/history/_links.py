@@ -9,6 +9,7 @@ import numpy as np
 from tito_audit.join.history._columns import Columns, Has
 from tito_audit.join.history._holders import Array, Calls, Holders, nearest
 from tito_audit.join.history._traits import JoinedBy
+from tito_audit.join.history._trie import AT_ONCE
 
 _COMPARED = 4096
 """How many calls that saw and said the same are looked through for those with the same key or answer."""
@@ -48,15 +49,20 @@ class ExactLinks:
 
     def link(self) -> None:
         """Find the parents of all calls."""
-        ids_count, ids_first = self.seen.counts(self._at)
-        told_count, told_first = self._told.counts(self._heard)
+        for start in range(0, len(self.parent), AT_ONCE):
+            self._link(slice(start, start + AT_ONCE))
+
+    def _link(self, part: slice) -> None:
+        ids_count, ids_first = self.seen.counts(self._at[part])
+        told_count, told_first = self._told.counts(self._heard[part])
         told = (told_count > 0) & ((ids_count == 0) | self._is_deeper(told_first, ids_first))
         count, first = np.where(told, told_count, ids_count), np.where(told, told_first, ids_first)
         # Where both name a call, the other one may still be of the same key.
-        clear = (count == 1) & (~self._keys_with_several[self.key] | (self.key[first] == self.key))
-        self.parent[clear] = first[clear]
-        self.by[clear] = np.where(told, np.uint8(JoinedBy.MESSAGES), self.sequence)[clear]
-        for call in np.flatnonzero((count > 0) & ~clear).tolist():
+        key = self.key[part]
+        clear = (count == 1) & (~self._keys_with_several[key] | (self.key[first] == key))
+        self.parent[part][clear] = first[clear]
+        self.by[part][clear] = np.where(told, np.uint8(JoinedBy.MESSAGES), self.sequence[part])[clear]
+        for call in (part.start + np.flatnonzero((count > 0) & ~clear)).tolist():
             self.choose(call, self._above(int(self._at[call])))
 
     def _is_deeper(self, one: Array, other: Array) -> Array:

@@ -16,7 +16,8 @@ MASK = (1 << 64) - 1
 _OFFSET = np.uint64(0xD1B54A32D192ED03)
 _FULL = 0.7
 _GROWTH = 1.5
-_AT_ONCE = 1 << 20
+AT_ONCE = 1 << 17
+"""How many are handled at once where arrays of all would double the memory."""
 
 
 class Rolling:
@@ -112,8 +113,8 @@ class Numbers:
         """`[N]` The number of each hash; 0 where it has none."""
         slots, known = np.frombuffer(self._slots, np.uint32), np.frombuffer(self.hashes, np.uint64)
         found = np.zeros(len(hashes), np.uint32)
-        for start in range(0, len(hashes), _AT_ONCE):
-            pending = np.arange(start, min(start + _AT_ONCE, len(hashes)))
+        for start in range(0, len(hashes), AT_ONCE):
+            pending = np.arange(start, min(start + AT_ONCE, len(hashes)))
             at = _home(hashes[pending], len(slots))
             while len(pending):
                 number = slots[at]
@@ -126,8 +127,8 @@ class Numbers:
     def _grow(self) -> None:
         slots = np.zeros(int(_GROWTH * len(self._slots)), np.uint32)
         hashes = np.frombuffer(self.hashes, np.uint64)
-        for start in range(1, len(hashes), _AT_ONCE):
-            stop = min(start + _AT_ONCE, len(hashes))
+        for start in range(1, len(hashes), AT_ONCE):
+            stop = min(start + AT_ONCE, len(hashes))
             pending, at = np.arange(start, stop, dtype=np.uint32), _home(hashes[start:stop], len(slots))
             while len(pending):
                 free = slots[at] == 0
