@@ -602,3 +602,27 @@ def test_linked_calls_are_one_component_however_the_links_run(seed: int) -> None
         low, high = sorted((label[one], label[other]))
         label = [low if each == high else each for each in label]
     assert components(count, *(np.array(link, np.int64) for link in links)).tolist() == label
+
+
+def test_a_key_of_a_whole_run_names_no_conversation() -> None:
+    made = World(random.Random(4))
+    for _ in range(100):
+        made.group()
+    found = settled([replace(each, request=None).traits(b"run 1") for each in made.calls])
+    assert not found.keys_believed
+    assert parts(found.of) == trees(made.calls)
+
+
+def test_calls_without_a_key_join_those_with_one_and_bridge_none() -> None:
+    made = World(random.Random(6), cut=0)
+    for _ in range(20):
+        made.group()
+    rng = random.Random(7)
+    keys = [b"%d" % each.session if rng.random() < 0.9 else None for each in made.calls]
+    found = settled([replace(each, request=None).traits(key) for each, key in zip(made.calls, keys, strict=True)])
+    assert found.keys_believed
+    for part in parts(found.of):
+        assert len({made.calls[row].session for row in part}) == 1
+        assert len({keys[row] for row in part} - {None}) <= 1
+    named = {made.calls[row].session: found.of[row] for row, key in enumerate(keys) if key is not None}
+    assert all(found.of[row] == named[made.calls[row].session] for row, key in enumerate(keys) if key is not None)

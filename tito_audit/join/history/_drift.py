@@ -134,8 +134,10 @@ class Search:
         at_known = (at < len(values)) & ((prefixes != 0) | self._with_prompt.have(hash_at[at]))
         for position, prefix in zip(at[at_known].tolist(), prefixes[at_known].tolist(), strict=True):
             rivals = self._rivals(int(calls[0]), int(hash_at[position]), prefix)
-            if len(rivals) and len(levels) < _LEVELS:
+            if len(rivals):
                 levels.append(self._level(values, position, rivals, call.prompt is not None))
+            if len(levels) == _LEVELS:
+                break
         return Seeker(calls, levels) if levels else None
 
     def _rivals(self, call: int, hash_: int, prefix: int) -> Calls:
