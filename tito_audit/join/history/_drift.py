@@ -16,12 +16,12 @@ from tito_audit.join.history._links import ExactLinks
 from tito_audit.join.history._traits import CallTraits, Decode, Reread
 from tito_audit.join.history._trie import AT_ONCE, Hashes
 
-_AT_ONCE = 2048
+_AT_ONCE = 512
 _LEVELS = 4
 """At how many lengths of its prompt a call is compared with earlier calls."""
 _RIVALS = 64
 """With how many calls at each."""
-_LONGEST = 1 << 14
+_LONGEST = 1 << 13
 """The most ids of an answer that are compared where no end token says where it ends."""
 _CLEARLY = 0.05
 _PERHAPS = 0.6
