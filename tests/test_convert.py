@@ -772,7 +772,7 @@ def test_a_log_of_several_batches_keeps_its_order_in_a_table(
 def test_the_sample_of_the_docs_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = (ROOT / "docs/convert.md").read_text(encoding="utf-8")
-    (sample,) = re.findall(r"```console\n\$ tito-audit (convert fixtures[^\n]*)\n(.*?)\n```", text, re.DOTALL)
+    sample, *_ = re.findall(r"```console\n\$ tito-audit (convert fixtures[^\n]*)\n(.*?)\n```", text, re.DOTALL)
     assert run(*sample[0].split())[1].strip() == sample[1].strip()
 
 

@@ -14,13 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.tiers import examples, some
-from tito_audit import RecordError, Settings, SetupError, convert_rollouts
+from tito_audit import RecordError, Settings, SetupError, StorageError, convert_rollouts
 from tito_audit.convert.run import Conversion
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -276,6 +278,55 @@ def test_a_call_that_cannot_be_converted_is_named_with_its_row_and_the_others_ar
     code, page, _ = run("convert", log, "--to", "rows", "--session", "session_id", "--dry-run")
     assert code == 1
     assert f"{log}:3  call 0 has no prompt ids" in page
+
+
+def test_a_conversation_over_several_files_is_one_and_a_call_is_named_with_its_file(tmp_path: Path) -> None:
+    broken = call("a", [1, 2, 3, 4, 5, 6], [7])
+    broken["prompt_ids"] = None
+    parts = [[call("a", [1, 2, 3, 4], [5])], [call("a", [1], [2]), broken]]
+    logs = [written(tmp_path / f"{at}.jsonl", part) for at, part in enumerate(parts)]
+    conversion, rows = converted(logs)
+    assert [row["token_ids"] for row in rows] == [[1, 2, 3, 4, 5]]
+    assert [row["loss_mask"] for row in rows] == [[0, 1, 0, 0, 1]]
+    assert [str(place) for place, _ in conversion.carried.refused] == [f"{logs[1]}:1"]
+    assert conversion.notices[0].startswith("2 logs: 3 rows were read as the calls of 1 conversation")
+
+
+@pytest.mark.parametrize("how", ["gz", "parquet"])
+def test_every_kind_of_file_gives_the_same_rows(how: str, tmp_path: Path) -> None:
+    calls = [call(f"s{at % 3}", range(1, 2 + at), [9 + at], number=at) for at in range(9)]
+    _, expected = converted(written(tmp_path / "plain.jsonl", calls))
+    log = tmp_path / f"log.jsonl.{how}" if how == "gz" else tmp_path / "log.parquet"
+    if how == "gz":
+        log.write_bytes(gzip.compress((tmp_path / "plain.jsonl").read_bytes()))
+    else:
+        pq.write_table(pa.Table.from_pylist(calls), log, row_group_size=4)  # type: ignore[no-untyped-call]
+    assert converted(log)[1] == expected
+
+
+def test_a_log_of_calls_that_grows_while_it_is_converted_gives_no_file(tmp_path: Path) -> None:
+    calls = [call("a", [1], [2]), call("a", [1, 2, 3], [4])]
+    log, out = written(tmp_path / "log.jsonl", calls), tmp_path / "out.jsonl"
+    conversion = Conversion(log, "rows", out, BY_SESSION)
+    list(conversion.survey())
+    written(log, [*calls, call("a", [1, 2, 3, 4, 5], [6])])
+    with pytest.raises(StorageError, match="changed while it was converted"):
+        list(conversion.write())
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_joined_or_not_the_same_tokens_of_every_example_log_are_trained(log: Path, tmp_path: Path) -> None:
+    def rows(settings: Settings) -> list[Json]:
+        out = tmp_path / "out.jsonl"
+        convert_rollouts(log, "rows", out, settings, lossy=True, overwrite=True)
+        return [row for row in rows_of(out) if "loss_mask" in row]
+
+    try:
+        alone = rows(Settings(join=False))
+    except RecordError:
+        pytest.skip("none of its rows can be converted")
+    assert trained(rows(Settings())) == trained(alone)
 
 
 def test_a_key_that_no_row_has_is_refused(tmp_path: Path) -> None:

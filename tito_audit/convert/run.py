@@ -63,6 +63,8 @@ class Conversion:
         self.written: Path | None = None
         """The new log, once it has its name."""
         self._flow: RowFlow | None = None
+        self._size = 0
+        """Bytes of the logs at the survey: rows that are added do not move the places of joined ones."""
         self._shapes: ColumnTypes | None = None
         if self.out is not None and kind_of_name(self.out)[0] == "table":
             self._shapes = ColumnTypes()
@@ -89,6 +91,7 @@ class Conversion:
         if self.out is not None:
             _refuse_target(self.out, files, overwrite=self.overwrite)
         self._flow = RowFlow(files, self.settings, audits=False)
+        self._size = self._flow.size
         self.carried = ConversionOutcome()
         for row, _, place in self._rows(self.carried, self._flow):
             if row is not None and self._shapes is not None:
@@ -115,7 +118,7 @@ class Conversion:
                     target.add(row)
                     digests.append(number)
                 yield place
-            if again != self.carried:
+            if again != self.carried or self._flow.size != self._size:
                 raise StorageError(
                     f"{self.named}: {'the log' if len(self.logs) == 1 else 'a log'} changed while it was "
                     "converted, so nothing was written.\nConvert it when nothing writes to it any more."
