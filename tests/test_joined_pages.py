@@ -55,6 +55,12 @@ def test_the_call_of_the_row_is_marked_among_those_of_its_conversation(log: Path
     assert shown["asked_turn"] == turn
 
 
+def test_a_turn_that_is_not_in_this_file_is_said_to_be_elsewhere(log: Path) -> None:
+    code, _, err = run("show", f"{log}:2:3", "--session", "session_id")
+    assert code == 2
+    assert "there is no turn 3; it holds 3 turns, 0 to 2. Only calls of this file are joined." in err
+
+
 def test_without_joining_the_row_is_shown_alone(log: Path) -> None:
     code, page, _ = run("show", f"{log}:3", "--no-join")
     assert code == 0

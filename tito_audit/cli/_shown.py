@@ -83,7 +83,8 @@ def wanted_parts(result: Result, turn: int | None) -> list[Part]:
     if rollout is None:
         return []
     if turn is not None and turn >= len(rollout.turns):
-        raise SetupError(f"{result.place}: there is no turn {turn}; it holds {_turns(rollout)}.")
+        rest = " Only calls of this file are joined." if rollout.stated.calls_at else ""
+        raise SetupError(f"{result.place}: there is no turn {turn}; it holds {_turns(rollout)}.{rest}")
     return [part for part in parts_of(rollout) if turn is None or part.turn == turn]
 
 

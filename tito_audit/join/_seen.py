@@ -107,7 +107,7 @@ def _keys(calls: Sequence[Row], used: str | None) -> Iterator[KeySeen]:
         values = len(set(names))
         # A value that no two calls share joins nothing.
         if path == used or path in usual or 1 < values < len(names):
-            yield KeySeen(path, len(names), values, path == used)
+            yield KeySeen(path, len(names), values, path == used and values > 0)
 
 
 def _is_like_a_key(path: str) -> bool:
