@@ -94,8 +94,9 @@ def _believed(rows: CallRows) -> bool:
 def _joined(rows: CallRows, reader: CallReader) -> CallsJoined:
     sizes = np.bincount(rows.root, minlength=len(rows.root))
     several = sizes > 1
+    calls = rows.named + (len(rows.history.of) if rows.history is not None else 0)
     together = int(sizes[several].sum())
-    return CallsJoined(together, int(several.sum()), reader.calls - together, tuple(joined_notices(rows, reader)))
+    return CallsJoined(together, int(several.sum()), calls - together, tuple(joined_notices(rows, reader)))
 
 
 def _keys(calls: Sequence[Row], used: str | None) -> Iterator[KeySeen]:
