@@ -183,9 +183,31 @@ def test_what_all_calls_say_is_kept_and_the_rest_is_named_by_its_path(tmp_path: 
     assert row["metadata"] == {"run": {"id": 7}, "host": "x"}
     assert row["tags"] == ["x"]
     assert conversion.carried.lost == {"metadata.run.step": 1, "score": 1, "user": 1}
+    # Calls have a place for what each of them says, where they are listed.
     conversion, (row,) = converted(written(tmp_path / "log.jsonl", calls), "calls")
-    assert (row["session_id"], row["metadata"]["host"]) == ("a", "x")
-    assert conversion.carried.lost == {"metadata.run.step": 1, "score": 1, "user": 1}
+    assert conversion.carried.lossless
+    assert {key: row[key] for key in row if key != "calls"} == {"session_id": "a", "tags": ["x"]}
+    keys = ("metadata", "score", "user")
+    said = [{key: one[key] for key in keys if key in one} for one in row["calls"]]
+    assert said == [{key: one[key] for key in keys if key in one} for one in calls]
+    # What they say is then known to be there, and listed where it has no place.
+    conversion, _ = converted(written(tmp_path / "listed.jsonl", [row]))
+    assert {"calls[].metadata.run.step", "calls[].score", "calls[].user"} <= conversion.carried.lost.keys()
+
+
+def test_a_fact_that_calls_would_be_read_by_is_listed(tmp_path: Path) -> None:
+    calls = []
+    for at, (prompt, completion) in enumerate([([1], [2]), ([1, 2, 3], [4])]):
+        choice = {"index": 0, "finish_reason": "stop", "token_ids": completion, "text": None}
+        answer = {"object": "text_completion", "prompt_token_ids": prompt, "choices": [choice]}
+        calls.append({"session_id": "a", "response": answer, "prompt_text": f"p{at}", "note": at})
+    # Read as logprobs of the call, it would be another call.
+    calls[1]["generation_log_probs"] = ["x"]
+    conversion, (row,) = converted(written(tmp_path / "log.jsonl", calls), "calls")
+    assert [one["completion_ids"] for one in row["calls"]] == [[2], [4]]
+    assert [one["note"] for one in row["calls"]] == [0, 1]
+    assert not any({"prompt_text", "generation_log_probs"} & one.keys() for one in row["calls"])
+    assert {"prompt_text", "generation_log_probs"} <= conversion.carried.lost.keys()
 
 
 def test_each_row_has_the_messages_of_its_last_call(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,12 +92,25 @@ class JoinedCalls:
             lost += [*rest, *self._lost_in_row(row, part.calls)]
         return parts, lost
 
-    def as_calls(self, whole: Rollout) -> tuple[list[ConvertedPart], list[str]]:
-        """A row that lists all calls, and the names of what is lost; RecordError as `as_calls`."""
+    def as_calls(self, whole: Rollout, taken: Set[str] | None) -> tuple[list[ConvertedPart], list[str]]:
+        """A row that lists all calls, and the names of what is lost; RecordError as `as_calls`.
+
+        Its calls have a place for what only some of the rows say, but for names that are `taken`; None: no place.
+        """
         facts, lost = self.shared(range(len(self.each)))
+        own: list[dict[str, Any]] = []
+        if taken is not None:
+            facts = {name: value for name, value in facts.items() if self._say(name, value)}
+            left = [{name: value for name, value in said.items() if name not in facts} for said in self.facts]
+            own = [{name: value for name, value in said.items() if name not in taken} for said in left]
+            lost = [name for said in left for name in said if name in taken]
         converted = as_calls(whole, facts)
-        parts = [replace(part, facts={**facts, **part.facts}) for part in converted.parts]
+        parts = [replace(part, facts={**facts, **part.facts}, of_calls=tuple(own)) for part in converted.parts]
         return parts, [*self.unread, *converted.lost, *lost, *self._lost_in_calls(whole)]
+
+    def _say(self, name: str, value: Any) -> bool:
+        """Whether the rows of all calls say this."""
+        return all(name in said and _same(said[name], value) for said in self.facts)
 
     def _lost_in_row(self, row: Rollout, calls: Sequence[int]) -> Iterator[str]:
         """What a training row does not hold of the messages, texts and tools of the calls that it trains."""

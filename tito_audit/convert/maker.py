@@ -25,6 +25,8 @@ class Sample:
     rollout: Rollout
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What its log says of it besides tokens, messages and tools, by the names of the row that is made."""
+    of_calls: Sequence[Mapping[str, Any]] = ()
+    """What its log says of each call alone; () unless calls were joined and the row has a place for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Maker:
     """Facts that a trainer needs; one that the log lacks is reported, and is missing or null in the row."""
     takes_facts: bool = True
     """Whether the row has a place for any fact, or only for those in `slots`."""
+    own_of_calls: frozenset[str] | None = None
+    """Keys of its calls that no fact of a call may have; None: calls have no place for facts."""
     grouped: bool = False
     """Whether a row holds a group."""
     tables: bool = False

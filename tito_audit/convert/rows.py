@@ -60,7 +60,9 @@ class RowBuilder:
     excluded: set[str] = field(default_factory=set)
     """Facts and columns with which a row of this form would be read as something else."""
 
-    def sample(self, rollout: Rollout, facts: Mapping[str, Any]) -> Sample:
+    def sample(
+        self, rollout: Rollout, facts: Mapping[str, Any], of_calls: Sequence[Mapping[str, Any]] = ()
+    ) -> Sample:
         """The rollout with the facts that its row has a place for; the others are counted as lost."""
         kept: dict[str, Any] = {}
         lost: list[str] = []
@@ -73,7 +75,7 @@ class RowBuilder:
                 lost.append(name)
         self.tally.lose(lost, rollout.place)
         self.tally.missing.update(name for name in self.maker.wants if kept.get(name) is None)
-        return Sample(rollout, kept)
+        return Sample(rollout, kept, of_calls)
 
     def row(self, samples: Sequence[Sample]) -> tuple[Row, int] | None:
         """The row of one sample or of a group, with its digest; None when no sample is left.
@@ -158,7 +160,7 @@ def digest_of(raw: RawRow, form: Format) -> int | None:
 def _names(sample: Sample, maker: Maker) -> list[str]:
     """The facts and columns that a row can do without."""
     slots = set(maker.slots.values())
-    names = [name for name in sample.facts if name not in slots]
+    names = [name for facts in (sample.facts, *sample.of_calls) for name in facts if name not in slots]
     names += [column.name for column in _others(sample.rollout)]
     return list(dict.fromkeys(names))
 
@@ -181,4 +183,8 @@ def _stripped(sample: Sample, names: Collection[str]) -> Sample:
         training_row=None if row is None else replace(row, columns=kept(row.columns)),
         turns=tuple(replace(turn, columns=kept(turn.columns)) for turn in rollout.turns),
     )
-    return Sample(rollout, {name: value for name, value in sample.facts.items() if name not in names})
+    facts, *of_calls = (
+        {name: value for name, value in facts.items() if name not in names}
+        for facts in (sample.facts, *sample.of_calls)
+    )
+    return Sample(rollout, facts, of_calls)

@@ -30,6 +30,8 @@ class ConvertedPart:
     """Facts of the log that its calls now hold."""
     calls: tuple[int, ...] = ()
     """The numbers of the calls that a training row made of calls trains."""
+    of_calls: tuple[Mapping[str, Any], ...] = ()
+    """What the log says of each call alone."""
 
 
 @dataclass(frozen=True, slots=True)

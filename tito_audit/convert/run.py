@@ -227,7 +227,10 @@ class Conversion:
         if not rollout.turns:
             return
         try:
-            parts, lost = calls.as_rows(rollout) if self.maker.holds is Holds.ROWS else calls.as_calls(rollout)
+            if self.maker.holds is Holds.ROWS:
+                parts, lost = calls.as_rows(rollout)
+            else:
+                parts, lost = calls.as_calls(rollout, self.maker.own_of_calls)
         except RecordError as error:
             tally.refuse(place, str(error))
             return
@@ -235,7 +238,7 @@ class Conversion:
         tally.forked += len(parts) > 1
         for part in parts:
             facts = _with_stated(part.facts, part.rollout, None)
-            yield _group_key(facts, place), builder.sample(part.rollout, facts)
+            yield _group_key(facts, place), builder.sample(part.rollout, facts, part.of_calls)
 
 
 def convert_rollouts(

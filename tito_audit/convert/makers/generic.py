@@ -20,6 +20,19 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.record.rollout import Rollout, Turn
 
+_OF_CALLS = frozenset(
+    (
+        "messages",
+        "prompt_ids",
+        "completion_ids",
+        "logprobs",
+        "prompt_text",
+        "text",
+        "finish_reason",
+        "weight_versions",
+    )
+)
+"""Keys of a call."""
 _COMMON = ("messages", "tools", "chat_template_kwargs")
 
 
@@ -45,7 +58,10 @@ def _calls(samples: Sequence[Sample]) -> Row:
     rollout = sample.rollout
     if not rollout.turns:
         raise RecordError("it holds no calls")
-    return {**sample.facts, **_conversation(rollout), "calls": [_call(turn) for turn in rollout.turns]}
+    calls = [_call(turn) for turn in rollout.turns]
+    if sample.of_calls:
+        calls = [{**own, **call} for own, call in zip(sample.of_calls, calls, strict=True)]
+    return {**sample.facts, **_conversation(rollout), "calls": calls}
 
 
 def _conversation(rollout: Rollout) -> dict[str, Any]:
@@ -99,5 +115,6 @@ CALLS = Maker(
     holds=Holds.CALLS,
     make=_calls,
     own=frozenset((*_COMMON, "calls")),
+    own_of_calls=_OF_CALLS,
     tables=True,
 )
