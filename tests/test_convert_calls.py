@@ -24,6 +24,7 @@ from tests.command import run, written
 from tests.tiers import examples, some
 from tito_audit import RecordError, Settings, SetupError, StorageError, convert_rollouts
 from tito_audit.convert.run import Conversion
+from tito_audit.settings.model import Override
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -388,3 +389,13 @@ def test_calls_of_real_models_become_the_rows_of_their_rollouts(model: str, mode
         row["session_id"]: row["messages"] for row in rows if len(row["messages"]) == len(ends[row["session_id"]])
     }
     assert last == ends
+
+
+def test_each_log_is_read_with_its_own_settings(tmp_path: Path) -> None:
+    plain = {"token_ids": [1, 2], "loss_mask": [0, 1], "logprobs": [None, -0.5]}
+    other = {"ids": [3, 4], "lm": [0, 1], "lp": [None, -0.5]}
+    logs = [written(tmp_path / "a.jsonl", [plain]), written(tmp_path / "b.jsonl", [other])]
+    columns = {"token_ids": "ids", "loss_mask": "lm", "logprobs": "lp"}
+    chosen = Settings(overrides=(Override((str(logs[1]),), {"columns": columns}),))
+    _, rows = converted(logs, chosen=chosen)
+    assert [row["token_ids"] for row in rows] == [[1, 2], [3, 4]]
