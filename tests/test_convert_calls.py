@@ -389,6 +389,16 @@ def test_calls_of_real_models_become_the_rows_of_their_rollouts(model: str, mode
         row["session_id"]: row["messages"] for row in rows if len(row["messages"]) == len(ends[row["session_id"]])
     }
     assert last == ends
+    # Without a key they are joined by what they saw and said, and the same tokens are trained.
+    nameless = [{key: value for key, value in one.items() if key != "session_id"} for one in calls]
+    by_history, rows = converted(written(tmp_path / "nameless.jsonl", nameless), chosen=Settings())
+    assert by_history.carried.joined > 0
+    names = {
+        "prompt_ids": "prompt_token_ids",
+        "completion_ids": "generation_token_ids",
+        "logprobs": "generation_log_probs",
+    }
+    assert trained(rows) == sampled({ours: one[theirs] for ours, theirs in names.items()} for one in calls)
 
 
 def test_each_log_is_read_with_its_own_settings(tmp_path: Path) -> None:
