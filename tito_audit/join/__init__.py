@@ -12,6 +12,7 @@ from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pi
 from tito_audit.join._call_rows import Decode
 from tito_audit.join._calls import CallsOfRollout, gathered
 from tito_audit.join._conversations import Conversation, conversations, has_messages, with_conversation
+from tito_audit.join._first_pass import Mapped, one_by_one
 from tito_audit.join._gathering import Gathering
 from tito_audit.join._joined import Captures, JoinedCalls
 from tito_audit.join._keys import first_row, keys_for
@@ -117,12 +118,18 @@ class Join:
 
     @classmethod
     def of(
-        cls, settings: Settings, logs: Sequence[Path], decode: Decode | None = None, *, written: bool = False
+        cls,
+        settings: Settings,
+        logs: Sequence[Path],
+        decode: Decode | None = None,
+        mapped: Mapped = one_by_one,
+        *,
+        written: bool = False,
     ) -> Join | None:
         """The join of a run; None when nothing is joined. SetupError or StorageError when it is impossible.
 
-        `decode` gives the bytes of ids, where there is a tokenizer. Logs that a repair has `written` may lack all
-        rows with the key of a session.
+        `decode` gives the bytes of ids, where there is a tokenizer; `mapped` runs the first pass over calls. Logs
+        that a repair has `written` may lack all rows with the key of a session.
         """
         others = settings.messages is not None or settings.tools is not None
         if not others and settings.on:
@@ -138,7 +145,7 @@ class Join:
             _refuse_session(settings, settings.session, [] if written else logs)
         calls = None
         if settings.join and not settings.rows_at and not settings.columns:
-            calls = JoinedCalls(settings, logs, decode)
+            calls = JoinedCalls(settings, logs, decode, mapped)
             calls = calls if calls.heads else None
         return cls(settings, logs, calls) if others or calls is not None else None
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import StorageError
+from tito_audit.format import Row
+from tito_audit.join._first_pass import BATCH_BYTES, BatchSaid, Mapped, ReadBatch, one_by_one
 from tito_audit.join._reader import ReadCall
 from tito_audit.join.history import CallTraits, Conversations, HistoryIndex
 from tito_audit.record.arrays import Ids
 from tito_audit.storage import Log, RawRow
 from tito_audit.storage.lines import ParseRow
-from tito_audit.storage.random_access import RandomAccess, Ticket
+from tito_audit.storage.random_access import Batch, RandomAccess, Ticket
 from tito_audit.storage.spool import Spool
 
 Decode = Callable[[Ids], bytes]
@@ -39,7 +43,13 @@ class CallRows:
     """
 
     def __init__(
-        self, logs: Sequence[Log], read: ReadCall, decode: Decode | None = None, most: int | None = None
+        self,
+        logs: Sequence[Log],
+        read: ReadCall,
+        decode: Decode | None = None,
+        most: int | None = None,
+        heads: Iterable[Row] = (),
+        mapped: Mapped = one_by_one,
     ) -> None:
         self.paths = [log.path for log in logs]
         self._files = {log.path: number for number, log in enumerate(logs)}
@@ -54,19 +64,20 @@ class CallRows:
         self.forms: list[str] = [""]
         self._named, self._names = array("q"), array("Q")
         """Rows that are surely named, and a digest of the name of each."""
+        self.keys = array("Q")
+        """For each of them, a digest of the name at its key alone."""
         self._traced = array("q")
         """Rows that go by their history."""
-        history, self._starts = HistoryIndex(), [0]
+        self.unnamed = self.others = 0
+        """Rows without the key that surely names a conversation, and rows with it that are not a single call."""
         self.cut = False
         """Whether rows beyond the first `most` were not read."""
         self.failed: dict[Path, StorageError] = {}
         """Why files could not be read to their end."""
-        for reader in self.readers:
-            try:
-                self._pass(reader, history, most)
-            except StorageError as error:
-                self.failed[reader.path] = error
-            self._starts.append(len(self._index))
+        self._starts = [0]
+        history = HistoryIndex()
+        history.learn(call.traits for row in heads if (call := read(row).call) is not None and call.traits)
+        self._pass(history, most, mapped)
         self._spool.flush()
         self.root = self._settled(history, decode)
         """`[R]` for each row the first row of its conversation, by number; itself where it is alone."""
@@ -75,30 +86,56 @@ class CallRows:
         self._members = joined[np.argsort(self.root[joined], kind="stable")]
         self._heads = self.root[self._members]
 
-    def _pass(self, reader: RandomAccess, history: HistoryIndex, most: int | None) -> None:
-        """Read a file once and keep what its rows say of themselves."""
-        forms = {name: number for number, name in enumerate(self.forms)}
-        for (index, at), raw in reader:
+    def _pass(self, history: HistoryIndex, most: int | None, mapped: Mapped) -> None:
+        """Read all files once and keep what their rows say of themselves."""
+        parse = self.readers[0].parse
+        lines = 0
+        with closing(mapped(ReadBatch(self._read, history.tracer, parse), self._batches())) as answers:
+            for number, said in answers:
+                assert said is not None, "every batch has an answer"
+                if len(self._starts) <= number:
+                    self._starts += [len(self._index)] * (number + 1 - len(self._starts))
+                    lines = 0
+                room = None if most is None else most - len(self._index)
+                self._add(self.readers[number], said, lines, history, room)
+                lines += said.lines
+                if room is not None and room < len(said.index):
+                    self.cut = True
+                    break
+        self._starts += [len(self._index)] * (len(self.readers) + 1 - len(self._starts))
+
+    def _batches(self) -> Iterator[tuple[int, Batch]]:
+        for number, reader in enumerate(self.readers):
+            try:
+                for batch in reader.batches(BATCH_BYTES):
+                    yield number, batch
+            except StorageError as error:
+                self.failed[reader.path] = error
+
+    def _add(
+        self, reader: RandomAccess, said: BatchSaid, lines: int, history: HistoryIndex, room: int | None
+    ) -> None:
+        """Keep what the rows of a batch say, as far as there is room; its lines are numbered from `lines`."""
+        self.unnamed += said.unnamed
+        self.others += said.others
+        for index, place, call in islice(zip(said.index, said.places, said.calls, strict=True), room):
             row = len(self._index)
-            if row == most:
-                self.cut = True
-                return
-            call = self._read(raw.value) if raw.value is not None else None
-            self._index.append(index)
-            self._at.append(at)
+            self._index.append(index + lines)
+            self._at.append(place if isinstance(place, int) else reader.keep(place))
             if call is None:
                 self._form.append(0)
                 continue
-            if call.form not in forms:
-                forms[call.form] = len(self.forms)
-                self.forms.append(call.form)
-            self._form.append(forms[call.form])
-            if call.name is not None:
+            form, key, name, trace = call
+            if form not in self.forms:
+                self.forms.append(form)
+            self._form.append(self.forms.index(form))
+            if key is not None:
                 self._named.append(row)
-                self._names.frombytes(call.name)
-            elif call.traits is not None:
+                self._names.append(name)
+                self.keys.append(key)
+            elif trace is not None:
                 self._traced.append(row)
-                history.add(call.traits)
+                history.add_trace(trace)
 
     def _settled(self, history: HistoryIndex, decode: Decode | None) -> NDArray[np.int64]:
         root = np.arange(len(self._index), dtype=np.int64)
@@ -121,7 +158,7 @@ class CallRows:
         """What these calls, by their numbers in the history, say of themselves."""
         for number in calls:
             raw = self._raw(self._traced[number], None)
-            call = self._read(raw.value) if raw.value is not None else None
+            call = self._read(raw.value).call if raw.value is not None else None
             if call is not None and call.traits is not None:
                 yield number, call.traits
 

@@ -11,6 +11,7 @@ from tito_audit.format import Row
 from tito_audit.formats import format_named, number_columns
 from tito_audit.join._call_rows import CallRows, Decode
 from tito_audit.join._calls import CAPTURE
+from tito_audit.join._first_pass import Mapped, one_by_one
 from tito_audit.join._gathering import Gathering
 from tito_audit.join._reader import SEEN, CallReader, CaptureKey, is_capture, is_row_of_call, key_in, single_call
 from tito_audit.join._sessions import joined_notices
@@ -32,9 +33,12 @@ class JoinedCalls:
     what was found.
     """
 
-    def __init__(self, settings: Settings, logs: Sequence[Path], decode: Decode | None) -> None:
+    def __init__(
+        self, settings: Settings, logs: Sequence[Path], decode: Decode | None, mapped: Mapped = one_by_one
+    ) -> None:
         self._settings = settings
         self._decode = decode
+        self._mapped = mapped
         self._named = None if settings.format is None else format_named(settings.format)
         self.heads = {log: head for log in logs if (head := self._head(log))}
         """The logs that hold calls, each with those among its first rows."""
@@ -79,7 +83,8 @@ class JoinedCalls:
         most = None
         if settings.limit is not None and settings.session is None:
             most = settings.limit * _WINDOW[0] + _WINDOW[1]
-        rows = CallRows(logs, self._reader, self._decode, most)
+        heads = [row for path in paths for row in self.heads[path]]
+        rows = CallRows(logs, self._reader, self._decode, most, heads, self._mapped)
         if rows.cut:
             self._cut = len(rows)
         return rows

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -42,31 +41,47 @@ class SingleCall:
 
     form: str
     """The name of its format."""
-    name: bytes | None = None
-    """What surely names its conversation, as 8 bytes; None: its history has to tell."""
+    key: int | None = None
+    """A digest of the name at a key that surely names its conversation; None: its history has to tell."""
+    name: int = 0
+    """A digest of all that surely names its conversation, if there is such a key."""
     traits: CallTraits | None = None
     """What its history says; None where it is named."""
 
 
+@dataclass(frozen=True, slots=True)
+class RowSaid:
+    """What a row says of its conversation."""
+
+    named: bool
+    """Whether it has the key that surely names one."""
+    call: SingleCall | None
+    """None for a row that stays as it is."""
+
+
 class ReadCall(Protocol):
-    """Says of a row whether it is a call, and of which conversation."""
+    """Says of a row whether it is a call, and of which conversation; it keeps nothing, so any process may ask."""
 
-    by_key: bool
-    """False for the lines of a token capture, which are gathered even if a rollout has only one."""
+    @property
+    def by_key(self) -> bool:
+        """False for the lines of a token capture, which are gathered even if a rollout has only one."""
 
-    def __call__(self, row: Row) -> SingleCall | None:
-        """None for a row that stays as it is."""
+    def __call__(self, row: Row) -> RowSaid:
+        """What a row says."""
 
 
+@dataclass(frozen=True, slots=True)
 class CaptureKey:
     """Names the lines of a token capture by their rollout."""
 
-    by_key = False
+    by_key: bool = False
 
-    def __call__(self, row: Row) -> SingleCall | None:
-        """The call of a line; None for a row that is no such line."""
+    def __call__(self, row: Row) -> RowSaid:
+        """The rollout of a line."""
         name = _rollout_id(row)
-        return SingleCall(CAPTURE, digest(name)) if name is not None and is_capture(row) else None
+        if name is None or not is_capture(row):
+            return RowSaid(name is not None, None)
+        return RowSaid(True, SingleCall(CAPTURE, digest(name), digest(name)))
 
 
 def is_capture(row: Row) -> bool:
@@ -82,9 +97,9 @@ def _rollout_id(row: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CallReader:
-    """Reads rows that are one call each, and counts the others."""
+    """Reads rows that are one call each."""
 
     named: Format | None
     """The format of all rows; None: detected row by row."""
@@ -93,30 +108,19 @@ class CallReader:
     found: str | None = None
     """Where rows may name it, as the log itself shows; None: nowhere."""
     by_key: bool = True
-    calls: int = 0
-    unnamed: int = 0
-    """Rows without the stated key."""
-    others: int = 0
-    """Rows with it that are not a single call."""
-    names: array[int] = field(default_factory=lambda: array("Q"))
-    """For each call with the stated key, a digest of the name at it."""
 
-    def __call__(self, row: Row) -> SingleCall | None:
-        """The call; None for a row that is not a single call."""
+    def __call__(self, row: Row) -> RowSaid:
+        """What a row says; its call is None unless the row is a single call."""
         name = name_of(value_at(row, self.stated)) if self.stated is not None else None
-        self.unnamed += name is None
         read = single_call(row, self.named)
         if read is None or (name is None and not is_row_of_call(row, read[0])):
-            self.others += name is not None
-            return None
-        self.calls += 1
+            return RowSaid(name is not None, None)
         form, rollout = read
         context = _context(form, rollout)
         if name is not None:
-            self.names.frombytes(digest(name))
-            return SingleCall(form.name, digest(f"{context} {name}"))
+            return RowSaid(True, SingleCall(form.name, digest(name), digest(f"{context} {name}")))
         key = name_of(value_at(row, self.found)) if self.found is not None else None
-        return SingleCall(form.name, None, _traits(rollout, context, key))
+        return RowSaid(False, SingleCall(form.name, traits=_traits(rollout, context, key)))
 
 
 def single_call(row: Row, named: Format | None) -> tuple[Format, Rollout] | None:
@@ -150,9 +154,9 @@ def name_of(value: object) -> str | None:
     return json.dumps(text) if isinstance(value, str) and text is not None else text
 
 
-def digest(text: str) -> bytes:
-    """8 bytes that stand for a text."""
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+def digest(text: str) -> int:
+    """A number below 2**64 that stands for a text."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def keys_of(row: Mapping[str, Any], above: str = "", depth: int = 4) -> Iterator[str]:
@@ -169,7 +173,7 @@ def _context(form: Format, call: Rollout) -> int:
     """A number that calls of another format or model, with other tools or template arguments do not have."""
     stated = call.stated
     text = repr((form.name, stated.model, stated.attempt, call.tools, sorted(call.template_kwargs.items())))
-    return int.from_bytes(digest(text), "little")
+    return digest(text)
 
 
 def _traits(rollout: Rollout, context: int, key: str | None) -> CallTraits:
@@ -184,5 +188,5 @@ def _traits(rollout: Rollout, context: int, key: str | None) -> CallTraits:
         answer=answer,
         prompt_text=turn.prompt_text,
         completion_text=turn.completion_text,
-        key=None if key is None else digest(key),
+        key=None if key is None else digest(key).to_bytes(8, "little"),
     )

@@ -80,7 +80,7 @@ def calls_seen(
     stated = settings.session
     reader = CallReader(named, stated, key_in(calls[:SEEN]) if stated is None else None)
     log = open_log(path, max_row_bytes=settings.max_row_bytes)
-    joined = CallRows([log], reader, decode, count)
+    joined = CallRows([log], reader, decode, count, calls[:SEEN])
     used = stated or (reader.found if _believed(joined) else None)
     return CallsSeen(len(calls), tuple(_keys(calls, used)), _joined(joined, reader))
 

@@ -28,19 +28,19 @@ def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
 
 def _named(rows: CallRows, read: CallReader) -> list[str]:
     path, conversations = read.stated, rows.conversations_named
-    names = len(np.unique(np.frombuffer(read.names, np.uint64)))
+    names = len(np.unique(np.frombuffer(rows.keys, np.uint64)))
     said = [f"{_rows(rows.named)} read as the calls of {_conversations(conversations)}, by `{path}`"]
     if conversations > names:
         said.append(
             f"calls of one `{path}` in another format, of another model, or with other tools or template "
             "arguments are conversations of their own"
         )
-    if read.unnamed and rows.history is None:
-        said.append(f"{read.unnamed:,} row{'s' * (read.unnamed != 1)} without it stay{_s(read.unnamed)} alone")
-    if read.others:
+    if rows.unnamed and rows.history is None:
+        said.append(f"{rows.unnamed:,} row{'s' * (rows.unnamed != 1)} without it stay{_s(rows.unnamed)} alone")
+    if rows.others:
         said.append(
-            f"{read.others:,} row{'s' * (read.others != 1)} with it {'is' if read.others == 1 else 'are'} not a "
-            f"single call and stay{_s(read.others)} as {'it is' if read.others == 1 else 'they are'}"
+            f"{rows.others:,} row{'s' * (rows.others != 1)} with it {'is' if rows.others == 1 else 'are'} not a "
+            f"single call and stay{_s(rows.others)} as {'it is' if rows.others == 1 else 'they are'}"
         )
     return said
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,9 +15,11 @@ from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor, Loader, Viewed, audit_rollout, unreadable
 from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
+from tito_audit.run.executor import Answer, InProcess, Tag, Task, is_small, mapped
 from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.rows import LogGroup, share_of
+from tito_audit.run.workers import ForkedProcesses, can_fork
 from tito_audit.settings.model import Settings
 from tito_audit.storage import RawRow
 from tito_audit.summary import Summary
@@ -190,10 +192,18 @@ class RowFlow:
                 logs = [file for one, files in by_settings if _join_key(one) == key for file in files]
                 vocabulary = auditor.vocabulary
                 decode = vocabulary.data if vocabulary is not None else None
-                joins[key] = Join.of(own, logs, decode, written=bool(standing_for))
+                joins[key] = Join.of(own, logs, decode, self._mapped, written=bool(standing_for))
             group = LogGroup(own, auditor if asks_rules else auditor.silent(), joins[key])
             groups.update(dict.fromkeys(map(str, members), group))
         return groups
+
+    def _mapped(
+        self, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task]]
+    ) -> Generator[tuple[Tag, Answer | None], None, None]:
+        """The work of a first pass over the logs, in as many processes as the run has if it is worth it."""
+        jobs = self.settings.jobs or 1
+        alone = jobs == 1 or not can_fork() or is_small(self.files)
+        yield from mapped(InProcess() if alone else ForkedProcesses(jobs), work, tasks)
 
     def _auditors(self, by_settings: _Grouped) -> list[Auditor]:
         """The auditor for each of the settings; a notice names the logs that it is about."""

@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.lines import ParseRow, cut_lines
-from tito_audit.storage.log import Log, open_log, unreadable
+from tito_audit.storage.log import open_log, unreadable
 from tito_audit.storage.row import RawRow, parse_row, too_long
-from tito_audit.storage.spool import Spool, row_bytes, row_of, unpacked
+from tito_audit.storage.spool import CUT_OFF, Spool, entry_of, row_bytes, row_of, unpacked
 
 Ticket = tuple[int, int]
 """The index of a row, and where it is: the byte offset of its line, or where it begins in the spool."""
 
 _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """The lines of an uncompressed file between two places at which lines start."""
+
+    path: Path
+    start: int
+    stop: int
+    limit: int
+
+    def rows(self, parse: ParseRow) -> Iterator[tuple[int, RawRow | None]]:
+        """Each line with its byte offset, numbered from 0 in the batch; None for a blank one."""
+        start = self.start
+        with self.path.open("rb") as file:
+            file.seek(start)
+            for index, line in enumerate(cut_lines(_blocks(file, self.stop - start), self.limit)):
+                at, start = start, start + line.size + 1
+                if line.data is None:
+                    yield at, too_long(index, line.size, self.limit)
+                elif line.data and not line.data.isspace():
+                    yield at, parse(index, line.data, cut_off=not line.complete)
+                else:
+                    yield at, None
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Rows of a file that cannot be read in place, each as `row_bytes` packs it."""
+
+    each: list[bytes]
+
+    def rows(self, parse: ParseRow) -> Iterator[tuple[bytes, RawRow]]:
+        """Each row with its entry for the spool, numbered as in the file."""
+        for data in self.each:
+            yield entry_of(data), row_of(data, parse)
+
+
+Batch: TypeAlias = InPlace | Packed
 
 
 class RandomAccess:
@@ -33,31 +72,43 @@ class RandomAccess:
             )
         self._log = open_log(path, max_row_bytes=max_row_bytes)
         self._limit = max_row_bytes
-        self._parse = parse
+        self.parse = parse
         self._spool = spool or Spool()
         self.in_place = self._log.kind == "lines" and self._log.compression is None
 
-    @property
-    def log(self) -> Log:
-        """The file, read from its start to its end."""
-        return self._log
-
     def __iter__(self) -> Iterator[tuple[Ticket, RawRow]]:
         """Every row as `open_log` gives it, with its ticket; iterate once, over all rows."""
-        if self.in_place:
-            yield from self._lines()
-            return
-        self._log.keep_text, self._log.parse = self._log.kind == "lines", self._parse
-        for raw in self._log:
-            yield (raw.index, self._spool.add(row_bytes(raw))), raw
+        first = 0
+        for batch in self.batches(_BLOCK):
+            if isinstance(batch, Packed):
+                for entry, raw in batch.rows(self.parse):
+                    yield (raw.index, self.keep(entry)), raw
+                continue
+            lines = 0
+            for at, line in batch.rows(self.parse):
+                lines += 1
+                if line is not None:
+                    yield (first + line.index, at), replace(line, index=first + line.index)
+            first += lines
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """All rows in batches of about `size` bytes, which any process can read; those in a spool go to `keep`."""
+        try:
+            yield from self._ranges(size) if self.in_place else self._packed(size)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+
+    def keep(self, entry: bytes) -> int:
+        """Keep the entry of a row of `Packed`; returns where it is."""
+        return self._spool.append(entry)
 
     def row(self, ticket: Ticket, parse: ParseRow | None = None) -> RawRow:
         """The row with this ticket; with its text if it is a line of JSONL."""
         if not self.in_place:
-            return row_of(unpacked(self._spool.packed(ticket[1])), parse or self._parse)
+            return row_of(unpacked(self._spool.packed(ticket[1])), parse or self.parse)
         try:
             with self.path.open("rb") as file:
-                return line_at(file, ticket, self._limit, parse or self._parse)
+                return line_at(file, ticket, self._limit, parse or self.parse)
         except OSError as error:
             raise unreadable(self.path, error) from error
 
@@ -65,20 +116,27 @@ class RandomAccess:
         """The row as it is in the spool; None if it is read in place."""
         return None if self.in_place else self._spool.packed(ticket[1])
 
-    def _lines(self) -> Iterator[tuple[Ticket, RawRow]]:
-        try:
-            with self.path.open("rb") as file:
-                start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-                file.seek(start)
-                for index, line in enumerate(cut_lines(iter(lambda: file.read(_BLOCK), b""), self._limit)):
-                    at, start = start, start + line.size + 1
-                    self._log.position = at
-                    if line.data is None:
-                        yield (index, at), too_long(index, line.size, self._limit)
-                    elif line.data and not line.data.isspace():
-                        yield (index, at), self._parse(index, line.data, cut_off=not line.complete)
-        except OSError as error:
-            raise unreadable(self.path, error) from error
+    def _ranges(self, size: int) -> Iterator[InPlace]:
+        with self.path.open("rb") as file:
+            start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+            end = file.seek(0, 2)
+            while start < end:
+                stop = min(_after_line(file, start + size), end)
+                yield InPlace(self.path, start, stop, self._limit)
+                start = stop
+
+    def _packed(self, size: int) -> Iterator[Packed]:
+        self._log.keep_text, self._log.parse = self._log.kind == "lines", _unparsed
+        rows: list[bytes] = []
+        held = 0
+        for raw in self._log:
+            rows.append(row_bytes(raw))
+            held += len(rows[-1])
+            if held >= size:
+                yield Packed(rows)
+                rows, held = [], 0
+        if rows:
+            yield Packed(rows)
 
 
 def line_at(file: BinaryIO, ticket: Ticket, limit: int, parse: ParseRow = parse_row) -> RawRow:
@@ -90,3 +148,23 @@ def line_at(file: BinaryIO, ticket: Ticket, limit: int, parse: ParseRow = parse_
     if len(line) > limit:
         return too_long(index, len(line), limit)
     return replace(parse(index, line, cut_off=line is data), text=line.strip())
+
+
+def _unparsed(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
+    """A row whose text is parsed later."""
+    return RawRow(index, CUT_OFF if cut_off else {})
+
+
+def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (block := file.read(min(_BLOCK, size))):
+        size -= len(block)
+        yield block
+
+
+def _after_line(file: BinaryIO, at: int) -> int:
+    """Where the first line after a place starts; past the end of the file if there is none."""
+    file.seek(at - 1)
+    while block := file.read(_BLOCK):
+        if (found := block.find(b"\n")) >= 0:
+            return file.tell() - len(block) + found + 1
+    return file.tell() + 1

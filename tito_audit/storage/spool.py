@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import StorageError
+from tito_audit.format import Row
 from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.row import RawRow
 
@@ -35,12 +36,13 @@ class Spool:
 
     def add(self, data: bytes) -> int:
         """Keep some bytes; returns where they begin."""
-        import pyarrow as pa
+        return self.append(entry_of(data))
 
-        packed = pa.compress(data, codec="zstd", asbytes=True)
+    def append(self, entry: bytes) -> int:
+        """Keep an entry that `entry_of` made; returns where it begins."""
         start = self._written + self._held
-        self._waiting += [_SIZES.pack(len(packed), len(data)), packed]
-        self._held += _SIZES.size + len(packed)
+        self._waiting.append(entry)
+        self._held += len(entry)
         if self._held >= _BLOCK:
             self.flush()
         return start
@@ -83,6 +85,14 @@ class Spool:
         self._waiting, self._held = [], 0
 
 
+def entry_of(data: bytes) -> bytes:
+    """Bytes as an entry of a spool."""
+    import pyarrow as pa
+
+    packed: bytes = pa.compress(data, codec="zstd", asbytes=True)
+    return _SIZES.pack(len(packed), len(data)) + packed
+
+
 def unpacked(entry: bytes) -> bytes:
     """The bytes of an entry of a spool."""
     import pyarrow as pa
@@ -92,10 +102,14 @@ def unpacked(entry: bytes) -> bytes:
     return data
 
 
+CUT_OFF: Row = {"cut_off": True}
+"""The value of a row that was not parsed and whose file ends in the middle of it."""
+
+
 def row_bytes(raw: RawRow) -> bytes:
     """A row for `row_of`: its text where it has one, else its value; nothing of the file around it."""
     if raw.value is not None and raw.text is not None:
-        return pickle.dumps((raw.index, raw.text), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((raw.index, raw.text, raw.value is CUT_OFF), pickle.HIGHEST_PROTOCOL)
     return pickle.dumps(replace(raw, text=None, lead=b""), pickle.HIGHEST_PROTOCOL)
 
 
@@ -104,5 +118,5 @@ def row_of(data: bytes, parse: ParseRow) -> RawRow:
     held = pickle.loads(data)
     if isinstance(held, RawRow):
         return held
-    index, text = held
-    return replace(parse(index, text), text=text)
+    index, text, cut_off = held
+    return replace(parse(index, text, cut_off=cut_off), text=text)

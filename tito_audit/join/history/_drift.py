@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.join.history._columns import Columns, Has, as_bytes, salt
+from tito_audit.join.history._columns import Columns
 from tito_audit.join.history._holders import Array, Calls, Holders
 from tito_audit.join.history._likeness import PROVEN, likeness_of_ids, likeness_of_texts
 from tito_audit.join.history._links import ExactLinks
+from tito_audit.join.history._trace import Has, as_bytes, salt
 from tito_audit.join.history._traits import CallTraits, Decode, Reread
 from tito_audit.join.history._trie import AT_ONCE, Hashes
 
@@ -122,7 +123,7 @@ class Search:
         Where the prompt starts with all that another call saw, they are linked to that one.
         """
         values, salted = _prompt_of(call)
-        hash_at = self._columns.rolling.prefixes(values, salted)
+        hash_at = self._columns.tracer.rolling.prefixes(values, salted)
         at = 1 + self._looked_for.may_hold(hash_at[1:])[::-1]
         prefixes = self._columns.trie.numbers.find_all(hash_at[at])
         seen = prefixes[self._links.is_end[prefixes]]
@@ -149,7 +150,7 @@ class Search:
         return rivals[near : near + _RIVALS]
 
     def _level(self, values: Values, at: int, rivals: Calls, is_ids: bool) -> _Level:
-        ends = self._columns.ends.after(values[at : at + _LONGEST]) if is_ids else values[:0]
+        ends = self._columns.tracer.ends.after(values[at : at + _LONGEST]) if is_ids else values[:0]
         held = values[at : at + (int(ends[0]) if len(ends) else _LONGEST)]
         return _Level(at, rivals, held.copy(), not len(ends))
 
@@ -175,7 +176,7 @@ class Search:
             return likeness_of_texts(text, level.held.tobytes(), open_end=level.open_end)
         completion = call.completion if call.completion is not None else call.prompt[:0]
         said = np.concatenate((call.prompt[level.at :], completion))
-        answer, held = self._columns.ends.without(said), self._columns.ends.without(level.held)
+        answer, held = self._columns.tracer.ends.without(said), self._columns.tracer.ends.without(level.held)
         likeness = self._likeness_of_ids(answer, held, level.open_end)
         if call.ended and len(answer) == len(said) and likeness < PROVEN:  # an end token that is not known as one
             likeness = max(likeness, self._likeness_of_ids(answer[:-1], held, level.open_end))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.join.history._columns import Columns, Has
+from tito_audit.join.history._columns import Columns
 from tito_audit.join.history._drift import Search, decide
 from tito_audit.join.history._holders import Calls, components
 from tito_audit.join.history._keys import are_believed, first_of_key
 from tito_audit.join.history._links import ExactLinks
+from tito_audit.join.history._trace import Has, Trace, Tracer
 from tito_audit.join.history._traits import CallTraits, Conversations, Decode, JoinedBy, Reread
 
 
@@ -27,8 +30,23 @@ class HistoryIndex:
         """Bytes that are held for the calls so far, however long their histories are."""
         return self._columns.nbytes
 
+    @property
+    def tracer(self) -> Tracer:
+        """Makes the traces that `add_trace` takes."""
+        return self._columns.tracer
+
+    def learn(self, calls: Iterable[CallTraits]) -> None:
+        """Learn from some calls which ids end a turn. Others are found out by reading rows once more."""
+        for call in calls:
+            self.tracer.learn(call)
+
     def add(self, call: CallTraits) -> int:
-        """The number of a call: 0, 1, 2 … in the order of the rows."""
+        """The number of a call: 0, 1, 2 … in the order of the rows. It is learned from too."""
+        self.learn([call])
+        return self.add_trace(self.tracer.trace(call))
+
+    def add_trace(self, call: Trace) -> int:
+        """The number of a call of which only the trace is known."""
         return self._columns.add(call)
 
     def settle(self, reread: Reread, decode: Decode | None) -> Conversations:

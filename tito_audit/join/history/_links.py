@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from tito_audit.join.history._columns import Columns, Has
+from tito_audit.join.history._columns import Columns
 from tito_audit.join.history._holders import Array, Calls, Holders, nearest
+from tito_audit.join.history._trace import Has
 from tito_audit.join.history._traits import JoinedBy
 from tito_audit.join.history._trie import AT_ONCE
 

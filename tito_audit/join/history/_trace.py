@@ -1,0 +1,144 @@
+"""What is hashed of a call: nothing but the call and known turn ends decide it, so any process can do it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.join.history._ends import TurnEnds
+from tito_audit.join.history._said import digest, exact_digest
+from tito_audit.join.history._traits import CallTraits
+from tito_audit.join.history._trie import MASK, Hashes, Rolling, hash_of
+from tito_audit.record.arrays import Ids
+from tito_audit.record.message import Message
+
+_FACTOR = 0x9E3779B97F4A7C15
+_NO_TURNS: Hashes = np.empty(0, np.uint64)
+
+
+class Has(IntFlag):
+    """What a call's row holds."""
+
+    IDS = 1
+    TEXT = 2
+    MESSAGES = 4
+    NO_ANSWERS = 8
+    """Its messages hold no answer, so that it starts its conversation."""
+
+
+class MessageTrace(NamedTuple):
+    """The hashes of a call's messages."""
+
+    answers: Sequence[int]
+    """After each answer among them, the last one first."""
+    told: int
+    """Of its messages and its answer; 0 where it has none."""
+    exact: int
+    """What tells its answer from others that say the same."""
+    exact_before: int
+    """The same of the last answer among its messages."""
+
+
+class Trace(NamedTuple):
+    """The hashes of a call."""
+
+    has: int
+    length: int
+    """Of its prompt: in ids, else in bytes of text, else in messages."""
+    prompt: int
+    """Of its prompt; of its messages where it has no other."""
+    turns: Hashes
+    """`[E]` After each turn end of its prompt, the last one first."""
+    seen: int
+    """Of its prompt and completion; 0 where it has no completion."""
+    key: int
+    """Of its key and context; 0 where it has no key."""
+    messages: MessageTrace | None
+    """None where they are not recorded."""
+
+
+@dataclass(slots=True)
+class Tracer:
+    """Hashes calls. Processes that have the same `ends` get the same hashes."""
+
+    ends: TurnEnds
+    rolling: Rolling
+
+    def __init__(self) -> None:
+        self.ends, self.rolling = TurnEnds(), Rolling()
+
+    def learn(self, call: CallTraits) -> None:
+        """Learn from a call which ids end a turn."""
+        if call.prompt is not None and call.completion is not None:
+            self.ends.learn(call.completion, ended=call.ended)
+
+    def trace(self, call: CallTraits) -> Trace:
+        """The hashes of a call."""
+        has, length, prompt, seen, turns, messages = Has(0), 0, 0, 0, _NO_TURNS, None
+        if call.prompt is not None:
+            has, length = Has.IDS, len(call.prompt)
+            prompt, seen, turns = self._ids(call.prompt, call)
+        elif call.request is None and call.prompt_text is not None:
+            has, values = Has.TEXT, as_bytes(call.prompt_text)
+            length = len(values)
+            prompt, seen = self._text(values, as_bytes(call.completion_text or ""), salt("text", call.context))
+        if call.request is not None:
+            request, messages = _messages(call.request, call.answer, call.context)
+            has |= Has.MESSAGES
+            # A prompt of more turns has a history; a template may add a system prompt.
+            if not messages.answers and len(turns) <= len(call.request) + 1:
+                has |= Has.NO_ANSWERS
+            if call.prompt is None:
+                length, prompt = len(call.request), request
+        key = 0 if call.key is None else hash_of(call.key) ^ salt("key", call.context)
+        return Trace(int(has), length, prompt, turns, seen, key, messages)
+
+    def _ids(self, prompt: Ids, call: CallTraits) -> tuple[int, int, Hashes]:
+        """The hashes of a prompt, of all that was seen, and of the prompt up to each turn end."""
+        hash_at = self.rolling.prefixes(prompt, salt("ids", call.context))
+        whole, turns = int(hash_at[-1]), hash_at[self.ends.after(prompt)[::-1]]
+        if call.completion is None or not len(call.completion):
+            return whole, 0, turns
+        return whole, self.rolling.extended(whole, len(prompt), call.completion), turns
+
+    def _text(self, prompt: NDArray[np.uint8], completion: NDArray[np.uint8], salted: int) -> tuple[int, int]:
+        """The hashes of a prompt and of all that was seen."""
+        whole = self.rolling.extended(salted, 0, prompt)
+        return whole, self.rolling.extended(whole, len(prompt), completion) if len(completion) else 0
+
+
+def salt(kind: str, context: int) -> int:
+    """What the hash of nothing is for sequences of a kind and a context."""
+    return (hash_of(kind.encode()) ^ (context * _FACTOR)) & MASK
+
+
+def as_bytes(text: str) -> NDArray[np.uint8]:
+    """Text as an array of bytes."""
+    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+
+
+def _messages(request: Sequence[Message], answer: Message | None, context: int) -> tuple[int, MessageTrace]:
+    """The hash of a request, and those of its answers."""
+    hash_, answers = salt("messages", context), []
+    for message in request:
+        hash_ = _then(hash_, message)
+        if message.sampled:
+            answers.append(hash_)
+    before = next((one for one in reversed(request) if one.sampled), None)
+    return hash_, MessageTrace(
+        answers[::-1],
+        0 if answer is None else _then(hash_, answer),
+        0 if answer is None else exact_digest(answer),
+        0 if before is None else exact_digest(before),
+    )
+
+
+def _then(hash_: int, message: Message) -> int:
+    """The hash of messages with this hash and one more."""
+    mixed = ((hash_ ^ digest(message)) * _FACTOR) & MASK
+    return (mixed ^ (mixed >> 29)) * _FACTOR & MASK
