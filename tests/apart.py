@@ -9,7 +9,7 @@ import gzip
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -293,14 +293,16 @@ def report_of(*arguments: object) -> Wire:
     return report
 
 
-def found_in(report: Wire, placed: Placed, *, exactly: bool = True) -> Found:
-    """The findings of a report, conversation by conversation.
+def found_in(report: Wire, placed: Placed, left_out: Collection[int] = (), *, exactly: bool = True) -> Found:
+    """The findings of a report, conversation by conversation, without those that are left out.
 
     With `exactly`, a finding stands at the row of the call that it is about; else at any row of its conversation.
     """
     found: Found = {}
     for one in report["findings"]:
         conversation, turn = placed[one["file"], one["row"]]
+        if conversation in left_out:
+            continue
         told = one["turn"] or 0
         if exactly and one["turn"] is not None:
             assert turn == told, f"{one['code']} of turn {told} is reported at the row of turn {turn}"

@@ -6,7 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,14 @@ def without_ids(record: Wire) -> Wire:
     return {**record, "response": {**response, "choices": choices}}
 
 
+@cache
+def smollm2() -> Tokenizer:
+    return Tokenizer.from_file(str(SMOLLM2 / "tokenizer.json"))
+
+
 def as_text(record: Wire) -> Wire:
     """The prompt as text instead of ids, and an answer without ids."""
-    tokenizer = Tokenizer.from_file(str(SMOLLM2 / "tokenizer.json"))
-    prompt = tokenizer.decode(record["request"]["prompt"], skip_special_tokens=False)
+    prompt = smollm2().decode(record["request"]["prompt"], skip_special_tokens=False)
     return without_ids({**record, "request": {**record["request"], "prompt": prompt}})
 
 
