@@ -22,9 +22,11 @@ __all__ = ["Joining", "main", "page", "study"]
 
 SHORT, LONG = Shape(turns=3, words=2), Shape(turns=8, words=340)
 SIZES = (10_000, 100_000, 500_000, 2_000_000)
+HUGE = 500_000
+"""Larger logs are read as plain lines alone."""
 LONG_SIZES = (1_000, 4_000, 16_000)
 QUICK_SIZES, QUICK_LONG_SIZES = (2_000, 10_000), (100, 400)
-WHOLE = 100_000
+WHOLE = 10_000
 """The most rows of a log that is also scanned, joined and not."""
 KINDS = ("jsonl", "jsonl.gz", "parquet")
 FEW = 50
@@ -194,7 +196,7 @@ def _logs(asked: argparse.Namespace) -> Iterator[tuple[CallLog, CallLog]]:
     wanted = [(SHORT, size, keyed) for keyed in (False, True) for size in sizes]
     for shape, rows, keyed in (*wanted, *((LONG, size, False) for size in long)):
         made = []
-        for kind in asked.kinds or (KINDS[:1] if asked.quick else KINDS):
+        for kind in asked.kinds or (KINDS[:1] if asked.quick or rows > HUGE else KINDS):
             log, warm = (call_log(shape, n, kind, asked.scratch, keyed=keyed) for n in (rows, FEW))
             made.append(log.path)
             yield log, warm

@@ -30,6 +30,7 @@ __all__ = [
     "Placed",
     "Wire",
     "calls_of",
+    "event",
     "found_in",
     "generic",
     "places_of",

@@ -152,6 +152,30 @@ def test_calls_that_name_nothing_are_joined_over_files_by_their_history(
     assert abs(report["summary"]["rollouts"] - len(tried(model))) <= len(ambiguous)
 
 
+NAMES: dict[str, Callable[[Call, Wire], str]] = {
+    "task": lambda call, one: task_of(one),
+    "run": lambda call, one: "run-0",
+    "category": lambda call, one: str(one["category"]),
+    "call": lambda call, one: f"{call.conversation}-{call.turn}",
+}
+"""What a column may name instead of a conversation."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("model", MODELS if DEEP else MODELS[:1])
+def test_a_name_of_more_or_less_than_a_conversation_joins_and_parts_nothing(
+    model: str, name: str, tmp_path: Path
+) -> None:
+    calls = calls_of(tried(model))
+    rows = [
+        (call, {"session_id": NAMES[name](call, tried(model)[call.conversation]), **generic(call)})
+        for call in calls
+    ]
+    logs, placed = spread(rows, tmp_path, 6)
+    report, ambiguous = report_of(*logs, *told(model)), alike_in_messages(calls)
+    assert found_in(report, placed, ambiguous) == but(expected(model, ()), ambiguous)
+
+
 @pytest.mark.parametrize("key", ["session_id", None])
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[-2]], ids=words)
