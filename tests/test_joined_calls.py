@@ -29,7 +29,7 @@ from tests.apart import (
     whole,
 )
 from tests.command import written
-from tests.tiers import DEEP, some
+from tests.tiers import DEEP, examples, some
 
 pytestmark = pytest.mark.skipif(
     not all((SHARED / place / model).is_dir() for place in ("rollouts", "tokenizers") for model in MODELS),
@@ -174,6 +174,16 @@ def test_a_name_of_more_or_less_than_a_conversation_joins_and_parts_nothing(
     logs, placed = spread(rows, tmp_path, 6)
     report, ambiguous = report_of(*logs, *told(model)), alike_in_messages(calls)
     assert found_in(report, placed, ambiguous) == but(expected(model, ()), ambiguous)
+
+
+@pytest.mark.parametrize("seed", range(examples(2, 8)))
+def test_calls_that_are_only_ids_are_joined_in_any_order(seed: int, tmp_path: Path) -> None:
+    """Nothing says which of them were cut off; few of this model's answers end by themselves."""
+    model, form = MODELS[1], FORMS[-2]
+    calls = calls_of(recorded(model))
+    logs, _ = spread(rows_of(form, calls, key=None), tmp_path, 3 + seed)
+    summary = report_of(*logs, *told(model), "--select", "SEQ")["summary"]
+    assert (summary["rollouts"], summary["turns"]) == (len(recorded(model)), len(calls))
 
 
 @pytest.mark.parametrize("key", ["session_id", None])

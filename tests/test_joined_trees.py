@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.apart import Call, Placed, Wire, chat, generic, ids_only, report_of, spread
+from tests.apart import Call, Placed, Wire, chat, event, generic, ids_only, report_of, spread
+from tests.command import written
 from tests.grown import TOY, Family, Linked, families
 from tests.tiers import examples
 
@@ -196,6 +197,15 @@ def test_the_notice_says_how_many_rows_became_how_many_conversations(tmp_path: P
     alone = sum(len(family.calls) == 1 for family in made)
     assert re.search(rf"\b({len(rows)}|{len(rows) - alone}) rows\b", said)
     assert re.search(rf"\b({len(made)}|{len(made) - alone}) conversations\b", said)
+
+
+def test_calls_behind_many_events_that_are_none_are_joined(tmp_path: Path) -> None:
+    made = plain(grown(0))[:10]
+    other = [{"event_type": "reward", "rollout_id": "r", "attempt_id": "a", "data": {"value": 1.0}}] * 40
+    rows = [event(one.call) for family in made for one in family.calls]
+    log = written(tmp_path / "events.jsonl", [*other, *rows])
+    report = report_of(log, *PLANTED)
+    assert Counter(groups(report)) == Counter(together(family.calls) for family in made)
 
 
 # Logs without anything to join
