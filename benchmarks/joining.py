@@ -160,7 +160,7 @@ def _growth(studies: Sequence[Joining]) -> list[str]:
     rows = [one.log.rows for one in studies]
     grows = exponent([one.log.ids for one in studies], [one.seconds for one in studies])
     a_row = statistics.linear_regression(rows, [one.held for one in studies]).slope
-    said = studies[-1].found.partition(": ")[2]
+    said = studies[-1].found.removeprefix(f"{studies[-1].log.path}: ")
     return [f"CPU seconds grow as ids^{grows:.2f}, memory by {a_row:,.0f} bytes a call. Of the largest: {said}"]
 
 
