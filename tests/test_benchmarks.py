@@ -443,3 +443,4 @@ def test_what_joining_took_is_on_its_page(tmp_path: Path) -> None:
     assert "## Short calls joined by their key, jsonl\n" in text
     assert "| 120 | " in text
     assert " | 25% |\n" in text
+    assert " rows were read as the calls of " in text
