@@ -71,7 +71,8 @@ def repaired(
     run.before.seconds = run.after.seconds = 0.0
     run.after.files = [Path(file).name for file in run.after.files]
     run.after.taken = {Path(file).name: formats for file, formats in run.after.taken.items()}
-    run.after.notices = [notice.replace(str(folder), "") for notice in run.after.notices]
+    for said in (run.after.notices, run.after.joined):
+        said[:] = [notice.replace(str(folder), "") for notice in said]
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     places = [(log, target.name) for log, target in run.written]
     return outcomes, [run.before, run.after, run.failing, places], files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +17,7 @@ from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.join._first_pass import BATCH_BYTES, BatchSaid, Mapped, ReadBatch, one_by_one
 from tito_audit.join._reader import ReadCall
-from tito_audit.join.history import CallTraits, Conversations, HistoryIndex
+from tito_audit.join.history import CallTraits, Conversations, HistoryIndex, JoinedBy
 from tito_audit.record.arrays import Ids
 from tito_audit.storage import Log, RawRow
 from tito_audit.storage.lines import ParseRow
@@ -25,6 +25,7 @@ from tito_audit.storage.random_access import Batch, RandomAccess, Ticket
 from tito_audit.storage.spool import Spool
 
 Decode = Callable[[Ids], bytes]
+Rows = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,43 @@ class RowOfCall:
 
     file: int
     ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What was found by the history of calls."""
+
+    joined: int
+    """Calls that are joined to others."""
+    conversations: int
+    """How many conversations they are."""
+    alone: int
+    by: Mapping[JoinedBy, int]
+    """How many calls were joined by what."""
+    unsure: int
+    """Calls that could continue several, or of which that could not be decided."""
+    first_unsure: int | None
+    """The row of the first of them."""
+    keys_believed: bool
+    """Whether a key that the log itself has was taken as naming conversations."""
+
+    @classmethod
+    def of(cls, found: Conversations, rows: Rows) -> Traced:
+        """The numbers of what was found; `rows` are those of the calls."""
+        sizes = np.bincount(found.of, minlength=len(found.of))
+        several = sizes > 1
+        joined = int(sizes[several].sum())
+        counts = np.bincount(found.by, minlength=len(JoinedBy))
+        unsure = found.unsure
+        return cls(
+            joined,
+            int(several.sum()),
+            len(found.of) - joined,
+            {by: int(counts[by]) for by in JoinedBy},
+            len(unsure),
+            int(rows[unsure[0]]) if len(unsure) else None,
+            found.keys_believed,
+        )
 
 
 class CallRows:
@@ -62,11 +100,11 @@ class CallRows:
         self._index, self._at, self._form = array("I"), array("Q"), array("B")
         """The format of the calls, by number; 0 for rows that are no call."""
         self.forms: list[str] = [""]
-        self._named, self._names = array("q"), array("Q")
+        self._named, self._names = array("I"), array("Q")
         """Rows that are surely named, and a digest of the name of each."""
         self.keys = array("Q")
         """For each of them, a digest of the name at its key alone."""
-        self._traced = array("q")
+        self._traced = array("I")
         """Rows that go by their history."""
         self.unnamed = self.others = 0
         """Rows without the key that surely names a conversation, and rows with it that are not a single call."""
@@ -81,10 +119,10 @@ class CallRows:
         self._spool.flush()
         self.root = self._settled(history, decode)
         """`[R]` for each row the first row of its conversation, by number; itself where it is alone."""
-        self._sizes = np.bincount(self.root, minlength=len(self.root))
-        joined = np.flatnonzero(self._sizes[self.root] > 1)
-        self._members = joined[np.argsort(self.root[joined], kind="stable")]
-        self._heads = self.root[self._members]
+        self._sizes: Rows = np.bincount(self.root, minlength=len(self.root)).astype(np.uint32)
+        joined = np.flatnonzero(self._sizes[self.root] > 1).astype(np.uint32)
+        self._members: Rows = joined[np.argsort(self.root[joined], kind="stable")]
+        self._heads: Rows = self.root[self._members]
 
     def _pass(self, history: HistoryIndex, most: int | None, mapped: Mapped) -> None:
         """Read all files once and keep what their rows say of themselves."""
@@ -137,21 +175,24 @@ class CallRows:
                 self._traced.append(row)
                 history.add_trace(trace)
 
-    def _settled(self, history: HistoryIndex, decode: Decode | None) -> NDArray[np.int64]:
-        root = np.arange(len(self._index), dtype=np.int64)
-        named = np.frombuffer(self._named, np.int64)
-        if len(named):
-            _, first, which = np.unique(
-                np.frombuffer(self._names, np.uint64), return_index=True, return_inverse=True
-            )
-            root[named] = named[first[which]]
+    def _settled(self, history: HistoryIndex, decode: Decode | None) -> Rows:
+        root = np.arange(len(self._index), dtype=np.uint32)
+        named = np.frombuffer(self._named, np.uint32)
         self.named = len(named)
         """How many rows are joined by a name that they surely have."""
-        self.conversations_named = len(first) if len(named) else 0
-        traced = np.frombuffer(self._traced, np.int64)
-        self.history: Conversations | None = history.settle(self._reread, decode) if len(traced) else None
-        if self.history is not None:
-            root[traced] = traced[self.history.of]
+        self.conversations_named = 0
+        if len(named):
+            names = np.frombuffer(self._names, np.uint64)
+            _, first, which = np.unique(names, return_index=True, return_inverse=True)
+            root[named] = named[first[which]]
+            self.conversations_named = len(first)
+        self.traced: Traced | None = None
+        """What was found by history; None where no row goes by it."""
+        if len(history):
+            found = history.settle(self._reread, decode)
+            traced = np.frombuffer(self._traced, np.uint32)
+            root[traced] = traced[found.of]
+            self.traced = Traced.of(found, traced)
         return root
 
     def _reread(self, calls: Sequence[int]) -> Iterator[tuple[int, CallTraits]]:
@@ -181,10 +222,6 @@ class CallRows:
         rows = self.rows_of(path)
         return bisect_left(self._index, index, rows.start, rows.stop)
 
-    def row_of_history(self, call: int) -> int:
-        """The row of a call, by its number in the history."""
-        return self._traced[call]
-
     def index(self, row: int) -> int:
         """The index of a row in its file."""
         return self._index[row]
@@ -198,7 +235,7 @@ class CallRows:
         """The rows of the conversation that begins with this one, in order."""
         if self._sizes[row] == 1:
             return (row,)
-        start, end = np.searchsorted(self._heads, (row, row + 1))
+        start, end = np.searchsorted(self._heads, np.array((row, row + 1), np.uint32))
         rows: list[int] = self._members[start:end].tolist()
         return rows
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from tito_audit.errors import StorageError
@@ -13,15 +14,19 @@ from tito_audit.join._call_rows import CallRows, Decode
 from tito_audit.join._calls import CAPTURE
 from tito_audit.join._first_pass import Mapped, one_by_one
 from tito_audit.join._gathering import Gathering
-from tito_audit.join._reader import SEEN, CallReader, CaptureKey, is_capture, is_row_of_call, key_in, single_call
+from tito_audit.join._reader import CallReader, CaptureKey, is_capture, key_in, may_join
 from tito_audit.join._sessions import joined_notices
 from tito_audit.join._writing import CallEdits, GatheredOutput
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Log, Output, open_log
+from tito_audit.storage import Log, Output, RawRow, open_log
 from tito_audit.storage.log import TABLES
 
-_ASKED = 2
-"""A log without a call in its first so many rows holds none; a table in its first."""
+_OTHERS = 2
+"""A log without a call before so many rows of formats that hold other things holds none; a table, before one."""
+_ASKED = 1024
+"""In how many rows calls are looked for: a log of events may begin with many that are none."""
+_HEAD = 64
+"""With how many calls the first pass begins to learn."""
 _WINDOW = 64, 4096
 """With a limit on conversations, so many rows for each, and so many more, are looked at."""
 
@@ -94,34 +99,35 @@ class JoinedCalls:
         rows = [row for head in self.heads.values() for row in head]
         return CallReader(self._named, stated, key_in(rows) if rows and stated is None else None)
 
-    def _head(self, log: Path) -> Sequence[Row]:
+    def _head(self, log: Path) -> Sequence[Row] | None:
         """Those of the first rows of a log that are single calls."""
         if not log.is_file():
-            return ()
-        found: list[Row] = []
-        asked = 0
+            return None
         settings = self._settings
-        arrays = number_columns(settings.columns)
         with suppress(StorageError):  # The audit says why.
-            rows = open_log(log, max_row_bytes=settings.max_row_bytes, arrays=arrays)
-            if rows.kind in TABLES:
-                rows.only = 0
-                if not any(raw.value is not None and self._may_join(raw.value) for raw in rows):
-                    return ()
+            rows = open_log(log, max_row_bytes=settings.max_row_bytes, arrays=number_columns(settings.columns))
+            if rows.kind not in TABLES:
+                return self._calls_in(rows, _OTHERS)
+            rows.only = 0
+            if self._calls_in(rows, 1) is not None:
                 rows.only = None
-            for raw in rows:
-                if raw.value is None:
-                    continue
-                asked += 1
-                if self._may_join(raw.value):
-                    found.append(raw.value)
-                if asked == SEEN or (asked >= _ASKED and not found):
-                    break
-        return found
+                return self._calls_in(rows, 1)
+        return None
 
-    def _may_join(self, row: Row) -> bool:
-        read = single_call(row, self._named)
-        return read is not None and (self._settings.session is not None or is_row_of_call(row, read[0]))
+    def _calls_in(self, rows: Iterable[RawRow], most: int) -> list[Row] | None:
+        """The first calls among some rows; None if there are `most` others before them, or none at all."""
+        found: list[Row] = []
+        others = 0
+        for raw in islice(rows, _ASKED):
+            if raw.value is None:
+                continue
+            could = may_join(raw.value, self._named, stated=self._settings.session is not None)
+            if could:
+                found.append(raw.value)
+            others += could is False
+            if len(found) == _HEAD or (others >= most and not found):
+                break
+        return found or None
 
 
 class Captures:

@@ -142,6 +142,22 @@ def is_row_of_call(row: Row, form: Format) -> bool:
     return form.row_is_call and not any(name in row for name in CALL_LISTS)
 
 
+def may_join(row: Row, named: Format | None, *, stated: bool) -> bool | None:
+    """Whether a row is one call that a log of calls would hold; with a `stated` key, any single call.
+
+    None for a row that is none, but may lie among such rows: of a format of calls, or of none.
+    """
+    read = single_call(row, named)
+    if read is not None:
+        return stated or is_row_of_call(row, read[0])
+    try:
+        form = named or pick_format(row)
+    except RecordError:
+        return None
+    # Plain columns without a call are something else, such as training rows.
+    return None if form.row_is_call and form.name != "generic" else False
+
+
 def key_in(rows: Sequence[Row]) -> str | None:
     """The surest key under which all of these rows name a conversation; None if there is none."""
     paths = [f"{holder}{name}" for name in NAMES for holder in _HOLDERS]

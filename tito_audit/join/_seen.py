@@ -87,14 +87,14 @@ def calls_seen(
 
 def _believed(rows: CallRows) -> bool:
     """Whether the key that the log itself has joins calls."""
-    found = rows.history
-    return found is not None and (found.keys_believed or bool((found.by == JoinedBy.KEY).any()))
+    found = rows.traced
+    return found is not None and (found.keys_believed or bool(found.by[JoinedBy.KEY]))
 
 
 def _joined(rows: CallRows, reader: CallReader) -> CallsJoined:
     sizes = np.bincount(rows.root, minlength=len(rows.root))
     several = sizes > 1
-    calls = rows.named + (len(rows.history.of) if rows.history is not None else 0)
+    calls = rows.named + (0 if rows.traced is None else rows.traced.joined + rows.traced.alone)
     together = int(sizes[several].sum())
     return CallsJoined(together, int(several.sum()), calls - together, tuple(joined_notices(rows, reader)))
 

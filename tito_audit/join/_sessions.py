@@ -35,7 +35,7 @@ def _named(rows: CallRows, read: CallReader) -> list[str]:
             f"calls of one `{path}` in another format, of another model, or with other tools or template "
             "arguments are conversations of their own"
         )
-    if rows.unnamed and rows.history is None:
+    if rows.unnamed and rows.traced is None:
         said.append(f"{rows.unnamed:,} row{'s' * (rows.unnamed != 1)} without it stay{_s(rows.unnamed)} alone")
     if rows.others:
         said.append(
@@ -47,39 +47,36 @@ def _named(rows: CallRows, read: CallReader) -> list[str]:
 
 def _traced(rows: CallRows, read: CallReader) -> list[str]:
     """What was found by history, and by keys that the log itself has."""
-    found = rows.history
+    found = rows.traced
     if found is None:
         return []
-    sizes = np.bincount(found.of, minlength=len(found.of))
-    several = sizes > 1
-    joined, conversations = int(sizes[several].sum()), int(several.sum())
-    alone = len(found.of) - joined
-    if not joined:
+    alone = found.alone
+    if not found.joined:
         if read.stated is not None:
             return [f"{_rows(alone, 'has', 'have')} no `{read.stated}` and continue{_s(alone)} no other call"]
         # Rows of plain columns are as often whole rollouts of one call.
-        told = alone > 1 and (len(found.unsure) or rows.forms[1:] != ["generic"])
+        told = alone > 1 and (found.unsure or rows.forms[1:] != ["generic"])
         return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if told else []
-    counts = {by: int(np.count_nonzero(found.by == by)) for by in JoinedBy}
     ways = [
-        (counts[JoinedBy.KEY] or found.keys_believed, f"`{read.found}`"),
-        (counts[JoinedBy.IDS], "token ids"),
-        (counts[JoinedBy.MESSAGES], "messages"),
-        (counts[JoinedBy.TEXT], "text"),
+        (found.by[JoinedBy.KEY] or found.keys_believed, f"`{read.found}`"),
+        (found.by[JoinedBy.IDS], "token ids"),
+        (found.by[JoinedBy.MESSAGES], "messages"),
+        (found.by[JoinedBy.TEXT], "text"),
     ]
     if found.keys_believed:
         ways = ways[:1]
     by = _listed([word for count, word in ways if count])
-    said = [f"{_rows(joined)} read as the calls of {_conversations(conversations)}, by {by}"]
+    said = [f"{_rows(found.joined)} read as the calls of {_conversations(found.conversations)}, by {by}"]
     if alone:
         said.append(f"{alone:,} call{'s' * (alone != 1)} belong{_s(alone)} to no other and stay{_s(alone)} alone")
-    if unsure := len(found.unsure):
-        said.append(f"{unsure:,} could continue more than one call (first {_place(rows, int(found.unsure[0]))})")
+    if found.first_unsure is not None:
+        where = _place(rows, found.first_unsure)
+        said.append(f"{found.unsure:,} could continue more than one call (first {where})")
     return said
 
 
-def _place(rows: CallRows, call: int) -> str:
-    where = rows.of_call(rows.row_of_history(call))
+def _place(rows: CallRows, row: int) -> str:
+    where = rows.of_call(row)
     return f"{rows.paths[where.file]}:{where.ticket[0]}"
 
 

@@ -33,6 +33,11 @@ def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[
     starts = np.flatnonzero(several[key] & ~linked)
     if np.median(np.bincount(key[starts], minlength=len(size))[several]) > _MOST_STARTS:
         return False
+    # The same call logged twice is no second sample, unless both were continued.
+    _, once = np.unique(np.stack((key[starts], prompt[starts], links.said[starts])), axis=1, return_index=True)
+    counts = np.zeros(len(key), np.bool_)
+    counts[starts[once]] = counts[links.parent[links.parent >= 0]] = True
+    starts = starts[counts[starts]]
     order = starts[np.lexsort((prompt[starts], key[starts]))]
     equal = (key[order][1:] == key[order][:-1]) & (prompt[order][1:] == prompt[order][:-1])
     return bool(2 * len(np.unique(key[order][1:][equal])) < np.count_nonzero(several))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -31,6 +32,8 @@ class ExactLinks:
         self._exact, self._before = columns.array("exact"), columns.array("exact_before")
         seen, told = columns.array("seen"), columns.array("told")
         self.seen, self._told = Holders(seen), Holders(told)
+        self.said = seen.astype(np.uint64) << np.uint64(32) | told.astype(np.uint64)
+        """What each call saw and said, as a number."""
         self._parents = np.frombuffer(columns.trie.parents, np.uint32)
         self.is_end = ends = np.zeros(len(self._parents), np.bool_)
         """For each prefix, whether it is all that some call saw."""
@@ -44,6 +47,7 @@ class ExactLinks:
         self._keys_with_several = np.bincount(self.key) > 1
         self._keys_with_several[0] = False
         self._used: set[tuple[int, int]] = set()
+        self._continued: set[int] = set()
         self._tied: dict[int, tuple[int, bool]] = {}
         self.parent: Calls = np.full(len(columns), -1, np.int64)
         self.by = np.zeros(len(columns), np.uint8)
@@ -128,13 +132,16 @@ class ExactLinks:
         return calls
 
     def take_turns(self, call: int, rivals: Calls) -> int:
-        """The nearest of the calls, earlier ones first, that no call with the same prompt continues yet."""
+        """The nearest of the calls, earlier ones first, that none continues yet, or none with the same prompt."""
         at, prompt = int(np.searchsorted(rivals, call)), int(self._prompt[call])
         earlier, later = rivals[max(at - _TRIED, 0) : at][::-1], rivals[at : at + _TRIED]
         tried: list[int] = [*earlier.tolist(), *later.tolist()]
-        parent = next((one for one in tried if (one, prompt) not in self._used), tried[0])
+        free = (one for one in tried if one not in self._continued)
+        again = (one for one in tried if (one, prompt) not in self._used)
+        parent = next(chain(free, again), tried[0])
         if len(rivals) > 1:
             self._used.add((parent, prompt))
+            self._continued.add(parent)
         return parent
 
     def between_conversations(self, conversation: Calls) -> Calls:
