@@ -196,7 +196,7 @@ class Summary:
         taken = formats.get(format)
         if taken is None:
             taken = formats[format] = Taken(place.row)
-        taken.rows += place.item == 0
+        taken.rows += result.counts.get("rows", 1) if place.item == 0 else 0
         taken.told_by = taken.told_by or result.told_by
 
     @property

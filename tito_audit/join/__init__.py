@@ -82,8 +82,9 @@ def contains_row(raw: RawRow, index: int) -> bool:
 
 
 def joined_counts(rollout: Rollout) -> dict[str, int]:
-    """What `Join.apply` says of a rollout; {} where nothing was joined."""
-    return dict(rollout.stated.joined)
+    """What `Join.apply` says of a rollout, and how many rows it is; {} where nothing was joined."""
+    rows = len(rollout.stated.calls_at)
+    return {**rollout.stated.joined, **({"rows": rows} if rows > 1 else {})}
 
 
 class Join:
