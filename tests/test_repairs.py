@@ -11,6 +11,7 @@ A case is a `[[repair]]` table: a rollout as `toy.py` writes it, and
     left       codes that it claims and need not cure here
     refused    words of the reason for which it refuses
     nothing    true where it has nothing to do
+    again      runs of the row that other rows train first; with `again_turn`, of the completion of that call
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def gathered(rollout: Rollout, case: Case) -> Evidence:
     """What is seen of a rollout, with tokenizer and template as the case has them."""
     tokenizer = toy.tokenizer_of(case) if case.get("tokenizer", True) else None
     renderer = toy.renderer_of(case) if tokenizer and case.get("template", True) else None
-    return explain(gather(rollout, tokenizer, renderer), RULES)
+    return explain(gather(rollout, tokenizer, renderer, trained_again=toy.again_of(case)), RULES)
 
 
 def found(evidence: Evidence) -> tuple[Finding, ...]:

@@ -61,6 +61,7 @@ from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TokenText, TrainingRow, Turn
 from tito_audit.record.stated import Stated
+from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -96,7 +97,14 @@ def evidence_of(case: Case) -> Evidence:
     """What the rules see of a case."""
     tokenizer = tokenizer_of(case) if case.get("tokenizer", True) else None
     renderer = renderer_of(case) if tokenizer and case.get("template", True) else None
-    return gather(rollout_of(case), tokenizer, renderer)
+    return gather(rollout_of(case), tokenizer, renderer, trained_again=again_of(case))
+
+
+def again_of(case: Case) -> tuple[TrainedAgain, ...]:
+    """What the run trains of a case before it: `again`, runs of tokens of the row, or of the call `again_turn`."""
+    runs = tuple((start, end) for start, end in case.get("again", ()))
+    cause, trained = case.get("again_cause", "shared prefix"), case.get("again_cause") != "never trained"
+    return (TrainedAgain(case.get("again_turn"), runs, cause, "row 0 trains it first", trained),) if runs else ()
 
 
 def rollout_of(case: Case) -> Rollout:

@@ -68,6 +68,8 @@ class Repair:
     """Whether the user's choices ask for it, even on rows without findings."""
     removes_rows: bool = False
     """Whether it leaves whole rollouts out: it comes last, and they need another place to go."""
+    named_only: bool = False
+    """Whether it runs only when it is named; it then needs what all rows of the run show together."""
 
     @property
     def title(self) -> str:
@@ -88,6 +90,7 @@ def repair(
     fits: Callable[[Evidence, Finding], bool] | None = None,
     chosen: Callable[[RepairChoices], bool] | None = None,
     removes_rows: bool = False,
+    named_only: bool = False,
 ) -> Callable[[_Propose], Repair]:
     """A decorator that makes a repair of a function.
 
@@ -106,6 +109,7 @@ def repair(
             fits or (lambda _evidence, _finding: True),
             chosen or (lambda _choices: False),
             removes_rows,
+            named_only,
         )
 
     return decorate

@@ -33,6 +33,7 @@ from tito_audit.record.rollout import (
 )
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.record.testimony import Reading
+from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -43,11 +44,12 @@ def gather(
     renderer: Renderer | None,
     speakers: Speakers = DEFAULT,
     log_reading: Reading | None = None,
+    trained_again: tuple[TrainedAgain, ...] = (),
 ) -> Evidence:
     """The evidence on a rollout, from what the log holds and what was given to the run.
 
     `speakers` are the roles that were sampled; `log_reading` is how the log's rows were written, where all of them
-    together prove it.
+    together prove it; `trained_again` is what of the rollout the run trains more than once.
 
     Without a tokenizer, ids are compared with ids; without a renderer or messages, nothing is compared with the
     template. Never raises for what a log holds.
@@ -94,6 +96,7 @@ def gather(
         render_errors=errors if row_error is None else (*errors, (None, row_error)),
         recovery_problems=problems,
         log_reading=log_reading,
+        trained_again=trained_again,
         memo={} if judged is None or log_reading is not None else {JUDGEMENT: judged},
         speakers=speakers,
     )

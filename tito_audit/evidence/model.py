@@ -15,6 +15,7 @@ from tito_audit.record.finding import Severity, Side, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.record.testimony import Reading
+from tito_audit.record.trainings import TrainedAgain
 from tito_audit.tokens.vocab import Vocabulary
 
 T = TypeVar("T")
@@ -165,6 +166,8 @@ class Evidence:
     """(turn, what could not be recovered from its token strings)."""
     log_reading: Reading | None = None
     """How the rows of the log were written, where all of them together prove it; else None."""
+    trained_again: tuple[TrainedAgain, ...] = ()
+    """What of this rollout the run trains more than once; () where its rows were not compared."""
     speakers: Speakers = DEFAULT
     """Which roles were sampled, as the settings say."""
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)

@@ -9,6 +9,7 @@ from enum import IntEnum, StrEnum
 
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Witness
+from tito_audit.record.trainings import Trainings
 
 
 class Severity(IntEnum):
@@ -117,6 +118,8 @@ class Result:
     """What a viewer shows next to the findings, if a report asked for it; only viewers read it."""
     witness: Witness | None = None
     """What the row shows about how its log was written; None when it shows nothing."""
+    trainings: Trainings | None = None
+    """What the rollout trains, to be compared with the other rows of the run; None where nobody asks."""
     misfit: Finding | None = None
     """The finding that the log was written with another tokenizer or template; rules that would only repeat it
     were held back."""

@@ -13,6 +13,7 @@ from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs, words_for
+from tito_audit.evidence.trainings import trainings_of
 from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
@@ -80,6 +81,8 @@ class Auditor:
         self.repairs()
 
 
+ONCE = "REC009"
+"""The rule that compares what all rows of a run train."""
 READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
 """For logs that are read and not audited."""
 
@@ -96,7 +99,15 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
     if misfit is not None:
         skips = _held_back(skips, misfit)
     return Result(
-        rollout.place, evidence.rollout, findings, skips, counts, observed=observed, witness=said, misfit=misfit
+        rollout.place,
+        evidence.rollout,
+        findings,
+        skips,
+        counts,
+        observed=observed,
+        witness=said,
+        trainings=trainings_of(evidence.rollout) if ONCE in auditor.codes else None,
+        misfit=misfit,
     )
 
 

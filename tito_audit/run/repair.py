@@ -16,11 +16,13 @@ from tito_audit.record.testimony import Testimony
 from tito_audit.run.auditor import selected_codes
 from tito_audit.run.executor import Executor, InProcess, executor_for, is_small, mapped
 from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.once import REPAIR as ONCE_REPAIR
+from tito_audit.run.once import Once
 from tito_audit.run.parallel import chunk_bytes
 from tito_audit.run.progress import Progress
 from tito_audit.run.repair_tasks import Batch, Part, RepairBatch, Repaired, Started, planned, unpacked
 from tito_audit.run.row_repair import COLUMN, Proven, RepairedRow, fails, strategies
-from tito_audit.run.scan import Scan, conclude, names_of, testimony_of
+from tito_audit.run.scan import Scan, conclude, names_of, once_of, testimony_of
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import (
     Log,
@@ -136,12 +138,26 @@ class Repairs:
             flow.load()
             size = self.batch_bytes or min(chunk_bytes(flow.size, executor.jobs), _LARGEST)
         work = RepairBatch(flow, self.repairs, writes=bool(targets), bare=several)
-        tasks = planned(flow, known, size, keep_text=bool(targets))
-        writing = _Writing(self, work, targets, quarantine, later, known, flow.size)
+        once = self._once(flow)
+        tasks = planned(flow, known, size, once, keep_text=bool(targets))
+        writing = _Writing(self, work, targets, quarantine, later, known, flow.size, once)
         with closing(mapped(executor, work, tasks)) as parts:
             for part, _ in parts:
                 assert isinstance(part, Started), "the rows of a log are taken before the next one starts"
                 yield from writing.outcomes(part.file, part.log, parts)
+
+    def _once(self, flow: RowFlow) -> Once | None:
+        """What the logs train more than once, if a repair of it was named."""
+        if not any(repair.named_only for repair in strategies(self.repairs)):
+            return None
+        pipe = next((file for file in flow.files if not file.is_file()), None)
+        if pipe is not None:
+            raise SetupError(
+                f"--with {ONCE_REPAIR}: {pipe} is a pipe, which cannot be read twice.\nSave it to a file."
+            )
+        once = once_of([str(file) for file in flow.files], self.settings)
+        self.before.notices += once.notices()
+        return once
 
     def _executor(self, flow: RowFlow) -> Executor:
         """What runs the repair of the batches."""
@@ -175,6 +191,8 @@ class _Writing:
     """What each log proves, once it was asked."""
     total: int
     """Bytes of all logs."""
+    once: Once | None
+    """What the rows of all logs train more than once; None where no repair asks for it."""
     done: int = 0
     rows: int = 0
 
@@ -219,7 +237,8 @@ class _Writing:
             said = testimony_of([str(file)], flow.groups[str(file)].settings, loader=flow.loader)
             common = said.get(str(file), Testimony()).common()
             self.known[file] = Proven(next(iter(common)) if len(common) == 1 else None)
-        repaired = self.work.row(file, raw, self.known[file])
+        again = {} if self.once is None else self.once.again(str(file), [raw.index]).get(raw.index, {})
+        repaired = self.work.row(file, raw, self.known[file], again)
         assert repaired is not None, "nothing else is missing once the log was asked"
         return repaired
 

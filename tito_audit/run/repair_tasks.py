@@ -13,8 +13,9 @@ from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
 from tito_audit.run.encoders import Encoded
 from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.once import Once
 from tito_audit.run.parallel import bare
-from tito_audit.run.row_repair import Proven, RepairedRow, RowRepair
+from tito_audit.run.row_repair import Again, Proven, RepairedRow, RowRepair
 from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import Log, RawRow
 from tito_audit.storage.row import parse_json
@@ -53,6 +54,8 @@ class Task:
     rows: Sequence[RawRow]
     known: Proven | None
     """What their log proves; None until it was asked."""
+    again: Mapping[int, Again]
+    """By row: what the run trains more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Repaired:
 
 
 def planned(
-    flow: RowFlow, proven: Mapping[Path, Proven], size: int | None, *, keep_text: bool
+    flow: RowFlow, proven: Mapping[Path, Proven], size: int | None, once: Once | None, *, keep_text: bool
 ) -> Iterator[tuple[Part, Task | None]]:
     """The rows of all logs in batches of about `size` bytes, packed to go out; None: one by one, as read."""
     for file in flow.files:
@@ -73,7 +76,8 @@ def planned(
         log = group.open(file, keep_text=keep_text or size is not None)
         yield Started(file, log), None
         for rows in _batches(group.rows(log), size or 0):
-            task = Task(file, rows if size is None else [_packed(raw) for raw in rows], proven.get(file))
+            again = {} if once is None else once.again(str(file), [raw.index for raw in rows])
+            task = Task(file, rows if size is None else [_packed(raw) for raw in rows], proven.get(file), again)
             kept = rows if size is None else [_without_value(raw) for raw in rows]
             yield Batch(file, kept, log.position), task
         yield None, None
@@ -96,13 +100,13 @@ class RepairBatch:
 
     def __call__(self, task: Task) -> Repaired:
         """Every row of the task, repaired."""
-        rows = [self.row(task.file, raw, task.known) for raw in task.rows]
+        rows = [self.row(task.file, raw, task.known, task.again.get(raw.index, {})) for raw in task.rows]
         return Repaired(rows, self.flow.encoders.here())
 
-    def row(self, file: Path, raw: RawRow, known: Proven | None) -> RepairedRow | None:
+    def row(self, file: Path, raw: RawRow, known: Proven | None, again: Again) -> RepairedRow | None:
         """One row, repaired; None when it first needs to know what its log proves."""
         raw = unpacked(raw)
-        found = self._repair(str(file)).repaired(raw, Place(str(file), raw.index), known)
+        found = self._repair(str(file)).repaired(raw, Place(str(file), raw.index), known, again)
         if found is None:
             return None
         outcome = _bare(found.outcome) if self.bare else found.outcome

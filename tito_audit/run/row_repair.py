@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
 from tito_audit.format import Row
+from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import Outcome
-from tito_audit.record.rollout import Place
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Reading
+from tito_audit.record.trainings import TrainedAgain
 from tito_audit.repair import Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import all_rules
@@ -36,6 +41,31 @@ class Proven:
 
     reading: Reading | None
     """None where they prove nothing."""
+
+
+Again: TypeAlias = Mapping[int, tuple[TrainedAgain, ...]]
+"""By item of a row: what the run trains more than once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OfRun:
+    """What the run shows of the rollouts of one row, as long as their training rows hold the same tokens."""
+
+    again: Again
+    ids: Mapping[int, Ids]
+    """By item: the tokens of the training row as logged."""
+
+    @classmethod
+    def read(cls, again: Again, rollouts: Sequence[Rollout]) -> _OfRun:
+        """What is known of these rollouts."""
+        rows = ((one.place.item, one.training_row) for one in rollouts if one.place.item in again)
+        return cls(again, {item: row.token_ids for item, row in rows if row is not None})
+
+    def of(self, rollout: Rollout) -> tuple[TrainedAgain, ...]:
+        """What the run shows of a rollout, as logged or as repaired."""
+        said = self.again.get(rollout.place.item, ())
+        row, ids = rollout.training_row, self.ids.get(rollout.place.item)
+        return said if not said or row is None or ids is None or np.array_equal(row.token_ids, ids) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +98,25 @@ class RowRepair:
             repairs.choices,
         )
 
-    def repaired(self, raw: RawRow, place: Place, known: Proven | None) -> RepairedRow | None:
+    def repaired(self, raw: RawRow, place: Place, known: Proven | None, again: Again) -> RepairedRow | None:
         """The row, repaired if it needs it; None when it first needs to know what its log proves."""
         try:
             read = self.group.read(raw, place)
-            audited = self._audit(read, self.group.auditor)
+            of_run = _OfRun.read(again, read.rollouts)
+            audited = self._audit(read, self.group.auditor, of_run)
             settled = not any(_is_open(one.evidence) for one in audited)
             if not settled and known is None:
                 return None
             reading = known.reading if known is not None and not settled else None
             if reading is not None:
-                audited = self._audit(read, self.group.auditor, reading)
+                audited = self._audit(read, self.group.auditor, of_run, reading)
         except RecordError as error:
             return RepairedRow(self._unrepaired(place, (unreadable(place, str(error), self.codes),)))
         before = tuple(self._selected(one.result) for one in audited)
         if not self._needs_repair(before):
             return RepairedRow(self._unrepaired(place, before))
         assert raw.value is not None
-        return self._repair(raw, raw.value, read, audited, place, reading)
+        return self._repair(raw, raw.value, read, audited, place, of_run, reading)
 
     def _repair(
         self,
@@ -94,6 +125,7 @@ class RowRepair:
         read: ReadRow,
         audited: Sequence[Audited],
         place: Place,
+        of_run: _OfRun,
         reading: Reading | None,
     ) -> RepairedRow:
         # Where the log proved how the row was written, the repaired row is audited as written correctly.
@@ -101,7 +133,7 @@ class RowRepair:
 
         def audit(row: Row) -> list[Audited]:
             rollouts = self.group.read_again(read.format, row, place, logged)
-            return self._audit(replace(read, row=row, rollouts=rollouts), self._judge, expected)
+            return self._audit(replace(read, row=row, rollouts=rollouts), self._judge, of_run, expected)
 
         applied = apply_repairs(read.row, read.format, audited, audit, self.terms)
         outcome = self._outcome(place, tuple(self._selected(one.result) for one in audited), applied)
@@ -166,11 +198,14 @@ class RowRepair:
             said["before"] = was[COLUMN]
         return {**row, inside: {**was, COLUMN: said}} if inside else {**row, COLUMN: said}
 
-    def _audit(self, read: ReadRow, auditor: Auditor, log_reading: Reading | None = None) -> list[Audited]:
+    def _audit(
+        self, read: ReadRow, auditor: Auditor, of_run: _OfRun, log_reading: Reading | None = None
+    ) -> list[Audited]:
         """The rollouts of a row with everything that any rule finds in them."""
         audited = []
         for rollout in read.rollouts:
-            evidence = gather(rollout, auditor.tokenizer, auditor.renderer, auditor.speakers, log_reading)
+            again = of_run.of(rollout)
+            evidence = gather(rollout, auditor.tokenizer, auditor.renderer, auditor.speakers, log_reading, again)
             findings, skips = check(evidence, self.rules, self.all_codes, all_repairs)
             result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence))
             audited.append(Audited(evidence, result))
@@ -206,7 +241,8 @@ def _is_open(evidence: Evidence) -> bool:
 def strategies(repairs: RepairSettings) -> tuple[Repair, ...]:
     """The repairs of a run in the order to try them; SetupError for one that may not run."""
     if not repairs.strategies:
-        safe = (repair for repair in all_repairs() if repairs.unsafe or repair.safety is not Safety.UNSAFE)
+        offered = (repair for repair in all_repairs() if not repair.named_only)
+        safe = (repair for repair in offered if repairs.unsafe or repair.safety is not Safety.UNSAFE)
         return tuple(repair for repair in safe if not repair.removes_rows or repairs.quarantine is not None)
     chosen = tuple(repair_named(name) for name in dict.fromkeys(repairs.strategies))
     for repair in chosen:

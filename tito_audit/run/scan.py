@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from tito_audit.chains.ledger import Ledger
 from tito_audit.errors import RecordError
+from tito_audit.evidence.trainings import trainings_of
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
@@ -19,6 +21,7 @@ from tito_audit.run.executor import Executor, executor_for, is_small
 from tito_audit.run.fit import ROWS, names_of_log
 from tito_audit.run.log_findings import findings_of_log
 from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.once import Once
 from tito_audit.run.parallel import audit_in_chunks, bare, chunk_bytes
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.rows import share_of
@@ -71,6 +74,8 @@ class Scan:
         """False: rules are skipped, and results only say how their log was written."""
         self.testimonies: dict[str, Testimony] = {}
         """By log: what the rows read so far say together about how they were written."""
+        self.ledger = Ledger()
+        """What the rows read so far train."""
 
     def __iter__(self) -> Iterator[Result]:
         selected_codes(self.settings)
@@ -90,6 +95,7 @@ class Scan:
                 self.summary.add(result)
                 self.summary.seconds = time.perf_counter() - started
                 yield result
+        yield from self._of_run()
         flow.save()
         flow.encoders.settle(self.summary)
         self.summary.notices += _named(flow)
@@ -108,6 +114,8 @@ class Scan:
             file = result.place.file
             if result.witness is not None:
                 self.testimonies.setdefault(file, Testimony()).add(result.witness, result.place)
+            if result.trainings is not None:
+                self.ledger.add(result.trainings, result.place)
             yield result
         if file is not None:
             yield from self._of_log(file, flow)
@@ -120,6 +128,17 @@ class Scan:
         findings = findings_of_log(file, testimony, flow.groups[file].auditor.codes)
         if findings:
             yield Result(findings[0].place, None, findings, of_log=True)
+
+    def _of_run(self) -> Iterator[Result]:
+        """The findings of all logs together; a single row that was picked is compared with none."""
+        settings = self.settings
+        if settings.row is not None or not len(self.ledger):
+            return
+        once = Once.of(self.ledger, whole=settings.sample is None and settings.limit is None)
+        for result in once.results():
+            self.summary.add(result)
+            yield result
+        self.summary.notices += once.notices()
 
     def _results(self, flow: RowFlow, counted: Counted) -> Generator[Result, None, None]:
         several = self.executor is not None or (self.settings.jobs or 1) > 1
@@ -217,6 +236,21 @@ def testimony_of(
     for _ in scan:
         pass
     return scan.testimonies
+
+
+def once_of(
+    logs: str | Path | Sequence[str | Path], settings: Settings | None = None, *, loader: Loader | None = None
+) -> Once:
+    """What the rows of all logs train more than once; every row is read, and none is audited."""
+    settings = replace(settings or Settings(), limit=None, sample=None, row=None)
+    flow, ledger = RowFlow(find_logs(names_of(logs)), settings, audits=False, loader=loader), Ledger()
+    for raw, place in flow.rows(Summary()):
+        with suppress(RecordError):
+            for rollout in flow.groups[place.file].read(raw, place).rollouts:
+                trainings = trainings_of(rollout)
+                if trainings is not None:
+                    ledger.add(trainings, rollout.place)
+    return Once.of(ledger)
 
 
 def names_of(logs: str | Path | Sequence[str | Path]) -> list[str]:

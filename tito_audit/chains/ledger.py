@@ -1,0 +1,158 @@
+"""The ledger: what every row of a run trains, in a few arrays, never an object for each row."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.record.rollout import Place
+from tito_audit.record.trainings import SEQUENCE, SPAN, Spans, Trainings
+
+Numbers = NDArray[np.int64]
+_BUCKET = 1 << 20
+"""About how many spans are sorted at once."""
+
+
+class _Sparse:
+    """A column that most rows leave at 0: it takes memory from its first other value on."""
+
+    def __init__(self, code: str) -> None:
+        self._values = array(code)
+
+    def set(self, number: int, value: int) -> None:
+        """The value of a sequence; those before it without one get 0."""
+        if value:
+            self._values.frombytes(bytes(self._values.itemsize * (number - len(self._values))))
+            self._values.append(value)
+
+    def __getitem__(self, number: int) -> int:
+        value: int = self._values[number] if number < len(self._values) else 0
+        return value
+
+    def values(self) -> NDArray[np.int64]:
+        """The values up to the last one that is not 0."""
+        return np.array(self._values, np.int64)
+
+
+class Ledger:
+    """The trained spans of all sequences of a run, in the order of the rows."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self._starts = array("q")
+        """The first sequence of each file."""
+        self._spans = bytearray()
+        """SPAN records."""
+        self._counts = array("I")
+        """How many spans each sequence has."""
+        self._rows = array("I")
+        self._turns = _Sparse("i")
+        """Turns from 1 on: 0 is the training row."""
+        self._items = _Sparse("I")
+        self._ids = _Sparse("Q")
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, trainings: Trainings, place: Place) -> None:
+        """Take down what one rollout trains; the rollouts of a file come one after the other."""
+        if not self.files or self.files[-1] != place.file:
+            self.files.append(place.file)
+            self._starts.append(len(self))
+        for spans, turn, answer_id in np.frombuffer(trainings.sequences, SEQUENCE).tolist():
+            number = len(self._counts)
+            self._counts.append(spans)
+            self._rows.append(place.row)
+            self._turns.set(number, turn + 1)
+            self._items.set(number, place.item)
+            self._ids.set(number, answer_id)
+        self._spans += trainings.spans
+
+    # What the records say
+
+    def place(self, number: int) -> Place:
+        """Where a sequence is."""
+        file = self.files[int(np.searchsorted(self.file_starts, number, "right")) - 1]
+        return Place(file, self._rows[number], self._items[number])
+
+    def turn(self, number: int) -> int | None:
+        """The call that a sequence is; None for a training row."""
+        return self._turns[number] - 1 if self._turns[number] else None
+
+    def tokens(self, number: int) -> int:
+        """How many tokens a sequence trains."""
+        first = self.first_spans
+        return int(self.spans["tokens"][first[number] : first[number + 1]].sum())
+
+    def sequences(self, file: str, rows: Sequence[int]) -> Iterator[int]:
+        """The sequences of some rows of a file, in order."""
+        for number in np.flatnonzero(np.array(self.files) == file).tolist():
+            start = self._starts[number]
+            end = self._starts[number + 1] if number + 1 < len(self._starts) else len(self)
+            for row in rows:
+                at = bisect_left(self._rows, row, start, end)
+                yield from range(at, bisect_right(self._rows, row, at, end))
+
+    def answer_id(self, number: int) -> int:
+        """The hash of the id that the server gave to the answer; 0 where there is none."""
+        return self._ids[number]
+
+    @property
+    def file_starts(self) -> Numbers:
+        """`[F]` the first sequence of each file."""
+        return np.frombuffer(self._starts, np.int64)
+
+    @property
+    def spans(self) -> Spans:
+        """`[S]` every span."""
+        return np.frombuffer(self._spans, SPAN)
+
+    @cached_property
+    def first_spans(self) -> NDArray[np.uint32]:
+        """`[N+1]` the first span of each sequence, and the end of the last; asked for once all are there."""
+        counts = np.frombuffer(self._counts, np.uint32)
+        first = np.zeros(len(counts) + 1, np.uint32)
+        np.cumsum(counts, out=first[1:], dtype=np.uint32)
+        return first
+
+    def trained_ends(self) -> tuple[Numbers, NDArray[np.bool_]]:
+        """`[N]` the last span of each sequence that trains anything, and whether another one comes before it."""
+        first = self.first_spans
+        last = first[1:].astype(np.int64) - 1
+        last -= self.spans["tokens"][last] == 0
+        return last, last > first[:-1]
+
+    def calls(self) -> NDArray[np.bool_]:
+        """`[N]` which sequences are calls."""
+        out = np.zeros(len(self), np.bool_)
+        said = self._turns.values()
+        out[: len(said)] = said > 0
+        return out
+
+    def shared(self) -> Numbers:
+        """`[K]` the spans whose context and tokens another sequence has too, in order."""
+        found = [np.empty(0, np.int64), *self._shared()]
+        return np.sort(np.concatenate(found))
+
+    def _shared(self) -> Iterator[Numbers]:
+        """The same, for one part of all hashes after the other."""
+        hashes = self.spans["hash"]
+        bits = (len(hashes) // _BUCKET).bit_length()
+        part = np.empty(len(hashes), np.uint16)
+        for at in range(0, len(hashes), _BUCKET):
+            part[at : at + _BUCKET] = hashes[at : at + _BUCKET] >> np.uint64(64 - bits) if bits else 0
+        for number in range(1 << bits):
+            mine = np.flatnonzero(part == number)
+            held = hashes[mine]
+            order = np.argsort(held, kind="stable")
+            held = held[order]
+            same = held[1:] == held[:-1]
+            twice = np.zeros(len(held), np.bool_)
+            twice[1:] |= same
+            twice[:-1] |= same
+            yield mine[order[twice]]

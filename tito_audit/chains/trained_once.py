@@ -1,0 +1,390 @@
+"""Which sampled tokens the rows of a run train more than once, and which calls none of them trains.
+
+Two rows that train the same tokens after the same context train one sampling event twice, or two events that gave
+the same tokens by chance, as the samples of a group may. An independent sample repeats tokens with the probability
+that they had, exp(sum of their logprobs). So chance is ruled out below exp(PROOF): a log of 10 million rows in
+groups of 16 has about 10^8 pairs with the same prompt, and 10^-5 of them agree by chance in such tokens. Clearly
+different logprobs are those of two events. Less is needed for rows with the same id of the server, and in a log
+with one row a step, most of whose rows continue the row before them.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.chains.ledger import Ledger, Numbers
+
+PROOF = -30.0
+"""Tokens whose logprobs add up to this or less are not sampled twice by chance."""
+_STEPS = 3
+"""How many rows at least continue the row before them in a log with one row a step."""
+_LEADERS = 8
+"""With how many events of the same tokens a row is compared."""
+
+Runs = tuple[tuple[int, int], ...]
+
+
+class Cause(StrEnum):
+    """How tokens come to be trained more than once."""
+
+    HISTORY = "history trained again"
+    PREFIX = "shared prefix"
+    ROW = "duplicated row"
+    CALL = "duplicated call"
+
+
+_CAUSES = tuple(Cause)
+
+
+@dataclass(frozen=True, slots=True)
+class Double:
+    """A sequence that trains tokens which another one trains first."""
+
+    sequence: int
+    runs: Runs
+    first: int
+    """The sequence that trains the last of these tokens first."""
+    others: int
+    """How many more sequences are the first to train some of them."""
+    cause: Cause
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are trained again."""
+        return sum(end - start for start, end in self.runs)
+
+
+@dataclass(slots=True)
+class Doubles:
+    """Doubles in a few arrays; iterated in the order of their sequences."""
+
+    tokens: int = 0
+    _fixed: array[int] = field(default_factory=lambda: array("q"))
+    """Sequence, first, others, cause, and where the runs start, for each."""
+    _runs: array[int] = field(default_factory=lambda: array("I"))
+    _order: Numbers | None = None
+
+    def __len__(self) -> int:
+        return len(self._fixed) // 5
+
+    def add(self, double: Double) -> None:
+        """Keep one more."""
+        cause = _CAUSES.index(double.cause)
+        self._fixed.extend((double.sequence, double.first, double.others, cause, len(self._runs)))
+        for run in double.runs:
+            self._runs.extend(run)
+        self.tokens += double.tokens
+
+    def __iter__(self) -> Iterator[Double]:
+        return map(self._at, self._in_order().tolist())
+
+    def of(self, sequence: int) -> Double | None:
+        """The double of a sequence; None if it trains nothing again."""
+        if self._order is None:
+            self._order = self._in_order()
+        at = int(np.searchsorted(self._sequences(), sequence, sorter=self._order))
+        found = None if at == len(self) else self._at(int(self._order[at]))
+        return found if found is not None and found.sequence == sequence else None
+
+    def _at(self, number: int) -> Double:
+        sequence, first, others, cause, at = self._fixed[5 * number : 5 * number + 5]
+        end = self._fixed[5 * number + 9] if number + 1 < len(self) else len(self._runs)
+        bounds = self._runs[at:end]
+        runs = tuple(zip(bounds[::2], bounds[1::2], strict=True))
+        return Double(sequence, runs, first, others, _CAUSES[cause])
+
+    def _sequences(self) -> Numbers:
+        return np.frombuffer(self._fixed, np.int64)[::5]
+
+    def _in_order(self) -> Numbers:
+        return np.argsort(self._sequences(), kind="stable")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the ledger of a run shows."""
+
+    trained: int
+    """Tokens that are trained, each time counted."""
+    doubles: Doubles
+    never: Numbers
+    """`[M]` calls whose tokens no row trains, in logs of which rows train others."""
+    undecided: Numbers
+    """`[U]` sequences that train the tokens of another, and nothing shows whether these were sampled twice."""
+
+
+def settle(ledger: Ledger) -> Settled:
+    """What of the run is trained more than once, and what never."""
+    if not len(ledger):
+        return Settled(0, Doubles(), np.empty(0, np.int64), np.empty(0, np.int64))
+    shared = ledger.shared()
+    of = np.searchsorted(ledger.first_spans, shared, "right").astype(np.int64) - 1
+    nodes = np.unique(ledger.spans["hash"][shared], return_inverse=True)[1].astype(np.int64)
+    evidence, never = _calls_of_rows(ledger, of, nodes)
+    kept = ~evidence[of]
+    kept &= (np.bincount(nodes[kept], minlength=len(nodes)) > 1)[nodes]
+    families = _Families(ledger, shared[kept], of[kept], nodes[kept])
+    doubles, undecided = Doubles(), array("q")
+    for family in families:
+        family.settle(doubles, undecided)
+    spans = np.add.reduceat(ledger.spans["tokens"].astype(np.int64), ledger.first_spans[:-1])
+    trained = int(spans[~evidence].sum())
+    return Settled(trained, doubles, never, np.sort(np.array(undecided, np.int64)))
+
+
+def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
+    """`[N]` which sequences are calls that rows of the run train, so that only the rows count; and those calls of
+    such logs that no row trains, if rows train most of the log."""
+    calls, count = ledger.calls(), len(ledger.file_starts)
+    file_of = np.searchsorted(ledger.file_starts, np.arange(len(ledger)), "right") - 1
+    by_row = np.zeros(len(nodes) + 1, np.bool_)
+    by_row[nodes[~calls[of]]] = True
+    met = np.zeros(len(ledger), np.bool_)
+    met[of[by_row[nodes] & calls[of]]] = True
+    of_file, met_in = (np.bincount(file_of[one], minlength=count) for one in (calls, met))
+    evidence = calls & (met_in > 0)[file_of]
+    return evidence, np.flatnonzero(evidence & ~met & (met_in * 2 > of_file)[file_of])
+
+
+def _stepwise(ledger: Ledger) -> NDArray[np.bool_]:
+    """`[F]` which logs have one row a step: most rows of several spans continue the row before them, whole."""
+    starts, hashes = ledger.file_starts, ledger.spans["hash"]
+    file_of = np.searchsorted(starts, np.arange(len(ledger)), "right") - 1
+    last, several = ledger.trained_ends()
+    later = np.flatnonzero(several[1:]) + 1
+    later = later[file_of[later] == file_of[later - 1]]
+    linked = later[hashes[last[later] - 1] == hashes[last[later - 1]]]
+    links, of = (np.bincount(file_of[one], minlength=len(starts)) for one in (linked, np.flatnonzero(several)))
+    return np.asarray((links >= _STEPS) & (links * 2 > of))
+
+
+class _Families:
+    """Sequences in groups that share spans, one group after the other."""
+
+    def __init__(self, ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers) -> None:
+        self._ledger, self._first = ledger, ledger.first_spans
+        self._last = ledger.trained_ends()[0]
+        self._stepwise = _stepwise(ledger)
+        self._shared, self._nodes = shared, nodes
+        numbers, place = np.unique(of, return_inverse=True)
+        labels = _labels(len(numbers), place, nodes)
+        self._numbers = numbers[np.argsort(labels, kind="stable")]
+        self._cuts = np.flatnonzero(np.diff(np.sort(labels), prepend=-1, append=len(numbers)))
+
+    def __iter__(self) -> Iterator[_Family]:
+        for start, end in zip(self._cuts[:-1].tolist(), self._cuts[1:].tolist(), strict=True):
+            yield _Family([self._member(number) for number in self._numbers[start:end].tolist()])
+
+    def _member(self, number: int) -> _Member:
+        first, end = int(self._first[number]), int(self._first[number + 1])
+        low, high = np.searchsorted(self._shared, (first, end)).tolist()
+        nodes = dict(zip((self._shared[low:high] - first).tolist(), self._nodes[low:high].tolist(), strict=True))
+        spans = self._ledger.spans[first:end]
+        file = int(np.searchsorted(self._ledger.file_starts, number, "right")) - 1
+        return _Member(
+            number,
+            file if self._stepwise[file] else -1,
+            spans["end"].tolist(),
+            spans["tokens"].tolist(),
+            _totals(spans["logprob"]),
+            nodes,
+            int(self._last[number]) - first,
+            self._ledger.turn(number) is not None,
+            self._ledger.answer_id(number),
+        )
+
+
+def _labels(count: int, place: Numbers, nodes: Numbers) -> Numbers:
+    """`[count]` one number for all sequences that are linked by nodes: the lowest of them."""
+    labels = np.arange(count)
+    lowest = np.empty(int(nodes.max()) + 1 if len(nodes) else 0, np.int64)
+    while True:
+        lowest[:] = count
+        np.minimum.at(lowest, nodes, labels[place])
+        new = labels.copy()
+        np.minimum.at(new, place, lowest[nodes])
+        new = np.minimum(new, new[new])
+        if np.array_equal(new, labels):
+            return labels
+        labels = new
+
+
+def _totals(logprobs: NDArray[np.float32]) -> list[float]:
+    """The logprob of each span and all before it; unknown ones count as certain, NaN where nothing is known."""
+    unknown = np.isnan(logprobs)
+    known = np.cumsum(np.where(unknown, 0.0, logprobs), dtype=np.float64)
+    known[np.logical_and.accumulate(unknown)] = np.nan
+    return list(known.tolist())
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A sequence of a family."""
+
+    number: int
+    steps: int
+    """The file with one row a step that it is in; -1: another file."""
+    ends: list[int]
+    tokens: list[int]
+    totals: list[float]
+    """The logprob of all trained tokens up to each end."""
+    nodes: dict[int, int]
+    """The node of each span that another sequence has too."""
+    last: int
+    """Its last span that trains anything."""
+    call: bool
+    answer_id: int
+    again: list[tuple[int, int]] = field(default_factory=list)
+    """Tokens that another sequence trains first."""
+    leaders: dict[int, None] = field(default_factory=dict)
+    history: bool = False
+    """Whether another sequence, whole, is its start."""
+    event: dict[int, int] = field(default_factory=dict)
+    """By span: the event that it was last found to be one of."""
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The shortest sequence of a chain trains its tokens; of equal ones, the first."""
+        return self.ends[self.last], self.ends[-1], self.number
+
+    def runs(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The trained tokens of the spans `first` to `last`."""
+        spans = zip(self.ends[first : last + 1], self.tokens[first : last + 1], strict=True)
+        return [(end - tokens, end) for end, tokens in spans if tokens]
+
+
+_Held = tuple[_Member, int]
+"""A sequence and which of its spans ends at a node."""
+
+
+class _Family:
+    """Sequences that share spans, directly or through others."""
+
+    def __init__(self, members: Sequence[_Member]) -> None:
+        self.members = sorted(members, key=attrgetter("order"))
+        self._nodes: dict[int, list[_Held]] = {}
+        for member in self.members:
+            for span, node in member.nodes.items():
+                self._nodes.setdefault(node, []).append((member, span))
+
+    def settle(self, doubles: Doubles, undecided: array[int]) -> None:
+        """Add what the sequences train more than once, and those of which nothing shows it."""
+        events, open_ = 0, set[int]()
+        for held in sorted(self._nodes.values(), key=lambda held: held[0][0].ends[held[0][1]]):
+            for event in _events(held):
+                events += 1
+                _count(event, events)
+            open_ |= _open(held)
+        for member in self.members:
+            if member.again:
+                doubles.add(_double(member))
+        undecided.extend(sorted(open_ - {member.number for member in self.members if member.again}))
+
+
+def _events(held: Sequence[_Held]) -> list[list[_Held]]:
+    """Those of the sequences that share one sampling of the same tokens, the one first that trains them."""
+    if any(member.totals[span] <= PROOF for member, span in held):
+        return _grouped(held, ())
+    answers: dict[int, list[_Held]] = {}
+    for one in held:
+        if one[0].answer_id:
+            answers.setdefault(one[0].answer_id, []).append(one)
+    same = [event for same in answers.values() for event in _grouped(same, ())]
+    whole = [one for one in held if one[0].last == one[1] and one[0].steps >= 0]
+    passing = [one for one in held if one[0].last > one[1] and one[0].steps >= 0]
+    return [*same, *(_grouped(passing, whole[:_LEADERS]) if whole else ())]
+
+
+def _grouped(held: Sequence[_Held], leaders: Sequence[_Held]) -> list[list[_Held]]:
+    """Events of several sequences: each joins the first one that it agrees with; without `leaders` it may lead."""
+    events = [[leader] for leader in leaders]
+    for one in held:
+        event = next((event for event in events if _agree(event[0], one)), None)
+        if event is not None:
+            event.append(one)
+        elif not leaders and len(events) < _LEADERS:
+            events.append([one])
+    return [event for event in events if len(event) > 1]
+
+
+def _agree(one: _Held, other: _Held) -> bool:
+    """Whether nothing shows two sampling events: other ids of the server, or clearly other logprobs."""
+    (a, at), (b, bt) = one, other
+    if a.answer_id and b.answer_id and a.answer_id != b.answer_id:
+        return False
+    known, said = a.totals[at], b.totals[bt]
+    if math.isnan(known) or math.isnan(said) or sum(a.tokens[: at + 1]) != sum(b.tokens[: bt + 1]):
+        return True
+    return abs(known - said) <= 1 + abs(known + said) / 20
+
+
+def _count(event: Sequence[_Held], number: int) -> None:
+    """Note for each sequence of an event which of its tokens sequences before it train."""
+    before = {(span, member.event.get(span - 1)) for member, span in event}
+    # Up to the span before, these sequences were compared as one event already.
+    compared = len(before) == 1 and None not in next(iter(before))
+    covered: list[tuple[int, int]] = []
+    leader, at = event[0]
+    for member, span in event:
+        runs = member.runs(span if compared else 0, span)
+        both = _intersection(runs, covered)
+        if both:
+            member.again += both
+            member.leaders.pop(leader.number, None)
+            member.leaders[leader.number] = None
+            member.history |= leader.last == at and member.last > span
+        covered = merged([*covered, *runs])
+    for member, span in event:
+        member.event[span] = number
+
+
+def _open(held: Sequence[_Held]) -> set[int]:
+    """The sequences after the first of which nothing shows whether the tokens were sampled twice."""
+    if not all(math.isnan(member.totals[span]) for member, span in held):
+        return set()
+    ids = [member.answer_id for member, _ in held]
+    if all(ids) and len(set(ids)) == len(ids):
+        return set()
+    return {member.number for member, span in held[1:] if span not in member.event}
+
+
+def _double(member: _Member) -> Double:
+    runs = merged(member.again)
+    *others, first = member.leaders
+    if sum(end - start for start, end in runs) == sum(member.tokens):
+        cause = Cause.CALL if member.call else Cause.ROW
+    else:
+        cause = Cause.HISTORY if member.history else Cause.PREFIX
+    return Double(member.number, tuple(runs), first, len(others), cause)
+
+
+def merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The union of half-open runs, in order."""
+    out: list[tuple[int, int]] = []
+    for start, end in sorted(runs):
+        if out and start <= out[-1][1]:
+            out[-1] = out[-1][0], max(end, out[-1][1])
+        else:
+            out.append((start, end))
+    return out
+
+
+def _intersection(runs: Sequence[tuple[int, int]], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of runs lies in others; both in order."""
+    out, at = [], 0
+    for start, end in runs:
+        while at < len(covered) and covered[at][1] <= start:
+            at += 1
+        for low, high in covered[at:]:
+            if low >= end:
+                break
+            out.append((max(start, low), min(end, high)))
+    return out

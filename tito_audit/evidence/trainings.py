@@ -1,0 +1,125 @@
+"""Records of what a rollout trains, by which the rows of a run are compared with each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_of
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, seen_by_loss, trained_runs, visible_part
+from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
+
+_LEAST = -50.0
+"""A logprob below this is a sentinel: no sampler draws such a token."""
+_ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl|resp|gen|msg)[-_].{6,}", re.DOTALL)
+"""An id that a server gives to each answer."""
+_LEFT_OUT = ("sample_loss_mask", "sample_mask")
+"""Facts that are 0 where the trainer leaves out the whole row (NeMo-RL)."""
+
+_Span = tuple[int, int, int, float]
+"""Hash, end, tokens and logprob of a span, as in SPAN."""
+_Runs = Sequence[tuple[int, int]]
+
+
+def trainings_of(rollout: Rollout) -> Trainings | None:
+    """What of a rollout is trained: by its training row, and by each of its calls; None where nothing is known."""
+    sequences: list[tuple[int, int, int]] = []
+    spans: list[_Span] = []
+    for turn, answer_id, found in _sequences(rollout):
+        sequences.append((len(found), turn, answer_id))
+        spans += found
+    if not sequences:
+        return None
+    return Trainings(np.array(sequences, SEQUENCE).tobytes(), np.array(spans, SPAN).tobytes())
+
+
+def hit_again(said: TrainedAgain) -> Hit:
+    """What a row trains again or a call never, as a hit from the first of these tokens to the last."""
+    where = Where.ROW if said.turn is None else Where.COMPLETION
+    severity = None if said.trained else Severity.NOTE
+    return Hit(where, said.runs[0][0], said.runs[-1][1], said.message, said.turn, said.cause, severity)
+
+
+def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
+    """Turn, id and spans of each sequence that trains anything."""
+    row, alone = rollout.training_row, len(rollout.turns) == 1
+    if row is not None and (found := _of_row(row, rollout.stated.facts)):
+        yield -1, 0, found
+    answer_id = _answer_id(rollout.stated.facts.get("id")) if alone else 0
+    for number, turn in enumerate(rollout.turns):
+        if found := _of_call(turn):
+            yield number, answer_id, found
+
+
+def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
+    mask = seen_by_loss(row)
+    if mask is None or any(name in facts and facts[name] in (0, 0.0, False) for name in _LEFT_OUT):
+        return []
+    start, end = visible_part(row)
+    if start:
+        return []  # Padding that only an attention mask shows would be part of the context.
+    return _spans(row.token_ids[:end], trained_runs(mask[:end]), row.logprobs)
+
+
+def _of_call(turn: Turn) -> list[_Span]:
+    """The spans of a call: its completion, or what of it was sampled; [] where its context is unknown."""
+    if turn.prompt_ids is None or turn.completion_ids is None or turn.ids_from is not IdsFrom.LOGGED:
+        return []
+    before, size = len(turn.prompt_ids), len(turn.completion_ids)
+    sampled = _sampled(turn.columns, size)
+    runs = [(0, size)] if sampled is None else trained_runs(sampled)
+    logprobs = turn.completion_logprobs
+    if logprobs is not None:
+        logprobs = np.concatenate((np.full(before, np.nan), logprobs))
+    seen = np.concatenate((turn.prompt_ids, turn.completion_ids))
+    return _spans(seen, [(start + before, end + before) for start, end in runs if end > start], logprobs)
+
+
+def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
+    """`[C]` what of a completion its mask trains; None without a mask."""
+    for column in columns:
+        if column.role is ColumnRole.LOSS_MASK and column.encoding is not None and len(column.values) == size:
+            if column.encoding in (MaskEncoding.IMPLIED, MaskEncoding.ABSENT):
+                continue
+            return np.ascontiguousarray(trained_of(column.values, column.encoding))
+    return None
+
+
+def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> list[_Span]:
+    """The records of these trained runs, and of the end of the ids if it is not trained."""
+    if not runs:
+        return []
+    data = memoryview(ids.astype("<i4").tobytes())
+    hasher, at = blake2b(digest_size=8), 0
+    found: list[_Span] = []
+    ends = [*runs, (len(ids), len(ids))] if runs[-1][1] < len(ids) else runs
+    for start, end in ends:
+        hasher.update(data[4 * at : 4 * end])
+        at = end
+        known = np.nan if logprobs is None else _sum(logprobs[start:end])
+        found.append((int.from_bytes(hasher.digest(), "little"), end, end - start, known))
+    return found
+
+
+def _sum(values: Logprobs) -> float:
+    """The logprob of all these tokens together, or more: what is no logprob counts as certain; NaN if none is one.
+
+    Values that are all the same are a placeholder.
+    """
+    real = values[(values > _LEAST) & (values < 0)]
+    if not len(real) or (len(real) > 1 and real[0] == real[-1] and (real == real[0]).all()):
+        return np.nan
+    return float(real.sum())
+
+
+def _answer_id(value: object) -> int:
+    """The hash of an id that a server gave to an answer; 0 for anything else."""
+    if not isinstance(value, str) or not _ANSWER_ID.fullmatch(value):
+        return 0
+    digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1

@@ -1,0 +1,42 @@
+"""Trainings: which tokens of a rollout are trained, and in which context; a few numbers for each trained span."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Spans: TypeAlias = NDArray[np.void]
+
+SPAN = np.dtype([("hash", "<u8"), ("end", "<u4"), ("tokens", "<u4"), ("logprob", "<f4")])
+"""A trained span: the hash of all ids up to its end, where it ends, how many tokens it trains, and the sum of
+their logprobs (NaN: unknown). A span of no tokens marks the end of a sequence that trains nothing there."""
+SEQUENCE = np.dtype([("spans", "<u4"), ("turn", "<i4"), ("id", "<u8")])
+"""Ids that a trainer may read, with this many spans: `turn` -1 is the training row, else the call; `id` is the
+hash of the id that the server gave to the answer, 0 where the log has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trainings:
+    """What of one rollout is trained: records of its sequences and, one after the other, of their spans."""
+
+    sequences: bytes
+    """SEQUENCE records."""
+    spans: bytes
+    """SPAN records."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedAgain:
+    """Tokens of one sequence that the logs of a run train more than once, or never."""
+
+    turn: int | None
+    """The call whose completion the runs count in; None: the training row."""
+    runs: tuple[tuple[int, int], ...]
+    """Half-open ranges of tokens, in order."""
+    cause: str
+    message: str
+    trained: bool = True
+    """False for tokens that were sampled and that no row trains."""

@@ -1,0 +1,69 @@
+"""once: what other rows of the run train first leaves the loss."""
+
+from __future__ import annotations
+
+from tito_audit.errors import RecordError
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.finding import Finding
+from tito_audit.repair import Proposal, Safety, repair
+from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+from tito_audit.settings.model import RepairChoices
+
+_EMPTY = frozenset({*UNTRAINED, "MSK403"})
+"""Rules that report that a mask was taken back, or that nothing of it is left."""
+
+
+def _fits(evidence: Evidence, finding: Finding) -> bool:
+    """Whether the finding is of a row with a mask."""
+    row = evidence.rollout.training_row
+    return finding.hit.turn is None and row is not None and column_of(row, ColumnRole.LOSS_MASK) is not None
+
+
+@repair("once", cures=("REC009",), safety=Safety.SAFE, precedence=45, fits=_fits, named_only=True)
+def once(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
+    """Takes tokens out of the loss that another row of the run trains first.
+
+    ## What it does
+    All logs are read once before the repair, as for REC009. In each row the mask is set to "not trained" where
+    another row is proven to train the same sampling event first (labels become -100, weights 0). Ids and logprobs
+    stay. A row that only repeats others trains nothing afterwards and can be left out.
+
+    It has to be named, `--with once`: some trainers weigh rows by their number of steps on purpose.
+
+    ## When it is safe
+    Always: each token that leaves the loss of one row stays in the loss of another row of the same run. So all
+    logs that are trained together have to be repaired together.
+
+    ## What it costs
+    Nothing that is not in the loss elsewhere. A call has no mask, so a call that was logged twice stays; leave its
+    row out.
+
+    ## Example
+    ```text
+    row 3   prompt  answer 1                    row 3 trains answer 1
+    mask       0       1
+    row 4   prompt  answer 1  tool  answer 2    before: row 4 trains it again
+    mask       0       1       0       1
+    mask       0       0       0       1        after
+    ```
+    """
+    row = evidence.rollout.training_row
+    again = [run for said in evidence.trained_again if said.turn is None for run in said.runs]
+    if any(finding.hit.turn is not None for finding in findings) and not again:
+        raise RecordError("a call has no mask, so leave its row out instead")
+    if row is None or row.loss_mask is None or not findings:
+        return None
+    if column_of(row, ColumnRole.LOSS_MASK) is None:
+        raise RecordError("the row has no mask of its own, so leave it out instead")
+    left = row.loss_mask.copy()
+    for start, end in again:
+        left[start:end] = False
+    count = int(row.loss_mask.sum()) - int(left.sum())
+    if not count:
+        return None
+    notes = [f"{count:,} of {int(row.loss_mask.sum()):,} trained tokens left the loss, as another row trains them"]
+    if not left.any():
+        notes.append("the row trains nothing now and can be left out")
+    adds = UNTRAINED if left.any() else _EMPTY
+    return Proposal(with_row(evidence, restated(row, loss_mask=left)), notes=tuple(notes), adds=adds)
