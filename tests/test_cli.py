@@ -64,7 +64,9 @@ def test_a_log_of_single_calls_without_a_tokenizer_says_what_to_pass_by_the_word
     tmp_path: Path,
 ) -> None:
     call = {"prompt_ids": [5, 6, 7], "completion_ids": [8, 9], "model": "Org/Model-1B"}
-    code, out, _ = run("scan", written(tmp_path / "calls.jsonl", [call] * 3))
+    code, out, _ = run(
+        "scan", written(tmp_path / "calls.jsonl", [{**call, "completion_ids": [8, n]} for n in range(3)])
+    )
     assert code == 0
     assert "clean:" not in out
     assert "nothing was compared in 3 rollouts" in out

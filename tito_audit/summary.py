@@ -170,8 +170,9 @@ class Summary:
         self.generated_tokens += result.counts.get("generated_tokens", 0)
         self.without_ids += result.rollout is not None and not result.counts.get("tokens", 0)
         self.uncompared += result.counts.get("uncompared", 0)
+        of_rollout = not result.of_log or result.between_rows
         for code in {finding.code for finding in result.findings}:
-            self.findings.setdefault(code, RuleCount()).rollouts += not result.of_log
+            self.findings.setdefault(code, RuleCount()).rollouts += of_rollout
         for finding in result.findings:
             count = self.findings[finding.code]
             word = finding.severity.word

@@ -11,7 +11,7 @@ import numpy as np
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_of
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, seen_by_loss, trained_runs, visible_part
+from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, seen_by_loss, visible_part
 from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
 
 _LEAST = -50.0
@@ -61,9 +61,9 @@ def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     if mask is None or any(name in facts and facts[name] in (0, 0.0, False) for name in _LEFT_OUT):
         return []
     start, end = visible_part(row)
-    if start:
-        return []  # Padding that only an attention mask shows would be part of the context.
-    return _spans(row.token_ids[:end], trained_runs(mask[:end]), row.logprobs)
+    if start or (len(mask) and mask[0]):
+        return []  # The context is unknown: a first token is never sampled, nor is padding part of a prompt.
+    return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs)
 
 
 def _of_call(turn: Turn) -> list[_Span]:
@@ -72,7 +72,7 @@ def _of_call(turn: Turn) -> list[_Span]:
         return []
     before, size = len(turn.prompt_ids), len(turn.completion_ids)
     sampled = _sampled(turn.columns, size)
-    runs = [(0, size)] if sampled is None else trained_runs(sampled)
+    runs = [(0, size)] if sampled is None else _runs(sampled)
     logprobs = turn.completion_logprobs
     if logprobs is not None:
         logprobs = np.concatenate((np.full(before, np.nan), logprobs))
@@ -90,11 +90,20 @@ def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
     return None
 
 
+def _runs(mask: Mask) -> _Runs:
+    """The trained runs, without a copy of the mask."""
+    if not len(mask):
+        return []
+    edges = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
+    bounds = [*([0] if mask[0] else []), *edges, *([len(mask)] if mask[-1] else [])]
+    return list(zip(bounds[::2], bounds[1::2], strict=True))
+
+
 def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> list[_Span]:
     """The records of these trained runs, and of the end of the ids if it is not trained."""
     if not runs:
         return []
-    data = memoryview(ids.astype("<i4").tobytes())
+    data = np.ascontiguousarray(ids, np.int32).data.cast("B")
     hasher, at = blake2b(digest_size=8), 0
     found: list[_Span] = []
     ends = [*runs, (len(ids), len(ids))] if runs[-1][1] < len(ids) else runs
@@ -111,10 +120,11 @@ def _sum(values: Logprobs) -> float:
 
     Values that are all the same are a placeholder.
     """
-    real = values[(values > _LEAST) & (values < 0)]
-    if not len(real) or (len(real) > 1 and real[0] == real[-1] and (real == real[0]).all()):
+    real = (values > _LEAST) & (values < 0)
+    highest = np.max(values, initial=_LEAST, where=real)
+    if highest == _LEAST or (len(values) > 1 and highest == np.min(values, initial=0, where=real)):
         return np.nan
-    return float(real.sum())
+    return float(np.sum(values, where=real))
 
 
 def _answer_id(value: object) -> int:

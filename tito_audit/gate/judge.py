@@ -126,6 +126,8 @@ class Judge:
         self._codes: Counter[str] = Counter()
         self._rollouts = 0
         """Rollouts with a finding that fails."""
+        self._between = 0
+        """Rollouts with one that fails in comparison with other rows; they may be among these."""
 
     def judged(self, result: Result) -> Result:
         """The result, with findings that are in the baseline marked `known`."""
@@ -141,6 +143,7 @@ class Judge:
         before = self._failing.total()
         findings = tuple(self._judged(finding, bar) for finding in result.findings)
         self._rollouts += self._failing.total() > before and not result.of_log
+        self._between += self._failing.total() > before and result.between_rows
         return result if findings == result.findings else replace(result, findings=findings)
 
     def verdict(self) -> Gate:
@@ -197,7 +200,9 @@ class Judge:
         codes = [f"{code} ({number:,})" for code, number in self._codes.most_common(_CODES)]
         more = len(self._codes) - _CODES
         rest = f" and {many(more, 'more rule')}" if more > 0 else ""
-        where = f"in {many(self._rollouts, 'rollout')}" if self._rollouts else "of the log as a whole"
+        rollouts = self._rollouts or self._between
+        where = f"in {many(rollouts, 'rollout')}" if rollouts else "of the log as a whole"
+        where += " and between rows" if self._rollouts and self._between else ""
         return f"{listed(kinds)} {where}{which}: {', '.join(codes)}{rest}"
 
 

@@ -124,4 +124,9 @@ class Result:
     """The finding that the log was written with another tokenizer or template; rules that would only repeat it
     were held back."""
     of_log: bool = False
-    """True for findings of a whole log: the result is neither a rollout nor an unreadable row."""
+    """True for findings of a whole log or run: the result is neither a rollout nor an unreadable row."""
+
+    @property
+    def between_rows(self) -> bool:
+        """Whether its findings compare one rollout of the run, which has a result of its own, with others."""
+        return self.of_log and any(finding.hit.where is not Where.LOG for finding in self.findings)

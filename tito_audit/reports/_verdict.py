@@ -20,6 +20,8 @@ class FindingTally:
     """Rollouts (and unreadable rows) with at least one finding of that severity."""
     of_logs: Counter[Severity] = field(default_factory=Counter)
     """Findings about a whole log."""
+    between: Counter[Severity] = field(default_factory=Counter)
+    """Rollouts with findings that compare them with others; they may be among `rollouts` too."""
     with_findings: int = 0
     """Rollouts (and unreadable rows) with any finding."""
 
@@ -27,6 +29,9 @@ class FindingTally:
         """Count one result."""
         severities = [finding.severity for finding in result.findings]
         self.findings.update(severities)
+        if result.between_rows:
+            self.between.update(set(severities))
+            return
         if result.of_log:
             self.of_logs.update(severities)
             return
@@ -47,11 +52,12 @@ class FindingTally:
         ]
 
     def _where(self, severity: Severity, of: str) -> str:
-        rollouts = f"{self.rollouts[severity]:,} of {of}"
+        alone, between = self.rollouts[severity], self.between[severity]
+        rollouts = f"{alone or between:,} of {of}" + (" and between rows" if alone and between else "")
         if not self.of_logs[severity]:
             return rollouts
         log = "the log as a whole" if self.of_logs[severity] == 1 else "logs as a whole"
-        return f"{rollouts} and in {log}" if self.rollouts[severity] else f"{log} ({of})"
+        return f"{rollouts} and in {log}" if alone or between else f"{log} ({of})"
 
 
 def severities(summary: Summary) -> dict[Severity, int]:

@@ -132,7 +132,7 @@ class Once:
 
 def _finding(place: Place, said: TrainedAgain) -> Finding:
     hit = hit_again(said)
-    severity = hit.severity or Severity.ERROR
+    severity = Severity.ERROR if hit.severity is None else hit.severity
     return Finding(ONCE, severity, place, hit, REPAIR if said.turn is None else None)
 
 

@@ -1,0 +1,510 @@
+"""Every sampled token is trained once: what rows of a run train again is found to the token, and repaired."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import toy
+from tests.tiers import examples
+from tito_audit import RepairSettings, Result, Settings, SetupError, repair_rollouts, scan_rollouts
+from tito_audit.chains.ledger import Ledger
+from tito_audit.chains.trained_once import merged, settle
+from tito_audit.evidence.trainings import trainings_of
+from tito_audit.record.finding import Finding, Severity, Where
+from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.run.once import NEVER, UNDECIDED
+from tito_audit.run.workers import can_fork
+from tito_audit.summary import Summary
+
+ROLLOUTS = toy.ROOT.parent / "shared" / "rollouts"
+ONLY = Settings(select=("REC009",))
+ONCE = RepairSettings(strategies=("once",))
+
+Wire = dict[str, Any]
+Said = tuple[Severity, str, Where, int, int]
+
+
+def jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def scanned(*logs: Path, **how: Any) -> tuple[dict[tuple[str, int], list[Finding]], Summary]:
+    """The findings by file and row, and the summary."""
+    chunk = how.pop("chunk", None)
+    scan = scan_rollouts([str(log) for log in logs], replace(ONLY, **how))
+    scan.chunk_bytes = chunk
+    found: dict[tuple[str, int], list[Finding]] = {}
+    for result in scan:
+        for one in result.findings:
+            found.setdefault((Path(one.place.file).name, one.place.row), []).append(one)
+    return found, scan.summary
+
+
+def said(found: Mapping[tuple[str, int], Sequence[Finding]]) -> dict[tuple[str, int], list[Said]]:
+    return {
+        key: [(one.severity, one.hit.cause, one.hit.where, one.hit.start, one.hit.end) for one in findings]
+        for key, findings in found.items()
+    }
+
+
+# Conversations, and the rows that are exported of them
+
+
+@dataclass
+class Answer:
+    """One sampling event: its context, its tokens and their logprobs."""
+
+    context: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    before: list[Answer] = field(default_factory=list)
+
+    @property
+    def seen(self) -> list[int]:
+        return self.context + self.tokens
+
+
+def answer(dice: random.Random, context: list[int], before: Sequence[Answer] = (), size: int = 24) -> Answer:
+    tokens = [dice.randrange(10, 5000) for _ in range(size)]
+    return Answer(context, tokens, [round(dice.uniform(-3, -1.3), 4) for _ in tokens], list(before))
+
+
+def conversation(dice: random.Random, steps: int, size: int = 24) -> list[Answer]:
+    """A conversation of `steps` answers, with tool results between them."""
+    told = answer(dice, [dice.randrange(10, 5000) for _ in range(9)], size=size)
+    out = [told]
+    for _ in range(steps - 1):
+        result = [dice.randrange(10, 5000) for _ in range(5)]
+        out.append(answer(dice, out[-1].seen + result, [*out[-1].before, out[-1]], size=size))
+    return out
+
+
+def row_of(last: Answer, trained: Iterable[Answer] | None = None, tail: Sequence[int] = ()) -> Wire:
+    """The training row that ends with an answer and trains some answers in it; the last one by default."""
+    ids = [*last.seen, *tail]
+    mask, logprobs = [0] * len(ids), [None] * len(ids)
+    for one in [*last.before, last]:
+        start = len(one.context)
+        for at, value in enumerate(one.logprobs):
+            logprobs[start + at] = value  # type: ignore[call-overload]
+    for one in [last] if trained is None else trained:
+        start = len(one.context)
+        mask[start : start + len(one.tokens)] = [1] * len(one.tokens)
+    return {"token_ids": ids, "loss_mask": mask, "logprobs": logprobs}
+
+
+def trained_events(rows: Sequence[tuple[Wire, Sequence[Answer]]]) -> dict[int, set[int]]:
+    """The reference: by row, which tokens it trains although a shorter row or an earlier one does."""
+    order = sorted(range(len(rows)), key=lambda k: (_last(rows[k][0]), len(rows[k][0]["token_ids"]), k))
+    taken: set[tuple[int, int]] = set()
+    again: dict[int, set[int]] = {}
+    for k in order:
+        row, answers = rows[k]
+        for one in answers:
+            for at in range(len(one.tokens)):
+                place = len(one.context) + at
+                if not row["loss_mask"][place]:
+                    continue
+                if (id(one), at) in taken:
+                    again.setdefault(k, set()).add(place)
+                taken.add((id(one), at))
+    return again
+
+
+def _last(row: Wire) -> int:
+    return max(at for at, one in enumerate(row["loss_mask"]) if one) + 1
+
+
+class TestHistory:
+    def test_one_row_a_step_that_trains_its_own_answer_is_silent(self, tmp_path: Path) -> None:
+        dice = random.Random(1)
+        rows = [row_of(one) for _ in range(6) for one in conversation(dice, 4)]
+        found, summary = scanned(jsonl(tmp_path / "steps.jsonl", rows))
+        assert found == {}
+        assert not any("trained" in notice for notice in summary.notices)
+
+    def test_history_that_each_step_trains_again_is_found_and_leaves_the_loss(self, tmp_path: Path) -> None:
+        dice = random.Random(2)
+        talks = [conversation(dice, 3) for _ in range(4)]
+        right = [row_of(one) for talk in talks for one in talk]
+        log = jsonl(tmp_path / "steps.jsonl", [row_of(one, [*one.before, one]) for talk in talks for one in talk])
+        found, summary = scanned(log)
+        assert sorted(row for _, row in found) == [row for row in range(12) if row % 3]
+        (finding,) = found["steps.jsonl", 2]
+        assert (finding.severity, finding.hit.cause) == (Severity.ERROR, "history trained again")
+        assert (finding.hit.where, finding.hit.start, finding.hit.end) == (Where.ROW, 9, 9 + 24 + 5 + 24)
+        assert finding.hit.message == (
+            "trained again: 48 tokens in 2 spans of its history, which row 1 and 1 other row train first; "
+            "8.3% of all that the run trains"
+        )
+        assert finding.repair == "once"
+        assert summary.notices[-1] == (
+            "288 tokens (50.0% of all trained tokens) are trained more than once, in 8 rows; "
+            "`repair --with once` takes the second trainings out of the loss."
+        )
+        assert summary.findings["REC009"].rollouts == 8
+        repaired = repaired_rows(log, tmp_path / "out.jsonl")
+        assert [row["loss_mask"] for row in repaired] == [row["loss_mask"] for row in right]
+        assert scanned(tmp_path / "out.jsonl")[0] == {}
+
+    def test_short_answers_are_one_event_where_the_log_has_one_row_a_step(self, tmp_path: Path) -> None:
+        dice = random.Random(3)
+        talks = [conversation(dice, 3, size=3) for _ in range(4)]
+        rows = [row_of(one, [*one.before, one]) for talk in talks for one in talk]
+        found, _ = scanned(jsonl(tmp_path / "steps.jsonl", rows))
+        assert sorted(row for _, row in found) == [row for row in range(12) if row % 3]
+
+    def test_a_few_short_rows_that_continue_others_by_chance_are_left_alone(self, tmp_path: Path) -> None:
+        """A game with something hidden: a guess may be right for one sample and wrong for another."""
+        dice = random.Random(4)
+        talk = conversation(dice, 2, size=2)
+        others = [conversation(dice, 2, size=2)[1] for _ in range(8)]
+        rows = [row_of(talk[0]), row_of(talk[1], talk), *(row_of(one, [*one.before, one]) for one in others)]
+        assert scanned(jsonl(tmp_path / "games.jsonl", rows))[0] == {}
+
+
+def repaired_rows(log: Path, out: Path, **how: Any) -> list[Wire]:
+    for _ in repair_rollouts(log, out, Settings(**how), ONCE):
+        pass
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+class TestGroups:
+    def test_samples_of_one_prompt_may_agree_by_chance(self, tmp_path: Path) -> None:
+        dice = random.Random(5)
+        prompt = [dice.randrange(10, 5000) for _ in range(20)]
+        rows = [row_of(Answer(prompt, [42, 7], [-0.4 - k / 1000, -0.01])) for k in range(16)]
+        found, summary = scanned(jsonl(tmp_path / "group.jsonl", rows))
+        assert found == {}
+        assert not any("trained" in notice for notice in summary.notices)
+
+    def test_long_answers_that_start_alike_are_two_events(self, tmp_path: Path) -> None:
+        dice = random.Random(6)
+        one = answer(dice, [1, 2, 3], size=40)
+        other = Answer(one.context, [*one.tokens[:39], 9], one.logprobs)
+        assert scanned(jsonl(tmp_path / "group.jsonl", [row_of(one), row_of(other)]))[0] == {}
+
+    def test_other_logprobs_show_another_event(self, tmp_path: Path) -> None:
+        dice = random.Random(7)
+        one = answer(dice, [1, 2, 3], size=40)
+        other = replace(one, logprobs=[value * 0.5 for value in one.logprobs])
+        assert scanned(jsonl(tmp_path / "group.jsonl", [row_of(one), row_of(other)]))[0] == {}
+        near = replace(one, logprobs=[value * 1.01 for value in one.logprobs])
+        assert len(scanned(jsonl(tmp_path / "row.jsonl", [row_of(one), row_of(near)]))[0]) == 1
+
+
+class TestRows:
+    def test_a_row_that_is_there_twice_is_found_in_the_second_file(self, tmp_path: Path) -> None:
+        dice = random.Random(8)
+        rows = [row_of(talk[-1], talk) for talk in (conversation(dice, 2) for _ in range(3))]
+        first = jsonl(tmp_path / "a.jsonl", rows[:2])
+        second = jsonl(tmp_path / "b.jsonl", [rows[2], rows[1]])
+        found, _ = scanned(first, second)
+        assert said(found) == {("b.jsonl", 1): [(Severity.ERROR, "duplicated row", Where.ROW, 9, 9 + 24 + 5 + 24)]}
+        (finding,) = found["b.jsonl", 1]
+        assert finding.hit.message == (
+            f"trained again: all of its 48 tokens in the loss, as {first}:1 trains the same tokens first; "
+            "25.0% of all that the run trains"
+        )
+
+    def test_branches_train_what_they_share_once(self, tmp_path: Path) -> None:
+        dice = random.Random(9)
+        talk = conversation(dice, 2)
+        ends = [answer(dice, [*talk[-1].seen, *[k] * 4], talk, size=20 + k) for k in range(3)]
+        rows = [row_of(end, [*talk, end]) for end in ends]
+        found, _ = scanned(jsonl(tmp_path / "tree.jsonl", rows))
+        assert said(found) == {
+            ("tree.jsonl", row): [(Severity.ERROR, "shared prefix", Where.ROW, 9, len(talk[-1].seen))]
+            for row in (1, 2)
+        }
+
+    def test_masks_that_differ_are_compared_token_by_token(self, tmp_path: Path) -> None:
+        dice = random.Random(10)
+        talk = conversation(dice, 2, size=30)
+        one, other = row_of(talk[0]), row_of(talk[1], talk)
+        other["loss_mask"][12:15] = [0, 0, 0]
+        log = jsonl(tmp_path / "rows.jsonl", [one, other])
+        found, _ = scanned(log)
+        assert said(found) == {("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 39)]}
+        assert "27 tokens in 2 spans of its history" in found["rows.jsonl", 1][0].hit.message
+
+    def test_without_logprobs_it_is_undecided_and_not_repaired(self, tmp_path: Path) -> None:
+        dice = random.Random(11)
+        rows = [row_of(conversation(dice, 1)[0]) for _ in range(3)]
+        for row in rows:
+            del row["logprobs"]
+        log = jsonl(tmp_path / "rows.jsonl", [*rows, rows[1]])
+        found, _ = scanned(log)
+        assert said(found) == {("rows.jsonl", 3): [(Severity.NOTE, UNDECIDED, Where.LOG, 0, 0)]}
+        assert repaired_rows(log, tmp_path / "out.jsonl") == [*rows, rows[1]]
+
+    def test_a_first_token_in_the_loss_belongs_to_the_rules_of_the_mask(self, tmp_path: Path) -> None:
+        row = row_of(answer(random.Random(12), [1, 2], size=40))
+        row["loss_mask"] = [1] * len(row["loss_mask"])
+        assert scanned(jsonl(tmp_path / "rows.jsonl", [row, row]))[0] == {}
+
+
+def call_of(one: Answer, **more: Any) -> Wire:
+    return {"prompt_ids": one.context, "completion_ids": one.tokens, "logprobs": one.logprobs, **more}
+
+
+class TestCalls:
+    def test_a_call_that_was_logged_twice_would_be_trained_twice(self, tmp_path: Path) -> None:
+        calls = [call_of(one) for one in conversation(random.Random(13), 3)]
+        log = jsonl(tmp_path / "calls.jsonl", [*calls, calls[1]])
+        found, _ = scanned(log)
+        assert said(found) == {("calls.jsonl", 3): [(Severity.ERROR, "duplicated call", Where.COMPLETION, 0, 24)]}
+        (finding,) = found["calls.jsonl", 3]
+        assert finding.hit.turn == 0
+        assert finding.repair is None
+        (outcome,) = [one for one in repair_rollouts(log, None, Settings(), ONCE) if one.declined]
+        assert outcome.declined == {"once": "a call has no mask, so leave its row out instead"}
+
+    def test_the_id_of_the_server_proves_and_disproves(self, tmp_path: Path) -> None:
+        one = Answer([1, 2, 3], [4, 5], [-0.1, -0.2])
+        same = [call_of(one, id="chatcmpl-8f31a2c0"), call_of(one, id="chatcmpl-8f31a2c0")]
+        found, _ = scanned(jsonl(tmp_path / "same.jsonl", same))
+        assert [key for key, _ in found.items()] == [("same.jsonl", 1)]
+        long = answer(random.Random(14), [1, 2, 3], size=40)
+        other = [call_of(long, id="chatcmpl-8f31a2c0"), call_of(long, id="chatcmpl-8f31a2c1")]
+        assert scanned(jsonl(tmp_path / "other.jsonl", other))[0] == {}
+
+    def test_calls_and_the_rows_made_of_them_are_one_training(self, tmp_path: Path) -> None:
+        dice = random.Random(15)
+        talks = [conversation(dice, 3) for _ in range(3)]
+        calls = jsonl(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
+        rows = jsonl(tmp_path / "rows.jsonl", [row_of(talk[-1], talk) for talk in talks])
+        assert scanned(calls, rows)[0] == scanned(rows, calls)[0] == {}
+
+    def test_a_call_that_no_row_trains_is_noted(self, tmp_path: Path) -> None:
+        dice = random.Random(16)
+        talks = [conversation(dice, 3) for _ in range(3)]
+        calls = jsonl(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
+        rows = jsonl(tmp_path / "rows.jsonl", [row_of(talk[-1], talk) for talk in talks[:2]])
+        left_out = row_of(talks[2][-1], talks[2][::2])
+        rows.write_text(rows.read_text(encoding="utf-8") + json.dumps(left_out) + "\n", encoding="utf-8")
+        found, summary = scanned(calls, rows)
+        assert said(found) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
+        assert summary.notices[-1] == "24 sampled tokens of 1 call are in the loss of no row of the run."
+        assert scanned(calls, rows, sample=0.9)[0].keys() <= {("calls.jsonl", 7)}
+
+    def test_logs_that_have_nothing_to_do_with_each_other_are_judged_alone(self, tmp_path: Path) -> None:
+        dice = random.Random(17)
+        calls = [call_of(one) for one in conversation(dice, 3)]
+        rows = jsonl(tmp_path / "rows.jsonl", [row_of(one) for one in conversation(dice, 3)])
+        found, _ = scanned(jsonl(tmp_path / "calls.jsonl", [*calls, calls[2]]), rows)
+        assert list(found) == [("calls.jsonl", 3)]
+
+
+# Any log
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[tuple[Wire, list[Answer]]]:
+    """Rows that train some answers of their conversation, in any order, some of them twice."""
+    dice = random.Random(draw(st.integers(0, 10**6)))
+    rows: list[tuple[Wire, list[Answer]]] = []
+    for _ in range(draw(st.integers(1, 4))):
+        talk = conversation(dice, draw(st.integers(1, 4)))
+        for _ in range(draw(st.integers(0, 2))):
+            at = dice.choice(talk)
+            talk.append(answer(dice, [*at.seen, *[dice.randrange(10, 5000)] * 3], [*at.before, at]))
+        for one in talk:
+            held = [*one.before, one]
+            for _ in range(dice.choice((0, 1, 1, 1, 2))):
+                trained = [event for event in held if event is one or dice.random() < 0.4]
+                row = row_of(one, trained, [7] * dice.choice((0, 0, 2)))
+                rows.append((row, held))
+    for _ in range(draw(st.integers(0, 2))):  # groups whose answers are the same by chance
+        prompt = [dice.randrange(10, 5000) for _ in range(12)]
+        for _ in range(3):
+            short = Answer(prompt, [42, 7], [-0.3, -0.1])
+            rows.append((row_of(short), [short]))
+    dice.shuffle(rows)
+    return rows
+
+
+@given(log=logs(), cut=st.integers(0, 10))
+@settings(max_examples=examples(25, 600), deadline=None)
+def test_what_is_planted_is_found_to_the_token_and_repaired(
+    log: list[tuple[Wire, list[Answer]]], cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("log")
+    cut = min(cut, len(log))
+    parts = [part for part in (log[:cut], log[cut:]) if part]
+    files = [jsonl(folder / f"{n}.jsonl", [row for row, _ in part]) for n, part in enumerate(parts)]
+    again = trained_events(log)
+    found, _ = scanned(*files)
+    rows = {f.name: n * (len(log) - len(parts[-1])) for n, f in enumerate(files)}
+    ranges = {rows[file] + row: (one.hit.start, one.hit.end) for (file, row), (one,) in found.items()}
+    assert ranges == {row: (min(places), max(places) + 1) for row, places in again.items()}
+    (folder / "out").mkdir()
+    target = folder / "out" if len(files) > 1 else folder / "out" / files[0].name
+    for _ in repair_rollouts([str(f) for f in files], target, Settings(), ONCE):
+        pass
+    written = [
+        json.loads(line) for f in files for line in (folder / "out" / f.name).read_text("utf-8").splitlines()
+    ]
+    for number, ((row, _), after) in enumerate(zip(log, written, strict=True)):
+        left = [bool(one) and at not in again.get(number, ()) for at, one in enumerate(row["loss_mask"])]
+        assert [bool(one) for one in after["loss_mask"]] == left, number
+        assert after["token_ids"] == row["token_ids"]
+        assert after["logprobs"] == row["logprobs"]
+    assert scanned(*(folder / "out" / f.name for f in files))[0] == {}
+
+
+def planted(dice: random.Random) -> list[Wire]:
+    talks = [conversation(dice, 3) for _ in range(12)]
+    rows = [row_of(one, [*one.before, one] if dice.random() < 0.5 else None) for talk in talks for one in talk]
+    dice.shuffle(rows)
+    return [*rows, rows[3], rows[5]]
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
+def test_processes_and_kinds_of_files_change_nothing(tmp_path: Path) -> None:
+    rows = planted(random.Random(18))
+    log = jsonl(tmp_path / "log.jsonl", rows)
+    want = said(scanned(log)[0])
+    assert len(want) > 5
+    assert said(scanned(log, jobs=2, chunk=3000)[0]) == want
+    with gzip.open(tmp_path / "log.jsonl.gz", "wb") as packed:
+        packed.write(log.read_bytes())
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet", row_group_size=7)
+    for other in ("log.jsonl.gz", "log.parquet"):
+        got = said(scanned(tmp_path / other, jobs=2, chunk=3000)[0])
+        assert {row: one for (_, row), one in got.items()} == {row: one for (_, row), one in want.items()}, other
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
+def test_a_repair_in_several_processes_writes_the_same(tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", planted(random.Random(19)))
+    one = repaired_rows(log, tmp_path / "one.jsonl")
+    run = repair_rollouts(log, tmp_path / "two.jsonl", Settings(jobs=2), ONCE)
+    run.batch_bytes = 4000
+    assert sum(outcome.repaired for outcome in run) > 5
+    assert [json.loads(line) for line in (tmp_path / "two.jsonl").read_text("utf-8").splitlines()] == one
+
+
+def test_the_order_of_files_changes_only_which_of_equal_rows_is_kept(tmp_path: Path) -> None:
+    rows = planted(random.Random(20))
+    files = [jsonl(tmp_path / f"{n}.jsonl", rows[n::3]) for n in range(3)]
+    totals = {
+        tuple(notice for notice in scanned(*order)[1].notices if "more than once" in notice)
+        for order in (files, files[::-1], [files[1], files[2], files[0]])
+    }
+    assert len(totals) == 1
+    assert len(next(iter(totals))) == 1
+
+
+def test_a_single_row_or_another_selection_asks_nothing(tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", planted(random.Random(21)))
+    assert scanned(log, row=37)[0] == {}
+    assert scanned(log, select=("REC",), ignore=("REC009",))[0] == {}
+
+
+def test_it_runs_when_it_is_named(tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", planted(random.Random(22)))
+    assert not any("once" in outcome.cured for outcome in repair_rollouts(log, None, Settings(), RepairSettings()))
+    assert any("once" in outcome.cured for outcome in repair_rollouts(log, None, Settings(), ONCE))
+
+
+def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
+    import os
+
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    run = repair_rollouts(pipe, None, Settings(), ONCE)
+    with pytest.raises(SetupError, match=r"--with once: .* is a pipe"):
+        next(iter(run))
+
+
+# Real rollouts
+
+
+@pytest.mark.skipif(not ROLLOUTS.is_dir(), reason="no recorded rollouts beside the checkout")
+@pytest.mark.parametrize("model", ["qwen2.5-coder", "gemma-3", "smollm2"])
+def test_rows_of_recorded_rollouts(model: str, tmp_path: Path) -> None:
+    """One row a call, right and with the history in the loss; beside the calls themselves."""
+    right, wrong, calls = [], [], []
+    with gzip.open(ROLLOUTS / model / "tito.jsonl.gz") as lines:
+        for record in map(json.loads, lines):
+            before: list[Answer] = []
+            for call in record["calls"]:
+                one = Answer(call["prompt_token_ids"], call["generation_token_ids"], call["generation_log_probs"])
+                one.before = before if before and one.context[: len(before[-1].seen)] == before[-1].seen else []
+                right.append(row_of(one))
+                wrong.append(row_of(one, [*one.before, one]))
+                calls.append(call_of(one))
+                before = [*one.before, one]
+    logs = {
+        name: jsonl(tmp_path / f"{name}.jsonl", rows)
+        for name, rows in (("right", right), ("wrong", wrong), ("calls", calls))
+    }
+    assert scanned(logs["right"])[0] == scanned(logs["calls"])[0] == {}
+    assert scanned(logs["right"], logs["calls"])[0] == {}
+    found, _ = scanned(logs["wrong"])
+    assert {row for _, row in found} == {
+        n for n, row in enumerate(wrong) if sum(row["loss_mask"]) > sum(right[n]["loss_mask"])
+    }
+    after = repaired_rows(logs["wrong"], tmp_path / "out.jsonl")
+    assert [row["loss_mask"] for row in after] == [row["loss_mask"] for row in right]
+
+
+# The arithmetic
+
+
+def ledger_of(rows: Iterable[tuple[str, int, Wire]]) -> Ledger:
+    ledger = Ledger()
+    for file, number, row in rows:
+        known = [np.nan if value is None else value for value in row["logprobs"]]
+        held = TrainingRow(
+            np.array(row["token_ids"], np.int32), np.array(row["loss_mask"], np.bool_), np.array(known, np.float64)
+        )
+        trainings = trainings_of(Rollout(Place(file, number), "toy", training_row=held))
+        if trainings is not None:
+            ledger.add(trainings, Place(file, number))
+    return ledger
+
+
+def test_an_empty_ledger_shows_nothing() -> None:
+    settled = settle(Ledger())
+    assert (settled.trained, len(settled.doubles), len(settled.never), len(settled.undecided)) == (0, 0, 0, 0)
+
+
+def test_spans_are_sorted_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = planted(random.Random(23))
+    whole = list(settle(ledger_of(("log", n, row) for n, row in enumerate(rows))).doubles)
+    monkeypatch.setattr("tito_audit.chains.ledger._BUCKET", 4)
+    assert list(settle(ledger_of(("log", n, row) for n, row in enumerate(rows))).doubles) == whole
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9))))
+@settings(max_examples=examples(50, 500), deadline=None)
+def test_runs_are_merged(given_: list[tuple[int, int]]) -> None:
+    runs = [(start, start + size) for start, size in given_]
+    places = {at for start, end in runs for at in range(start, end)}
+    out = merged(runs)
+    assert {at for start, end in out for at in range(start, end)} == places
+    assert all(a[1] < b[0] for a, b in pairwise(out))
+
+
+def test_results_of_a_run_are_no_rollouts(tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", planted(random.Random(24)))
+    results: list[Result] = list(scan_rollouts(str(log), ONLY))
+    assert all(result.of_log for result in results if result.findings)
+    assert sum(not result.of_log for result in results) == 38
