@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.tiers import examples
 from tito_audit import RepairSettings, Result, Settings, SetupError, repair_rollouts, scan_rollouts
+from tito_audit.chains.doubles import merged
 from tito_audit.chains.ledger import Ledger
-from tito_audit.chains.trained_once import merged, settle
+from tito_audit.chains.trained_once import settle
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
@@ -489,7 +490,7 @@ def test_an_empty_ledger_shows_nothing() -> None:
 def test_spans_are_sorted_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = planted(random.Random(23))
     whole = list(settle(ledger_of(("log", n, row) for n, row in enumerate(rows))).doubles)
-    monkeypatch.setattr("tito_audit.chains.ledger._BUCKET", 4)
+    monkeypatch.setattr("tito_audit.chains.ledger.BLOCK", 4)
     assert list(settle(ledger_of(("log", n, row) for n, row in enumerate(rows))).doubles) == whole
 
 

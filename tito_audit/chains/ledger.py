@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,8 @@ from tito_audit.record.rollout import Place
 from tito_audit.record.trainings import SEQUENCE, SPAN, Spans, Trainings
 
 Numbers = NDArray[np.int64]
-_BUCKET = 1 << 20
-"""About how many spans are sorted at once."""
+BLOCK = 1 << 20
+"""About how many spans or sequences are looked at at once."""
 
 
 class _Sparse:
@@ -34,9 +35,9 @@ class _Sparse:
         value: int = self._values[number] if number < len(self._values) else 0
         return value
 
-    def values(self) -> NDArray[np.int64]:
+    def values(self) -> NDArray[np.generic]:
         """The values up to the last one that is not 0."""
-        return np.array(self._values, np.int64)
+        return np.frombuffer(self._values, self._values.typecode)
 
 
 class Ledger:
@@ -120,10 +121,15 @@ class Ledger:
         np.cumsum(counts, out=first[1:], dtype=np.uint32)
         return first
 
-    def trained_ends(self) -> tuple[Numbers, NDArray[np.bool_]]:
-        """`[N]` the last span of each sequence that trains anything, and whether another one comes before it."""
-        first = self.first_spans
-        last = first[1:].astype(np.int64) - 1
+    def file_ranges(self) -> list[tuple[int, int]]:
+        """The first sequence of each file, and where its sequences end."""
+        starts = self._starts.tolist()
+        return list(pairwise((*starts, len(self))))
+
+    def trained_ends(self, start: int, end: int) -> tuple[Numbers, NDArray[np.bool_]]:
+        """`[end - start]` the last span of each sequence that trains anything, and whether others precede it."""
+        first = self.first_spans[start : end + 1].astype(np.int64)
+        last = first[1:] - 1
         last -= self.spans["tokens"][last] == 0
         return last, last > first[:-1]
 
@@ -131,8 +137,17 @@ class Ledger:
         """`[N]` which sequences are calls."""
         out = np.zeros(len(self), np.bool_)
         said = self._turns.values()
-        out[: len(said)] = said > 0
+        np.greater(said, 0, out=out[: len(said)])
         return out
+
+    def trained(self, left_out: NDArray[np.bool_]) -> int:
+        """How many tokens all sequences train, without those `[N]` that are left out."""
+        tokens, first, total = self.spans["tokens"], self.first_spans, 0
+        for at in range(0, len(self), BLOCK):
+            end = min(at + BLOCK, len(self))
+            counts = np.add.reduceat(tokens[: first[end]], first[at:end], dtype=np.int64)
+            total += int(counts[~left_out[at:end]].sum())
+        return total
 
     def shared(self) -> Numbers:
         """`[K]` the spans whose context and tokens another sequence has too, in order."""
@@ -142,10 +157,10 @@ class Ledger:
     def _shared(self) -> Iterator[Numbers]:
         """The same, for one part of all hashes after the other."""
         hashes = self.spans["hash"]
-        bits = (len(hashes) // _BUCKET).bit_length()
+        bits = (len(hashes) // BLOCK).bit_length()
         part = np.empty(len(hashes), np.uint16)
-        for at in range(0, len(hashes), _BUCKET):
-            part[at : at + _BUCKET] = hashes[at : at + _BUCKET] >> np.uint64(64 - bits) if bits else 0
+        for at in range(0, len(hashes), BLOCK):
+            part[at : at + BLOCK] = hashes[at : at + BLOCK] >> np.uint64(64 - bits) if bits else 0
         for number in range(1 << bits):
             mine = np.flatnonzero(part == number)
             held = hashes[mine]

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.chains.ledger import Ledger, Numbers
+from tito_audit.chains.doubles import Cause, Double, Doubles, merged
+from tito_audit.chains.ledger import BLOCK, Ledger, Numbers
 
 PROOF = -30.0
 """Tokens whose logprobs add up to this or less are not sampled twice by chance."""
@@ -28,84 +28,6 @@ _STEPS = 3
 """How many rows at least continue the row before them in a log with one row a step."""
 _LEADERS = 8
 """With how many events of the same tokens a row is compared."""
-
-Runs = tuple[tuple[int, int], ...]
-
-
-class Cause(StrEnum):
-    """How tokens come to be trained more than once."""
-
-    HISTORY = "history trained again"
-    PREFIX = "shared prefix"
-    ROW = "duplicated row"
-    CALL = "duplicated call"
-
-
-_CAUSES = tuple(Cause)
-
-
-@dataclass(frozen=True, slots=True)
-class Double:
-    """A sequence that trains tokens which another one trains first."""
-
-    sequence: int
-    runs: Runs
-    first: int
-    """The sequence that trains the last of these tokens first."""
-    others: int
-    """How many more sequences are the first to train some of them."""
-    cause: Cause
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens are trained again."""
-        return sum(end - start for start, end in self.runs)
-
-
-@dataclass(slots=True)
-class Doubles:
-    """Doubles in a few arrays; iterated in the order of their sequences."""
-
-    tokens: int = 0
-    _fixed: array[int] = field(default_factory=lambda: array("q"))
-    """Sequence, first, others, cause, and where the runs start, for each."""
-    _runs: array[int] = field(default_factory=lambda: array("I"))
-    _order: Numbers | None = None
-
-    def __len__(self) -> int:
-        return len(self._fixed) // 5
-
-    def add(self, double: Double) -> None:
-        """Keep one more."""
-        cause = _CAUSES.index(double.cause)
-        self._fixed.extend((double.sequence, double.first, double.others, cause, len(self._runs)))
-        for run in double.runs:
-            self._runs.extend(run)
-        self.tokens += double.tokens
-
-    def __iter__(self) -> Iterator[Double]:
-        return map(self._at, self._in_order().tolist())
-
-    def of(self, sequence: int) -> Double | None:
-        """The double of a sequence; None if it trains nothing again."""
-        if self._order is None:
-            self._order = self._in_order()
-        at = int(np.searchsorted(self._sequences(), sequence, sorter=self._order))
-        found = None if at == len(self) else self._at(int(self._order[at]))
-        return found if found is not None and found.sequence == sequence else None
-
-    def _at(self, number: int) -> Double:
-        sequence, first, others, cause, at = self._fixed[5 * number : 5 * number + 5]
-        end = self._fixed[5 * number + 9] if number + 1 < len(self) else len(self._runs)
-        bounds = self._runs[at:end]
-        runs = tuple(zip(bounds[::2], bounds[1::2], strict=True))
-        return Double(sequence, runs, first, others, _CAUSES[cause])
-
-    def _sequences(self) -> Numbers:
-        return np.frombuffer(self._fixed, np.int64)[::5]
-
-    def _in_order(self) -> Numbers:
-        return np.argsort(self._sequences(), kind="stable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,35 +57,40 @@ def settle(ledger: Ledger) -> Settled:
     doubles, undecided = Doubles(), array("q")
     for family in families:
         family.settle(doubles, undecided)
-    spans = np.add.reduceat(ledger.spans["tokens"].astype(np.int64), ledger.first_spans[:-1])
-    trained = int(spans[~evidence].sum())
-    return Settled(trained, doubles, never, np.sort(np.array(undecided, np.int64)))
+    return Settled(ledger.trained(evidence), doubles, never, np.sort(np.array(undecided, np.int64)))
 
 
 def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
     """`[N]` which sequences are calls that rows of the run train, so that only the rows count; and those calls of
     such logs that no row trains, if rows train most of the log."""
-    calls, count = ledger.calls(), len(ledger.file_starts)
-    file_of = np.searchsorted(ledger.file_starts, np.arange(len(ledger)), "right") - 1
+    calls, never = ledger.calls(), [np.empty(0, np.int64)]
     by_row = np.zeros(len(nodes) + 1, np.bool_)
     by_row[nodes[~calls[of]]] = True
     met = np.zeros(len(ledger), np.bool_)
     met[of[by_row[nodes] & calls[of]]] = True
-    of_file, met_in = (np.bincount(file_of[one], minlength=count) for one in (calls, met))
-    evidence = calls & (met_in > 0)[file_of]
-    return evidence, np.flatnonzero(evidence & ~met & (met_in * 2 > of_file)[file_of])
+    for start, end in ledger.file_ranges():
+        mine, found = calls[start:end], int(np.count_nonzero(met[start:end]))
+        if 2 * found > np.count_nonzero(mine):
+            never.append(np.flatnonzero(mine & ~met[start:end]) + start)
+        mine &= found > 0
+    return calls, np.concatenate(never)
 
 
 def _stepwise(ledger: Ledger) -> NDArray[np.bool_]:
     """`[F]` which logs have one row a step: most rows of several spans continue the row before them, whole."""
-    starts, hashes = ledger.file_starts, ledger.spans["hash"]
-    file_of = np.searchsorted(starts, np.arange(len(ledger)), "right") - 1
-    last, several = ledger.trained_ends()
-    later = np.flatnonzero(several[1:]) + 1
-    later = later[file_of[later] == file_of[later - 1]]
-    linked = later[hashes[last[later] - 1] == hashes[last[later - 1]]]
-    links, of = (np.bincount(file_of[one], minlength=len(starts)) for one in (linked, np.flatnonzero(several)))
-    return np.asarray((links >= _STEPS) & (links * 2 > of))
+    counts = [_links(ledger, start, end) for start, end in ledger.file_ranges()]
+    return np.array([links >= _STEPS and 2 * links > several for links, several in counts], np.bool_)
+
+
+def _links(ledger: Ledger, start: int, end: int) -> tuple[int, int]:
+    """How many of some sequences continue the one before them, whole, and how many have several spans."""
+    hashes, links, total = ledger.spans["hash"], 0, 0
+    for at in range(start, end, BLOCK):
+        last, several = ledger.trained_ends(max(at - 1, start), min(at + BLOCK, end))
+        later = np.flatnonzero(several[1:]) + 1
+        links += int(np.count_nonzero(hashes[last[later] - 1] == hashes[last[later - 1]]))
+        total += int(np.count_nonzero(several[int(at > start) :]))
+    return links, total
 
 
 class _Families:
@@ -171,7 +98,6 @@ class _Families:
 
     def __init__(self, ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers) -> None:
         self._ledger, self._first = ledger, ledger.first_spans
-        self._last = ledger.trained_ends()[0]
         self._stepwise = _stepwise(ledger)
         self._shared, self._nodes = shared, nodes
         numbers, place = np.unique(of, return_inverse=True)
@@ -196,7 +122,7 @@ class _Families:
             spans["tokens"].tolist(),
             _totals(spans["logprob"]),
             nodes,
-            int(self._last[number]) - first,
+            end - first - (1 if spans["tokens"][-1] else 2),
             self._ledger.turn(number) is not None,
             self._ledger.answer_id(number),
         )
@@ -364,17 +290,6 @@ def _double(member: _Member) -> Double:
     else:
         cause = Cause.HISTORY if member.history else Cause.PREFIX
     return Double(member.number, tuple(runs), first, len(others), cause)
-
-
-def merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The union of half-open runs, in order."""
-    out: list[tuple[int, int]] = []
-    for start, end in sorted(runs):
-        if out and start <= out[-1][1]:
-            out[-1] = out[-1][0], max(end, out[-1][1])
-        else:
-            out.append((start, end))
-    return out
 
 
 def _intersection(runs: Sequence[tuple[int, int]], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.repair import ONCE
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._gate_words import accept_lines, gate_line, gate_lists, known_lines
 from tito_audit.reports._skips import skip_lines
@@ -52,13 +53,16 @@ class _Gathered:
     """Findings in the baseline; they are counted and not shown."""
     curable: int = 0
     """Other findings that have a repair."""
+    again: int = 0
+    """Findings whose repair has to be named."""
 
     def add(self, result: Result) -> None:
         new = tuple(finding for finding in result.findings if not finding.known)
         self.worst.add(new)
         self.seen.add(result)
         self.known += len(result.findings) - len(new)
-        self.curable += sum(finding.repair is not None for finding in new)
+        self.curable += sum(finding.repair not in (None, ONCE) for finding in new)
+        self.again += sum(finding.repair == ONCE for finding in new)
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
@@ -83,7 +87,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
         print_list(console, title, lines)
     print_list(console, "Not looked at", [visible(line) for line in skip_lines(summary)])
     print_list(console, "Notices", _notice_lines(summary))
-    print_commands(console, "More", _more_lines(worst, summary, gathered.curable))
+    print_commands(console, "More", _more_lines(worst, summary, gathered.curable, gathered.again))
     if (last := gate_line(summary, failing=gathered.seen.findings[Severity.ERROR] > 0)) is not None:
         console.print()
         console.print(last)
@@ -227,17 +231,18 @@ def _notice_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _more_lines(worst: list[WorstEntry], summary: Summary, curable: int) -> list[str]:
+def _more_lines(worst: list[WorstEntry], summary: Summary, curable: int, again: int) -> list[str]:
     lines = []
     if worst:
         lines += [
             f"tito-audit explain {worst[0].finding.code}   what it means and what cures it",
             _look_command(worst[0].finding, summary),
         ]
-    if curable:
-        log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
-        command = f"tito-audit repair {log} -o OUT{with_options(summary)}"
-        lines.append(f"{command}   may cure {many(curable, 'finding')}")
+    log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
+    for number, named in ((curable, ""), (again, f" --with {ONCE}")):
+        if number:
+            command = f"tito-audit repair {log}{named} -o OUT{with_tokenizer(summary)}"
+            lines.append(f"{command}   may cure {many(number, 'finding')}")
     if worst:
         lines.append("tito-audit scan … --report json=findings.json   every finding")
     return lines + accept_lines(summary)

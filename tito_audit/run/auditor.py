@@ -81,7 +81,7 @@ class Auditor:
         self.repairs()
 
 
-ONCE = "REC009"
+TRAINED_ONCE = "REC009"
 """The rule that compares what all rows of a run train."""
 READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
 """For logs that are read and not audited."""
@@ -106,7 +106,7 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
         counts,
         observed=observed,
         witness=said,
-        trainings=trainings_of(evidence.rollout) if ONCE in auditor.codes else None,
+        trainings=trainings_of(evidence.rollout) if TRAINED_ONCE in auditor.codes else None,
         misfit=misfit,
     )
 

@@ -6,18 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from tito_audit.chains.doubles import Cause, Double
 from tito_audit.chains.ledger import Ledger
-from tito_audit.chains.trained_once import Cause, Double, Settled, settle
+from tito_audit.chains.trained_once import Settled, settle
 from tito_audit.evidence.trainings import hit_again
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import PLACES
 from tito_audit.record.trainings import TrainedAgain
-from tito_audit.run.auditor import ONCE
+from tito_audit.repair import ONCE
+from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.terminal.words import many
 
 NEVER, UNDECIDED = "never trained", "undecided"
-REPAIR = "once"
 _Noted = tuple[Place, TrainedAgain]
 
 
@@ -49,7 +50,7 @@ class Once:
             share = f"{many(doubles.tokens, 'token')} ({self._share(doubles.tokens)} of all trained tokens)"
             yield (
                 f"{share} are trained more than once, in {many(len(doubles), 'row')}; "
-                f"`repair --with {REPAIR}` takes the second trainings out of the loss."
+                f"`repair --with {ONCE}` takes the second trainings out of the loss."
             )
         if never:
             calls = many(len(self.settled.never), "call")
@@ -115,7 +116,7 @@ class Once:
         )
         hit = Hit(Where.LOG, 0, 0, message, cause=UNDECIDED, severity=Severity.NOTE)
         place = Place(file, places[0].row)
-        return Result(place, None, (Finding(ONCE, Severity.NOTE, place, hit),), of_log=True)
+        return Result(place, None, (Finding(TRAINED_ONCE, Severity.NOTE, place, hit),), of_log=True)
 
     def _by_file(self, numbers: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
         for file, found in groupby(numbers, key=lambda number: self.ledger.place(number).file):
@@ -133,7 +134,7 @@ class Once:
 def _finding(place: Place, said: TrainedAgain) -> Finding:
     hit = hit_again(said)
     severity = Severity.ERROR if hit.severity is None else hit.severity
-    return Finding(ONCE, severity, place, hit, REPAIR if said.turn is None else None)
+    return Finding(TRAINED_ONCE, severity, place, hit, ONCE if said.turn is None else None)
 
 
 def _row(first: Place, here: Place) -> str:

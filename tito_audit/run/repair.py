@@ -13,10 +13,10 @@ from tito_audit.join import lines_of
 from tito_audit.record.finding import Result, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.testimony import Testimony
+from tito_audit.repair import ONCE
 from tito_audit.run.auditor import selected_codes
 from tito_audit.run.executor import Executor, InProcess, executor_for, is_small, mapped
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.once import REPAIR as ONCE_REPAIR
 from tito_audit.run.once import Once
 from tito_audit.run.parallel import chunk_bytes
 from tito_audit.run.progress import Progress
@@ -152,9 +152,7 @@ class Repairs:
             return None
         pipe = next((file for file in flow.files if not file.is_file()), None)
         if pipe is not None:
-            raise SetupError(
-                f"--with {ONCE_REPAIR}: {pipe} is a pipe, which cannot be read twice.\nSave it to a file."
-            )
+            raise SetupError(f"--with {ONCE}: {pipe} is a pipe, which cannot be read twice.\nSave it to a file.")
         once = once_of([str(file) for file in flow.files], self.settings)
         self.before.notices += once.notices()
         return once
