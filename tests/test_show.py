@@ -284,6 +284,8 @@ def test_every_place_of_the_concise_report_can_be_pasted(name: str) -> None:
     lines = [line.split(" ") for line in out.splitlines() if line.startswith(file)]
     assert lines
     for place, code, *_ in lines:
+        if code == "REC009":
+            continue  # A single row is compared with no other.
         text = shown(place, "-t", TOY, "--context", 1)
         assert re.search(rf"^(error|warning|note) {code}", text, re.MULTILINE), (place, code)
         if not place.endswith(":-"):

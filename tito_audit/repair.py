@@ -12,9 +12,6 @@ from tito_audit.record.finding import Finding
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.settings.model import RepairChoices
 
-ONCE = "once"
-"""The name of the repair that runs only when it is named: it needs what all rows of a run show together."""
-
 
 class Safety(StrEnum):
     """Whether a repair runs without `--unsafe`."""

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 Spans: TypeAlias = NDArray[np.void]
 
+ONCE = "once"
+"""The name of the repair of second trainings, which runs only when it is named."""
 SPAN = np.dtype([("hash", "<u8"), ("end", "<u4"), ("tokens", "<u4"), ("logprob", "<f4")])
 """A trained span: the hash of all ids up to its end, where it ends, how many tokens it trains, and the sum of
 their logprobs (NaN: unknown). A span of no tokens marks the end of a sequence that trains nothing there."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.repair import ONCE
+from tito_audit.record.trainings import ONCE
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._gate_words import accept_lines, gate_line, gate_lists, known_lines
 from tito_audit.reports._skips import skip_lines

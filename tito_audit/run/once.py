@@ -13,8 +13,7 @@ from tito_audit.evidence.trainings import hit_again
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import PLACES
-from tito_audit.record.trainings import TrainedAgain
-from tito_audit.repair import ONCE
+from tito_audit.record.trainings import ONCE, TrainedAgain
 from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.terminal.words import many
 

@@ -13,7 +13,7 @@ from tito_audit.join import lines_of
 from tito_audit.record.finding import Result, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.testimony import Testimony
-from tito_audit.repair import ONCE
+from tito_audit.record.trainings import ONCE
 from tito_audit.run.auditor import selected_codes
 from tito_audit.run.executor import Executor, InProcess, executor_for, is_small, mapped
 from tito_audit.run.log_groups import RowFlow
@@ -139,7 +139,7 @@ class Repairs:
             size = self.batch_bytes or min(chunk_bytes(flow.size, executor.jobs), _LARGEST)
         work = RepairBatch(flow, self.repairs, writes=bool(targets), bare=several)
         once = self._once(flow)
-        tasks = planned(flow, known, size, once, keep_text=bool(targets))
+        tasks = planned(flow, known, size, once=once, keep_text=bool(targets))
         writing = _Writing(self, work, targets, quarantine, later, known, flow.size, once)
         with closing(mapped(executor, work, tasks)) as parts:
             for part, _ in parts:

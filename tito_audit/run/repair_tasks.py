@@ -68,7 +68,12 @@ class Repaired:
 
 
 def planned(
-    flow: RowFlow, proven: Mapping[Path, Proven], size: int | None, once: Once | None, *, keep_text: bool
+    flow: RowFlow,
+    proven: Mapping[Path, Proven],
+    size: int | None,
+    *,
+    once: Once | None = None,
+    keep_text: bool,
 ) -> Iterator[tuple[Part, Task | None]]:
     """The rows of all logs in batches of about `size` bytes, packed to go out; None: one by one, as read."""
     for file in flow.files:
