@@ -389,7 +389,7 @@ def test_branches_that_each_accept_something_are_merged_by_git_line_by_line(fold
     new, gate = folder.gates()
     assert (new, gate.known, gate.fixed) == ([], 4, ())
     folder.writes(a=[row(1), row(4), *start, row(2), row(3), row(3)])
-    assert [at for _, at in folder.gates()[0]] == [12]
+    assert [at for _, at in folder.gates(ignore=("REC009",))[0]] == [12]
     folder.writes(a=[row(1), row(4), *start, row(2), row(3)])
     folder.accepts()
     assert [(at, times) for _, at, times in folder.holds()] == [(0, 1), (1, 1), (10, 1), (11, 1)]

@@ -49,6 +49,8 @@ class Doubles:
     """Doubles in a few arrays; iterated in the order of their sequences."""
 
     tokens: int = 0
+    calls: int = 0
+    """How many of them are calls, which have no mask."""
     _fixed: array[int] = field(default_factory=lambda: array("q"))
     """Sequence, first, others, cause, and where the runs start, for each."""
     _runs: array[int] = field(default_factory=lambda: array("I"))
@@ -64,6 +66,7 @@ class Doubles:
         for run in double.runs:
             self._runs.extend(run)
         self.tokens += double.tokens
+        self.calls += double.cause is Cause.CALL
 
     def __iter__(self) -> Iterator[Double]:
         return map(self._at, self._in_order().tolist())

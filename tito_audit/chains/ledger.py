@@ -56,6 +56,11 @@ class Ledger:
         """Turns from 1 on: 0 is the training row."""
         self._items = _Sparse("I")
         self._ids = _Sparse("Q")
+        self._call_rows = _Sparse("I")
+        """The rows of calls that were joined, from 1 on."""
+        self._call_files = _Sparse("I")
+        """Their files, from 1 on, where it is not that of the rollout."""
+        self._named: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -72,12 +77,32 @@ class Ledger:
             self._turns.set(number, turn + 1)
             self._items.set(number, place.item)
             self._ids.set(number, answer_id)
+            if trainings.calls_at and turn >= 0:
+                file, row = trainings.calls_at[turn]
+                self._set_call(number, file, row, place.file)
         self._spans += trainings.spans
+
+    def _set_call(self, number: int, file: str, row: int, own: str) -> None:
+        self._call_rows.set(number, row + 1)
+        if file != own:
+            self._call_files.set(number, self._named.setdefault(file, len(self._named) + 1))
 
     # What the records say
 
+    def order(self, number: int) -> tuple[int, ...]:
+        """A key that sorts sequences by their rollouts, and the calls of one by their rows."""
+        file = int(np.searchsorted(self.file_starts, number, "right"))
+        return file, self._rows[number], self._items[number], self._call_rows[number], number
+
+    def row_place(self, number: int) -> Place:
+        """Where the row of a sequence is: of a call that was joined to others, its own."""
+        place, row, file = self.place(number), self._call_rows[number], self._call_files[number]
+        if not row:
+            return place
+        return Place(list(self._named)[file - 1] if file else place.file, row - 1, place.item)
+
     def place(self, number: int) -> Place:
-        """Where a sequence is."""
+        """Where the rollout of a sequence is."""
         file = self.files[int(np.searchsorted(self.file_starts, number, "right")) - 1]
         return Place(file, self._rows[number], self._items[number])
 

@@ -73,7 +73,13 @@ def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray
         if 2 * found > np.count_nonzero(mine):
             never.append(np.flatnonzero(mine & ~met[start:end]) + start)
         mine &= found > 0
-    return calls, np.concatenate(never)
+    return calls, _each_once(ledger, np.concatenate(never))
+
+
+def _each_once(ledger: Ledger, numbers: Numbers) -> Numbers:
+    """The sequences without those that have the same tokens as one before them."""
+    hashes = ledger.spans["hash"][ledger.first_spans[numbers + 1].astype(np.int64) - 1]
+    return np.sort(numbers[np.unique(hashes, return_index=True)[1]])
 
 
 def _stepwise(ledger: Ledger) -> NDArray[np.bool_]:
@@ -125,6 +131,7 @@ class _Families:
             end - first - (1 if spans["tokens"][-1] else 2),
             self._ledger.turn(number) is not None,
             self._ledger.answer_id(number),
+            self._ledger.order(number),
         )
 
 
@@ -168,6 +175,8 @@ class _Member:
     """Its last span that trains anything."""
     call: bool
     answer_id: int
+    at: tuple[int, ...]
+    """Where it is among the rows of the run."""
     again: list[tuple[int, int]] = field(default_factory=list)
     """Tokens that another sequence trains first."""
     leaders: dict[int, None] = field(default_factory=dict)
@@ -177,9 +186,9 @@ class _Member:
     """By span: the event that it was last found to be one of."""
 
     @property
-    def order(self) -> tuple[int, int, int]:
+    def order(self) -> tuple[int, ...]:
         """The shortest sequence of a chain trains its tokens; of equal ones, the first."""
-        return self.ends[self.last], self.ends[-1], self.number
+        return self.ends[self.last], self.ends[-1], *self.at
 
     def runs(self, first: int, last: int) -> list[tuple[int, int]]:
         """The trained tokens of the spans `first` to `last`."""

@@ -35,7 +35,8 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
         spans += found
     if not sequences:
         return None
-    return Trainings(np.array(sequences, SEQUENCE).tobytes(), np.array(spans, SPAN).tobytes())
+    records = np.array(sequences, SEQUENCE).tobytes(), np.array(spans, SPAN).tobytes()
+    return Trainings(*records, rollout.stated.calls_at)
 
 
 def hit_again(said: TrainedAgain) -> Hit:
@@ -47,13 +48,13 @@ def hit_again(said: TrainedAgain) -> Hit:
 
 def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
     """Turn, id and spans of each sequence that trains anything."""
-    row, alone = rollout.training_row, len(rollout.turns) == 1
-    if row is not None and (found := _of_row(row, rollout.stated.facts)):
+    row, stated, turns = rollout.training_row, rollout.stated, rollout.turns
+    if row is not None and (found := _of_row(row, stated.facts)):
         yield -1, 0, found
-    answer_id = _answer_id(rollout.stated.facts.get("id")) if alone else 0
-    for number, turn in enumerate(rollout.turns):
+    ids = stated.answer_ids or ((stated.facts.get("id"),) if len(turns) == 1 else ())
+    for number, turn in enumerate(turns):
         if found := _of_call(turn):
-            yield number, answer_id, found
+            yield number, _answer_id(ids[number]) if len(ids) == len(turns) else 0, found
 
 
 def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:

@@ -77,6 +77,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         chain=calls.chain,
         lines=tuple(calls.order),
         calls_at=tuple((row.files[k], row.raws[k].index) for k in calls.order) if row.by_key else (),
+        answer_ids=tuple(calls.each[k].stated.facts.get("id") for k in calls.order),
         facts=facts,
         copies_disagree=copies,
         ids_wanted=any(one.stated.ids_wanted for one in calls.each),

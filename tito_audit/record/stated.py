@@ -53,6 +53,8 @@ class Stated:
     """The line of each call, where lines were gathered into a rollout."""
     calls_at: tuple[tuple[str, int], ...] = ()
     """The file and the row of each call, where rows that are single calls were joined to a rollout."""
+    answer_ids: tuple[object, ...] = ()
+    """The id of each call, None where it has none, where rows that are single calls were joined to a rollout."""
     joined: Mapping[str, int] = field(default_factory=dict)
     """What another file had for the rollout."""
     reasons: tuple[NotRead, ...] = ()

@@ -28,6 +28,8 @@ class Trainings:
     """SEQUENCE records."""
     spans: bytes
     """SPAN records."""
+    calls_at: tuple[tuple[str, int], ...] = ()
+    """The file and the row of each call, where rows that are single calls were joined to the rollout."""
 
 
 @dataclass(frozen=True, slots=True)

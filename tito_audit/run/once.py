@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, starmap
 
 from tito_audit.chains.doubles import Cause, Double
 from tito_audit.chains.ledger import Ledger
@@ -15,10 +15,11 @@ from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import PLACES
 from tito_audit.record.trainings import ONCE, TrainedAgain
 from tito_audit.run.auditor import TRAINED_ONCE
-from tito_audit.terminal.words import many
+from tito_audit.terminal.words import listed, many
 
 NEVER, UNDECIDED = "never trained", "undecided"
-_Noted = tuple[Place, TrainedAgain]
+_Noted = tuple[int, TrainedAgain]
+"""A sequence and what it trains again or never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class Once:
 
     def results(self) -> Iterator[Result]:
         """The findings, one result for each rollout and each log, in the order of the rows."""
-        for place, noted in groupby(self._noted(), key=lambda one: one[0]):
-            yield Result(place, None, tuple(_finding(place, one) for _, one in noted), of_log=True)
+        for place, noted in groupby(self._noted(), key=lambda one: self.ledger.place(one[0])):
+            yield Result(place, None, tuple(starmap(self._finding, noted)), of_log=True)
         for file, numbers in self._by_file(self.settled.undecided.tolist()):
             yield self._undecided(file, numbers)
 
@@ -47,13 +48,13 @@ class Once:
         doubles, never = self.settled.doubles, self._never_tokens()
         if len(doubles):
             share = f"{many(doubles.tokens, 'token')} ({self._share(doubles.tokens)} of all trained tokens)"
-            yield (
-                f"{share} are trained more than once, in {many(len(doubles), 'row')}; "
-                f"`repair --with {ONCE}` takes the second trainings out of the loss."
-            )
+            rows, calls = len(doubles) - doubles.calls, doubles.calls
+            counted = [many(count, noun) for count, noun in ((rows, "row"), (calls, "call")) if count]
+            advice = f"; `repair --with {ONCE}` takes the second trainings out of the loss" if rows else ""
+            yield f"{share} are trained more than once, in {listed(counted)}{advice}."
         if never:
-            calls = many(len(self.settled.never), "call")
-            yield f"{many(never, 'sampled token')} of {calls} are in the loss of no row of the run."
+            counted_calls = many(len(self.settled.never), "call")
+            yield f"{many(never, 'sampled token')} of {counted_calls} are in the loss of no row of the run."
 
     def again(self, file: str, rows: Sequence[int]) -> dict[int, dict[int, tuple[TrainedAgain, ...]]]:
         """By row, then by item: what these rows of a file train again."""
@@ -61,7 +62,7 @@ class Once:
         for number in self.ledger.sequences(file, rows):
             double = self.settled.doubles.of(number)
             if double is not None:
-                place, said = self._again(double)
+                place, (_, said) = self.ledger.place(number), self._again(double)
                 items = found.setdefault(place.row, {})
                 items[place.item] = (*items.get(place.item, ()), said)
         return found
@@ -78,8 +79,10 @@ class Once:
 
     def _again(self, double: Double) -> _Noted:
         """What a sequence trains again."""
-        place, first = self.ledger.place(double.sequence), self.ledger.place(double.first)
-        named = _row(first, place) + (f" and {many(double.others, 'other row')}" if double.others else "")
+        place = self.ledger.row_place(double.sequence)
+        named = self._named(double.first, place) + (
+            f" and {many(double.others, 'other row')}" if double.others else ""
+        )
         counted = many(double.tokens, "token")
         spans = f" in {many(len(double.runs), 'span')}" if len(double.runs) > 1 else ""
         all_ = "its only trained token" if double.tokens == 1 else f"all of its {counted} in the loss"
@@ -94,18 +97,34 @@ class Once:
         turn, runs = self.ledger.turn(double.sequence), double.runs
         if turn is not None:
             runs = tuple((start - runs[0][0], end - runs[0][0]) for start, end in runs)
-        return place, TrainedAgain(turn, runs, double.cause, message)
+        return double.sequence, TrainedAgain(turn, runs, double.cause, message)
+
+    def _finding(self, number: int, said: TrainedAgain) -> Finding:
+        hit = hit_again(said)
+        severity = Severity.ERROR if hit.severity is None else hit.severity
+        return Finding(
+            TRAINED_ONCE, severity, self.ledger.row_place(number), hit, ONCE if said.turn is None else None
+        )
+
+    def _named(self, number: int, here: Place) -> str:
+        """A sequence, named from a place: `row 3`, `row 3[1]`, `other.jsonl:3`, `turn 2` of the same row."""
+        place, turn = self.ledger.row_place(number), self.ledger.turn(number)
+        if turn is not None and place == here:
+            return f"turn {turn}"
+        if place.file != here.file:
+            return str(place)
+        return f"row {place.row}" + (f"[{place.item}]" if place.item or place.row == here.row else "")
 
     def _never(self, number: int) -> _Noted:
         """What a call sampled and no row trains."""
         tokens = self.ledger.tokens(number)
         message = f"no row of the run trains the {many(tokens, 'token')} of this call, as rows do with most calls"
         turn = self.ledger.turn(number)
-        return self.ledger.place(number), TrainedAgain(turn, ((0, tokens),), NEVER, message, trained=False)
+        return number, TrainedAgain(turn, ((0, tokens),), NEVER, message, trained=False)
 
     def _undecided(self, file: str, numbers: Sequence[int]) -> Result:
         """The finding that nothing shows whether rows train the same sampling twice."""
-        places = [self.ledger.place(number) for number in numbers[:PLACES]]
+        places = [self.ledger.row_place(number) for number in numbers[:PLACES]]
         one = len(numbers) == 1
         more = f" and {len(numbers) - PLACES:,} more" if len(numbers) > PLACES else ""
         named = f"row{'s' * (not one)} {', '.join(str(place.row) for place in places)}{more}"
@@ -128,16 +147,3 @@ class Once:
         """`4.2%`."""
         share = tokens / max(self.settled.trained, 1)
         return f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
-
-
-def _finding(place: Place, said: TrainedAgain) -> Finding:
-    hit = hit_again(said)
-    severity = Severity.ERROR if hit.severity is None else hit.severity
-    return Finding(TRAINED_ONCE, severity, place, hit, ONCE if said.turn is None else None)
-
-
-def _row(first: Place, here: Place) -> str:
-    """The row, named in the file of the other: `row 3`, `row 3[1]`, `other.jsonl:3`."""
-    if first.file != here.file:
-        return str(first)
-    return f"row {first.row}" + (f"[{first.item}]" if first.item or here.row == first.row else "")
