@@ -52,6 +52,7 @@ def audited(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> list[lis
     log, report = folder / "log.jsonl", folder / "report.json"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     command = ["scan", str(log), "-t", str(family(name).folder)]
+    command += ["--ignore", "REC009"]  # each talk is in the log once for each fault
     command += ["--report", f"json={report}", "-q", "--no-config", "--fail-on", "never", "-j", "1"]
     if DEEP:
         subprocess.run([sys.executable, "-m", "tito_audit", *command], check=True, cwd=ROOT, capture_output=True)

@@ -58,6 +58,7 @@ class Said:
 def scan(logs: list[Path], tokenizer: str, out: Path, *flags: str) -> Said:
     """What a scan says of logs."""
     arguments = [*map(str, logs), "-t", str(SHARED / "tokenizers" / tokenizer), "--report", f"json={out}"]
+    arguments += ["--ignore", "REC009"]  # the same rollout is in the logs in several forms
     code = _run(out.parent, "scan", *arguments, "--no-config", "--quiet", "--jobs", "1", *flags)
     report = json.loads(out.read_text(encoding="utf-8"))
     samples: dict[tuple[str, int, int], list[Finding]] = defaultdict(list)
