@@ -115,6 +115,11 @@ class Ledger:
         first = self.first_spans
         return int(self.spans["tokens"][first[number] : first[number + 1]].sum())
 
+    def sequences_of(self, spans: Numbers) -> Numbers:
+        """`[K]` the sequence that each of these spans is in."""
+        # Of one type, or the whole index would be converted.
+        return np.searchsorted(self.first_spans, spans.astype(np.uint32), "right").astype(np.int64) - 1
+
     def sequences(self, file: str, rows: Sequence[int]) -> Iterator[int]:
         """The sequences of some rows of a file, in order."""
         for number in np.flatnonzero(np.array(self.files) == file).tolist():

@@ -48,7 +48,7 @@ def settle(ledger: Ledger) -> Settled:
     if not len(ledger):
         return Settled(0, Doubles(), np.empty(0, np.int64), np.empty(0, np.int64))
     shared = ledger.shared()
-    of = np.searchsorted(ledger.first_spans, shared, "right").astype(np.int64) - 1
+    of = ledger.sequences_of(shared)
     nodes = np.unique(ledger.spans["hash"][shared], return_inverse=True)[1].astype(np.int64)
     evidence, never = _calls_of_rows(ledger, of, nodes)
     kept = ~evidence[of]

@@ -24,6 +24,7 @@ def trained_more_than_once(evidence: Evidence) -> Iterator[Hit]:
     had, so the same tokens after the same context are one sampling event only if their logprobs add up to -30 or
     less and do not clearly differ, if the server gave both the same id, or if most rows of the log continue the
     row before them. Where there are no logprobs and nothing else proves it, a note says that it is undecided.
+    Greedy samples are always the same, whatever their logprobs say: leave REC009 out there (`--ignore REC009`).
 
     In a run that has the calls beside the training rows, a note names each call that no row trains, provided that
     rows train most calls of that log. Calls alone count as trained: each becomes a training row.
