@@ -31,6 +31,7 @@ from tito_audit.run.once import NEVER, UNDECIDED
 from tito_audit.run.workers import can_fork
 from tito_audit.summary import Summary
 
+FORMATS = toy.ROOT / "fixtures" / "formats"
 ROLLOUTS = toy.ROOT.parent / "shared" / "rollouts"
 ONLY = Settings(select=("REC009",))
 ONCE = RepairSettings(strategies=("once",))
@@ -432,6 +433,62 @@ def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
     run = repair_rollouts(pipe, None, Settings(), ONCE)
     with pytest.raises(SetupError, match=r"--with once: .* is a pipe"):
         next(iter(run))
+
+
+# Formats
+
+MASKED = (
+    "areal",
+    "atropos_group",
+    "atropos_item",
+    "nemo_rl",
+    "nemo_rl_message_log",
+    "prime_rl_sample",
+    "prime_rl_tokens",
+    "tinker",
+    "trl_rollout",
+)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FORMATS.glob("*.jsonl")))
+def test_no_row_of_a_format_is_taken_for_another(name: str) -> None:
+    found, _ = scanned(FORMATS / f"{name}.jsonl")
+    assert {one.severity for findings in found.values() for one in findings} <= {Severity.NOTE}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_each_format_leaves_second_trainings_out_in_its_own_way(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels become -100, weights 0; the answers of the fixtures are short, so less is asked of their logprobs."""
+    monkeypatch.setattr("tito_audit.chains.trained_once.PROOF", -0.2)
+    rows = (FORMATS / f"{name}.jsonl").read_bytes().rstrip(b"\n") + b"\n"
+    log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
+    log.write_bytes(rows + rows)
+    found, _ = scanned(log)
+    causes = {one.hit.cause for findings in found.values() for one in findings}
+    assert "duplicated row" in causes
+    (*outcomes,) = repair_rollouts(log, out, Settings(), ONCE)
+    assert not any(one.declined for one in outcomes)
+    assert {one.place.row for one in outcomes if one.cured} >= {row for _, row in found} - {1}
+    left, _ = scanned(out)
+    assert {one.severity for findings in left.values() for one in findings} <= {Severity.NOTE}
+
+
+def test_calls_of_joined_rows_are_named_by_their_own_rows(tmp_path: Path) -> None:
+    dice = random.Random(25)
+    talks = [conversation(dice, 3) for _ in range(3)]
+    calls = [call_of(one, session_id=f"s{k}") for k, talk in enumerate(talks) for one in talk]
+    first = jsonl(tmp_path / "a.jsonl", calls[:5])
+    second = jsonl(tmp_path / "b.jsonl", [*calls[5:], calls[4], {**calls[7], "session_id": "s9"}])
+    alone = said(scanned(first, second, join=False)[0])
+    assert sorted(alone) == [("b.jsonl", 4), ("b.jsonl", 5)]
+    joined = scanned(first, second)[0]
+    assert sorted(said(joined)) == sorted(alone)
+    assert {key: [one[1:] for one in found] for key, found in said(joined).items()} == {
+        key: [one[1:] for one in found] for key, found in alone.items()
+    }
+    assert f"as {first}:4 has the same call" in joined["b.jsonl", 4][0].hit.message
 
 
 # Real rollouts

@@ -92,7 +92,8 @@ class Ledger:
     def order(self, number: int) -> tuple[int, ...]:
         """A key that sorts sequences by their rollouts, and the calls of one by their rows."""
         file = int(np.searchsorted(self.file_starts, number, "right"))
-        return file, self._rows[number], self._items[number], self._call_rows[number], number
+        own = self._call_files[number], self._call_rows[number]
+        return file, self._rows[number], self._items[number], *own, number
 
     def row_place(self, number: int) -> Place:
         """Where the row of a sequence is: of a call that was joined to others, its own."""

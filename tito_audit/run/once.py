@@ -97,7 +97,7 @@ class Once:
         turn, runs = self.ledger.turn(double.sequence), double.runs
         if turn is not None:
             runs = tuple((start - runs[0][0], end - runs[0][0]) for start, end in runs)
-        return double.sequence, TrainedAgain(turn, runs, double.cause, message)
+        return double.sequence, TrainedAgain(turn, runs, double.cause.value, message)
 
     def _finding(self, number: int, said: TrainedAgain) -> Finding:
         hit = hit_again(said)
