@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests import toy
@@ -346,6 +346,7 @@ def logs(draw: st.DrawFn) -> list[tuple[Wire, list[Answer]]]:
 def test_what_is_planted_is_found_to_the_token_and_repaired(
     log: list[tuple[Wire, list[Answer]]], cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    assume(log)
     folder = tmp_path_factory.mktemp("log")
     cut = min(cut, len(log))
     parts = [part for part in (log[:cut], log[cut:]) if part]
