@@ -331,6 +331,9 @@ def logs(draw: st.DrawFn) -> list[tuple[Wire, list[Answer]]]:
             for _ in range(dice.choice((0, 1, 1, 1, 2))):
                 trained = [event for event in held if event is one or dice.random() < 0.4]
                 row = row_of(one, trained, [7] * dice.choice((0, 0, 2)))
+                for event in trained if dice.random() < 0.3 else ():  # masks that differ inside an answer
+                    hole = len(event.context) + dice.randrange(0, len(event.tokens) - 4)
+                    row["loss_mask"][hole : hole + 3] = [0] * 3
                 rows.append((row, held))
     for _ in range(draw(st.integers(0, 2))):  # groups whose answers are the same by chance
         prompt = [dice.randrange(10, 5000) for _ in range(12)]
