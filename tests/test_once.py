@@ -245,6 +245,17 @@ class TestRows:
         assert said(found) == {("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 39)]}
         assert "27 tokens in 2 spans of its history" in found["rows.jsonl", 1][0].hit.message
 
+    @pytest.mark.parametrize("ends", [(True, False), (False, True)])
+    def test_a_turn_end_that_only_one_of_the_rows_trains_hides_nothing(
+        self, ends: tuple[bool, bool], tmp_path: Path
+    ) -> None:
+        talk = conversation(random.Random(26), 2, size=30)
+        rows = [row_of(talk[0]), row_of(talk[1], talk)]
+        for row, end in zip(rows, ends, strict=True):
+            row["loss_mask"][9 + 29] = int(end)
+        found, _ = scanned(jsonl(tmp_path / "rows.jsonl", rows))
+        assert said(found) == {("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 38)]}
+
     def test_without_logprobs_it_is_undecided_and_not_repaired(self, tmp_path: Path) -> None:
         dice = random.Random(11)
         rows = [row_of(conversation(dice, 1)[0]) for _ in range(3)]
@@ -292,6 +303,17 @@ class TestCalls:
         calls = jsonl(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
         rows = jsonl(tmp_path / "rows.jsonl", [row_of(talk[-1], talk) for talk in talks])
         assert scanned(calls, rows)[0] == scanned(rows, calls)[0] == {}
+
+    def test_rows_that_leave_out_turn_ends_train_their_calls(self, tmp_path: Path) -> None:
+        dice = random.Random(27)
+        talks = [conversation(dice, 3) for _ in range(3)]
+        calls = jsonl(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
+        rows = [row_of(talk[-1], talk if talk is not talks[2] else talk[::2]) for talk in talks]
+        for row, talk in zip(rows, talks, strict=True):
+            for one in talk:
+                row["loss_mask"][len(one.seen) - 1] = 0
+        found, _ = scanned(calls, jsonl(tmp_path / "rows.jsonl", rows))
+        assert said(found) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
 
     def test_a_call_that_no_row_trains_is_noted(self, tmp_path: Path) -> None:
         dice = random.Random(16)

@@ -94,7 +94,9 @@ def _links(ledger: Ledger, start: int, end: int) -> tuple[int, int]:
     for at in range(start, end, BLOCK):
         last, several = ledger.trained_ends(max(at - 1, start), min(at + BLOCK, end))
         later = np.flatnonzero(several[1:]) + 1
-        links += int(np.count_nonzero(hashes[last[later] - 1] == hashes[last[later - 1]]))
+        before, whole = last[later], hashes[last[later - 1]]
+        # The end of the span before, or the token after it.
+        links += int(np.count_nonzero((hashes[before - 2] == whole) | (hashes[before - 1] == whole)))
         total += int(np.count_nonzero(several[int(at > start) :]))
     return links, total
 
@@ -233,7 +235,7 @@ def _events(held: Sequence[_Held]) -> list[list[_Held]]:
         if one[0].answer_id:
             answers.setdefault(one[0].answer_id, []).append(one)
     same = [event for same in answers.values() for event in _grouped(same, ())]
-    whole = [one for one in held if one[0].last == one[1] and one[0].steps >= 0]
+    whole = [one for one in held if one[0].last <= one[1] and one[0].steps >= 0]
     passing = [one for one in held if one[0].last > one[1] and one[0].steps >= 0]
     return [*same, *(_grouped(passing, whole[:_LEADERS]) if whole else ())]
 
@@ -275,7 +277,7 @@ def _count(event: Sequence[_Held], number: int) -> None:
             member.again += both
             member.leaders.pop(leader.number, None)
             member.leaders[leader.number] = None
-            member.history |= leader.last == at and member.last > span
+            member.history |= leader.last <= at and member.last > span
         covered = merged([*covered, *runs])
     for member, span in event:
         member.event[span] = number

@@ -101,13 +101,17 @@ def _runs(mask: Mask) -> _Runs:
 
 
 def _spans(ids: Ids, runs: _Runs, logprobs: Logprobs | None) -> list[_Span]:
-    """The records of these trained runs, and of the end of the ids if it is not trained."""
+    """The records of these trained runs, of the token after each, and of the end of the ids.
+
+    So rows meet of which one trains a turn end and the other does not.
+    """
     if not runs:
         return []
     data = np.ascontiguousarray(ids, np.int32).data.cast("B")
     hasher, at = blake2b(digest_size=8), 0
     found: list[_Span] = []
-    ends = [*runs, (len(ids), len(ids))] if runs[-1][1] < len(ids) else runs
+    ends = [one for run in runs[:-1] for one in (run, (run[1] + 1, run[1] + 1))]
+    ends += [runs[-1], *([(len(ids), len(ids))] if runs[-1][1] < len(ids) else [])]
     for start, end in ends:
         hasher.update(data[4 * at : 4 * end])
         at = end

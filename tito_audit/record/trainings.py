@@ -14,7 +14,8 @@ ONCE = "once"
 """The name of the repair of second trainings, which runs only when it is named."""
 SPAN = np.dtype([("hash", "<u8"), ("end", "<u4"), ("tokens", "<u4"), ("logprob", "<f4")])
 """A trained span: the hash of all ids up to its end, where it ends, how many tokens it trains, and the sum of
-their logprobs (NaN: unknown). A span of no tokens marks the end of a sequence that trains nothing there."""
+their logprobs (NaN: unknown). A span of no tokens marks a place where another row may have a span: the token
+after each span, and the end of a sequence that trains nothing there."""
 SEQUENCE = np.dtype([("spans", "<u4"), ("turn", "<i4"), ("id", "<u8")])
 """Ids that a trainer may read, with this many spans: `turn` -1 is the training row, else the call; `id` is the
 hash of the id that the server gave to the answer, 0 where the log has none."""
