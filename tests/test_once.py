@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import tracemalloc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -27,6 +28,7 @@ from tito_audit.chains.trained_once import settle
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.trainings import SEQUENCE, SPAN, Trainings
 from tito_audit.run.once import NEVER, UNDECIDED
 from tito_audit.run.workers import can_fork
 from tito_audit.summary import Summary
@@ -592,3 +594,23 @@ def test_results_of_a_run_are_no_rollouts(tmp_path: Path) -> None:
     results: list[Result] = list(scan_rollouts(str(log), ONLY))
     assert all(result.of_log for result in results if result.findings)
     assert sum(not result.of_log for result in results) == 38
+
+
+def test_a_row_takes_a_few_bytes_of_the_ledger() -> None:
+    """10 million rows of one span take less than 400 MB, settled too."""
+    rows = 1 << 16
+    spans = np.zeros(rows, SPAN)
+    spans["hash"] = np.random.default_rng(28).permutation(rows)
+    spans["end"], spans["tokens"], spans["logprob"] = 900, 400, -90.0
+    spans["hash"][-5:] = spans["hash"][:5]
+    sequence = np.array([(1, -1, 0)], SEQUENCE).tobytes()
+    tracemalloc.start()
+    try:
+        ledger = Ledger()
+        for number in range(rows):
+            ledger.add(Trainings(sequence, spans[number].tobytes()), Place("log", number))
+        assert tracemalloc.get_traced_memory()[0] < 34 * rows
+        assert len(settle(ledger).doubles) == 5
+        assert tracemalloc.get_traced_memory()[0] < 40 * rows
+    finally:
+        tracemalloc.stop()
