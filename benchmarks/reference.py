@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rollouts += 1
         findings += len(mine[1])
     ended = time.perf_counter()
-    tokens = sum(one[3]["tokens"] for one in fast)
+    tokens = sum(one[3].get("tokens", 0) for one in fast)
     print(
         f"{asked.log}: {tokens:,} tokens in {rollouts:,} rollouts, {findings:,} findings, no difference "
         f"({between - started:.0f} s, the reference {ended - between:.0f} s, {asked.jobs} processes)"

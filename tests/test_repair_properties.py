@@ -324,7 +324,7 @@ def repaired(path: Path, **choices: Any) -> tuple[list[Outcome], Path]:
     outcomes = list(repair_rollouts(path, out, how, RepairSettings(force=True, **choices)))
     list(repair_rollouts(out, again, how, RepairSettings(force=True, **choices)))
     assert out.read_bytes() == again.read_bytes()
-    results = iter(scan_rollouts(out, how))
+    results = (result for result in scan_rollouts(out, how) if not result.of_log)
     for outcome in outcomes:
         items = len(outcome.before) if outcome.rows == 1 else outcome.rows
         assert_better(outcome, [next(results) for _ in range(items)])
