@@ -68,7 +68,7 @@ def nearest(parents: Array, marked: NDArray[np.bool_]) -> Array:
 
 def components(count: int, *links: Calls) -> Calls:
     """`[N]` The lowest number of all that are linked with each; each of `links` is `[N]`, -1 for no link."""
-    label = np.arange(count, dtype=np.int64)
+    label: Array = np.arange(count, dtype=np.uint32 if count < 1 << 32 else np.int64)
     while True:
         before = label.copy()
         for link in links:
@@ -81,4 +81,5 @@ def components(count: int, *links: Calls) -> Calls:
                     np.minimum.at(label, ends, low)
         label = label[label]
         if np.array_equal(label, before):
-            return label
+            found: Calls = label.astype(np.int64)
+            return found

@@ -65,8 +65,9 @@ class HistoryIndex:
         search = _searched(columns, links, reread, decode, keyed=not believed)
         contested = [] if search is None else search.contested
         undecided = [] if search is None else search.undecided
-        undecided += decide(contested, links, components(len(columns), links.parent))
         starts = nowhere if search is None else search.starts_like_own_key
+        del search  # It holds more than what it found.
+        undecided += decide(contested, links, components(len(columns), links.parent))
         believed = believed or are_believed(links, columns.array("prompt"), starts)
         return _conversations(links, undecided, believed)
 

@@ -34,7 +34,8 @@ def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[
     if np.median(np.bincount(key[starts], minlength=len(size))[several]) > _MOST_STARTS:
         return False
     # The same call logged twice is no second sample, unless both were continued.
-    _, once = np.unique(np.stack((key[starts], prompt[starts], links.said[starts])), axis=1, return_index=True)
+    columns = [one[starts].astype(np.uint64) for one in (key, prompt, *links.said)]
+    _, once = np.unique(np.stack(columns), axis=1, return_index=True)
     counts = np.zeros(len(key), np.bool_)
     counts[starts[once]] = counts[links.parent[links.parent >= 0]] = True
     starts = starts[counts[starts]]

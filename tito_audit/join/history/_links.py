@@ -32,8 +32,8 @@ class ExactLinks:
         self._exact, self._before = columns.array("exact"), columns.array("exact_before")
         seen, told = columns.array("seen"), columns.array("told")
         self.seen, self._told = Holders(seen), Holders(told)
-        self.said = seen.astype(np.uint64) << np.uint64(32) | told.astype(np.uint64)
-        """What each call saw and said, as a number."""
+        self.said: tuple[Array, Array] = seen, told
+        """What each call saw and said: two columns that are equal where that is."""
         self._parents = np.frombuffer(columns.trie.parents, np.uint32)
         self.is_end = ends = np.zeros(len(self._parents), np.bool_)
         """For each prefix, whether it is all that some call saw."""
