@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from tests.test_sessions import TOY, Wire, apart, by_session, call, chat, contents, generic, jsonl, stored
+from tests.test_sessions import TOY, Wire, apart, call, chat, contents, generic, jsonl, stored
 from tests.test_sessions import whole as whole
 from tito_audit import RepairSettings, Settings, read_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.cli import app
@@ -169,9 +169,28 @@ def test_a_session_and_no_join_are_refused_together(tmp_path: Path) -> None:
     assert "--session session_id: nothing is joined with --no-join; leave one of the two out." in shown.output
 
 
+def test_rows_with_several_choices_stay_as_they_are_and_are_counted(tmp_path: Path) -> None:
+    choice = {"finish_reason": "stop", "token_ids": [8], "text": "x"}
+    rows = [
+        {"response": {"prompt_token_ids": [1], "choices": [choice]}},
+        {"response": {"prompt_token_ids": [1, 8, 2], "choices": [choice]}},
+        {"response": {"prompt_token_ids": [5], "choices": [choice, choice]}},
+    ]
+    log = jsonl(tmp_path / "log.jsonl", rows)
+    scan = scan_rollouts(log, Settings())
+    assert [result.rollout is not None and len(result.rollout.turns) for result in scan if not result.of_log] == [
+        2,
+        1,
+        1,
+    ]
+    assert scan.summary.joined == [
+        f"{log}: 2 rows were read as the calls of 1 conversation, by token ids; "
+        "1 row holds several calls or choices and stays as it is."
+    ]
+
+
 def test_with_a_limit_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
     log = jsonl(tmp_path / "log.jsonl", [call(k, [1, k], [2]) for k in range(4_500)])
     scan = scan_rollouts(log, Settings(limit=2))
     assert len([result for result in scan if not result.of_log]) == 2
     assert "Only the first 4,224 rows were read, because of --limit." in scan.summary.notices
-    assert by_session is not None

@@ -106,8 +106,9 @@ class CallRows:
         """For each of them, a digest of the name at its key alone."""
         self._traced = array("I")
         """Rows that go by their history."""
-        self.unnamed = self.others = 0
-        """Rows without the key that surely names a conversation, and rows with it that are not a single call."""
+        self.unnamed = self.others = self.several = 0
+        """Rows without the key that surely names a conversation, rows with it that are not a single call, and rows
+        without it that hold several calls or choices."""
         self.cut = False
         """Whether rows beyond the first `most` were not read."""
         self.failed: dict[Path, StorageError] = {}
@@ -156,6 +157,7 @@ class CallRows:
         """Keep what the rows of a batch say, as far as there is room; its lines are numbered from `lines`."""
         self.unnamed += said.unnamed
         self.others += said.others
+        self.several += said.several
         for index, place, call in islice(zip(said.index, said.places, said.calls, strict=True), room):
             row = len(self._index)
             self._index.append(index + lines)

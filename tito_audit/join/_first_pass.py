@@ -31,6 +31,8 @@ class BatchSaid:
     """Rows without the key that surely names a conversation."""
     others: int = 0
     """Rows with it that are not a single call."""
+    several: int = 0
+    """Rows without it that hold several calls or choices."""
 
 
 Work: TypeAlias = Callable[[Batch], BatchSaid]
@@ -69,6 +71,7 @@ class ReadBatch:
             call = row.call
             said.unnamed += not row.named
             said.others += row.named and call is None
+            said.several += row.several and not row.named
             if call is None:
                 said.calls.append(None)
                 continue

@@ -57,6 +57,8 @@ class RowSaid:
     """Whether it has the key that surely names one."""
     call: SingleCall | None
     """None for a row that stays as it is."""
+    several: bool = False
+    """Whether it holds several calls or choices, as rows of calls may."""
 
 
 class ReadCall(Protocol):
@@ -112,10 +114,12 @@ class CallReader:
     def __call__(self, row: Row) -> RowSaid:
         """What a row says; its call is None unless the row is a single call."""
         name = name_of(value_at(row, self.stated)) if self.stated is not None else None
-        read = single_call(row, self.named)
-        if read is None or (name is None and not is_row_of_call(row, read[0])):
+        form, rollouts = _read(row, self.named)
+        if form is None or (name is None and not is_row_of_call(row, form)):
             return RowSaid(name is not None, None)
-        form, rollout = read
+        if not _are_calls(rollouts) or len(rollouts) > 1:
+            return RowSaid(name is not None, None, several=_are_calls(rollouts))
+        (rollout,) = rollouts
         context = _context(form, rollout)
         if name is not None:
             return RowSaid(True, SingleCall(form.name, digest(name), digest(f"{context} {name}")))
@@ -125,16 +129,22 @@ class CallReader:
 
 def single_call(row: Row, named: Format | None) -> tuple[Format, Rollout] | None:
     """The format and the only call of a row that is nothing else; None for any other row."""
+    form, rollouts = _read(row, named)
+    return (form, rollouts[0]) if form is not None and len(rollouts) == 1 and _are_calls(rollouts) else None
+
+
+def _read(row: Row, named: Format | None) -> tuple[Format | None, Sequence[Rollout]]:
+    """The format and the rollouts of a row; None and () if it cannot be read, or may not hold keys of others."""
     try:
         form = named or pick_format(row)
-        if form.open_object:
-            return None  # Its rows may not have keys of others.
-        rollouts = form.read(row, _NOWHERE)
+        return (None, ()) if form.open_object else (form, form.read(row, _NOWHERE))
     except (RecordError, AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return None  # The audit says why.
-    if len(rollouts) != 1 or len(rollouts[0].turns) != 1 or rollouts[0].training_row is not None:
-        return None
-    return form, rollouts[0]
+        return None, ()  # The audit says why.
+
+
+def _are_calls(rollouts: Sequence[Rollout]) -> bool:
+    """Whether each of these rollouts is one call and nothing else."""
+    return bool(rollouts) and all(len(one.turns) == 1 and one.training_row is None for one in rollouts)
 
 
 def is_row_of_call(row: Row, form: Format) -> bool:

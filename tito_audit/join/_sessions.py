@@ -23,7 +23,8 @@ def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
     """How many rows became how many conversations, by what, and what was left as it is."""
     where = f"{rows.paths[0]}" if len(rows.paths) == 1 else f"{len(rows.paths)} logs"
     by_name = [_named(rows, read)] if read.stated is not None else []
-    return [f"{where}: {'; '.join(said)}." for said in (*by_name, _traced(rows, read)) if said]
+    said = [*by_name, [*_traced(rows, read), *_several(rows)]]
+    return [f"{where}: {'; '.join(each)}." for each in said if each]
 
 
 def _named(rows: CallRows, read: CallReader) -> list[str]:
@@ -73,6 +74,12 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
         where = _place(rows, found.first_unsure)
         said.append(f"{found.unsure:,} could continue more than one call (first {where})")
     return said
+
+
+def _several(rows: CallRows) -> list[str]:
+    count = rows.several
+    stay = "stays as it is" if count == 1 else "stay as they are"
+    return [f"{_rows(count, 'holds', 'hold')} several calls or choices and {stay}"] if count else []
 
 
 def _place(rows: CallRows, row: int) -> str:
