@@ -91,6 +91,7 @@ class Conversion:
         if self.out is not None:
             _refuse_target(self.out, files, overwrite=self.overwrite)
         self._flow = RowFlow(files, self.settings, audits=False)
+        self._flow.progress = self.progress
         self._size = self._flow.size
         self.carried = ConversionOutcome()
         for row, _, place in self._rows(self.carried, self._flow):

@@ -12,7 +12,7 @@ from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pi
 from tito_audit.join._call_rows import Decode
 from tito_audit.join._calls import CallsOfRollout, gathered
 from tito_audit.join._conversations import Conversation, conversations, has_messages, with_conversation
-from tito_audit.join._first_pass import Mapped, one_by_one
+from tito_audit.join._first_pass import Answers, Batch, Mapped, Work, one_by_one
 from tito_audit.join._gathering import Gathering
 from tito_audit.join._joined import Captures, JoinedCalls
 from tito_audit.join._keys import first_row, keys_for
@@ -30,11 +30,14 @@ from tito_audit.storage.chunk import Chunk
 from tito_audit.storage.chunks import chunks_of
 
 __all__ = [
+    "Answers",
+    "Batch",
     "CallsJoined",
     "CallsSeen",
     "Decode",
     "Join",
     "KeySeen",
+    "Work",
     "calls_seen",
     "contains_row",
     "form_of",

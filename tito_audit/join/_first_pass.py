@@ -12,6 +12,8 @@ from tito_audit.join.history import Trace, Tracer
 from tito_audit.storage.lines import ParseRow
 from tito_audit.storage.random_access import Batch
 
+__all__ = ["BATCH_BYTES", "Answers", "Batch", "BatchSaid", "Mapped", "ReadBatch", "Work", "one_by_one"]
+
 BATCH_BYTES = 1 << 20
 """About how many bytes of rows are read at once."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,12 +10,12 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.formats import Detection
-from tito_audit.join import Join, contains_row, shown_by
+from tito_audit.join import Answers, Batch, Join, Work, contains_row, shown_by
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor, Loader, Viewed, audit_rollout, unreadable
 from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
-from tito_audit.run.executor import Answer, InProcess, Tag, Task, is_small, mapped
+from tito_audit.run.executor import Executor, InProcess, is_small, mapped
 from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.rows import LogGroup, share_of
@@ -53,6 +53,8 @@ class RowFlow:
     ) -> None:
         self._arguments = tuple(files), settings, standing_for or {}, asks_rules
         self.loader = loader or Loader()
+        self.progress: Progress | None = None
+        """Told of the rows of a first pass over calls, whose bytes it does not know."""
         self._notices: list[str] = []
         self._fitting: dict[str, LogGroup] = {}
         share_of(settings)
@@ -192,18 +194,23 @@ class RowFlow:
                 logs = [file for one, files in by_settings if _join_key(one) == key for file in files]
                 vocabulary = auditor.vocabulary
                 decode = vocabulary.data if vocabulary is not None else None
-                joins[key] = Join.of(own, logs, decode, self._mapped, written=bool(standing_for))
+                joins[key] = Join.of(own, logs, decode, self._first_pass, written=bool(standing_for))
             group = LogGroup(own, auditor if asks_rules else auditor.silent(), joins[key])
             groups.update(dict.fromkeys(map(str, members), group))
         return groups
 
-    def _mapped(
-        self, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task]]
-    ) -> Generator[tuple[Tag, Answer | None], None, None]:
-        """The work of a first pass over the logs, in as many processes as the run has if it is worth it."""
+    def _first_pass(self, work: Work, batches: Iterable[tuple[int, Batch]]) -> Answers:
+        """The work of a first pass over calls, in as many processes as the run has if it is worth it."""
         jobs = self.settings.jobs or 1
         alone = jobs == 1 or not can_fork() or is_small(self.files)
-        yield from mapped(InProcess() if alone else ForkedProcesses(jobs), work, tasks)
+        executor: Executor = InProcess() if alone else ForkedProcesses(jobs)
+        tasks: Iterable[tuple[int, Batch | None]] = batches
+        rows = 0
+        for number, said in mapped(executor, work, tasks):
+            rows += 0 if said is None else len(said.index)
+            if self.progress is not None:
+                self.progress(rows, 0, 0)
+            yield number, said
 
     def _auditors(self, by_settings: _Grouped) -> list[Auditor]:
         """The auditor for each of the settings; a notice names the logs that it is about."""

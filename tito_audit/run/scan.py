@@ -86,6 +86,7 @@ class Scan:
             asks_rules=self.asks_rules,
             loader=self.loader,
         )
+        flow.progress = self.progress
         flow.begin(self.summary)
         self.vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
         flow.choose_encoders()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.lines import ParseRow, cut_lines
@@ -20,8 +20,18 @@ _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
+class Batch:
+    """Consecutive rows that any process can read."""
+
+    __slots__ = ()
+
+    def rows(self, parse: ParseRow) -> Iterator[tuple[int | bytes, RawRow | None]]:
+        """Each row with the byte offset of its line, or with its entry for the spool; None for a blank line."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class InPlace:
+class InPlace(Batch):
     """The lines of an uncompressed file between two places at which lines start."""
 
     path: Path
@@ -45,7 +55,7 @@ class InPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(Batch):
     """Rows of a file that cannot be read in place, each as `row_bytes` packs it."""
 
     each: list[bytes]
@@ -54,9 +64,6 @@ class Packed:
         """Each row with its entry for the spool, numbered as in the file."""
         for data in self.each:
             yield entry_of(data), row_of(data, parse)
-
-
-Batch: TypeAlias = InPlace | Packed
 
 
 class RandomAccess:
@@ -80,15 +87,13 @@ class RandomAccess:
         """Every row as `open_log` gives it, with its ticket; iterate once, over all rows."""
         first = 0
         for batch in self.batches(_BLOCK):
-            if isinstance(batch, Packed):
-                for entry, raw in batch.rows(self.parse):
-                    yield (raw.index, self.keep(entry)), raw
-                continue
             lines = 0
-            for at, line in batch.rows(self.parse):
-                lines += 1
-                if line is not None:
-                    yield (first + line.index, at), replace(line, index=first + line.index)
+            for place, raw in batch.rows(self.parse):
+                if isinstance(place, int):
+                    lines += 1
+                if raw is not None:
+                    at = place if isinstance(place, int) else self.keep(place)
+                    yield (first + raw.index, at), replace(raw, index=first + raw.index) if first else raw
             first += lines
 
     def batches(self, size: int) -> Iterator[Batch]:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
 _EVERY = 0.1
+_TO_END = "\x1b[K"
+"""Erases the rest of a line."""
 _Item = TypeVar("_Item")
 
 
@@ -44,11 +46,26 @@ class RunProgress:
     """Bytes of the logs; 0 if unknown, as for a pipe."""
     first: tuple[float, int, int] | None = None
     """Time, rows and bytes of the first call; the time before it went into loading."""
+    drawn: float = field(default_factory=time.monotonic)
+    """When the line of a first pass was drawn last."""
+    draws: bool = False
+    """Whether the line is drawn here, as there is no bar yet."""
 
     def __call__(self, rows: int, done: int, total: int) -> None:
         """Record how far the run has come."""
         self.rows, self.done, self.total = rows, done, total
         self.first = self.first or (time.monotonic(), rows, done)
+        if self.draws and time.monotonic() - self.drawn > 1:
+            self.drawn = time.monotonic()
+            sys.stderr.write(f"\r{rows:,} rows read, to join calls{_TO_END}")
+            sys.stderr.flush()
+
+    def begin(self) -> None:
+        """Wipe the line of a first pass: the bar follows."""
+        if self.draws:
+            sys.stderr.write(f"\r{_TO_END}")
+            sys.stderr.flush()
+        self.draws, self.first = False, None
 
     def rates(self, now: float) -> tuple[float, float]:
         """Rows and bytes per second; 0 before the second call."""
@@ -87,7 +104,11 @@ def with_progress(
 
     started = shown = time.monotonic()
     source = iter(results)
+    if pace is not None:
+        pace.draws = True
     first = list(islice(source, 1))  # a thread draws the line, and the run should fork before it starts
+    if pace is not None:
+        pace.begin()
     # Rich would redirect what is printed meanwhile to stderr, but a report belongs on stdout.
     bar = Progress(
         *_columns(pace), console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
