@@ -194,3 +194,50 @@ def test_with_a_limit_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
     scan = scan_rollouts(log, Settings(limit=2))
     assert len([result for result in scan if not result.of_log]) == 2
     assert "Only the first 4,224 rows were read, because of --limit." in scan.summary.notices
+
+
+@pytest.mark.parametrize("hows", HOWS, ids=lambda hows: "-".join(hows))
+def test_the_first_pass_finds_the_same_in_any_number_of_processes(
+    hows: Sequence[str], whole: list[Wire], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [{"number": number, **line} for number, line in enumerate(apart(whole, chat, 9))]
+    logs = sharded([{**line, "session_id": line["session_id"]} for line in lines], tmp_path, hows)
+    expected = found_in(logs)
+    by_key = found_in(logs, session="session_id")
+    monkeypatch.setattr("tito_audit.run.log_groups.is_small", lambda files: False)
+    for size in (1, 5_000):
+        monkeypatch.setattr("tito_audit.join._call_rows.BATCH_BYTES", size)
+        assert found_in(logs) == expected
+        for jobs in (2, 3):
+            assert found_in(logs, jobs=jobs) == expected
+            assert found_in(logs, jobs=jobs, session="session_id") == by_key
+
+
+@pytest.mark.parametrize("size", [1, 60, 1 << 20])
+def test_rows_keep_their_numbers_beside_blank_broken_and_cut_off_lines(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tito_audit.join._call_rows.BATCH_BYTES", size)
+    rows = [
+        json.dumps(call("s", [1], [2])),
+        "",
+        "{broken",
+        "  ",
+        json.dumps(call("s", [1, 2, 3], [4])),
+        '{"session_id": "s"',
+    ]
+    text = "\n".join(rows)
+    plain, packed = tmp_path / "log.jsonl", tmp_path / "packed.jsonl.gz"
+    plain.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    packed.write_bytes(gzip.compress(text.encode()))
+    found = []
+    for log in (plain, packed):
+        results = [result for result in scan_rollouts(log, Settings(session="session_id")) if not result.of_log]
+        found.append(
+            [(result.place.row, [(one.code, one.hit.message) for one in result.findings]) for result in results]
+        )
+        assert [row for row, _ in found[-1]] == [0, 2, 5]
+        assert results[0].rollout is not None
+        assert results[0].rollout.stated.calls_at == ((str(log), 0), (str(log), 4))
+    assert found[0] == found[1]
+    assert "the file ends in the middle of a row" in found[0][2][1][0][1]
