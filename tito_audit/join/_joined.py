@@ -25,8 +25,8 @@ _OTHERS = 2
 """A log without a call before so many rows of formats that hold other things holds none; a table, before one."""
 _ASKED = 1024
 """In how many rows calls are looked for: a log of events may begin with many that are none."""
-_HEAD = 64
-"""With how many calls the first pass begins to learn."""
+_HEAD, _HEADS = 64, 256
+"""With how many calls of a log, and of all logs, the first pass begins to learn."""
 _WINDOW = 64, 4096
 """With a limit on conversations, so many rows for each, and so many more, are looked at."""
 
@@ -45,9 +45,16 @@ class JoinedCalls:
         self._decode = decode
         self._mapped = mapped
         self._named = None if settings.format is None else format_named(settings.format)
-        self.heads = {log: head for log in logs if (head := self._head(log))}
-        """The logs that hold calls, each with those among its first rows."""
-        self._joined: dict[tuple[Path, ...], CallRows] = {}
+        self.heads: dict[Path, Sequence[Row]] = {}
+        """The logs that hold calls, each with some of those among its first rows."""
+        room = _HEADS
+        for log in logs:
+            head = self._head(log, max(min(room, _HEAD), 1))
+            if head is not None:
+                self.heads[log] = head[:room]
+                room -= len(self.heads[log])
+        self._joined: dict[Path | None, CallRows] = {}
+        """By file where each is joined by itself; None: all of them together."""
         self._edits: dict[int, CallEdits] = {}
         self._reader = self._new_reader()
         self._cut = 0
@@ -76,10 +83,10 @@ class JoinedCalls:
         if path not in self.heads:
             return None
         # A single row is asked for by its place in one file.
-        paths = tuple(self.heads) if self._settings.row is None else (path,)
-        if paths not in self._joined:
-            self._joined[paths] = self._read(paths)
-        return self._joined[paths]
+        alone = None if self._settings.row is None else path
+        if alone not in self._joined:
+            self._joined[alone] = self._read(tuple(self.heads) if alone is None else (alone,))
+        return self._joined[alone]
 
     def _read(self, paths: Sequence[Path]) -> CallRows:
         settings = self._settings
@@ -99,22 +106,22 @@ class JoinedCalls:
         rows = [row for head in self.heads.values() for row in head]
         return CallReader(self._named, stated, key_in(rows) if rows and stated is None else None)
 
-    def _head(self, log: Path) -> Sequence[Row] | None:
-        """Those of the first rows of a log that are single calls."""
+    def _head(self, log: Path, wanted: int) -> Sequence[Row] | None:
+        """Some of the first rows of a log that are single calls; None if there are none."""
         if not log.is_file():
             return None
         settings = self._settings
         with suppress(StorageError):  # The audit says why.
             rows = open_log(log, max_row_bytes=settings.max_row_bytes, arrays=number_columns(settings.columns))
             if rows.kind not in TABLES:
-                return self._calls_in(rows, _OTHERS)
+                return self._calls_in(rows, _OTHERS, wanted)
             rows.only = 0
-            if self._calls_in(rows, 1) is not None:
+            if self._calls_in(rows, 1, 1) is not None:
                 rows.only = None
-                return self._calls_in(rows, 1)
+                return self._calls_in(rows, 1, wanted)
         return None
 
-    def _calls_in(self, rows: Iterable[RawRow], most: int) -> list[Row] | None:
+    def _calls_in(self, rows: Iterable[RawRow], most: int, wanted: int) -> list[Row] | None:
         """The first calls among some rows; None if there are `most` others before them, or none at all."""
         found: list[Row] = []
         others = 0
@@ -125,7 +132,7 @@ class JoinedCalls:
             if could:
                 found.append(raw.value)
             others += could is False
-            if len(found) == _HEAD or (others >= most and not found):
+            if len(found) == wanted or (others >= most and not found):
                 break
         return found or None
 
