@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.align.runs import HASH_BASE
 from tito_audit.join.history._holders import Array, Calls
 from tito_audit.join.history._links import ExactLinks
 
@@ -27,21 +28,30 @@ def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[
     if not several.any():
         return False
     linked = (links.parent >= 0) & (key[links.parent] == key) | starts_like_own_key
-    linked_of_key = np.minimum(np.bincount(key, weights=linked, minlength=len(size)), np.maximum(size - 1, 0))
+    linked_of_key = np.minimum(np.bincount(key[linked], minlength=len(size)), np.maximum(size - 1, 0))
     if 2 * linked_of_key[several].sum() < (size[several] - 1).sum():
         return False
     starts = np.flatnonzero(several[key] & ~linked)
     if np.median(np.bincount(key[starts], minlength=len(size))[several]) > _MOST_STARTS:
         return False
+    return 2 * _groups(links, prompt, starts) < np.count_nonzero(several)
+
+
+def _groups(links: ExactLinks, prompt: Array, starts: Calls) -> int:
+    """In how many keys several of the calls that start a conversation have the same prompt."""
+    key = links.key
     # The same call logged twice is no second sample, unless both were continued.
-    columns = [one[starts].astype(np.uint64) for one in (key, prompt, *links.said)]
-    _, once = np.unique(np.stack(columns), axis=1, return_index=True)
+    said = key[starts].astype(np.uint64)
+    for column in (prompt, *links.said):
+        said *= HASH_BASE
+        said ^= column[starts]
     counts = np.zeros(len(key), np.bool_)
-    counts[starts[once]] = counts[links.parent[links.parent >= 0]] = True
+    counts[starts[np.unique(said, return_index=True)[1]]] = True
+    counts[links.parent[links.parent >= 0]] = True
     starts = starts[counts[starts]]
     order = starts[np.lexsort((prompt[starts], key[starts]))]
     equal = (key[order][1:] == key[order][:-1]) & (prompt[order][1:] == prompt[order][:-1])
-    return bool(2 * len(np.unique(key[order][1:][equal])) < np.count_nonzero(several))
+    return len(np.unique(key[order][1:][equal]))
 
 
 def first_of_key(key: Array) -> Calls:
