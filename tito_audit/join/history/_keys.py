@@ -34,7 +34,7 @@ def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[
     starts = np.flatnonzero(several[key] & ~linked)
     if np.median(np.bincount(key[starts], minlength=len(size))[several]) > _MOST_STARTS:
         return False
-    return 2 * _groups(links, prompt, starts) < np.count_nonzero(several)
+    return bool(2 * _groups(links, prompt, starts) < np.count_nonzero(several))
 
 
 def _groups(links: ExactLinks, prompt: Array, starts: Calls) -> int:
