@@ -226,6 +226,20 @@ class TestRows:
             "25.0% of all that the run trains"
         )
 
+    def test_rows_that_no_memory_is_left_for_are_said_to_be_left_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dice = random.Random(3)
+        rows = [row_of(answer(dice, [5, k, 6])) for k in range(6)]
+        log = jsonl(tmp_path / "log.jsonl", [*rows, rows[0]])
+        assert len(said(scanned(log)[0])) == 1
+        monkeypatch.setattr("tito_audit.chains.ledger.MOST_BYTES", 100)
+        found, summary = scanned(log)
+        assert not said(found)
+        (notice,) = [one for one in summary.notices if one.startswith("REC009")]
+        assert "rollouts only" in notice
+        assert "more were not looked at. Scan fewer files at a time." in notice
+
     def test_branches_train_what_they_share_once(self, tmp_path: Path) -> None:
         dice = random.Random(9)
         talk = conversation(dice, 2)

@@ -40,10 +40,16 @@ class _Sparse:
         return np.frombuffer(self._values, self._values.typecode)
 
 
+MOST_BYTES = 1 << 30
+"""How many bytes of records are held; rollouts after that are left out."""
+
+
 class Ledger:
     """The trained spans of all sequences of a run, in the order of the rows."""
 
     def __init__(self) -> None:
+        self.rollouts = self.left_out = 0
+        """How many rollouts came, and for how many of them there was no room."""
         self.files: list[str] = []
         self._starts = array("q")
         """The first sequence of each file."""
@@ -66,7 +72,11 @@ class Ledger:
         return len(self._counts)
 
     def add(self, trainings: Trainings, place: Place) -> None:
-        """Take down what one rollout trains; the rollouts of a file come one after the other."""
+        """Take down what one rollout trains if there is room; those of a file come one after the other."""
+        self.rollouts += 1
+        if len(self._spans) >= MOST_BYTES:
+            self.left_out += 1
+            return
         if not self.files or self.files[-1] != place.file:
             self.files.append(place.file)
             self._starts.append(len(self))

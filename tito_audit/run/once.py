@@ -33,7 +33,7 @@ class Once:
     def of(cls, ledger: Ledger, *, whole: bool = True) -> Once:
         """What the ledger of a run shows; of a part of the rows, nothing is known to be never trained."""
         settled = settle(ledger)
-        never = settled.never if whole else settled.never[:0]
+        never = settled.never if whole and not ledger.left_out else settled.never[:0]
         return cls(ledger, Settled(settled.trained, settled.doubles, never, settled.undecided))
 
     def results(self) -> Iterator[Result]:
@@ -46,6 +46,13 @@ class Once:
     def notices(self) -> Iterator[str]:
         """How much of the training is double or missing, for the summary."""
         doubles, never = self.settled.doubles, self._never_tokens()
+        if self.ledger.left_out:
+            compared = self.ledger.rollouts - self.ledger.left_out
+            yield (
+                f"REC009 compared the first {many(compared, 'rollout')} only, as its records of them take all the "
+                f"memory that it may use; {self.ledger.left_out:,} more were not looked at. Scan fewer files at "
+                "a time."
+            )
         if len(doubles):
             share = f"{many(doubles.tokens, 'token')} ({self._share(doubles.tokens)} of all trained tokens)"
             rows, calls = len(doubles) - doubles.calls, doubles.calls
