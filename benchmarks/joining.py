@@ -95,7 +95,7 @@ def _joined(path: Path) -> str:
     if join is None:
         raise RuntimeError(f"{path}: nothing is joined")
     next(iter(join.rows(open_log(path))))
-    return " ".join(join.joined())
+    return " ".join(join.joined()).replace(f"{path.parent}/", "")
 
 
 def _memory(name: str) -> int:
