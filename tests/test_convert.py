@@ -59,6 +59,8 @@ INTO = [
     if DEEP or form in ("rows", FORMS[at % len(FORMS)])
 ]
 """Every log in every form; in `make test` as rows and in one more, so that each form is made of several logs."""
+ALONE = Settings(join=False)
+"""Each row is a rollout of its own; test_convert_calls.py has the calls that are joined."""
 few = settings(max_examples=examples(15, 40), deadline=None)
 Json = dict[str, Any]
 Said = tuple[tuple[int, ...], tuple[float, ...] | None, tuple[float | None, ...]]
@@ -168,13 +170,13 @@ def holds_all_ids(rollout: Rollout) -> bool:
 def test_a_converted_log_says_what_was_read_and_the_rest_is_listed(log: Path, form: str, tmp_path: Path) -> None:
     before = log.read_bytes()
     out = tmp_path / "out.jsonl"
-    survey = convert_rollouts(log, form).carried
+    survey = convert_rollouts(log, form, settings=ALONE).carried
     if not survey.rows_made:
         with pytest.raises(RecordError, match="none of its rows can be converted"):
-            convert_rollouts(log, form, out, lossy=True)
+            convert_rollouts(log, form, out, ALONE, lossy=True)
         assert not out.exists()
         return
-    carried = convert_rollouts(log, form, out, lossy=True).carried
+    carried = convert_rollouts(log, form, out, ALONE, lossy=True).carried
     assert carried == survey
     assert len(carried.refused) == carried.not_converted
     assert all(reason for _, reason in carried.refused)
@@ -590,7 +592,7 @@ def test_the_suffix_chooses_the_file_and_all_say_the_same(
     assert (code, err) == (0, ""), page
     plain = tmp_path / "plain.jsonl"
     convert_rollouts(log, form, plain)
-    ours, theirs = list(read_rollouts(out)), list(read_rollouts(plain))
+    ours, theirs = list(read_rollouts(out, ALONE)), list(read_rollouts(plain, ALONE))
     assert said_as_rows(ours) == said_as_rows(theirs)
     assert [one.messages for one in ours] == [one.messages for one in theirs]
     assert [one.tools for one in ours] == [one.tools for one in theirs]

@@ -186,7 +186,8 @@ class Ledger:
         tokens, first, total = self.spans["tokens"], self.first_spans, 0
         for at in range(0, len(self), BLOCK):
             end = min(at + BLOCK, len(self))
-            counts = np.add.reduceat(tokens[: first[end]], first[at:end], dtype=np.int64)
+            low, high = int(first[at]), int(first[end])
+            counts = np.add.reduceat(tokens[low:high].astype(np.int64), first[at:end] - first[at])
             total += int(counts[~left_out[at:end]].sum())
         return total
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tito_audit.cli._shown import Part, asked_call, calls_at, wanted_parts
+from tito_audit.cli._shown import Part, asked_call, wanted_parts
 from tito_audit.record.finding import Result
 from tito_audit.report_objects import finding_object
 from tito_audit.terminal.sequence import Tokens
@@ -22,7 +22,7 @@ def rollout_object(
     turn, and `"asked_turn"`, which of them `row` is.
     """
     rollout = result.rollout
-    calls = calls_at(rollout) if rollout is not None else ()
+    calls = rollout.stated.calls_at if rollout is not None else ()
     joined: dict[str, Any] = {}
     if calls:
         joined["calls"] = [{"file": file, "row": at} for file, at in calls]

@@ -45,17 +45,12 @@ class Part:
         return where in (None, self.where) and (turn is None or turn == self.turn)
 
 
-def calls_at(rollout: Rollout) -> Sequence[tuple[str, int]]:
-    """The file and the row of each call, where single calls were joined; else ()."""
-    return [(rollout.place.file, row) for row in rollout.stated.rows]
-
-
 def parts_of(rollout: Rollout) -> list[Part]:
     """Prompt and completion of every call, then the training row, as far as recorded."""
     parts: list[Part] = []
     seen: Ids | None = None
     own = rollout.place.file
-    rows = [f" · {'row ' if file == own else f'{file}:'}{row}" for file, row in calls_at(rollout)]
+    rows = [f" · {'row ' if file == own else f'{file}:'}{row}" for file, row in rollout.stated.calls_at]
     rows = rows or [""] * len(rollout.turns)
     for index, (turn, where) in enumerate(zip(rollout.turns, rows, strict=True)):
         if turn.prompt_ids is not None:
@@ -90,7 +85,7 @@ def wanted_parts(result: Result, turn: int | None) -> list[Part]:
 
 def asked_call(result: Result, file: str, row: int | None) -> int | None:
     """The turn that this row of this file is, where single calls were joined; None where they were not."""
-    if result.rollout is None or (file, row) not in (calls := calls_at(result.rollout)):
+    if result.rollout is None or (file, row) not in (calls := result.rollout.stated.calls_at):
         return None
     return calls.index((file, row))
 
@@ -162,7 +157,7 @@ def _found(findings: Sequence[Finding]) -> Text:
 
 def _joined(rollout: Rollout, turn: int) -> str:
     """Which of the calls that were joined the row is."""
-    calls = calls_at(rollout)
+    calls = rollout.stated.calls_at
     return (
         f"row {calls[turn][1]} is turn {turn} of {len(calls):,} calls that were joined, marked {_ASKED_CALL}; "
         "--no-join shows it by itself"

@@ -30,7 +30,7 @@ _MISSING: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedCalls:
+class CallsOfConversation:
     """The calls of a conversation as their own rows have them, in the order of its turns."""
 
     each: Sequence[Rollout]
@@ -41,15 +41,16 @@ class JoinedCalls:
     """Paths of values of which only a part was read, in any of the rows."""
 
     @classmethod
-    def of(cls, raw: RawRow, whole: Rollout, speakers: Speakers) -> JoinedCalls:
+    def of(cls, raw: RawRow, whole: Rollout, speakers: Speakers) -> CallsOfConversation:
         """The calls of a joined row, read one by one; RecordError if one cannot be read."""
         lines, form = lines_of(raw), form_of_calls(raw)
         each: list[Rollout] = []
         facts: list[Mapping[str, Any]] = []
         unread: dict[str, None] = {}
-        for line in (lines[number] for number in whole.stated.lines):
+        for number, at in zip(whole.stated.lines, whole.stated.calls_at, strict=True):
+            line = lines[number]
             row = line.value or {}
-            rollouts = form.read(row, Place(whole.place.file, line.index))
+            rollouts = form.read(row, Place(*at))
             said = row_facts(row, rollouts, form.sources(row, rollouts))
             unread |= dict.fromkeys((*said.unread, *wrapper_keys(line)))
             facts += said.facts

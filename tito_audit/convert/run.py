@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tito_audit.convert.joined import JoinedCalls
+from tito_audit.convert.joined import CallsOfConversation
 from tito_audit.convert.maker import Holds, Sample
 from tito_audit.convert.outcome import ConversionOutcome
 from tito_audit.convert.rows import GROUPS, RowBuilder, digest_of, maker_named
@@ -184,7 +184,7 @@ class Conversion:
             read = reader.read(raw, place)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
             if is_conversation(raw):
-                calls = JoinedCalls.of(raw, rollouts[0], speakers)
+                calls = CallsOfConversation.of(raw, rollouts[0], speakers)
                 yield from self._joined(rollouts[0], calls, builder)
                 return
         except RecordError as error:
@@ -218,7 +218,7 @@ class Conversion:
             yield builder.sample(part.rollout, {**own, **part.facts})
 
     def _joined(
-        self, rollout: Rollout, calls: JoinedCalls, builder: RowBuilder
+        self, rollout: Rollout, calls: CallsOfConversation, builder: RowBuilder
     ) -> Iterator[tuple[object, Sample]]:
         """The samples that a joined conversation becomes: what all calls of one say is kept in it."""
         tally, place = builder.tally, rollout.place

@@ -242,7 +242,7 @@ class CallRows:
         return rows
 
     def form(self, row: int) -> str:
-        """The format of the calls of the conversation that begins with this row; "" for a row that stays as it is."""
+        """The format of the conversation that begins with this row; "" for a row that stays as it is."""
         form = self.forms[self._form[row]]
         return form if self._sizes[row] > 1 or not self._read.by_key else ""
 

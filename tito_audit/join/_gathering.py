@@ -127,7 +127,7 @@ class _Gathered(Chunk):
     """How many conversations are left out before each, and in all; () where none are."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        """One row for each conversation; the size of the reading stays 0, since rows are numbered as in the file."""
+        """One row for each conversation; the size of the reading stays 0: rows are numbered as in the file."""
         with ExitStack() as stack:
             opened: dict[int, BinaryIO] = {}
             for number, group in enumerate(self.groups):

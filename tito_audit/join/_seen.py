@@ -13,7 +13,7 @@ from tito_audit.format import Row
 from tito_audit.formats import format_named
 from tito_audit.join._call_rows import CallRows, Decode
 from tito_audit.join._keys import value_at
-from tito_audit.join._reader import NAMES, SEEN, CallReader, key_in, keys_of, name_of, single_call
+from tito_audit.join._reader import NAMES, SEEN, CallReader, key_in, keys_of, may_join, name_of
 from tito_audit.join._sessions import joined_notices
 from tito_audit.join.history import JoinedBy
 from tito_audit.settings.model import Settings
@@ -72,7 +72,7 @@ def calls_seen(
     StorageError if the log cannot be read a second time.
     """
     named = None if settings.format is None else format_named(settings.format)
-    calls = [row for row in rows if single_call(row, named) is not None]
+    calls = [row for row in rows if may_join(row, named, stated=settings.session is not None)]
     if len(calls) < 2 or settings.columns or settings.rows_at or not path.is_file():
         return None
     if not settings.join:

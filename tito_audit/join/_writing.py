@@ -58,7 +58,7 @@ class CallEdits:
 class GatheredOutput:
     """An output that takes conversations and writes their calls in their old places.
 
-    Calls of a conversation that began in an earlier log are known from there; those of later logs are kept for them.
+    Calls of a conversation that began in an earlier log are known from there; those of later logs wait for them.
     """
 
     def __init__(self, out: Output, log: Log, rows: CallRows, edits: CallEdits) -> None:

@@ -241,7 +241,7 @@ def _more_lines(worst: list[WorstEntry], summary: Summary, curable: int, again: 
     log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
     for number, named in ((curable, ""), (again, f" --with {ONCE}")):
         if number:
-            command = f"tito-audit repair {log}{named} -o OUT{with_tokenizer(summary)}"
+            command = f"tito-audit repair {log}{named} -o OUT{with_options(summary)}"
             lines.append(f"{command}   may cure {many(number, 'finding')}")
     if worst:
         lines.append("tito-audit scan … --report json=findings.json   every finding")

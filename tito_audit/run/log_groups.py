@@ -253,6 +253,8 @@ def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) 
 
 def _joining(settings: Settings) -> tuple[str, ...]:
     """The flags that join single calls as these settings do."""
+    if not settings.join:
+        return ("--no-join",)
     return ("--session", settings.session) if settings.session is not None else ()
 
 

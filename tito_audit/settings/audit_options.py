@@ -147,7 +147,7 @@ _LOG = (
     _of_log(
         "session",
         "The column or path whose value names the conversation of a row that is one call, such as "
-        "metadata.session_id; its calls are read as one rollout.",
+        "metadata.session_id. [default: a key that logs commonly have, else the history of the calls]",
         _EVERY,
         metavar="KEY",
         key_takes=values.text('a column or a path, such as "metadata.session_id"'),
@@ -156,7 +156,7 @@ _LOG = (
     _of_log(
         "join",
         "Read rows that are one call each as the calls of their conversations.",
-        _AUDITS,
+        _EVERY,
         takes=bool,
         key_takes=values.FLAG,
     ),
