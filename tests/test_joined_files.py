@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 from tests.test_sessions import TOY, Wire, apart, call, chat, contents, generic, jsonl, stored
 from tests.test_sessions import whole as whole
-from tito_audit import RepairSettings, Settings, read_rollouts, repair_rollouts, scan_rollouts
+from tito_audit import RepairSettings, Settings, StorageError, read_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.cli import app
+from tito_audit.storage.random_access import RandomAccess
+from tito_audit.storage.row import parse_row
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
@@ -241,3 +243,11 @@ def test_rows_keep_their_numbers_beside_blank_broken_and_cut_off_lines(
         assert results[0].rollout.stated.calls_at == ((str(log), 0), (str(log), 4))
     assert found[0] == found[1]
     assert "the file ends in the middle of a row" in found[0][2][1][0][1]
+
+
+def test_a_log_that_goes_away_while_it_is_read_is_refused_in_a_line(tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", [call("s", [1], [2])])
+    (batch,) = RandomAccess(log, max_row_bytes=1 << 20).batches(1 << 20)
+    log.unlink()
+    with pytest.raises(StorageError, match="cannot be read"):
+        list(batch.rows(parse_row))

@@ -200,7 +200,7 @@ class CallRows:
     def _reread(self, calls: Sequence[int]) -> Iterator[tuple[int, CallTraits]]:
         """What these calls, by their numbers in the history, say of themselves."""
         for number in calls:
-            raw = self._raw(self._traced[number], None)
+            raw = self.raw(self._traced[number])
             call = self._read(raw.value).call if raw.value is not None else None
             if call is not None and call.traits is not None:
                 yield number, call.traits
@@ -209,10 +209,6 @@ class CallRows:
 
     def __len__(self) -> int:
         return len(self._index)
-
-    def holds(self, path: Path) -> bool:
-        """Whether the rows of this file are among them."""
-        return path in self._files
 
     def rows_of(self, path: Path) -> range:
         """The numbers of the rows of a file."""
@@ -253,10 +249,7 @@ class CallRows:
             return self._names[place].to_bytes(8, "little")
         return b""
 
-    def _raw(self, row: int, parse: ParseRow | None) -> RawRow:
+    def raw(self, row: int, parse: ParseRow | None = None) -> RawRow:
+        """A row, read again; parsed as in the first pass if `parse` is None."""
         where = self.of_call(row)
         return self.readers[where.file].row(where.ticket, parse)
-
-    def raw(self, row: int, parse: ParseRow) -> RawRow:
-        """A row, read again."""
-        return self._raw(row, parse)

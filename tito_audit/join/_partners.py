@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.join._keys import Keys
+from tito_audit.join.history import hash_of
 from tito_audit.record.rollout import Place
 from tito_audit.storage.random_access import RandomAccess
 from tito_audit.storage.spool import Spool
@@ -105,4 +105,4 @@ def readable_id(key: str) -> str:
 
 
 def _hash(key: str) -> int:
-    return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    return hash_of(key.encode("utf-8", "surrogatepass"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, Protocol
 
 from tito_audit.errors import RecordError
@@ -13,7 +12,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import CALL_LISTS, pick_format
 from tito_audit.join._calls import CAPTURE, request_and_answer
 from tito_audit.join._keys import id_text, value_at
-from tito_audit.join.history import CallTraits
+from tito_audit.join.history import CallTraits, hash_of
 from tito_audit.record.rollout import Place, Rollout
 
 SEEN = 16
@@ -182,7 +181,7 @@ def name_of(value: object) -> str | None:
 
 def digest(text: str) -> int:
     """A number below 2**64 that stands for a text."""
-    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    return hash_of(text.encode("utf-8", "surrogatepass"))
 
 
 def keys_of(row: Mapping[str, Any], above: str = "", depth: int = 4) -> Iterator[str]:

@@ -41,6 +41,12 @@ class InPlace(Batch):
 
     def rows(self, parse: ParseRow) -> Iterator[tuple[int, RawRow | None]]:
         """Each line with its byte offset, numbered from 0 in the batch; None for a blank one."""
+        try:
+            yield from self._rows(parse)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+
+    def _rows(self, parse: ParseRow) -> Iterator[tuple[int, RawRow | None]]:
         start = self.start
         with self.path.open("rb") as file:
             file.seek(start)

@@ -3,5 +3,16 @@
 from tito_audit.join.history._index import HistoryIndex
 from tito_audit.join.history._trace import Trace, Tracer
 from tito_audit.join.history._traits import CallTraits, Conversations, Decode, JoinedBy, Reread
+from tito_audit.join.history._trie import hash_of
 
-__all__ = ["CallTraits", "Conversations", "Decode", "HistoryIndex", "JoinedBy", "Reread", "Trace", "Tracer"]
+__all__ = [
+    "CallTraits",
+    "Conversations",
+    "Decode",
+    "HistoryIndex",
+    "JoinedBy",
+    "Reread",
+    "Trace",
+    "Tracer",
+    "hash_of",
+]
