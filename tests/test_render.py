@@ -8,6 +8,7 @@ import json
 import signal
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tests.tiers import examples, some
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
+from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import make_renderer
 from tito_audit.render.spans import Rendering, SpanKind, spans
 from tito_audit.tokens.load import load_tokenizer
@@ -117,6 +119,19 @@ def test_arguments_of_the_run_reach_the_template_and_those_of_the_log_come_on_to
     messages = as_messages(CHAT, "m")
     assert renderer.render(messages, add_generation_prompt=False) == "12<|im_end|>"
     assert renderer.render(messages, add_generation_prompt=False, template_kwargs={"b": "x"}) == "1x<|im_end|>"
+
+
+def test_a_clock_that_stands_still_is_what_both_engines_tell_the_template():
+    source = "{{ strftime_now('%d %b %Y') }}|{{ strftime_now is defined }}|{{ messages[0].role }}"
+    renderer = toy(chat_template=source, clock=Clock(datetime(2024, 7, 26)))
+    messages = as_messages(CHAT, "m")
+    text = renderer.render(messages, add_generation_prompt=False)
+    assert text.lower() == "26 jul 2024|true|system"
+    fast = renderer.render_fast(messages, add_generation_prompt=False)
+    assert fast is not None
+    assert fast.lower() == text.lower()
+    now = toy(chat_template=source).render(messages, add_generation_prompt=False)
+    assert now.startswith(datetime.now().strftime("%d %b %Y"))
 
 
 def test_arguments_are_given_as_objects_then_as_logged():

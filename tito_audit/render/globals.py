@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -30,6 +31,17 @@ def raise_exception(message: object) -> None:
 def strftime_now(format: str) -> str:
     """The current time, in the format a template asks for."""
     return datetime.now().strftime(format)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A `strftime_now` that stands still, for logs that were written at another time."""
+
+    at: datetime
+
+    def __call__(self, format: str) -> str:
+        """This time, in the format a template asks for."""
+        return self.at.strftime(format)
 
 
 def to_json(

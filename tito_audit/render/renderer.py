@@ -18,6 +18,7 @@ import numpy as np
 
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import Message, ToolSpec
+from tito_audit.render.globals import Clock
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template, compile_template
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -44,6 +45,8 @@ class Renderer:
     template_args: Mapping[str, object] = field(default_factory=dict)
     """Arguments for every rendering; those that a log states override them."""
     tool_arguments: ToolArguments = "auto"
+    clock: Clock | None = None
+    """What `strftime_now` tells the template; None: the current time."""
     control_texts: tuple[str, ...] = ()
     """The tokenizer's special tokens as text, for finding the end of a turn."""
     end_texts: tuple[str, ...] = ()
@@ -143,6 +146,7 @@ class Renderer:
         """The variables of a template, except the messages."""
         return {
             "documents": None,
+            **({} if self.clock is None else {"strftime_now": self.clock}),
             **self.special_tokens,
             **_plain({**self.template_args, **(template_kwargs or {})}),
             "tools": self.template(bool(tools)).plain_tools(tools, _plain) if tools else None,
@@ -171,6 +175,7 @@ def make_renderer(
     template_name: str | None = None,
     template_args: Mapping[str, object] | None = None,
     tool_arguments: ToolArguments = "auto",
+    clock: Clock | None = None,
     time_limit: float = TIME_LIMIT,
     size_limit: int = SIZE_LIMIT,
 ) -> Renderer:
@@ -195,6 +200,7 @@ def make_renderer(
         special_tokens=dict(tokenizer.special_tokens),
         template_args=dict(template_args or {}),
         tool_arguments=tool_arguments,
+        clock=clock,
         control_texts=tuple(vocabulary.piece(i) for i in sorted(vocabulary.special_ids)),
         end_texts=tuple(vocabulary.piece(i) for i in tokenizer.eos_ids),
     )
