@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import jinja2
     from jinja2 import nodes
 
+    from tito_audit.render.arguments import TemplateArguments
     from tito_audit.render.fast.render import FastTemplate
     from tito_audit.render.sandbox import ChatEnvironment
 
@@ -89,6 +90,17 @@ class Template:
     def looked_for(self) -> LookedFor | None:
         """What it looks for in texts; None if it may decide by something else."""
         return self._facts.looked_for if self._facts is not None else None
+
+    @cached_property
+    def arguments(self) -> TemplateArguments:
+        """The arguments that it reads; none if it cannot be parsed."""
+        from tito_audit.render.arguments import TemplateArguments, arguments_of
+
+        try:
+            with alarm(self._time_limit):
+                return arguments_of(self._reference.environment.parse(self.source))
+        except (Exception, TimeUp):  # too deep or too large to be parsed again
+            return TemplateArguments()
 
     def opener(self, given: Mapping[str, Any]) -> str | None:
         """What a generation prompt adds after any messages; "" if it fails; None if that may depend on the

@@ -1,0 +1,339 @@
+"""The arguments that a chat template reads: their names, the values that it tells apart, and its clock.
+
+All of it is read off the template; nothing is run. This module imports jinja2 and is itself imported late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from jinja2 import meta, nodes
+
+_OWN = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now")
+)
+"""What every template is given: no arguments of its own."""
+_CLOCK = "strftime_now"
+_TRUTHS = {"true": True, "false": False, "none": None}
+_PASSES = frozenset(("default", "d", "trim", "upper", "lower", "string", "capitalize", "title", "safe", "int"))
+"""Filters that write what they are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a chat template, such as `enable_thinking`."""
+
+    name: str
+    values: tuple[object, ...] = ()
+    """The values that the template tells apart, in the order of the template; also its own defaults."""
+    written: bool = False
+    """Whether its value is written into the prompt, so that a prompt shows it."""
+    default: object = None
+    """The constant that replaces it where it is not given; None: the template names none."""
+    clock_format: str | None = None
+    """The format of the date that replaces it where it is not given; None: no date does."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateArguments:
+    """What a chat template reads besides messages, tools and special tokens."""
+
+    arguments: tuple[Argument, ...] = ()
+    reads_clock: bool = False
+    """Whether it calls `strftime_now`."""
+    clock_formats: tuple[str, ...] = ()
+    """The formats that it passes to `strftime_now`, as far as they are constants."""
+
+    def named(self, name: str) -> Argument | None:
+        """The argument of this name; None if the template does not read it."""
+        return next((one for one in self.arguments if one.name == name), None)
+
+
+def arguments_of(tree: nodes.Template) -> TemplateArguments:
+    """The arguments that a parsed template reads."""
+    unset = _Unset()
+    unset.walk(tree.body, frozenset())
+    undeclared = meta.find_undeclared_variables(tree)
+    ordered = [name for name in unset.names if name in undeclared and _is_argument(name)]
+    reader = _Reader(tree, set(ordered))
+    formats = tuple(dict.fromkeys(text for call in _clock_calls(tree) if (text := _format(call)) is not None))
+    return TemplateArguments(
+        tuple(reader.argument(name) for name in ordered), any(True for _ in _clock_calls(tree)), formats
+    )
+
+
+def _is_argument(name: str) -> bool:
+    return name not in _OWN and not name.endswith("_token")
+
+
+class _Unset:
+    """Finds variables that are read before anything in the template could have set them."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        """In the order of the template."""
+
+    def walk(self, body: Sequence[nodes.Node], known: frozenset[str]) -> frozenset[str]:
+        """The variables that are set after these nodes, given those that were `known` before."""
+        for node in body:
+            known = self._visit(node, known)
+        return known
+
+    def _visit(self, node: nodes.Node, known: frozenset[str]) -> frozenset[str]:
+        if isinstance(node, nodes.Name):
+            if node.ctx == "load" and node.name not in known:
+                self.names.setdefault(node.name)
+            return known | {node.name} if node.ctx == "store" else known
+        if isinstance(node, nodes.Assign):
+            return self.walk([node.node, node.target], known)
+        if isinstance(node, nodes.Macro | nodes.CallBlock | nodes.For | nodes.With):
+            self._visit_scope(node, known)
+            return known | {node.name} if isinstance(node, nodes.Macro) else known
+        return self.walk(list(node.iter_child_nodes()), known)
+
+    def _visit_scope(
+        self, node: nodes.Macro | nodes.CallBlock | nodes.For | nodes.With, known: frozenset[str]
+    ) -> None:
+        """A part of the template whose variables end with it."""
+        if isinstance(node, nodes.For):
+            self._visit(node.iter, known)
+            inner = self._visit(node.target, known) | {"loop"}
+            self.walk([*([node.test] if node.test is not None else []), *node.body], inner)
+            self.walk(node.else_, known)
+        elif isinstance(node, nodes.With):
+            self.walk(node.values, known)
+            self.walk(node.body, self.walk(node.targets, known))
+        else:
+            self.walk(node.defaults, known)
+            called = [node.call] if isinstance(node, nodes.CallBlock) else []
+            own = {one.name for one in node.args} | {"caller", "varargs", "kwargs"}
+            self.walk([*called, *node.body], known | own)
+
+
+def _clock_calls(tree: nodes.Node) -> Iterator[nodes.Call]:
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name == _CLOCK:
+            yield call
+
+
+def _format(call: nodes.Call) -> str | None:
+    first = call.args[0] if call.args else None
+    return first.value if isinstance(first, nodes.Const) and isinstance(first.value, str) else None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a template does with one argument."""
+
+    compared: list[object] = field(default_factory=list)
+    contained: list[object] = field(default_factory=list)
+    """What it looks for inside of the value."""
+    defaults: list[object] = field(default_factory=list)
+    truth: bool = False
+    """Whether it asks if the value is true."""
+    defined: bool = False
+    written: bool = False
+    clock_format: str | None = None
+
+
+class _Reader:
+    """Follows the values of arguments through assignments to comparisons and output."""
+
+    def __init__(self, tree: nodes.Template, names: set[str]) -> None:
+        self._names = names
+        self._seen = {name: _Seen() for name in names}
+        self._tree = tree
+        self._literals = dict(_literals(tree))
+        self._carried: dict[str, frozenset[str]] = {}
+        """Variables that hold the value of arguments, by name, those of namespaces as `ns.name`."""
+        self._follow()
+        for node in tree.find_all(nodes.Node):
+            self._look(node)
+
+    def argument(self, name: str) -> Argument:
+        """What was seen of one argument."""
+        seen = self._seen[name]
+        values = [*seen.compared, *([one] for one in seen.contained), *seen.defaults]
+        if len(seen.contained) > 1:
+            values.append(seen.contained)
+        asked = seen.truth or seen.defined or any(isinstance(one, bool) for one in values)
+        texts = any(isinstance(one, str) for one in values)
+        if asked and not seen.written and not texts and not seen.contained:
+            values += [True, False]
+        default = seen.defaults[0] if seen.defaults else None
+        return Argument(name, _distinct(values), seen.written, default, seen.clock_format)
+
+    # Where values go
+
+    def _follow(self) -> None:
+        """Find the variables that hold the value of an argument, until no more are found."""
+        before = None
+        while before != self._carried:
+            before = dict(self._carried)
+            for target, value in _assigned(self._tree):
+                found = self._sources(value) | self._carried.get(target, frozenset())
+                if found:
+                    self._carried[target] = found
+
+    def _sources(self, node: nodes.Node | None) -> frozenset[str]:
+        """The arguments whose value an expression may have or include."""
+        if isinstance(node, nodes.Name):
+            own = frozenset((node.name,)) if node.name in self._names else frozenset()
+            return own | self._carried.get(node.name, frozenset())
+        if isinstance(node, nodes.Getattr) and isinstance(node.node, nodes.Name):
+            return self._carried.get(f"{node.node.name}.{node.attr}", frozenset())
+        parts: list[nodes.Node | None] = []
+        if isinstance(node, nodes.Filter):
+            parts = [node.node, *(node.args if node.name in ("default", "d") else ())]
+            if node.name not in _PASSES:
+                parts = []
+        elif isinstance(node, nodes.CondExpr):
+            parts = [node.expr1, node.expr2]
+        elif isinstance(node, nodes.BinExpr):
+            parts = [node.left, node.right]
+        elif isinstance(node, nodes.Concat):
+            parts = list(node.nodes)
+        elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr):
+            parts = [node.node.node, *node.args]
+        return frozenset().union(*(self._sources(part) for part in parts))
+
+    # What is done with them
+
+    def _look(self, node: nodes.Node) -> None:
+        if isinstance(node, nodes.Test):
+            self._tested(node)
+        elif isinstance(node, nodes.Compare):
+            self._compared(node)
+        elif isinstance(node, nodes.Filter) and node.name in ("default", "d"):
+            self._defaulted(node.node, node.args[0] if node.args else None)
+        elif isinstance(node, nodes.Or):
+            self._defaulted(node.left, node.right)
+        elif isinstance(node, nodes.Output):
+            for seen in self._of(*node.nodes):
+                seen.written = True
+        elif isinstance(node, nodes.Assign):
+            self._assigned(node)
+        elif isinstance(node, nodes.Getitem):
+            for seen in self._of(node.arg):
+                seen.compared += self._constants(node.node)
+        if isinstance(node, nodes.If | nodes.CondExpr):
+            self._asked(node.test)
+
+    def _of(self, *values: nodes.Node | None) -> Iterator[_Seen]:
+        for value in values:
+            for name in sorted(self._sources(value)):
+                yield self._seen[name]
+
+    def _asked(self, test: nodes.Node | None) -> None:
+        """Note what a condition asks to be true."""
+        if isinstance(test, nodes.And | nodes.Or):
+            self._asked(test.left)
+            self._asked(test.right)
+        elif isinstance(test, nodes.Not):
+            self._asked(test.node)
+        elif test is not None:
+            for seen in self._of(test):
+                seen.truth = True
+
+    def _tested(self, node: nodes.Test) -> None:
+        for seen in self._of(node.node):
+            if node.name in _TRUTHS:
+                seen.compared.append(_TRUTHS[node.name])
+            elif node.name in ("defined", "undefined", "boolean"):
+                seen.defined = True
+            elif node.name in ("equalto", "eq", "==", "ne", "in") and node.args:
+                seen.compared += self._constants(node.args[0])
+
+    def _compared(self, node: nodes.Compare) -> None:
+        for operand in node.ops:
+            if operand.op in ("in", "notin"):
+                for seen in self._of(operand.expr):
+                    seen.contained += self._constants(node.expr)
+            for mine, other in ((node.expr, operand.expr), (operand.expr, node.expr)):
+                for seen in self._of(mine):
+                    if operand.op not in ("in", "notin") or mine is node.expr:
+                        seen.compared += _around(self._constants(other), operand.op)
+
+    def _defaulted(self, value: nodes.Node | None, default: nodes.Node | None) -> None:
+        if isinstance(default, nodes.Const):
+            for seen in self._of(value):
+                seen.defaults.append(default.value)
+
+    def _assigned(self, node: nodes.Assign) -> None:
+        """Note a constant or date that replaces an argument: `{% set date = '26 Jul 2024' %}`."""
+        if isinstance(node.target, nodes.Name) and node.target.name in self._names:
+            seen = self._seen[node.target.name]
+            if isinstance(node.node, nodes.Const):
+                seen.defaults.append(node.node.value)
+            call = next(_clock_calls(node), None)
+            seen.clock_format = seen.clock_format or (_format(call) if call is not None else None)
+
+    def _constants(self, node: nodes.Node | None) -> list[object]:
+        """The constants of an expression: one, those of a list, or the keys of a dict."""
+        if isinstance(node, nodes.Name):
+            return self._literals.get(node.name, [])
+        return _plain_constants(node)
+
+
+def _plain_constants(node: nodes.Node | None) -> list[object]:
+    if isinstance(node, nodes.Const):  # lists of constants may have become constants
+        return list(node.value) if isinstance(node.value, list | tuple | dict) else [node.value]
+    items: list[nodes.Expr] = []
+    if isinstance(node, nodes.List | nodes.Tuple):
+        items = node.items
+    elif isinstance(node, nodes.Dict):
+        items = [pair.key for pair in node.items]
+    return [one.value for one in items if isinstance(one, nodes.Const)]
+
+
+def _literals(tree: nodes.Template) -> Iterator[tuple[str, list[object]]]:
+    """Variables that hold a list or dict of constants."""
+    for node in tree.find_all(nodes.Assign):
+        if isinstance(node.target, nodes.Name) and not isinstance(node.node, nodes.Const):
+            constants = _plain_constants(node.node)
+            if constants:
+                yield node.target.name, constants
+
+
+def _assigned(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
+    """Each variable with each expression that it is set to; parameters of macros with their arguments."""
+    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
+    for node in tree.find_all((nodes.Assign, nodes.Call, nodes.With)):
+        if isinstance(node, nodes.Assign):
+            if isinstance(node.target, nodes.Name):
+                yield node.target.name, node.node
+            elif isinstance(node.target, nodes.NSRef):
+                yield f"{node.target.name}.{node.target.attr}", node.node
+            if isinstance(node.target, nodes.Name) and _makes_namespace(node.node):
+                assert isinstance(node.node, nodes.Call)
+                for pair in node.node.kwargs:
+                    yield f"{node.target.name}.{pair.key}", pair.value
+        elif isinstance(node, nodes.With):
+            for target, value in zip(node.targets, node.values, strict=True):
+                if isinstance(target, nodes.Name):
+                    yield target.name, value
+        elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name in macros:
+            parameters = [one.name for one in macros[node.node.name].args]
+            yield from zip(parameters, node.args, strict=False)
+            yield from ((pair.key, pair.value) for pair in node.kwargs)
+
+
+def _makes_namespace(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name == "namespace"
+
+
+def _around(constants: list[object], operator: str) -> list[object]:
+    """The constants; with one more and one less where numbers are compared by size."""
+    if operator not in ("lt", "lteq", "gt", "gteq"):
+        return constants
+    numbers = [one for one in constants if isinstance(one, int) and not isinstance(one, bool)]
+    return [near for one in numbers for near in (one, one + 1, one - 1)]
+
+
+def _distinct(values: list[object]) -> tuple[object, ...]:
+    """The values without repeats; 1 and True are two."""
+    said: dict[str, object] = {}
+    for value in values:
+        said.setdefault(f"{type(value).__name__} {value!r}", value)
+    return tuple(said.values())
