@@ -299,7 +299,7 @@ def _group_key(facts: Mapping[str, Any], place: Place) -> object:
 
 def _refuse_log(file: Path, settings: Settings) -> None:
     """SetupError for a log that cannot be read twice, or whose settings join messages or tools to it."""
-    if settings.messages is not None or settings.tools is not None:
+    if settings.messages is not None or settings.tools_file is not None:
         raise SetupError(
             "A conversion does not join messages or tools from other files.\nLeave out --messages and --tools."
         )

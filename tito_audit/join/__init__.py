@@ -105,10 +105,10 @@ class Join:
         self._messages = self._partners("--messages", settings.messages, logs)
         self._list: tuple[ToolSpec, ...] | None = None
         self._tools: Partners | None = None
-        if settings.tools is not None:
-            self._list = shared_tools(settings.tools, settings)
+        if settings.tools_file is not None:
+            self._list = shared_tools(settings.tools_file, settings)
             if self._list is None:
-                self._tools = self._partners("--tools", settings.tools, logs)
+                self._tools = self._partners("--tools", settings.tools_file, logs)
         self._tallies = [
             Tally(word, partners, first_id)
             for word, partners, first_id in (
@@ -135,7 +135,7 @@ class Join:
         `decode` gives the bytes of ids, where there is a tokenizer; `mapped` runs the first pass over calls. Logs
         that a repair has `written` may lack all rows with the key of a session.
         """
-        others = settings.messages is not None or settings.tools is not None
+        others = settings.messages is not None or settings.tools_file is not None
         if not others and settings.on:
             raise SetupError(
                 f"--on {next(iter(settings.on))}: nothing is joined. Pass --messages FILE or --tools FILE."

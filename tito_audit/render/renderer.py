@@ -47,6 +47,8 @@ class Renderer:
     tool_arguments: ToolArguments = "auto"
     clock: Clock | None = None
     """What `strftime_now` tells the template; None: the current time."""
+    without_tools: bool = False
+    """Whether the template never sees the tools that a log states."""
     control_texts: tuple[str, ...] = ()
     """The tokenizer's special tokens as text, for finding the end of a turn."""
     end_texts: tuple[str, ...] = ()
@@ -144,12 +146,13 @@ class Renderer:
 
     def variables(self, tools: Sequence[ToolSpec], template_kwargs: Mapping[str, object] | None) -> dict[str, Any]:
         """The variables of a template, except the messages."""
+        shown = () if self.without_tools else tools
         return {
             "documents": None,
             **({} if self.clock is None else {"strftime_now": self.clock}),
             **self.special_tokens,
             **_plain({**self.template_args, **(template_kwargs or {})}),
-            "tools": self.template(bool(tools)).plain_tools(tools, _plain) if tools else None,
+            "tools": self.template(bool(shown)).plain_tools(shown, _plain) if shown else None,
         }
 
     def opener(self, template_kwargs: Mapping[str, object] | None = None) -> str:
@@ -165,7 +168,8 @@ class Renderer:
         """The template for a conversation with or without tools."""
         if self.name is not None:
             return self.templates[self.name]
-        return self.templates["tool_use" if with_tools and "tool_use" in self.templates else "default"]
+        by_tools = with_tools and not self.without_tools and "tool_use" in self.templates
+        return self.templates["tool_use" if by_tools else "default"]
 
 
 def make_renderer(
@@ -176,6 +180,7 @@ def make_renderer(
     template_args: Mapping[str, object] | None = None,
     tool_arguments: ToolArguments = "auto",
     clock: Clock | None = None,
+    without_tools: bool = False,
     time_limit: float = TIME_LIMIT,
     size_limit: int = SIZE_LIMIT,
 ) -> Renderer:
@@ -201,6 +206,7 @@ def make_renderer(
         template_args=dict(template_args or {}),
         tool_arguments=tool_arguments,
         clock=clock,
+        without_tools=without_tools,
         control_texts=tuple(vocabulary.piece(i) for i in sorted(vocabulary.special_ids)),
         end_texts=tuple(vocabulary.piece(i) for i in tokenizer.eos_ids),
     )

@@ -18,6 +18,7 @@ from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.repair import Repair
 from tito_audit.repairs import all_repairs
@@ -25,7 +26,7 @@ from tito_audit.rule import Rule, selected
 from tito_audit.rules import all_rules
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.fit import TOKENIZER
-from tito_audit.settings.model import Settings
+from tito_audit.settings.model import NO_TOOLS, Settings
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -244,6 +245,8 @@ def _of_template(settings: Settings) -> tuple[object, ...]:
         settings.template_name,
         dict(settings.template_args),
         settings.tool_arguments,
+        settings.clock,
+        settings.tools == NO_TOOLS,
         settings.template_seconds,
     )
 
@@ -265,6 +268,8 @@ def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
         template_name=settings.template_name,
         template_args=settings.template_args,
         tool_arguments=settings.tool_arguments,
+        clock=Clock(settings.clock) if settings.clock is not None else None,
+        without_tools=settings.tools == NO_TOOLS,
         time_limit=settings.template_seconds,
     )
 

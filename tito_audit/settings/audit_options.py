@@ -74,6 +74,15 @@ _TEXT = (
     ),
     _of_log("tool_arguments", "How the template gets tool-call arguments.", _AUDITS, takes=ToolArguments),
     _of_log(
+        "clock",
+        "When the log was written, such as 2024-07-26, for templates that write the date. [default: now]",
+        _AUDITS,
+        metavar="DATE",
+        reads=readers.clock,
+        key_takes=values.CLOCK,
+        unset="now",
+    ),
+    _of_log(
         "sampled_roles",
         "A role that was sampled; all others count as not sampled. Repeatable. [default: assistant and other "
         "names for models]",
@@ -127,10 +136,10 @@ _LOG = (
     ),
     _of_log(
         "tools",
-        "A JSON array of tools for all rollouts, or rows with an id and tools.",
+        "A JSON array of tools for all rollouts, or rows with an id and tools; none: render without tools.",
         _AUDITS,
-        metavar="FILE",
-        key_takes=values.path("the path of a file"),
+        metavar="FILE|none",
+        key_takes=values.TOOLS,
         unset="the log's own",
     ),
     _of_log(

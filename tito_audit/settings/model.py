@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,8 @@ Encoder = Literal["auto", "fastokens", "tokenizers"]
 MaskBy = Literal["span", "turn", "first-divergence"]
 MaskStyle = Literal["labels", "binary", "float", "bool"]
 Padding = Literal["none", "left", "right"]
+NO_TOOLS = "none"
+"""What `Settings.tools` says where prompts were rendered without tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class Settings:
     """Time limit for rendering one prompt; a template that exceeds it is not run again."""
     tool_arguments: ToolArguments = "auto"
     """How templates get tool-call arguments: parsed, as servers do, or the string as logged."""
+    clock: datetime | None = None
+    """When the log was written, for templates that write the date; None: now."""
     sampled_roles: tuple[str, ...] = ()
     """The roles that were sampled, in messages and in the ids (`--sampled-role`); (): `assistant` and other common
     names for models."""
@@ -98,7 +103,8 @@ class Settings:
     messages: str | None = None
     """A file, folder or glob with the messages of the rollouts, joined by id (`--messages`)."""
     tools: str | None = None
-    """A file with one list of tools for all rollouts, or with rows of an id and tools (`--tools`)."""
+    """A file with one list of tools for all rollouts, or with rows of an id and tools (`--tools`); "none": the
+    prompts were rendered without tools."""
     on: Mapping[str, str] = field(default_factory=dict)
     """The columns to join on, the log's to the other file's; {}: the first id that both have."""
     join: bool = True
@@ -133,6 +139,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.format == "auto":
             object.__setattr__(self, "format", None)
+
+    @property
+    def tools_file(self) -> str | None:
+        """The file with tools; None without one."""
+        return None if self.tools == NO_TOOLS else self.tools
 
     def at(self, file: str | Path) -> Settings:
         """The settings of one log, with its overrides applied; these settings themselves if none matches."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 from tito_audit.errors import SetupError
 from tito_audit.settings.model import MaxRate
 
+MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?"
+"""A date, or a date and a time of day, as ISO 8601 writes it."""
 _HOW = "Write --max-rate TOK=0.001 (per generated token), TOK=0.1% or SEQ=0.5/rollout; ALL stands for every rule."
 
 
@@ -46,6 +50,24 @@ def names(given: Sequence[str], flag: str) -> tuple[str, ...]:
     """Names from comma-separated lists, each once."""
     found = [name.strip().lower() for part in given for name in part.split(",")]
     return tuple(name for name in dict.fromkeys(found) if name)
+
+
+def clock(given: str, flag: str) -> datetime:
+    """A moment, from `2024-07-26` or `2024-07-26T14:30`."""
+    found = moment(given.strip())
+    if found is None:
+        raise SetupError(f"{flag} {given}: not a date.\nWrite {flag} 2024-07-26, or {flag} 2024-07-26T14:30")
+    return found
+
+
+def moment(text: str) -> datetime | None:
+    """The moment that an ISO date, or date and time, names; None if it is neither."""
+    if not re.fullmatch(MOMENT, text, re.ASCII):
+        return None
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
 
 
 def sentinel(given: str, flag: str) -> float | Literal["null"]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tito_audit.settings.readers import json_or_text
+from tito_audit.settings.model import NO_TOOLS
+from tito_audit.settings.readers import MOMENT, json_or_text, moment
 
 _TEXT = {"type": "string", "minLength": 1}
 _ONE_OR_SEVERAL = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
@@ -90,6 +91,24 @@ def _place_or_name(value: Any, folder: Path) -> str:
     text = _text(value, folder)
     path = _path(value, folder)
     return path if text.startswith((".", "/", "~")) or Path(path).exists() else text
+
+
+def _file_or_none(value: Any, folder: Path) -> str:
+    """A path, or the word that stands for no tools."""
+    return NO_TOOLS if value == NO_TOOLS else _path(value, folder)
+
+
+def _near_or_none(value: str, folder: Path) -> str:
+    """The path relative to a folder, written so that it cannot be taken for the word."""
+    near = value if value == NO_TOOLS else _near(value, folder)
+    return f"./{near}" if near == NO_TOOLS != value else near
+
+
+def _moment(value: Any, folder: Path) -> str:
+    text = _text(value, folder)
+    if moment(text) is None:
+        raise ValueError
+    return text
 
 
 def _texts(value: Any, folder: Path) -> list[str]:
@@ -276,6 +295,12 @@ def pairs(takes: str) -> Kind:
     return Kind(takes, {"type": "object", "additionalProperties": _TEXT}, _pairs, _table)
 
 
+CLOCK = Kind(
+    'a date, such as "2024-07-26", or a date and time, such as "2024-07-26T14:30"',
+    {"type": "string", "pattern": f"^{MOMENT}$"},
+    _moment,
+)
+TOOLS = Kind('the path of a file, or "none"', _TEXT, _file_or_none, _near_or_none)
 _JSON = {"$ref": "#/$defs/json"}
 ARGUMENTS = Kind(
     "a table, such as {enable_thinking = false}",
