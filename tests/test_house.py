@@ -31,6 +31,7 @@ LAYERS = (
     ("cli",),
     ("convert", "gate"),
     ("run", "inspect"),
+    ("identify",),
     ("join",),
     ("storage", "formats", "rules", "repairs", "reports"),
     ("report_objects",),
