@@ -88,7 +88,7 @@ def test_what_is_no_date_is_said_in_two_lines(tmp_path: Path, bad: str) -> None:
     code, _, err = run("scan", log, *flags(tmp_path), "--clock", bad)
     assert code == 2
     assert f"--clock {bad}: not a date" in err
-    assert "Write --clock 2024-07-26, or --clock 2024-07-26T14:30" in err
+    assert "Write --clock 2024-07-26, --clock 2024-07-26T14:30, or --clock recorded" in err
     assert "Traceback" not in err
 
 

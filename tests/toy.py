@@ -24,6 +24,8 @@ A case is a table; only `name` is required.
     sentinel       what the format writes where no logprob exists
     stated         facts that the log states (`ids_wanted`, `dummy_tokens`, …)
     tokenizer      false: audit without a tokenizer;  template  false: audit without a chat template
+    chat_template  a Jinja text in place of the tokenizer's own template
+    clock          the date that this template is told
     tokenizer_name a folder of `fixtures/tokenizers`; `toy_bpe` (ChatML, no BOS) when not given
 
 A list of tokens holds, in any order,
@@ -48,6 +50,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,7 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TokenText, TrainingRow, Turn
 from tito_audit.record.stated import Stated
 from tito_audit.record.trainings import TrainedAgain
+from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -90,6 +94,9 @@ def tokenizer_of(case: Case) -> Tokenizer:
 
 def renderer_of(case: Case) -> Renderer:
     """The renderer that a case is written for."""
+    if "chat_template" in case:
+        told = Clock(datetime.fromisoformat(case["clock"])) if "clock" in case else None
+        return make_renderer(tokenizer_of(case), chat_template=case["chat_template"], clock=told)
     return toy_renderer(case.get("tokenizer_name", "toy_bpe"))
 
 

@@ -75,10 +75,7 @@ def show(
         logprobs=logprobs,
     )
     console = console_for(sys.stdout, ReportOptions(color=colors(sys.stdout), width=look.width))
-    remarks = _remarks(run, items)
-    if result.misfit is not None:
-        remarks.append(f"{result.misfit.code}: {result.misfit.hit.message}")
-    page = _page(result, look, console, wanted, spots, remarks)
+    page = _page(result, look, console, wanted, spots, _remarks(run, items, result))
     show_page(page, sys.stdout, paged=not no_pager)
 
 
@@ -148,11 +145,14 @@ def _write_object(result: Result, run: Scan, wanted: Wanted, spots: Spots | None
     print(as_json(rollout_object(result, piece, wanted.turn, row=wanted.row)))
 
 
-def _remarks(run: Scan, items: int) -> list[str]:
+def _remarks(run: Scan, items: int, result: Result) -> list[str]:
+    from tito_audit.record.finding import Severity
+
     remarks = [one for one in run.summary.notices if one.startswith(("--messages", "--tools"))]
     if items > 1:
         remarks.append(f"The row holds {items} rollouts: --item 0 to --item {items - 1}.")
-    return remarks
+    told = (one for one in result.told if one.severity > Severity.NOTE)
+    return remarks + [f"{one.code}: {one.hit.message}" for one in told]
 
 
 def _page(

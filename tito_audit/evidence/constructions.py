@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tito_audit.evidence.built_dates import dates
 from tito_audit.evidence.built_history import histories
 from tito_audit.evidence.built_systems import systems
 from tito_audit.evidence.built_tools import tool_sets
@@ -106,7 +107,7 @@ def _candidates(sequence: UnmatchedSequence) -> Iterator[Candidate]:
     if sequence.canonical is None:
         return
     seen = {sequence.canonical}
-    for ways in (tool_sets, systems, histories):
+    for ways in (dates, tool_sets, systems, histories):
         for candidate in ways(sequence):
             if candidate.text not in seen:
                 seen.add(candidate.text)

@@ -14,6 +14,7 @@ from tito_audit.evidence.constructions import with_constructions
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
 from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.own_date import date_formats
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference
@@ -94,6 +95,7 @@ def gather(
         row=row,
         rendered=compared,
         render_errors=errors if row_error is None else (*errors, (None, row_error)),
+        date_formats=date_formats(renderer) if differences and renderer is not None else (),
         recovery_problems=problems,
         log_reading=log_reading,
         trained_again=trained_again,

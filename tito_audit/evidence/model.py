@@ -162,6 +162,8 @@ class Evidence:
     """(turn or None for the whole conversation, message) where the template failed."""
     rendered: frozenset[int | None] = frozenset()
     """Turns whose prompt was compared with what the template writes; None: the whole conversation was."""
+    date_formats: tuple[str, ...] = ()
+    """The formats in which the template asks for the date."""
     recovery_problems: tuple[tuple[int, str], ...] = ()
     """(turn, what could not be recovered from its token strings)."""
     log_reading: Reading | None = None

@@ -123,6 +123,8 @@ class Result:
     misfit: Finding | None = None
     """The finding that the log was written with another tokenizer or template; rules that would only repeat it
     were held back."""
+    told: tuple[Finding, ...] = ()
+    """Findings of its whole log that were made before its rows, the same for every result of the log."""
     of_log: bool = False
     """True for findings of a whole log or run: the result is neither a rollout nor an unreadable row."""
 

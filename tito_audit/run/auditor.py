@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import witness
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs, words_for
+from tito_audit.evidence.own_date import at_own_date
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.rollout import Place, Rollout, with_speakers
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
@@ -26,7 +28,7 @@ from tito_audit.rule import Rule, selected
 from tito_audit.rules import all_rules
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.fit import TOKENIZER
-from tito_audit.settings.model import NO_TOOLS, Settings
+from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -52,6 +54,10 @@ class Auditor:
     """Which roles were sampled."""
     misfit: Finding | None = None
     """Why tokenizer or renderer are withheld: the log was written with another; None where nothing is withheld."""
+    told: tuple[Finding, ...] = ()
+    """Findings of the whole log that its first rows show, that one among them."""
+    own_dates: bool = False
+    """Whether each rollout is rendered on the date that its first prompt holds."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -61,7 +67,13 @@ class Auditor:
     def held_back(self, misfit: Finding) -> Auditor:
         """The same without the tokenizer or template that, by this finding, the log was not written with."""
         tokenizer = None if misfit.hit.cause == TOKENIZER else self.tokenizer
-        return replace(self, tokenizer=tokenizer, renderer=None, misfit=misfit)
+        return replace(self, tokenizer=tokenizer, renderer=None, misfit=misfit, told=(misfit,))
+
+    def renderer_for(self, rollout: Rollout) -> Renderer | None:
+        """The renderer of one rollout; None without a template."""
+        if not self.own_dates or self.renderer is None or self.tokenizer is None:
+            return self.renderer
+        return at_own_date(with_speakers(rollout, self.speakers), self.tokenizer, self.renderer)
 
     def silent(self) -> Auditor:
         """The same without rules: results say how their row was written and hold no findings."""
@@ -90,7 +102,8 @@ READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
 
 def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = None) -> Result:
     """The audit of one rollout; with `viewed`, also what a viewer shows of it."""
-    evidence = explain(gather(rollout, auditor.tokenizer, auditor.renderer, auditor.speakers), auditor.rules)
+    renderer = auditor.renderer_for(rollout)
+    evidence = explain(gather(rollout, auditor.tokenizer, renderer, auditor.speakers), auditor.rules)
     findings, skips = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
     findings = _in_their_rows(findings, rollout)
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
@@ -109,6 +122,7 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = No
         witness=said,
         trainings=trainings_of(evidence.rollout) if TRAINED_ONCE in auditor.codes else None,
         misfit=misfit,
+        told=auditor.told,
     )
 
 
@@ -195,7 +209,8 @@ class Loader:
         """The auditor for logs with these settings, and a notice about what it lacks."""
         tokenizer, renderer, notice = self._loaded(settings)
         speakers = Speakers(settings.sampled_roles)
-        auditor = Auditor(tokenizer, renderer, all_rules(), selected_codes(settings), all_repairs, speakers)
+        codes, own = selected_codes(settings), settings.clock == RECORDED
+        auditor = Auditor(tokenizer, renderer, all_rules(), codes, all_repairs, speakers, own_dates=own)
         return auditor, notice
 
     def _loaded(self, settings: Settings) -> tuple[Tokenizer | None, Renderer | None, str | None]:
@@ -268,7 +283,7 @@ def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
         template_name=settings.template_name,
         template_args=settings.template_args,
         tool_arguments=settings.tool_arguments,
-        clock=Clock(settings.clock) if settings.clock is not None else None,
+        clock=Clock(settings.clock) if isinstance(settings.clock, datetime) else None,
         without_tools=settings.tools == NO_TOOLS,
         time_limit=settings.template_seconds,
     )

@@ -123,7 +123,9 @@ class RowFlow:
         try:
             read = group.read(raw, place)
         except RecordError as error:
-            yield replace(unreadable(place, str(error), auditor.codes), misfit=auditor.misfit)
+            yield replace(
+                unreadable(place, str(error), auditor.codes), misfit=auditor.misfit, told=auditor.told
+            )
             return
         detection.look(place.file, *shown_by(read.format, read.row))
         for rollout in read.rollouts:

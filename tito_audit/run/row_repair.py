@@ -205,7 +205,8 @@ class RowRepair:
         audited = []
         for rollout in read.rollouts:
             again = of_run.of(rollout)
-            evidence = gather(rollout, auditor.tokenizer, auditor.renderer, auditor.speakers, log_reading, again)
+            renderer = auditor.renderer_for(rollout)
+            evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, log_reading, again)
             findings, skips = check(evidence, self.rules, self.all_codes, all_repairs)
             result = Result(rollout.place, evidence.rollout, findings, skips, counts_of(evidence))
             audited.append(Audited(evidence, result))

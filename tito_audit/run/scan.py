@@ -105,13 +105,13 @@ class Scan:
         conclude(self.summary)
 
     def _with_logs(self, results: Iterable[Result], flow: RowFlow) -> Iterator[Result]:
-        """The results, with those of each whole log: REC007 before its rows, what all rows show after them."""
+        """The results, with those of each whole log: what its first rows show before, and what all rows show after."""
         file: str | None = None
         for result in results:
             if file is not None and result.place.file != file:
                 yield from self._of_log(file, flow)
-            if file != result.place.file and result.misfit is not None:
-                yield Result(result.misfit.place, None, (result.misfit,), of_log=True)
+            if file != result.place.file and result.told:
+                yield Result(result.told[0].place, None, result.told, of_log=True)
             file = result.place.file
             if result.witness is not None:
                 self.testimonies.setdefault(file, Testimony()).add(result.witness, result.place)

@@ -17,6 +17,8 @@ Encoder = Literal["auto", "fastokens", "tokenizers"]
 MaskBy = Literal["span", "turn", "first-divergence"]
 MaskStyle = Literal["labels", "binary", "float", "bool"]
 Padding = Literal["none", "left", "right"]
+RECORDED: Literal["recorded"] = "recorded"
+"""What `Settings.clock` says where each prompt is rendered on the date that it holds."""
 NO_TOOLS = "none"
 """What `Settings.tools` says where prompts were rendered without tools."""
 
@@ -86,8 +88,9 @@ class Settings:
     """Time limit for rendering one prompt; a template that exceeds it is not run again."""
     tool_arguments: ToolArguments = "auto"
     """How templates get tool-call arguments: parsed, as servers do, or the string as logged."""
-    clock: datetime | None = None
-    """When the log was written, for templates that write the date; None: now."""
+    clock: datetime | Literal["recorded"] | None = None
+    """When the log was written, for templates that write the date; "recorded": as each first prompt says; None:
+    now."""
     sampled_roles: tuple[str, ...] = ()
     """The roles that were sampled, in messages and in the ids (`--sampled-role`); (): `assistant` and other common
     names for models."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from tito_audit.errors import SetupError
-from tito_audit.settings.model import MaxRate
+from tito_audit.settings.model import RECORDED, MaxRate
 
 MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?"
 """A date, or a date and a time of day, as ISO 8601 writes it."""
@@ -52,11 +52,15 @@ def names(given: Sequence[str], flag: str) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys(found) if name)
 
 
-def clock(given: str, flag: str) -> datetime:
-    """A moment, from `2024-07-26` or `2024-07-26T14:30`."""
-    found = moment(given.strip())
+def clock(given: str, flag: str) -> datetime | Literal["recorded"]:
+    """A moment, from `2024-07-26` or `2024-07-26T14:30`; or `recorded`."""
+    text = given.strip()
+    found = RECORDED if text == RECORDED else moment(text)
     if found is None:
-        raise SetupError(f"{flag} {given}: not a date.\nWrite {flag} 2024-07-26, or {flag} 2024-07-26T14:30")
+        raise SetupError(
+            f"{flag} {given}: not a date.\n"
+            f"Write {flag} 2024-07-26, {flag} 2024-07-26T14:30, or {flag} {RECORDED} for the date of each prompt."
+        )
     return found
 
 

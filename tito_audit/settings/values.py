@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tito_audit.settings.model import NO_TOOLS
+from tito_audit.settings.model import NO_TOOLS, RECORDED
 from tito_audit.settings.readers import MOMENT, json_or_text, moment
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -106,7 +106,7 @@ def _near_or_none(value: str, folder: Path) -> str:
 
 def _moment(value: Any, folder: Path) -> str:
     text = _text(value, folder)
-    if moment(text) is None:
+    if text != RECORDED and moment(text) is None:
         raise ValueError
     return text
 
@@ -296,8 +296,8 @@ def pairs(takes: str) -> Kind:
 
 
 CLOCK = Kind(
-    'a date, such as "2024-07-26", or a date and time, such as "2024-07-26T14:30"',
-    {"type": "string", "pattern": f"^{MOMENT}$"},
+    'a date, such as "2024-07-26", or with a time "2024-07-26T14:30", or "recorded" for the date of each prompt',
+    {"type": "string", "pattern": f"^(?:{MOMENT}|{RECORDED})$"},
     _moment,
 )
 TOOLS = Kind('the path of a file, or "none"', _TEXT, _file_or_none, _near_or_none)

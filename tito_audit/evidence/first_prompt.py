@@ -1,0 +1,85 @@
+"""The first prompt of a rollout: what a template wrote before anything was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.errors import RenderError
+from tito_audit.evidence.prompts import prompt_messages
+from tito_audit.evidence.reference import Reference
+from tito_audit.record.arrays import Ids
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Rollout, visible_part
+
+_LONGEST = 1 << 16
+"""Most recorded ids that are decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPrompt:
+    """The messages and the recorded ids of a first prompt."""
+
+    rollout: Rollout
+    messages: Sequence[Message]
+    ids: Ids
+    """`[N]` the prompt; in a training row, also what follows it."""
+    whole: bool
+    """Whether nothing follows the prompt."""
+
+    def text(self, reference: Reference) -> str | None:
+        """What the template writes for it, by a faster engine if that can tell; None where it cannot."""
+        rollout, kwargs = self.rollout, self.rollout.template_kwargs
+        fast = reference.render_fast(self.messages, rollout.tools, kwargs, opens_answer=True)
+        if fast is not None:
+            return fast
+        try:
+            return reference.render(self.messages, rollout.tools, kwargs, opens_answer=True)
+        except RenderError:
+            return None
+
+    def recorded(self, reference: Reference, characters: int) -> str:
+        """The text of the recorded ids, at least its first characters."""
+        return reference.text(self.ids[: min(characters + 1, _LONGEST)] if not self.whole else self.ids)
+
+    def is_written(self, reference: Reference) -> bool:
+        """Whether the template writes what was recorded, in these tokens or in others of the same text."""
+        text = self.text(reference)
+        if text is None:
+            return False
+        recorded = self.recorded(reference, len(text))
+        if recorded == text if self.whole else recorded.startswith(text):
+            return True
+        return self.has_ids_of(text, reference)
+
+    def is_exact(self, reference: Reference) -> bool:
+        """Whether what the template itself writes encodes as exactly what was recorded."""
+        rollout = self.rollout
+        try:
+            text = reference.render(self.messages, rollout.tools, rollout.template_kwargs, opens_answer=True)
+        except RenderError:
+            return False
+        return self.has_ids_of(text, reference)
+
+    def has_ids_of(self, text: str, reference: Reference) -> bool:
+        """Whether a text encodes as the recorded ids; in a row, its last token may merge with what follows."""
+        # No thread may start: processes are forked after this.
+        (ids,) = reference.tokenizer.encode_alone([text])
+        if self.whole:
+            return np.array_equal(ids, self.ids)
+        return len(ids) > 1 and np.array_equal(ids[:-1], self.ids[: len(ids) - 1])
+
+
+def first_prompt(rollout: Rollout) -> FirstPrompt | None:
+    """The first prompt of a rollout: of its first call, else of its training row; None where the log has none."""
+    if rollout.turns:
+        ids, sent = rollout.turns[0].prompt_ids, prompt_messages(rollout, 0)
+        return None if ids is None or not len(ids) or not sent else FirstPrompt(rollout, sent, ids, whole=True)
+    row = rollout.training_row
+    answer = next((place for place, message in enumerate(rollout.messages) if message.sampled), 0)
+    if row is None or not answer:
+        return None
+    start, end = visible_part(row)
+    return FirstPrompt(rollout, rollout.messages[:answer], row.token_ids[start:end], whole=False)

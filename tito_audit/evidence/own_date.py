@@ -1,0 +1,43 @@
+"""The date that a rollout's own prompt holds, for templates that write it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from tito_audit.evidence.first_prompt import FirstPrompt, first_prompt
+from tito_audit.evidence.reference import Reference
+from tito_audit.record.rollout import Rollout
+from tito_audit.render.dates import Probe, date_in, formats_of, reads_clock
+from tito_audit.render.globals import Clock
+from tito_audit.render.renderer import Renderer
+from tito_audit.tokens.tokenizer import Tokenizer
+
+
+def has_clock(renderer: Renderer) -> bool:
+    """Whether its templates may write the date."""
+    return any(reads_clock(template.source) for template in renderer.templates.values())
+
+
+def date_formats(renderer: Renderer) -> tuple[str, ...]:
+    """The formats in which its templates ask for the date."""
+    return tuple(one for template in renderer.templates.values() for one in formats_of(template.source))
+
+
+def at(renderer: Renderer, moment: datetime) -> Renderer:
+    """The renderer with a clock that stands still."""
+    return replace(renderer, clock=Clock(moment))
+
+
+def own_date(prompt: FirstPrompt, tokenizer: Tokenizer, renderer: Renderer) -> datetime | None:
+    """The date that the template wrote into a recorded prompt; None if it wrote none there."""
+    reference = Reference(tokenizer, replace(renderer, clock=Probe()))
+    probed = prompt.text(reference)
+    return None if probed is None else date_in(probed, prompt.recorded(reference, len(probed)))
+
+
+def at_own_date(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> Renderer:
+    """The renderer at the date that the rollout's first prompt holds; itself where it holds none."""
+    prompt = first_prompt(rollout) if has_clock(renderer) else None
+    found = own_date(prompt, tokenizer, renderer) if prompt is not None else None
+    return renderer if found is None else at(renderer, found)

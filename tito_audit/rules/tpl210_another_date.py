@@ -1,0 +1,62 @@
+"""TPL210: the date in the prompt."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tito_audit.evidence.model import Difference, Evidence, TextSide
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Severity
+from tito_audit.render.dates import dates_in
+from tito_audit.rule import Reason, cause
+from tito_audit.rules._drift import same_bytes
+
+_AROUND = 16
+"""Characters on either side of a date that both texts have to share."""
+
+
+@cause("TPL210", Severity.ERROR, precedence=55, needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS))
+def another_date(difference: Difference, evidence: Evidence) -> Reason | None:
+    """The prompt was written on another date.
+
+    ## What it finds
+    A template that writes the date (`strftime_now`) and a prompt or row that holds another one than it writes now,
+    or a prompt with another date than the call before it. If the first prompts of a log (up to 16) hold other
+    dates and come out exactly when they are rendered on these, one finding of the log says so (`where` is `log`),
+    and the log is audited by them. `--ignore TPL210` audits it by the clock of this machine.
+
+    ## Why it matters
+    A prompt rendered again on another day is another prompt: tokens before every answer change, and with them the
+    context that each logprob belongs to. A conversation that runs past midnight breaks its own prefix.
+
+    ## Example
+    Recorded `Today Date: 26 Jul 2024`, the template writes `Today Date: 22 Nov 2026`.
+
+    ## Repair
+    Pass the date on which the log was written (`--clock 2024-07-26`), or `--clock recorded` where it differs from
+    row to row. A trainer that renders the messages again has to be given the date as well.
+    """
+    if not evidence.date_formats or same_bytes(difference):
+        return None
+    was, now = (_date_at(side, evidence.date_formats) for side in (difference.recorded, difference.canonical))
+    if was is None or now is None or was.text == now.text or was.around != now.around:
+        return None
+    return Reason("another date", f"the date is {was.text} here, and {now.text} there")
+
+
+class _Date(NamedTuple):
+    """A date in a text."""
+
+    text: str
+    around: tuple[str, str]
+    """What stands next to it."""
+
+
+def _date_at(side: TextSide, formats: tuple[str, ...]) -> _Date | None:
+    """The date that a difference lies in; None where it lies in none."""
+    before, own, after = (data.decode("utf-8", "replace") for data in (side.before, side.data, side.after))
+    text, start, end = before + own + after, len(before), len(before) + len(own)
+    for first, last in dates_in(text, formats):
+        if first <= start and end <= last:
+            return _Date(text[first:last], (text[max(first - _AROUND, 0) : first], text[last : last + _AROUND]))
+    return None
