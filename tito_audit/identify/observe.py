@@ -1,0 +1,122 @@
+"""What a log shows about its template: messages, and the ids that were made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tito_audit.evidence.prompts import prompt_messages
+from tito_audit.record.arrays import Ids
+from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, trained_runs
+
+_LONGEST = 32_768
+"""Most ids of an observation to search with, while there are shorter ones."""
+
+
+class Part(IntEnum):
+    """What the ids of an observation are."""
+
+    FIRST = 0
+    """A prompt before which nothing was sampled: it shows the template alone."""
+    LATER = 1
+    """A prompt with answers in it, which may have drifted."""
+    WHOLE = 2
+    """A whole training row that does not say where its prompt ends."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """Messages and the ids that were made of them."""
+
+    place: Place
+    turn: int | None
+    messages: Sequence[Message]
+    tools: tuple[ToolSpec, ...]
+    stated: Mapping[str, object]
+    """The template arguments that the log states."""
+    ids: Ids
+    part: Part
+
+    @property
+    def opens(self) -> bool:
+        """Whether an answer follows the ids."""
+        return self.part is not Part.WHOLE
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What the template may treat in another way: roles, tools, tool calls, reasoning."""
+        roles = tuple(dict.fromkeys(message.role for message in self.messages))
+        first = self.messages[0].role
+        calls = any(message.tool_calls for message in self.messages)
+        thinks = any(message.reasoning for message in self.messages)
+        return self.part, first, roles, bool(self.tools), calls, thinks, tuple(sorted(self.stated))
+
+
+def observations(rollouts: Iterable[Rollout]) -> list[Observation]:
+    """What rollouts show: their prompts, else the starts of their training rows."""
+    return [one for rollout in rollouts for one in observations_of(rollout)]
+
+
+def observations_of(rollout: Rollout) -> Iterator[Observation]:
+    """What one rollout shows; nothing without messages or real ids."""
+    if rollout.stated.dummy_tokens:
+        return
+    prompts = [(k, ids) for k, turn in enumerate(rollout.turns) if (ids := turn.prompt_ids) is not None]
+    for k, ids in prompts:
+        sent = prompt_messages(rollout, k)
+        if sent and len(ids):
+            yield _made(rollout, k, sent, ids)
+    if not prompts and rollout.training_row is not None and rollout.messages:
+        yield from _of_row(rollout, rollout.training_row)
+
+
+def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
+    """The starts of a row before each of its answers; the whole row if it does not say where these are."""
+    answers = [index for index, message in enumerate(rollout.messages) if message.sampled]
+    starts: list[int] = []
+    if row.loss_mask is not None:
+        starts = [start for start, _ in trained_runs(row.loss_mask)]
+    if row.prompt_length and (not starts or len(starts) != len(answers)):
+        starts = [row.prompt_length]
+        answers = answers[:1]
+    elif len(starts) == 1:
+        answers = answers[-1:]
+    pairs = list(zip(answers, starts, strict=True)) if len(starts) == len(answers) else []
+    for k, (index, start) in enumerate(pairs):
+        if index and start:
+            yield _made(rollout, k, rollout.messages[:index], row.token_ids[:start])
+    if not pairs and row.loss_mask is None and len(row.token_ids):
+        yield Observation(
+            rollout.place,
+            None,
+            rollout.messages,
+            rollout.tools,
+            rollout.template_kwargs,
+            row.token_ids,
+            Part.WHOLE,
+        )
+
+
+def _made(rollout: Rollout, turn: int, messages: Sequence[Message], ids: Ids) -> Observation:
+    part = Part.LATER if any(message.sampled for message in messages) else Part.FIRST
+    return Observation(rollout.place, turn, messages, rollout.tools, rollout.template_kwargs, ids, part)
+
+
+def for_search(seen: Sequence[Observation], most: int) -> list[Observation]:
+    """A few observations that differ as much as possible, first prompts first and short ones first."""
+    ordered = sorted(seen, key=lambda one: (len(one.ids) > _LONGEST, one.part, len(one.ids)))
+    by_shape: dict[tuple[object, ...], list[Observation]] = {}
+    said: set[bytes] = set()
+    for one in ordered:
+        key = one.ids.tobytes()
+        if key not in said:
+            said.add(key)
+            by_shape.setdefault(one.shape, []).append(one)
+    picked: list[Observation] = []
+    depth = 0
+    while len(picked) < most and any(depth < len(group) for group in by_shape.values()):
+        picked += [group[depth] for group in by_shape.values() if depth < len(group)]
+        depth += 1
+    return picked[:most]

@@ -1,0 +1,243 @@
+"""The best way to write a few prompts: one thing is changed at a time, as long as that brings the text nearer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from tito_audit.identify.observe import Observation, Part
+from tito_audit.identify.ways import CLOCK, Way, Writer
+from tito_audit.render.arguments import Argument
+
+_PRODUCT = 128
+"""Most combinations of arguments to try one by one."""
+_ROUNDS = 6
+_PREFILL = 400
+_MOST_WRITTEN = 40_000_000
+"""Characters to write at most in the search for one template."""
+_LATER, _FIRST = 2, 5
+"""How much a prompt with answers counts, and one without: only the former may have drifted."""
+
+
+class Score(NamedTuple):
+    """How well a way writes some prompts; greater is better."""
+
+    exact: int
+    near: float
+    cheap: int
+
+
+class Search:
+    """The search with one tokenizer and template over a few observations."""
+
+    def __init__(self, writer: Writer, seen: Sequence[Observation]) -> None:
+        self._writer = writer
+        self._seen = seen
+        self._scores: dict[str, Score] = {}
+        self._lines: dict[int, Counter[str]] = {}
+
+    def best(self, start: Way) -> Way:
+        """The way that writes most of the observations exactly, found from `start`; of equal ones the simplest."""
+        found = self._climb(start)
+        if self._is_exact(found):
+            return self._simplest(found)
+        for other in self._starts(found):
+            if self._exhausted:
+                break
+            climbed = self._climb(other)
+            found = climbed if self.score(climbed) > self.score(found) else found
+            if self._is_exact(found):
+                break
+        return self._simplest(found)
+
+    def score(self, way: Way) -> Score:
+        """How well a way writes the observations."""
+        key = way.key
+        if key not in self._scores:
+            exact, near = 0, 0.0
+            for one in self._seen:
+                weight = _FIRST if one.part is Part.FIRST else _LATER
+                if self._writer.spells(way, one):
+                    exact += weight
+                    near += weight
+                else:
+                    near += weight * self._nearness(way, one)
+            self._scores[key] = Score(exact, round(near, 6), -way.cost)
+        return self._scores[key]
+
+    @property
+    def _exhausted(self) -> bool:
+        return self._writer.written > _MOST_WRITTEN
+
+    def _is_exact(self, way: Way) -> bool:
+        return all(self._writer.spells(way, one) for one in self._seen)
+
+    def _climb(self, way: Way) -> Way:
+        """The way after changes of one thing at a time, as long as one of them helps."""
+        for _ in range(_ROUNDS):
+            before = way
+            for options in self._dimensions():
+                if self._exhausted:
+                    return way
+                way = max((way, *options(way)), key=self.score)
+            if way == before or self._is_exact(way):
+                break
+        return way
+
+    def _starts(self, found: Way) -> Iterator[Way]:
+        """Where else to begin: all combinations of arguments if they are few, else each change alone."""
+        choices = [[None, *one.values] for one in self._writer.arguments.arguments if one.values]
+        names = [one.name for one in self._writer.arguments.arguments if one.values]
+        if prod(map(len, choices)) <= _PRODUCT:
+            for values in product(*choices):
+                way = found
+                for name, value in zip(names, values, strict=True):
+                    way = way.without_arg(name) if value is None else way.with_arg(name, value)
+                yield way
+            return
+        for options in self._dimensions():
+            yield from options(found)
+
+    def _simplest(self, way: Way) -> Way:
+        """The way without everything that changes nothing in the observations."""
+        for lighter in _lighter(way):
+            if self.score(lighter)[:2] >= self.score(way)[:2] and lighter.cost < way.cost:
+                return self._simplest(lighter)
+        return way
+
+    # What may be changed
+
+    def _dimensions(self) -> Iterator[Callable[[Way], Iterable[Way]]]:
+        """For each thing that may be changed, what makes the changes of a way."""
+        seen, arguments = self._seen, self._writer.arguments
+        if arguments.reads_clock:
+            yield self._clocks
+        for argument in arguments.arguments:
+            yield self._values(argument)
+        if any(one.tools for one in seen):
+            yield lambda way: (replace(way, without_tools=not way.without_tools),)
+        if any(message.tool_calls for one in seen for message in one.messages):
+            yield lambda way: (replace(way, tool_arguments=form) for form in ("auto", "string", "object"))
+        if any(one.stated for one in seen):
+            yield lambda way: (replace(way, uses_stated=not way.uses_stated),)
+        if any(message.reasoning for one in seen for message in one.messages):
+            yield lambda way: (replace(way, drops_reasoning=not way.drops_reasoning),)
+        yield self._system_prompts
+        if any(one.opens for one in seen):
+            yield lambda way: (replace(way, opens=not way.opens, prefill=""),)
+        yield self._bos
+        yield self._prefills
+
+    def _clocks(self, way: Way) -> Iterator[Way]:
+        dates = [date for one in self._seen if (date := self._writer.date(way, one)) is not None]
+        bare = replace(way, varies=way.varies - {CLOCK})
+        yield replace(bare, clock=None)
+        for date in dict.fromkeys(dates):
+            yield replace(bare, clock=date)
+        if len(set(dates)) > 1:
+            yield replace(bare, clock=None, varies=bare.varies | {CLOCK})
+
+    def _values(self, argument: Argument) -> Callable[[Way], Iterator[Way]]:
+        name = argument.name
+
+        def ways(way: Way) -> Iterator[Way]:
+            yield way.without_arg(name)
+            for value in argument.values:
+                yield way.with_arg(name, value)
+            if argument.written:
+                read = [self._writer.value(way, name, one) for one in self._seen]
+                for value in {repr(value): value for values in read for value in values}.values():
+                    yield way.with_arg(name, value)
+                if len({repr(values[0]) for values in read if values}) > 1:
+                    yield replace(way.without_arg(name), varies=way.varies | {name})
+
+        return ways
+
+    def _system_prompts(self, way: Way) -> Iterator[Way]:
+        yield replace(way, system=None, drops_system=False)
+        if any(one.messages[0].role in ("system", "developer") for one in self._seen):
+            yield replace(way, system=None, drops_system=True)
+        texts = [text for one in self._seen for text in self._writer.system(way, one)]
+        for text, _ in Counter(texts).most_common(4):
+            yield replace(way, system=text, drops_system=False)
+
+    def _bos(self, way: Way) -> Iterator[Way]:
+        """With BOS tokens added or removed, if the recorded texts begin with another number of them."""
+        bos = self._writer.bos
+        if not bos:
+            return
+        plain = replace(way, bos=0)
+        yield plain
+        for one in self._seen[:2]:
+            text = self._writer.text(plain, one)
+            if text is not None:
+                more = _leading(self._writer.recorded(one), bos) - _leading(text, bos)
+                if more in (-1, 1, 2):
+                    yield replace(way, bos=more)
+
+    def _prefills(self, way: Way) -> Iterator[Way]:
+        """With the text that all recorded prompts have after what is written."""
+        plain = replace(way, prefill="")
+        yield plain
+        for one in self._seen:
+            text, recorded = self._writer.text(plain, one), self._writer.recorded(one)
+            if one.opens and text is not None and recorded.startswith(text):
+                rest = recorded[len(text) :]
+                if 0 < len(rest) <= _PREFILL:
+                    yield replace(way, prefill=rest)
+
+    # How near a text is
+
+    def _nearness(self, way: Way, one: Observation) -> float:
+        """How much of the recorded text is written: at its start, at its end, and line by line; below 1."""
+        text = self._writer.text(way, one)
+        recorded = self._writer.recorded(one)
+        if not text or not recorded:
+            return -1.0 if text is None else 0.0
+        start = common_start(text, recorded)
+        end = min(common_start(text[::-1], recorded[::-1]), min(len(text), len(recorded)) - start)
+        lines = self._lines.setdefault(id(one), Counter(recorded.split("\n")))
+        shared = sum(len(line) * number + number for line, number in (Counter(text.split("\n")) & lines).items())
+        longest = max(len(text), len(recorded))
+        return 0.5 * (start + end) / longest + 0.49 * shared / (longest + 1)
+
+
+def _lighter(way: Way) -> Iterator[Way]:
+    """The ways that claim one thing less."""
+    for name, _ in way.args:
+        yield way.without_arg(name)
+    for name in sorted(way.varies):
+        yield replace(way, varies=way.varies - {name})
+    yield replace(way, clock=None)
+    yield replace(way, tool_arguments="auto")
+    yield replace(way, without_tools=False)
+    yield replace(way, uses_stated=True)
+    yield replace(way, system=None, drops_system=False)
+    yield replace(way, drops_reasoning=False)
+    yield replace(way, opens=True)
+    yield replace(way, prefill="")
+    yield replace(way, bos=0)
+
+
+def _leading(text: str, token: str) -> int:
+    """How often a text begins with a token."""
+    number = 0
+    while text.startswith(token, number * len(token)):
+        number += 1
+    return number
+
+
+def common_start(text: str, other: str) -> int:
+    """How many characters two texts share at the start, found in a few comparisons."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

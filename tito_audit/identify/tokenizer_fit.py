@@ -1,0 +1,242 @@
+"""Whether a tokenizer can have written the ids of a log, by its first rollouts.
+
+The tests are coarse, so that no fault of a row is mistaken for a misfit: are logged texts found in the decoded
+ids, does encoding the decoded text give the ids back, are the ids in the vocabulary, does the log spell a control
+token of the template in pieces. Measured on real logs of three models with seven tokenizers, each against each:
+the right tokenizer finds at least 99 % of the texts and 98 % of the ids, a wrong one at most 18 % of the texts and
+91 % of the ids. Between the two there is no verdict.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from tito_audit.errors import RenderError
+from tito_audit.evidence.reference import Reference
+from tito_audit.record.arrays import Ids
+from tito_audit.record.message import as_messages
+from tito_audit.record.rollout import Rollout, trained_runs
+from tito_audit.terminal.words import listed, many
+from tito_audit.tokens.tokenizer import Tokenizer
+
+_TEXT = 8
+"""Characters that a text needs to count as found or not found."""
+_TEXTS = 64
+"""Most texts of a row to look for."""
+_LOOKED = 200
+"""Characters of a text to look for."""
+_DECODED = 1 << 16
+"""Most ids of a row to decode."""
+_ENCODED = 2_048
+"""Most ids of a row whose text is encoded again."""
+_REAL = 12
+"""Different ids that a sequence needs not to be a placeholder."""
+_FOUND = 0.2
+"""Up to this share of texts found, the texts speak against the tokenizer."""
+_SAME = 0.95
+"""Up to this share of ids that come back, the ids speak against it too, and together they prove the misfit."""
+_SAME_ALONE = 0.91
+"""The share for logs without texts, where the ids alone prove it."""
+_LEAST, _LEAST_ALONE = 24, 512
+"""Ids needed for such a verdict, with texts and without."""
+_OUTSIDE_ROWS, _OUTSIDE_SHARE = 4, 0.8
+"""How many rows there must be, and in which share of them ids past the end of the vocabulary, to prove a
+misfit."""
+_IN_PIECES = 4
+"""How often the rows, two at least, must spell a token of the template in pieces."""
+
+Tested: TypeAlias = Sequence[tuple[Rollout, list[Ids]]]
+"""Rollouts, each with its id sequences."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the rows show about their tokenizer."""
+
+    rows: int = 0
+    ids: int = 0
+    outside: int = 0
+    """Ids that are not in the vocabulary."""
+    rows_outside: int = 0
+    """Rows with ids past the end of the vocabulary."""
+    past_end: set[int] = field(default_factory=set)
+    texts: int = 0
+    found: int = 0
+    decoded: list[str] = field(default_factory=list)
+    """The decoded text of each row."""
+
+
+def tested(rollouts: Sequence[Rollout]) -> Tested:
+    """The rollouts that have id sequences to test."""
+    return [(rollout, ids) for rollout in rollouts if (ids := _ids(rollout))]
+
+
+def not_the_tokenizer(rows: Tested, reference: Reference) -> str | None:
+    """Why the tokenizer cannot have written these ids; None if it can."""
+    return _why_not(rows, _look(rows, reference.tokenizer), reference)
+
+
+def share_back(rows: Tested, reference: Reference) -> float:
+    """The share of the ids that were not sampled which encoding their text gives back."""
+    return _come_back([ids for rollout, _ in rows for ids in _given(rollout)], reference)
+
+
+def _why_not(tested: Tested, seen: _Seen, reference: Reference) -> str | None:
+    """Why the tokenizer cannot have written these ids; None if it can."""
+    words = _counted(seen)
+    enough = seen.rows >= _OUTSIDE_ROWS and len(seen.past_end) > 1
+    if enough and seen.rows_outside >= _OUTSIDE_SHARE * seen.rows:
+        return f"{listed(words)}, in {seen.rows_outside:,} of {many(seen.rows, 'row')}"
+    same = None if _reads(seen) else _too_few(tested, seen, reference)
+    if same is None:
+        return _in_pieces(tested, seen, reference)
+    return listed([*words, f"encoding that text again gives {_percent(same)} of the ids back"])
+
+
+def _counted(seen: _Seen) -> list[str]:
+    words = []
+    if seen.texts:
+        are = "is" if seen.texts == 1 else "are"
+        words.append(f"{seen.found:,} of {many(seen.texts, 'logged text')} {are} found in what the ids decode to")
+    if seen.outside:
+        words.append(f"{_percent(seen.outside / seen.ids)} of the ids lie outside the vocabulary")
+    return words
+
+
+def _reads(seen: _Seen) -> bool:
+    """Whether the texts of the log are found in its decoded ids."""
+    return seen.texts > 1 and seen.found > _FOUND * seen.texts
+
+
+def _too_few(tested: Tested, seen: _Seen, reference: Reference) -> float | None:
+    """The share of the ids that come back, if too small for the tokenizer that wrote them; else None."""
+    alone = seen.texts < 2
+    ids = [one for rollout, all_ids in tested for one in (_given(rollout) if alone else all_ids)]
+    if sum(map(len, ids)) < (_LEAST_ALONE if alone else _LEAST) or (alone and _opened(seen, reference)):
+        return None
+    same = _come_back(ids, reference)
+    return same if same <= (_SAME_ALONE if alone else _SAME) else None
+
+
+def _look(tested: Tested, tokenizer: Tokenizer) -> _Seen:
+    seen, vocabulary = _Seen(), tokenizer.vocabulary
+    for rollout, all_ids in tested:
+        text = "\n".join(vocabulary.text(ids) for ids in all_ids)
+        unknown = np.concatenate([ids[~vocabulary.known(ids)] for ids in all_ids])
+        past = unknown[unknown >= vocabulary.size]
+        seen.rows += 1
+        seen.ids += sum(map(len, all_ids))
+        seen.outside += len(unknown)
+        seen.rows_outside += len(past) > 0
+        seen.past_end |= set(past[:_REAL].tolist())
+        seen.decoded.append(text)
+        plain = _plain(text)
+        for one in _texts(rollout):
+            seen.texts += 1
+            seen.found += _held(one, plain)
+    return seen
+
+
+def _ids(rollout: Rollout) -> list[Ids]:
+    """The id sequences of a rollout to test: the training row, else the last call, else the completions."""
+    if rollout.stated.dummy_tokens:
+        return []
+    if rollout.training_row is not None:
+        found = [rollout.training_row.token_ids]
+    elif rollout.turns and (last := rollout.turns[-1].seen_ids) is not None:
+        found = [last]
+    else:
+        found = [turn.completion_ids for turn in rollout.turns if turn.completion_ids is not None]
+    return [ids[:_DECODED] for ids in found if _real(ids)]
+
+
+def _given(rollout: Rollout) -> Iterator[Ids]:
+    """The ids that were not sampled, so a tokenizer must have written them; the whole row if it has no mask."""
+    row = rollout.training_row
+    if row is None:
+        prompts = [turn.prompt_ids for turn in rollout.turns[-1:] if turn.prompt_ids is not None]
+        yield from filter(_real, prompts)
+    elif row.loss_mask is None:
+        yield from filter(_real, [row.token_ids])
+    else:
+        yield from (ids for start, end in trained_runs(~row.loss_mask) if _real(ids := row.token_ids[start:end]))
+
+
+def _real(ids: Ids) -> bool:
+    """Whether ids are not placeholders: enough different ones, and not a mere count upwards."""
+    first = ids[:_ENCODED]
+    return len(set(first.tolist())) >= _REAL and not (np.diff(first) == 1).all()
+
+
+def _texts(rollout: Rollout) -> list[str]:
+    """The texts that the log states: those of messages and calls."""
+    texts = [message.text for message in rollout.messages]
+    for turn in rollout.turns:
+        texts += [text for text in (turn.completion_text, turn.prompt_text) if text]
+    return [plain for text in texts[:_TEXTS] if len(plain := _plain(text)) >= _TEXT]
+
+
+def _held(text: str, decoded: str) -> bool:
+    """Whether the beginning or the middle of a text is found."""
+    start = max((len(text) - _LOOKED) // 2, 0)
+    return text[:_LOOKED] in decoded or text[start : start + _LOOKED] in decoded
+
+
+def _plain(text: str) -> str:
+    """The text normalized for comparison: NFC, each run of white space as one space."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def _come_back(ids: Sequence[Ids], reference: Reference) -> float:
+    """The share of the ids that encoding their text gives back, in any order."""
+    same = number = 0
+    for one in ids:
+        recorded = one[:_ENCODED]
+        again = reference.encode(reference.text(recorded))
+        common = Counter(recorded.tolist()) & Counter(again.tolist())
+        same += common.total()
+        number += max(len(recorded), len(again))
+    return same / max(number, 1)
+
+
+def _opened(seen: _Seen, reference: Reference) -> bool:
+    """Whether a row holds the generation prompt of the template, as rendered after a question."""
+    if reference.renderer is None:
+        return False
+    asked = as_messages([{"role": "user", "content": "?!"}], "messages")
+    try:
+        opener = reference.render(asked, (), {}, opens_answer=True).rpartition("?!")[2].strip()
+    except RenderError:
+        return False
+    return len(opener) > _TEXT and any(opener in text for text in seen.decoded)
+
+
+def _in_pieces(tested: Tested, seen: _Seen, reference: Reference) -> str | None:
+    """The reason if the rows spell a token of the template in pieces and never hold it as one token; else None."""
+    vocabulary, renderer = reference.vocabulary, reference.renderer
+    if renderer is None:
+        return None
+    source = "".join(template.source for template in renderer.templates.values())
+    held = {one for _, all_ids in tested for ids in all_ids for one in ids.tolist()}
+    if not held & vocabulary.special_ids:
+        return None  # the rows hold no control tokens at all
+    for token in sorted(vocabulary.added_ids - held):
+        piece = vocabulary.piece(token)
+        if len(piece) > 1 and piece in source:
+            counts = [text.count(piece) for text in seen.decoded]
+            if sum(counts) >= _IN_PIECES and sum(map(bool, counts)) > 1:
+                return (
+                    f"'{piece}', which the chat template writes and the tokenizer has as one token, occurs "
+                    f"{sum(counts):,} times in {many(sum(map(bool, counts)), 'row')}, each time in pieces"
+                )
+    return None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%" if share >= 0.01 else f"{100 * share:.1g}%"

@@ -1,0 +1,244 @@
+"""Ways to write a prompt: everything that may change its text, and the text that it then has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+
+from tito_audit.errors import RenderError
+from tito_audit.identify.observe import Observation
+from tito_audit.identify.readings import MARK, SAMPLE_DATE, between, date_in
+from tito_audit.record.arrays import Ids
+from tito_audit.record.message import Message, as_message
+from tito_audit.render.arguments import TemplateArguments
+from tito_audit.render.globals import Clock
+from tito_audit.render.renderer import Renderer, ToolArguments
+from tito_audit.tokens.tokenizer import Tokenizer
+
+CLOCK = "strftime_now"
+"""What stands for the clock among the names of things that vary."""
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_LONGEST_VALUE, _LONGEST_SYSTEM = 4_000, 200_000
+"""Most characters of a value to read, and of a system prompt."""
+_REST = 64
+"""Characters that a template may write after the end of a recorded row."""
+_FEW = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to write prompts."""
+
+    args: tuple[tuple[str, object], ...] = ()
+    tool_arguments: ToolArguments = "auto"
+    clock: datetime | None = None
+    without_tools: bool = False
+    uses_stated: bool = True
+    opens: bool = True
+    prefill: str = ""
+    bos: int = 0
+    """How many BOS tokens are added before the text; -1: the one that the template writes is missing."""
+    system: str | None = None
+    """The system prompt in place of that of the messages."""
+    drops_system: bool = False
+    drops_reasoning: bool = False
+    varies: frozenset[str] = frozenset()
+    """Arguments, or the clock, that each row has its own value of."""
+
+    def given(self, name: str) -> bool:
+        """Whether it gives an argument."""
+        return any(name == mine for mine, _ in self.args)
+
+    def with_arg(self, name: str, value: object) -> Way:
+        """The same with another value of an argument."""
+        kept = tuple(pair for pair in self.args if pair[0] != name)
+        return replace(self, args=(*kept, (name, value)), varies=self.varies - {name})
+
+    def without_arg(self, name: str) -> Way:
+        """The same without an argument."""
+        kept = tuple(pair for pair in self.args if pair[0] != name)
+        return replace(self, args=kept, varies=self.varies - {name})
+
+    @property
+    def departs(self) -> int:
+        """How many things it does that no flag can say."""
+        told = (not self.uses_stated, not self.opens, self.prefill, self.bos, self.system is not None)
+        return sum(map(bool, (*told, self.drops_system, self.drops_reasoning))) + len(self.varies)
+
+    @property
+    def cost(self) -> int:
+        """How much it claims: flags count once, what no flag can say counts more."""
+        flags = (self.tool_arguments != "auto", self.clock is not None, self.without_tools)
+        return len(self.args) + sum(flags) + 4 * self.departs
+
+    @property
+    def key(self) -> str:
+        """A text that differs for any two ways."""
+        return repr(self)
+
+
+class Writer:
+    """Writes prompts with one tokenizer and one template."""
+
+    def __init__(self, tokenizer: Tokenizer, renderer: Renderer) -> None:
+        self.tokenizer = tokenizer
+        self.renderer = renderer
+        bos = tokenizer.bos_id
+        self.bos = tokenizer.vocabulary.piece(bos) if bos is not None else ""
+        self.refused: dict[str, int] = {}
+        """Why the template could not write prompts, and how often."""
+        self.written = 0
+        """Characters written so far."""
+        self._texts: dict[tuple[str, int], str | None] = {}
+        self._recorded: dict[int, str] = {}
+        self._kept: list[Observation] = []
+
+    @cached_property
+    def arguments(self) -> TemplateArguments:
+        """The arguments of the template, of all of them if it depends on the tools which is used."""
+        found = [template.arguments for template in self.renderer.templates.values()]
+        if self.renderer.name is not None:
+            found = [self.renderer.templates[self.renderer.name].arguments]
+        arguments = {one.name: one for each in reversed(found) for one in each.arguments}
+        formats = dict.fromkeys(text for each in found for text in each.clock_formats)
+        return TemplateArguments(
+            tuple(arguments.values()), any(each.reads_clock for each in found), tuple(formats)
+        )
+
+    def recorded(self, one: Observation) -> str:
+        """The text of the recorded ids."""
+        key = id(one)
+        if key not in self._recorded:
+            self._kept.append(one)  # no other object gets its id
+            self._recorded[key] = self.tokenizer.vocabulary.text(one.ids)
+        return self._recorded[key]
+
+    def text(self, way: Way, one: Observation) -> str | None:
+        """What it writes for an observation in this way; None where the template refuses."""
+        key = way.key, id(one)
+        if key not in self._texts:
+            self.recorded(one)
+            if len(self._texts) >= _FEW:
+                self._texts.clear()
+            own = self.resolved(way, one) if way.varies else way
+            self._texts[key] = self._write(own, one) if own is not None else None
+        return self._texts[key]
+
+    def value(self, way: Way, name: str, one: Observation) -> list[object]:
+        """The values that an argument may have had in an observation, the likeliest first."""
+        text = self.text(way.with_arg(name, MARK), one)
+        if text is None:
+            return []
+        found = between(text, MARK, self.recorded(one), _LONGEST_VALUE)
+        return [value for read in found for value in plain_value(read)]
+
+    def date(self, way: Way, one: Observation) -> datetime | None:
+        """The date that the template wrote into an observation; None if it is not found."""
+        text = self.text(replace(way, clock=SAMPLE_DATE, varies=way.varies - {CLOCK}), one)
+        return date_in(text, self.recorded(one), self.arguments.clock_formats) if text is not None else None
+
+    def system(self, way: Way, one: Observation) -> list[str]:
+        """The system prompts that an observation may have, the likeliest first."""
+        text = self.text(replace(way, system=MARK, drops_system=False), one)
+        return list(between(text, MARK, self.recorded(one), _LONGEST_SYSTEM)) if text is not None else []
+
+    def resolved(self, way: Way, one: Observation) -> Way | None:
+        """The way with what varies read from the observation; None if it is not found there."""
+        for name in sorted(way.varies):
+            if name == CLOCK:
+                date = self.date(way, one)
+                if date is None:
+                    return None
+                way = replace(way, clock=date, varies=way.varies - {CLOCK})
+            else:
+                values = self.value(way, name, one)
+                if not values:
+                    return None
+                way = way.with_arg(name, values[0])
+        return way
+
+    def spells(self, way: Way, one: Observation) -> bool:
+        """Whether it writes the text of the recorded ids."""
+        text = self.text(way, one)
+        return text is not None and self._cut(text, one) == self.recorded(one)
+
+    def writes(self, way: Way, one: Observation) -> bool:
+        """Whether what it writes encodes as exactly the recorded ids."""
+        text = self.text(way, one)
+        if text is None:
+            return False
+        cut = self._cut(text, one)
+        return cut == self.recorded(one) and _same(self.tokenizer.encode(cut), one.ids)
+
+    def _cut(self, text: str, one: Observation) -> str:
+        """A text without what a template writes after the last token of a whole row."""
+        recorded = self.recorded(one)
+        longer = not one.opens and text.startswith(recorded) and len(text) - len(recorded) <= _REST
+        return recorded if longer else text
+
+    def _write(self, way: Way, one: Observation) -> str | None:
+        renderer = replace(
+            self.renderer,
+            template_args=dict(way.args),
+            tool_arguments=way.tool_arguments,
+            clock=Clock(way.clock) if way.clock is not None else None,
+            without_tools=way.without_tools,
+        )
+        messages = _sent(way, one.messages)
+        if not messages:
+            return None
+        try:
+            text = renderer.render(
+                messages,
+                one.tools,
+                add_generation_prompt=way.opens and one.opens,
+                template_kwargs=one.stated if way.uses_stated else {},
+            )
+        except RenderError as error:
+            reason = str(error)
+            self.refused[reason] = self.refused.get(reason, 0) + 1
+            return None
+        self.written += len(text)
+        return self._around(way, text) + (way.prefill if one.opens else "")
+
+    def _around(self, way: Way, text: str) -> str:
+        if way.bos > 0:
+            return self.bos * way.bos + text
+        return text.removeprefix(self.bos) if way.bos else text
+
+
+def _same(ids: Ids, recorded: Ids) -> bool:
+    return len(ids) == len(recorded) and bool((ids == recorded).all())
+
+
+def _sent(way: Way, messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages as the sampler got them."""
+    sent = list(messages)
+    has_system = bool(sent) and sent[0].role in ("system", "developer")
+    if way.system is not None:
+        role = sent[0].role if has_system else "system"
+        sent = [as_message({"role": role, "content": way.system}, "system prompt"), *sent[has_system:]]
+    elif way.drops_system and has_system:
+        sent = sent[1:]
+    if way.drops_reasoning:
+        sent = [_without_reasoning(message) for message in sent]
+    return sent
+
+
+def _without_reasoning(message: Message) -> Message:
+    if message.reasoning is None:
+        return message
+    wire: Mapping[str, object] = {key: value for key, value in message.wire.items() if key not in _REASONING}
+    return replace(message, wire=wire, reasoning=None)
+
+
+def plain_value(text: str) -> Sequence[object]:
+    """The values that a template would write as this text: a number where it is one, else a text."""
+    try:
+        number = json.loads(text)
+    except ValueError:
+        return (text,)
+    return (number, text) if isinstance(number, int | float) and str(number) == text else (text,)
