@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tito_audit.identify.engine import Audit, explain_head, identify
 from tito_audit.identify.model import (
     GIVEN_TEMPLATE,
     OWN_TEMPLATE,
@@ -22,6 +23,7 @@ from tito_audit.identify.model import (
 __all__ = [
     "GIVEN_TEMPLATE",
     "OWN_TEMPLATE",
+    "Audit",
     "Candidate",
     "Departure",
     "DepartureKind",
@@ -34,4 +36,6 @@ __all__ = [
     "NamedTemplate",
     "Share",
     "TokenizerFit",
+    "explain_head",
+    "identify",
 ]

@@ -266,6 +266,8 @@ class TokenizerFit:
     fits: bool
     because: str = ""
     """Why it cannot have written the ids."""
+    same: float = 0.0
+    """The share of the ids that were not sampled which encoding their text gives back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,110 @@
+"""What a way writes exactly of the rows that confirm it, and which other ways write the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from tito_audit.identify.model import NamedTemplate, Share
+from tito_audit.identify.observe import Observation, Part
+from tito_audit.identify.readings import parsed
+from tito_audit.identify.ways import CLOCK, Way, Writer
+
+_NEIGHBOURS = 24
+"""How many observations decide whether an argument changes anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """A way, and which observations it writes exactly."""
+
+    writer: Writer
+    template: NamedTemplate
+    way: Way
+    written: frozenset[int]
+    """The positions of these observations."""
+
+    def rank(self, seen: Sequence[Observation]) -> tuple[int, int, int]:
+        """How good it is: first prompts written, then all prompts, then how little it claims."""
+        first = sum(seen[at].part is Part.FIRST for at in self.written)
+        return first, len(self.written), -self.way.cost
+
+
+def confirmed(writer: Writer, template: NamedTemplate, way: Way, seen: Sequence[Observation]) -> Confirmed:
+    """What a way writes; with values that vary from row to row, if that writes more."""
+    best = Confirmed(writer, template, way, _written(writer, way, seen))
+    for other in _varied(best):
+        if len(best.written) == len(seen):
+            break
+        written = _written(writer, other, seen)
+        if len(written) > len(best.written):
+            best = replace(best, way=other, written=written)
+    return best
+
+
+def _written(writer: Writer, way: Way, seen: Sequence[Observation]) -> frozenset[int]:
+    return frozenset(at for at, one in enumerate(seen) if writer.writes(way, one))
+
+
+def _varied(best: Confirmed) -> Iterator[Way]:
+    """The ways in which something that was read from a prompt is read from each of them."""
+    way = best.way
+    if way.clock is not None:
+        yield replace(way, clock=None, varies=way.varies | {CLOCK})
+    for name, _ in way.args:
+        argument = best.writer.arguments.named(name)
+        if argument is not None and argument.written:
+            yield replace(way.without_arg(name), varies=way.varies | {name})
+
+
+def share_of(written: frozenset[int], seen: Sequence[Observation]) -> Share:
+    """Prompts, turns and tokens that are written exactly, out of all."""
+    share = Share()
+    for at, one in enumerate(seen):
+        first, exact = one.part is Part.FIRST, at in written
+        share += Share(
+            prompts=int(first and exact),
+            of_prompts=int(first),
+            turns=int(not first and exact),
+            of_turns=int(not first),
+            tokens=len(one.ids) if exact else 0,
+            of_tokens=len(one.ids),
+        )
+    return share
+
+
+def equal_ways(best: Confirmed, seen: Sequence[Observation]) -> tuple[list[Way], list[str]]:
+    """Other values of arguments that write the same, and the arguments of which every value does."""
+    writer, way = best.writer, best.way
+    few = [seen[at] for at in sorted(best.written)[:_NEIGHBOURS]]
+    equal = [other for other in _same_date(best) if _same(writer, way, other, few)]
+    undetermined: list[str] = []
+    for argument in writer.arguments.arguments:
+        if argument.name in way.varies:
+            continue
+        others = [way.with_arg(argument.name, value) for value in argument.values]
+        others = [other for other in (way.without_arg(argument.name), *others) if other != way]
+        same = [other for other in others if _same(writer, way, other, few)]
+        if others and len(same) == len(others) and not way.given(argument.name):
+            undetermined.append(argument.name)
+        else:
+            equal += same
+    return equal, undetermined
+
+
+def _same(writer: Writer, way: Way, other: Way, seen: Sequence[Observation]) -> bool:
+    return bool(seen) and all(writer.text(way, one) == writer.text(other, one) for one in seen)
+
+
+def _same_date(best: Confirmed) -> Iterator[Way]:
+    """The date as an argument where it is the clock's, and the other way round."""
+    way = best.way
+    for argument in best.writer.arguments.arguments:
+        form, value = argument.clock_format, dict(way.args).get(argument.name)
+        if form is not None and way.clock is not None and value is None:
+            yield replace(way, clock=None).with_arg(argument.name, way.clock.strftime(form))
+        elif form is not None and isinstance(value, str):
+            date: datetime | None = parsed([(form, value)])
+            if date is not None:
+                yield replace(way.without_arg(argument.name), clock=date)

@@ -1,0 +1,297 @@
+"""The search over all candidates: what explains a log best, and whether that is sure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from tito_audit.errors import SetupError
+from tito_audit.evidence.reference import Reference
+from tito_audit.identify.confirm import Confirmed, confirmed, equal_ways, share_of
+from tito_audit.identify.endings import endings
+from tito_audit.identify.model import (
+    GIVEN_TEMPLATE,
+    Candidate,
+    Explanation,
+    Found,
+    Identified,
+    Lack,
+    Left,
+    NamedTemplate,
+    TokenizerFit,
+)
+from tito_audit.identify.observe import Observation, Part, for_search, observations
+from tito_audit.identify.search import Search
+from tito_audit.identify.tokenizer_fit import Tested, not_the_tokenizer, share_back, tested
+from tito_audit.identify.told import explanation_of
+from tito_audit.identify.ways import Way, Writer
+from tito_audit.record.finding import Finding
+from tito_audit.record.rollout import Rollout
+from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.tokens.tokenizer import Tokenizer
+
+Audit: TypeAlias = Callable[[Rollout, Tokenizer, Renderer], Iterable[Finding]]
+"""What audits one rollout with a tokenizer and a renderer."""
+
+_SEARCHED = 8
+"""How many observations are searched."""
+_CONFIRMED, _CONFIRMED_IDS = 240, 2_000_000
+"""How many observations confirm an explanation, and how many ids these have at most."""
+_TESTED = 16
+"""How many rollouts decide whether a tokenizer fits."""
+_AUDITED = 48
+"""How many rollouts are audited to say what is left."""
+_NEARLY_ALL = 0.95
+_FEW = 0.5
+"""Settings that write more of the first prompts than this are taken to be right."""
+_SECONDS = 2.0
+"""Time limit for one rendering in a search."""
+_AGAIN = 2
+"""How often the rows that are not explained are searched again."""
+
+
+def identify(
+    rollouts: Sequence[Rollout], candidates: Sequence[Candidate], *, audit: Audit | None = None
+) -> Identified:
+    """What explains the recorded ids of these rollouts, a few hundred of a log, the first ones among them.
+
+    With `audit`, what the best explanation leaves is counted by the findings of an audit with it.
+    """
+    rows = tested(rollouts[: 4 * _TESTED])[:_TESTED]
+    if not rows:
+        return Identified(lack=Lack.NO_IDS)
+    fits = [_fit(rows, one.tokenizer) for one in candidates]
+    fitting = [one for one, fit in zip(candidates, fits, strict=True) if fit.fits]
+    known = Identified(tokenizers=tuple(fits))
+    if not fitting:
+        return replace(known, lack=Lack.NO_TOKENIZER)
+    seen = observations(rollouts)
+    ends = endings(rollouts, Reference(fitting[0].tokenizer, None))
+    if not seen:
+        return replace(known, lack=Lack.NO_MESSAGES, endings=ends)
+    searched = for_search(seen, _SEARCHED)
+    rest = _spread(seen, searched)
+    all_found: list[Confirmed] = []
+    for candidate in fitting:
+        for template in candidate.templates:
+            writer = _writer(candidate.tokenizer, template)
+            if writer is not None:
+                all_found += _explained(writer, template, Way(), searched, rest)
+    if not all_found:
+        return replace(known, lack=Lack.NO_TEMPLATE, endings=ends)
+    return _identified(known, all_found, searched, rest, rollouts, audit)
+
+
+def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -> Explanation | None:
+    """What explains the first rollouts of a log with this tokenizer and template, but other arguments, another
+    date or no tools; None if the renderer explains them as it is, or nothing surely does.
+
+    That costs a few renderings if the renderer is right.
+    """
+    seen = observations(rollouts)
+    first = [one for one in seen if one.part is Part.FIRST] or seen
+    start = Way(
+        tuple(renderer.template_args.items()),
+        renderer.tool_arguments,
+        renderer.clock.at if renderer.clock is not None else None,
+        renderer.without_tools,
+    )
+    writer = Writer(tokenizer, renderer)
+    right = 0
+    for number, one in enumerate(first, 1):
+        right += writer.writes(start, one)
+        if right == number == 2 or right > _FEW * len(first):
+            return None
+    if not first:
+        return None
+    searched = for_search(seen, _SEARCHED)
+    rest = _spread(seen, searched)
+    found = sorted(_explained(writer, GIVEN_TEMPLATE, start, searched, rest), key=lambda one: one.rank(rest))
+    best = found[-1] if found else None
+    if best is None or best.way == start or _unsure(found[::-1], searched, rest):
+        return None
+    return explanation_of(best.way, writer, GIVEN_TEMPLATE, rest)
+
+
+def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:
+    """Whether a tokenizer can have written the ids."""
+    try:
+        renderer = make_renderer(tokenizer, time_limit=_SECONDS)
+    except SetupError:
+        renderer = None
+    reference = Reference(tokenizer, renderer)
+    why = not_the_tokenizer(rows, reference)
+    return TokenizerFit(tokenizer.name, why is None, why or "", share_back(rows, reference))
+
+
+def _writer(tokenizer: Tokenizer, template: NamedTemplate) -> Writer | None:
+    """What writes with a template; None if the tokenizer has none, or it does not compile."""
+    try:
+        renderer = make_renderer(
+            tokenizer, chat_template=template.source, template_name=template.template_name, time_limit=_SECONDS
+        )
+    except SetupError:
+        return None
+    return Writer(tokenizer, renderer)
+
+
+def _spread(seen: Sequence[Observation], searched: Sequence[Observation]) -> list[Observation]:
+    """The observations that confirm: those of the search, and others spread evenly over the rest."""
+    mine = set(map(id, searched))
+    picked = list(searched)
+    size = sum(len(one.ids) for one in picked)
+    for part in Part:
+        others = [one for one in seen if one.part is part and id(one) not in mine]
+        most = _CONFIRMED * 2 // 3 if part is Part.FIRST else _CONFIRMED // 3
+        step = max(len(others) / most, 1.0)
+        for one in (others[int(number * step)] for number in range(min(most, len(others)))):
+            size += len(one.ids)
+            if size > _CONFIRMED_IDS:
+                break
+            picked.append(one)
+    return picked
+
+
+def _explained(
+    writer: Writer,
+    template: NamedTemplate,
+    start: Way,
+    searched: Sequence[Observation],
+    rest: Sequence[Observation],
+) -> list[Confirmed]:
+    """The best way to write with a template, and others for the rows that it does not explain."""
+    found = [_searched(writer, template, start, searched, rest)]
+    for _ in range(_AGAIN):
+        known = frozenset().union(*(one.written for one in found))
+        missing = [one for at, one in enumerate(rest) if at not in known and one.part is Part.FIRST]
+        if not found[0].written or len(missing) <= (1 - _NEARLY_ALL) * len(rest):
+            break
+        other = _searched(writer, template, found[0].way, for_search(missing, _SEARCHED), rest)
+        if other.written <= known:
+            break
+        found.append(other)
+    return found
+
+
+def _searched(
+    writer: Writer,
+    template: NamedTemplate,
+    start: Way,
+    searched: Sequence[Observation],
+    rest: Sequence[Observation],
+) -> Confirmed:
+    way = Search(writer, searched).best(start)
+    if not any(writer.spells(way, one) for one in searched):
+        return Confirmed(writer, template, way, frozenset())
+    return confirmed(writer, template, way, rest)
+
+
+def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: Sequence[Observation]) -> str:
+    """Why the first of these is not sure to be the explanation; "" if it is."""
+    best = found[0]
+    basis = [at for at, one in enumerate(rest) if one.part is Part.FIRST] or list(range(len(rest)))
+    written = sum(at in best.written for at in basis)
+    if written < _NEARLY_ALL * len(basis) or not written:
+        return f"it writes {written:,} of {len(basis):,} prompts exactly"
+    prompts = {rest[at].ids.tobytes() for at in best.written}
+    if best.way.departs and len(prompts) < 2:
+        return "there is only one prompt, which could be explained in many ways"
+    for other in found[1:]:
+        does = sum(at in other.written for at in basis)
+        if does >= written and other.written != best.written:
+            return "another explanation writes as many prompts, but not the same ones"
+    return ""
+
+
+def _identified(
+    known: Identified,
+    all_found: list[Confirmed],
+    searched: Sequence[Observation],
+    rest: Sequence[Observation],
+    rollouts: Sequence[Rollout],
+    audit: Audit | None,
+) -> Identified:
+    ranked = sorted(all_found, key=lambda one: one.rank(rest), reverse=True)
+    best = ranked[0]
+    if not best.written:
+        ends = endings(rollouts, Reference(best.writer.tokenizer, None))
+        return replace(
+            known, unsure_because=_unsure(ranked, searched, rest), endings=ends, left=_unwritten(best, rest)
+        )
+    found: list[Found] = []
+    told: set[frozenset[int]] = set()
+    for one in ranked:
+        if one.written and one.written not in told:
+            told.add(one.written)
+            same = [other for other in ranked if other is not one and other.written == one.written]
+            found.append(_found(one, same, rest))
+    because = _unsure(ranked, searched, rest)
+    tokenizer = best.writer.tokenizer
+    return replace(
+        known,
+        found=tuple(found),
+        sure=not because,
+        unsure_because=because,
+        left=_left(best, found[0].explanation, rest, rollouts, audit),
+        endings=endings(rollouts, Reference(tokenizer, None)),
+        rows_searched=len(searched),
+        rows_confirmed=len(rest),
+    )
+
+
+def _found(one: Confirmed, same: Sequence[Confirmed], rest: Sequence[Observation]) -> Found:
+    """An explanation with what else writes the same."""
+    ways, undetermined = equal_ways(one, rest)
+    equal = [explanation_of(way, one.writer, one.template, rest) for way in ways]
+    equal += [explanation_of(other.way, other.writer, other.template, rest) for other in same]
+    mine = explanation_of(one.way, one.writer, one.template, rest)
+    return Found(
+        mine,
+        share_of(one.written, rest),
+        tuple(other for other in equal if other != mine),
+        tuple(undetermined),
+    )
+
+
+def _left(
+    best: Confirmed,
+    explanation: Explanation,
+    rest: Sequence[Observation],
+    rollouts: Sequence[Rollout],
+    audit: Audit | None,
+) -> tuple[Left, ...]:
+    """What the best explanation does not write, by cause."""
+    missing = {rest[at].place for at in range(len(rest)) if at not in best.written}
+    if not missing or audit is None:
+        return _unwritten(best, rest)
+    tokenizer = best.writer.tokenizer
+    renderer = explanation.renderer(tokenizer)
+    numbers: Counter[str] = Counter()
+    first: dict[str, Finding] = {}
+    for rollout in [one for one in rollouts if one.place in missing][:_AUDITED]:
+        for finding in audit(rollout, tokenizer, renderer):
+            cause = f"{finding.code} {finding.hit.cause}".rstrip()
+            numbers[cause] += 1
+            first.setdefault(cause, finding)
+    found = tuple(
+        Left(cause, number, first[cause].place, first[cause].hit.turn) for cause, number in numbers.most_common()
+    )
+    return found or _unwritten(best, rest)
+
+
+def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]:
+    """The same without an audit: whether the template refuses, or writes another text or other tokens."""
+    numbers: Counter[str] = Counter()
+    first: dict[str, Observation] = {}
+    for at, one in enumerate(rest):
+        if at not in best.written:
+            text = best.writer.text(best.way, one)
+            what = "other tokens of the same text" if best.writer.spells(best.way, one) else "another text"
+            cause = "the template refuses the messages" if text is None else what
+            numbers[cause] += 1
+            first.setdefault(cause, one)
+    return tuple(
+        Left(cause, number, first[cause].place, first[cause].turn) for cause, number in numbers.most_common()
+    )
