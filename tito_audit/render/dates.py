@@ -30,7 +30,7 @@ _WRITTEN = {
 
 @dataclass(frozen=True, slots=True)
 class Probe(Clock):
-    """A clock that shows where a template writes the date: it answers with the format itself, between two marks."""
+    """A clock that shows where a template writes the date: it answers with the format, between two marks."""
 
     at: datetime = datetime.min
 

@@ -49,6 +49,8 @@ class Renderer:
     """What `strftime_now` tells the template; None: the current time."""
     without_tools: bool = False
     """Whether the template never sees the tools that a log states."""
+    without_stated: bool = False
+    """Whether the arguments that a log states are ignored."""
     control_texts: tuple[str, ...] = ()
     """The tokenizer's special tokens as text, for finding the end of a turn."""
     end_texts: tuple[str, ...] = ()
@@ -147,11 +149,12 @@ class Renderer:
     def variables(self, tools: Sequence[ToolSpec], template_kwargs: Mapping[str, object] | None) -> dict[str, Any]:
         """The variables of a template, except the messages."""
         shown = () if self.without_tools else tools
+        stated = {} if self.without_stated or template_kwargs is None else template_kwargs
         return {
             "documents": None,
             **({} if self.clock is None else {"strftime_now": self.clock}),
             **self.special_tokens,
-            **_plain({**self.template_args, **(template_kwargs or {})}),
+            **_plain({**self.template_args, **stated}),
             "tools": self.template(bool(shown)).plain_tools(shown, _plain) if shown else None,
         }
 

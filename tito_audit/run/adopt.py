@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from tito_audit.evidence.first_prompt import FirstPrompt, first_prompt
-from tito_audit.evidence.own_date import at, has_clock, own_date
+from tito_audit.evidence.own_date import at, own_date
 from tito_audit.evidence.reference import Reference
-from tito_audit.identify import Explanation, NamedTemplate
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.render.renderer import Renderer
-from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
-from tito_audit.terminal.shell import shell_word
-from tito_audit.terminal.words import listed, many
+from tito_audit.settings.model import RECORDED, Settings
+from tito_audit.terminal.words import many
 from tito_audit.tokens.tokenizer import Tokenizer
 
 CODES = frozenset(("REC011", "TPL210", "TPL212"))
-"""The findings of an adoption."""
+"""The codes of the finding that a log was written otherwise."""
 _FIRST = 3
 """How many prompts are rendered if they come out as they should."""
 _LEAST = 3
@@ -40,25 +37,6 @@ class Adopted:
     """Whether each rollout is rendered on the date that its first prompt holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """The first prompts of a log and what it is audited with."""
-
-    prompts: Sequence[FirstPrompt]
-    tokenizer: Tokenizer
-    renderer: Renderer
-    settings: Settings
-
-    def written(self, prompt: FirstPrompt, renderer: Renderer) -> bool:
-        """Whether a renderer writes the text of a prompt."""
-        return prompt.is_written(Reference(self.tokenizer, renderer))
-
-    def own(self, prompt: FirstPrompt, renderer: Renderer) -> Renderer:
-        """The renderer on the date that a prompt holds."""
-        found = own_date(prompt, self.tokenizer, renderer)
-        return renderer if found is None else at(renderer, found)
-
-
 def adopted(
     head: Sequence[Rollout],
     tokenizer: Tokenizer,
@@ -66,31 +44,58 @@ def adopted(
     settings: Settings,
     codes: frozenset[str],
 ) -> Adopted | None:
-    """What the first rollouts of a log prove that it was written with; None where the settings fit, or nothing
-    else does."""
+    """What the first rollouts of a log prove that it was written with, if a finding of these codes may say so.
+
+    None where the settings fit, or nothing else surely does.
+    """
     speakers = Speakers(settings.sampled_roles)
-    found = (first_prompt(with_speakers(rollout, speakers)) for rollout in head)
-    log = _Log([one for one in found if one is not None], tokenizer, renderer, settings)
-    if len(log.prompts) < _LEAST:
+    rollouts = [with_speakers(rollout, speakers) for rollout in head]
+    prompts = [one for one in map(first_prompt, rollouts) if one is not None]
+    given = _Reading(tokenizer, renderer, own_dates=settings.clock == RECORDED)
+    if len(prompts) < _LEAST or given.fits(prompts):
         return None
-    fits = _fitting(log)
-    if fits is None:
+    from tito_audit.run.change import change_of  # slow to import, and rarely needed
+
+    change = change_of(rollouts, prompts, tokenizer, renderer, settings)
+    if change is None:
         return None
-    for way in _ways(log):
-        if way.code in codes and way.writes(log) >= _SHARE * len(log.prompts):
-            return way.adopted(log, fits)
-    return None
-
-
-def _fitting(log: _Log) -> int | None:
-    """How many prompts come out as the settings say; None if most of them do."""
-    own = log.settings.clock == RECORDED
-    right: Callable[[FirstPrompt], bool] = lambda one: log.written(  # noqa: E731
-        one, log.own(one, log.renderer) if own else log.renderer
+    reading = replace(given, renderer=change.renderer(renderer), own_dates=change.own_dates)
+    exact = reading.exact(prompts)
+    if change.code not in codes or exact < _SHARE * len(prompts):
+        return None
+    right = sum(map(given.writes, prompts))
+    counts = (
+        f"{exact:,} of the first {many(len(prompts), 'prompt')} come out exactly, and {right or 'none'} as given"
     )
-    prompts = log.prompts
-    few = prompts[:: max(len(prompts) // _FIRST, 1)][:_FIRST]
-    if 2 * sum(map(right, few)) > len(few):
-        return None
-    all_ = sum(map(right, prompts))
-    return None if 2 * all_ >= len(prompts) else all_
+    message = f"{change.says}: so {counts}; the log is audited by that; {change.advice}"
+    hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=Severity.ERROR)
+    finding = Finding(change.code, Severity.ERROR, prompts[0].rollout.place, hit)
+    return Adopted(finding, reading.renderer, reading.own_dates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What prompts are rendered and encoded with."""
+
+    tokenizer: Tokenizer
+    renderer: Renderer
+    own_dates: bool
+
+    def fits(self, prompts: Sequence[FirstPrompt]) -> bool:
+        """Whether it writes most prompts; mostly told by a few of them."""
+        few = prompts[:: max(len(prompts) // _FIRST, 1)][:_FIRST]
+        if 2 * sum(map(self.writes, few)) > len(few):
+            return True
+        return 2 * sum(map(self.writes, prompts)) >= len(prompts)
+
+    def writes(self, prompt: FirstPrompt) -> bool:
+        """Whether it writes the text of a prompt."""
+        return prompt.is_written(self._reference(prompt))
+
+    def exact(self, prompts: Sequence[FirstPrompt]) -> int:
+        """How many prompts it writes in exactly their tokens."""
+        return sum(prompt.is_exact(self._reference(prompt)) for prompt in prompts)
+
+    def _reference(self, prompt: FirstPrompt) -> Reference:
+        date = own_date(prompt, self.tokenizer, self.renderer) if self.own_dates else None
+        return Reference(self.tokenizer, self.renderer if date is None else at(self.renderer, date))

@@ -26,6 +26,7 @@ from tito_audit.repair import Repair
 from tito_audit.repairs import all_repairs
 from tito_audit.rule import Rule, selected
 from tito_audit.rules import all_rules
+from tito_audit.run.adopt import Adopted
 from tito_audit.run.check import check_explained, explain
 from tito_audit.run.fit import TOKENIZER
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
@@ -68,6 +69,11 @@ class Auditor:
         """The same without the tokenizer or template that, by this finding, the log was not written with."""
         tokenizer = None if misfit.hit.cause == TOKENIZER else self.tokenizer
         return replace(self, tokenizer=tokenizer, renderer=None, misfit=misfit, told=(misfit,))
+
+    def adopting(self, found: Adopted) -> Auditor:
+        """The same with the renderer that, by this finding, the log was written with."""
+        told = (*self.told, found.finding)
+        return replace(self, renderer=found.renderer, own_dates=found.own_dates, told=told)
 
     def renderer_for(self, rollout: Rollout) -> Renderer | None:
         """The renderer of one rollout; None without a template."""

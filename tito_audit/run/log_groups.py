@@ -13,7 +13,17 @@ from tito_audit.formats import Detection
 from tito_audit.join import Answers, Batch, Join, Work, contains_row, shown_by
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.run.auditor import READS_ONLY, Auditor, Loader, Viewed, audit_rollout, unreadable
+from tito_audit.run.adopt import CODES as ADOPTING
+from tito_audit.run.adopt import adopted
+from tito_audit.run.auditor import (
+    READS_ONLY,
+    Auditor,
+    Loader,
+    Viewed,
+    audit_rollout,
+    selected_codes,
+    unreadable,
+)
 from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
 from tito_audit.run.executor import Executor, InProcess, is_small, mapped
 from tito_audit.run.fit import CODE, ROWS, misfit
@@ -123,9 +133,7 @@ class RowFlow:
         try:
             read = group.read(raw, place)
         except RecordError as error:
-            yield replace(
-                unreadable(place, str(error), auditor.codes), misfit=auditor.misfit, told=auditor.told
-            )
+            yield replace(unreadable(place, str(error), auditor.codes), misfit=auditor.misfit, told=auditor.told)
             return
         detection.look(place.file, *shown_by(read.format, read.row))
         for rollout in read.rollouts:
@@ -239,18 +247,30 @@ def _rebuilt(
     return flow
 
 
-def _head(file: Path, group: LogGroup) -> Sequence[Rollout]:
-    """The first rollouts of a log."""
-    return list(islice(group.head(file, _SEARCHED), ROWS))
+def _head(file: Path, group: LogGroup, *, joined: bool = False) -> Sequence[Rollout]:
+    """The first rollouts of a log; `joined`: with the messages and tools of other files."""
+    return list(islice(group.head(file, _SEARCHED, joined=joined), ROWS))
 
 
 def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) -> LogGroup:
-    """The group, without the tokenizer or template that its log was not written with; `head` is its `_head`."""
+    """The group, without the tokenizer or template that its log was not written with; or with the template
+    arguments, date and tools that it was written with. `head` is its `_head`."""
     auditor = group.auditor
-    if auditor.tokenizer is None or CODE not in auditor.codes or not file.is_file():
+    if auditor.tokenizer is None or not file.is_file():
         return group
-    found = misfit(_head(file, group) if head is None else head, auditor.tokenizer, auditor.renderer)
-    return group if found is None else replace(group, auditor=auditor.held_back(found))
+    # What is asked of the whole log, whether or not this run asks rules.
+    codes = auditor.codes if auditor.rules else selected_codes(group.settings)
+    if CODE not in auditor.codes and not (ADOPTING & codes and auditor.renderer is not None):
+        return group
+    head = _head(file, group) if head is None else head
+    found = misfit(head, auditor.tokenizer, auditor.renderer) if CODE in auditor.codes else None
+    if found is not None:
+        return replace(group, auditor=auditor.held_back(found))
+    if auditor.renderer is None or not ADOPTING & codes:
+        return group
+    joined = _head(file, group, joined=True) if group.joins_files else head
+    other = adopted(joined, auditor.tokenizer, auditor.renderer, group.settings, codes)
+    return group if other is None else replace(group, auditor=auditor.adopting(other))
 
 
 def _joining(settings: Settings) -> tuple[str, ...]:

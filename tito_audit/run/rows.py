@@ -93,10 +93,16 @@ class LogGroup:
         """The row with the column names of the log that it is written to."""
         return unmap_columns(logged, row, self.settings.columns) if self.settings.columns else row
 
-    def head(self, file: Path, rows: int) -> Iterator[Rollout]:
-        """The rollouts of the first rows of a log that can be read, with nothing joined to them."""
+    @property
+    def joins_files(self) -> bool:
+        """Whether messages or tools of other files are joined."""
+        return self.join is not None and not (self.settings.messages is self.settings.tools_file is None)
+
+    def head(self, file: Path, rows: int, *, joined: bool = False) -> Iterator[Rollout]:
+        """The rollouts of the first rows of a log that can be read; `joined`: with what other files have for
+        them."""
         settings = replace(self.settings, row=None, sample=None)
-        first = replace(self, settings=settings, join=None)
+        first = replace(self, settings=settings, join=self.join if joined else None)
         with suppress(StorageError):
             for raw in islice(first.open_quick(file), rows):
                 with suppress(RecordError):

@@ -105,7 +105,7 @@ class Scan:
         conclude(self.summary)
 
     def _with_logs(self, results: Iterable[Result], flow: RowFlow) -> Iterator[Result]:
-        """The results, with those of each whole log: what its first rows show before, and what all rows show after."""
+        """The results, with those of each whole log: what its first rows show first, what all rows show last."""
         file: str | None = None
         for result in results:
             if file is not None and result.place.file != file:

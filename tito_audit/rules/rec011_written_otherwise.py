@@ -1,0 +1,41 @@
+"""REC011: a log whose prompts were written with other template arguments than are given or stated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.finding import Hit, Severity
+from tito_audit.rule import rule
+
+
+@rule("REC011", Severity.ERROR)
+def written_otherwise(evidence: Evidence) -> Iterator[Hit]:
+    """The prompts were written with other template arguments than are given or stated.
+
+    ## What it finds
+    Before the audit, the first prompts of a log (up to 16, three at least) are rendered with the template and its
+    arguments. If most of them come out wrong, other arguments of the template, another date, no tools, and
+    arguments of tool calls as text are tried; if one of these gives three quarters of the prompts exactly, token
+    by token, it is what they were written with. One finding of the log says so (`where` is `log`) in place of the
+    same finding in every row: TPL210 if only the date differs, TPL212 if only the tools do, else this one. The log
+    is then audited with what was found, so that all else in it shows. A pipe cannot be read twice, so it is not
+    looked at. `--ignore REC011` audits the log with the arguments as given.
+
+    ## Why it matters
+    The trainer renders with one set of arguments what the sampler saw with another. Every prompt then differs in
+    the same place, such as a reasoning block that is opened or closed, and every logprob belongs to another
+    context.
+
+    ## Example
+    ```text
+    the prompts of this log were written with enable_thinking=false: so 16 of the first 16 prompts come out
+    exactly, and none as given; the log is audited by that; pass -t Qwen/Qwen3-8B --template-arg
+    enable_thinking=false
+    ```
+
+    ## Repair
+    None: nothing is wrong with the ids. Pass the flags that the finding names, to the trainer as well; where rows
+    state other arguments than were used (`chat_template_kwargs`), log the ones that were.
+    """
+    return iter(())

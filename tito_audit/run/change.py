@@ -1,0 +1,128 @@
+"""What explains the first prompts of a log, as a change of the settings; slow to import, and rarely needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from tito_audit.evidence.first_prompt import FirstPrompt
+from tito_audit.identify import DepartureKind, Explanation, NamedTemplate, explain_head
+from tito_audit.record.rollout import Rollout
+from tito_audit.render.renderer import Renderer
+from tito_audit.settings.model import RECORDED, Settings
+from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.words import listed
+from tito_audit.tokens.tokenizer import Tokenizer
+
+ARGUMENTS, DATE, TOOLS = "REC011", "TPL210", "TPL212"
+"""The codes of the finding that a log was written otherwise."""
+_ADOPTED = frozenset((DepartureKind.CLOCK_VARIES, DepartureKind.STATED_UNUSED))
+"""What can be adopted although no flag says it."""
+_STATED = 3
+"""Most stated arguments to name."""
+
+
+def change_of(
+    head: Sequence[Rollout],
+    prompts: Sequence[FirstPrompt],
+    tokenizer: Tokenizer,
+    renderer: Renderer,
+    settings: Settings,
+) -> Change | None:
+    """The change of the settings that surely explains the first rollouts of a log; None if none does."""
+    explanation = explain_head(head, tokenizer, renderer)
+    if explanation is None or any(one.kind not in _ADOPTED for one in explanation.departures):
+        return None
+    return Change(explanation, settings, prompts)
+
+
+class Change:
+    """An explanation as a change of the settings, in words."""
+
+    def __init__(self, explanation: Explanation, settings: Settings, prompts: Sequence[FirstPrompt]) -> None:
+        kinds = {one.kind: one for one in explanation.departures}
+        self._explanation = explanation
+        self._settings = settings
+        self._unused = DepartureKind.STATED_UNUSED in kinds
+        varies = kinds.get(DepartureKind.CLOCK_VARIES)
+        self._dates = varies.values if varies is not None else ()
+        self.own_dates = varies is not None or (settings.clock == RECORDED and explanation.clock is not None)
+        self._stated = _stated(prompts) if self._unused else ()
+        self._parts = list(self._changes())
+
+    def renderer(self, renderer: Renderer) -> Renderer:
+        """The renderer with this change."""
+        found = replace(self._explanation.applied(renderer), without_stated=self._unused)
+        return replace(found, clock=renderer.clock) if self.own_dates else found
+
+    @property
+    def code(self) -> str:
+        """The rule that says it."""
+        codes = {code for code, _, _ in self._parts}
+        return codes.pop() if len(codes) == 1 else ARGUMENTS
+
+    @property
+    def cause(self) -> str:
+        """The cause of the finding: the same however many prompts show it."""
+        return listed([cause for _, cause, _ in self._parts]) or "other template arguments"
+
+    @property
+    def says(self) -> str:
+        """What the log was written with, in place of what."""
+        return f"the prompts of this log were written {listed([words for _, _, words in self._parts])}"
+
+    @property
+    def advice(self) -> str:
+        """What to do."""
+        flags = " ".join(map(shell_word, self._flags()))
+        if self._unused:
+            return f"log the arguments that were used, or leave the stated ones out and pass {flags}"
+        return f"pass {flags}"
+
+    def _changes(self) -> Iterator[tuple[str, str, str]]:
+        """Each difference from the settings: the rule that says it, its cause, and the words for it."""
+        new, old = self._explanation, self._settings
+        for name in sorted({*new.template_args, *old.template_args}):
+            now = _argument(new.template_args, name)
+            if now != (was := _argument(old.template_args, name)):
+                yield ARGUMENTS, now, f"with {now}, not with {was}" if name in old.template_args else f"with {now}"
+        if self._unused:
+            stated = listed(self._stated)
+            yield ARGUMENTS, "stated arguments not used", f"without {stated}, which the rows state"
+        if new.tool_arguments != old.tool_arguments:
+            form = "texts" if new.tool_arguments == "string" else "objects"
+            yield ARGUMENTS, f"tool arguments as {form}", f"with the arguments of tool calls as {form}"
+        if self._dates:
+            yield DATE, "other dates", f"on {listed(self._dates)}, not on the date that the template writes now"
+        elif new.clock is not None and not self.own_dates and new.clock != old.clock:
+            known = isinstance(old.clock, datetime)
+            given = f"{old.clock:%Y-%m-%d}, as --clock says" if known else f"{datetime.now():%Y-%m-%d}, as now"
+            yield DATE, f"written on {new.clock:%Y-%m-%d}", f"on {new.clock:%Y-%m-%d}, not on {given}"
+        if new.without_tools and old.tools_file is None:
+            yield TOOLS, "all tools missing", "without the tools that the rows state"
+
+    def _flags(self) -> Sequence[str]:
+        old = self._settings
+        template = NamedTemplate("", None, old.chat_template, old.template_name)
+        clock = None if self.own_dates else self._explanation.clock
+        known = replace(
+            self._explanation, tokenizer=old.tokenizer or "", template=template, clock=clock, departures=()
+        )
+        return (*known.flags(), *(("--clock", RECORDED) if self.own_dates else ()))
+
+
+def _argument(arguments: Mapping[str, object], name: str) -> str:
+    """`enable_thinking=false`; `no enable_thinking`."""
+    if name not in arguments:
+        return f"no {name}"
+    return f"{name}={json.dumps(arguments[name], ensure_ascii=False, default=str)}"
+
+
+def _stated(prompts: Sequence[FirstPrompt]) -> Sequence[str]:
+    """The arguments that the rows state, some of them."""
+    stated = dict.fromkeys(
+        _argument(kwargs, name) for one in prompts for kwargs in (one.rollout.template_kwargs,) for name in kwargs
+    )
+    return list(stated)[:_STATED]
