@@ -38,6 +38,7 @@ LAYERS = (
     ("viewer", "terminal"),
     ("format", "rule", "repair", "report", "registry"),
     ("evidence",),
+    ("templates",),
     ("render",),
     ("tokens",),
     ("chains",),

@@ -1,0 +1,235 @@
+"""Whether a template only appends: each prompt starts with the one before it and what was sampled for that.
+
+What a model samples is taken from the template itself: the last answer as the template writes it, from after the
+generation prompt to the token that ends the turn. So an answer breaks here only if the template writes it
+otherwise once something follows, not because a model spaced it otherwise (see `returns.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from tito_audit.errors import RenderError
+from tito_audit.record.message import Message
+from tito_audit.render.renderer import Renderer
+from tito_audit.render.span_builder import common_start
+from tito_audit.templates.probes import ANSWER, PROBES, USER, Probe, answer_kind, answering, probe
+
+_TAG = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\])\s*\Z")
+"""What may end a turn, for a template without a tokenizer."""
+_PIECES = re.compile(r"</?think>")
+_SIMPLE = probe("one answer", [{"role": "user", "content": USER}, answering(ANSWER)])
+
+
+class Outcome(StrEnum):
+    """What became of a sampled answer in the next prompt."""
+
+    KEPT = "kept"
+    """The next prompt starts with the prompt before it and all that was sampled."""
+    BROKEN = "broken"
+    """It does not."""
+    UNKNOWN = "unknown"
+    """It starts with the prompt before it; what was sampled cannot be told from the template."""
+    LEFT_OUT = "left out"
+    """The template never writes a part of the answer, so what was sampled cannot come back."""
+    REFUSED = "refused"
+    """The template raised an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One answer of a conversation, and the next prompt."""
+
+    probe: Probe
+    answer: int
+    """The index of the answer's message."""
+    until: int
+    """How many messages the next prompt holds."""
+    outcome: Outcome
+    prompt: str = ""
+    """The prompt that the answer was sampled for; texts are "" for a step that was kept."""
+    sampled: str = ""
+    """The answer as sampled, its end token included; "" if unknown."""
+    after: str = ""
+    """The next prompt."""
+    at: int | None = None
+    """How many characters `prompt + sampled` and `after` share, if it is broken."""
+    refusal: str | None = None
+    """What the template, or Jinja, said when it refused."""
+    left_out: tuple[str, ...] = ()
+    """The parts of the answer that the template never writes: `reasoning`, `text`, `tool calls`."""
+
+    @property
+    def kind(self) -> str:
+        """What the answer consists of."""
+        return answer_kind(self.message)
+
+    @property
+    def message(self) -> Message:
+        """The answer."""
+        return self.probe.messages[self.answer]
+
+    @property
+    def next(self) -> str:
+        """Who speaks after the answer: `user`, `tool`, `system`, or `assistant` if the model is called again."""
+        if self.until == self.answer + 1:
+            return "assistant"
+        return self.probe.messages[self.answer + 1].speaker
+
+    @property
+    def seen(self) -> str:
+        """The prompt and what was sampled for it."""
+        return self.prompt + self.sampled
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOnly:
+    """What became of every answer of some conversations."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether it appends to every answer that it writes, and writes one."""
+        judged = [step for step in self.steps if step.outcome not in (Outcome.REFUSED, Outcome.LEFT_OUT)]
+        return bool(judged) and all(step.outcome is Outcome.KEPT for step in judged)
+
+    @property
+    def broken(self) -> tuple[Step, ...]:
+        """The steps that are not kept, or not known to be, of those that the template writes."""
+        return tuple(step for step in self.steps if step.outcome in (Outcome.BROKEN, Outcome.UNKNOWN))
+
+    @property
+    def left_out(self) -> tuple[Step, ...]:
+        """The steps whose answers the template writes without a part."""
+        return tuple(step for step in self.steps if step.outcome is Outcome.LEFT_OUT)
+
+    @property
+    def refused(self) -> tuple[Step, ...]:
+        """The steps that the template refused."""
+        return tuple(step for step in self.steps if step.outcome is Outcome.REFUSED)
+
+    def by_next(self) -> Mapping[str, AppendOnly]:
+        """The steps by who speaks after the answer."""
+        names = dict.fromkeys(step.next for step in self.steps)
+        return {name: AppendOnly(tuple(step for step in self.steps if step.next == name)) for name in names}
+
+    def by_kind(self) -> Mapping[tuple[str, str], AppendOnly]:
+        """The steps by what the answer consists of and who speaks after it."""
+        names = dict.fromkeys((step.kind, step.next) for step in self.steps)
+        return {
+            name: AppendOnly(tuple(step for step in self.steps if (step.kind, step.next) == name))
+            for name in names
+        }
+
+
+def append_only(renderer: Renderer, probes: Iterable[Probe] = PROBES) -> AppendOnly:
+    """What becomes of each answer of these conversations once something follows it."""
+    ends = turn_ends(renderer)
+    return AppendOnly(tuple(step for one in probes for step in _steps(renderer, one, ends)))
+
+
+def turn_ends(renderer: Renderer) -> tuple[str, ...]:
+    """The texts that a turn may end with: the tokenizer's end tokens, and what the template writes after an
+    answer."""
+    written = _end_of(_rendered(renderer, _SIMPLE, 2, opens=False) or "", renderer.control_texts)
+    return tuple(dict.fromkeys((*renderer.end_texts, *([written] if written else []))))
+
+
+def sampled_text(written: str, prompt: str, ends: Sequence[str]) -> tuple[str, bool]:
+    """The part of a rendered conversation that a model sampled after a prompt, and whether it ends a turn."""
+    rest = written[len(prompt) :].rstrip()
+    ended = any(rest.endswith(end) for end in ends if end)
+    return (rest, True) if ended else (written[len(prompt) :], False)
+
+
+def unwritten(answer: Message, written: str) -> tuple[str, ...]:
+    """The parts of an answer that a text does not hold."""
+    parts = [("text", _PIECES.split(answer.text)), ("reasoning", [answer.reasoning or ""])]
+    missing = [name for name, pieces in parts if any(piece.strip() not in written for piece in pieces)]
+    called = all(call.name in written and _has_values(call.arguments, written) for call in answer.tool_calls)
+    return (*missing, *(() if called else ("tool calls",)))
+
+
+def _has_values(arguments: object, written: str) -> bool:
+    """Whether a text holds the texts among the arguments of a call, in whatever syntax."""
+    if isinstance(arguments, str):
+        given = arguments
+        try:
+            arguments = json.loads(given)
+        except ValueError:
+            return given in written
+    values = arguments.values() if isinstance(arguments, Mapping) else ()
+    return all(_is_in(value, written) for value in values if isinstance(value, str))
+
+
+def _is_in(value: str, written: str) -> bool:
+    quoted = (json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
+    return value.strip() in written or any(form in written for form in quoted)
+
+
+def _steps(renderer: Renderer, one: Probe, ends: Sequence[str]) -> Iterator[Step]:
+    """A step for each answer that something follows."""
+    answers = [index for index, message in enumerate(one.messages) if message.sampled]
+    calls = [*answers, len(one.messages)]
+    for answer, until in pairwise(calls):
+        if answer + 1 < len(one.messages) and answer > 0:
+            yield _step(renderer, one, answer, until, ends)
+
+
+def _step(renderer: Renderer, one: Probe, answer: int, until: int, ends: Sequence[str]) -> Step:
+    """What becomes of one answer in the prompt of the next call."""
+    try:
+        prompt = _render(renderer, one, answer, opens=True)
+        after = _render(renderer, one, until, opens=True)
+    except RenderError as error:
+        return Step(one, answer, until, Outcome.REFUSED, refusal=str(error))
+    written = _rendered(renderer, one, answer + 1, opens=False)
+    if written is None or not written.startswith(prompt):
+        outcome = Outcome.UNKNOWN if after.startswith(prompt) else Outcome.BROKEN
+        return Step(one, answer, until, outcome, prompt, "", after, common_start(prompt, after))
+    missing = unwritten(one.messages[answer], written[len(prompt) :])
+    if missing:
+        return Step(one, answer, until, Outcome.LEFT_OUT, left_out=missing)
+    sampled, ended = sampled_text(written, prompt, ends)
+    if ended:
+        kept = after.startswith(prompt + sampled)
+    else:  # the turn's end is then what the next prompt writes after it
+        body = sampled.rstrip()
+        left = after[len(prompt + body) :].lstrip() if after.startswith(prompt + body) else ""
+        end = next((end for end in ends if end and left.startswith(end)), None)
+        kept = end is not None or (not ends and after.startswith(prompt + body))
+        sampled = body + (end or (ends[0] if ends else ""))
+    if kept:
+        return Step(one, answer, until, Outcome.KEPT)
+    at = common_start(prompt + sampled, after)
+    return Step(one, answer, until, Outcome.BROKEN, prompt, sampled, after, at)
+
+
+def _render(renderer: Renderer, one: Probe, count: int, *, opens: bool) -> str:
+    """The first messages of a probe; RenderError if the template refuses them."""
+    return renderer.render(
+        one.messages[:count], one.tools, add_generation_prompt=opens, template_kwargs=one.template_args
+    )
+
+
+def _rendered(renderer: Renderer, one: Probe, count: int, *, opens: bool) -> str | None:
+    """The same; None if the template refuses them."""
+    try:
+        return _render(renderer, one, count, opens=opens)
+    except RenderError:
+        return None
+
+
+def _end_of(written: str, control_texts: Sequence[str]) -> str | None:
+    """The token that a rendered answer ends with; None if there is none."""
+    rest = written.rstrip()
+    found = max((text for text in control_texts if text and rest.endswith(text)), key=len, default=None)
+    if found is None and not control_texts and (match := _TAG.search(rest)):
+        found = match.group()
+    return found
