@@ -16,7 +16,7 @@ from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import empty_ids
-from tito_audit.record.column import ColumnRole
+from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Hit, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.rule import Rule, missing
@@ -175,7 +175,11 @@ def without(rollout: Rollout, need: Needs) -> Rollout:
     if need is Needs.COMPLETION_LOGPROBS:
         return replace(rollout, turns=tuple(replace(turn, completion_logprobs=None, columns=()) for turn in turns))
     if need is Needs.WEIGHT_VERSIONS:
-        return replace(rollout, turns=tuple(replace(turn, weight_versions=()) for turn in turns))
+        silent = replace(rollout.stated, policy_versions=(), facts={})
+        nameless = tuple(replace(turn, weight_versions=()) for turn in turns)
+        return without_others(replace(rollout, turns=nameless, stated=silent))
+    if need is Needs.TRAINER_LOGPROBS:
+        return without_others(rollout)
     if need is Needs.SEVERAL_CALLS:
         return replace(rollout, turns=turns[:1])
     if need is Needs.HIDDEN:
@@ -189,6 +193,19 @@ def without(rollout: Rollout, need: Needs) -> Rollout:
     if need is Needs.ROW_LOGPROBS:
         return replace(rollout, training_row=without_column(row, ColumnRole.LOGPROBS))
     return rollout
+
+
+def without_others(rollout: Rollout) -> Rollout:
+    """A rollout without columns other than masks and logprobs."""
+    row = rollout.training_row
+    turns = tuple(replace(turn, columns=known(turn.columns)) for turn in rollout.turns)
+    return replace(
+        rollout, turns=turns, training_row=None if row is None else replace(row, columns=known(row.columns))
+    )
+
+
+def known(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    return tuple(column for column in columns if column.role is not ColumnRole.OTHER)
 
 
 def without_column(row: TrainingRow, role: ColumnRole) -> TrainingRow:

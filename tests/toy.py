@@ -15,10 +15,12 @@ A case is a table; only `name` is required.
         message        index of its message, if not the k-th assistant message; -1 for none
         messages       what this call was sent, when it is not what stands before its message
         weights        weight versions
+        columns        other per-token columns, by name
         strings        token strings of a log without ids (then no `completion`)
     row            tokens of the training row
     mask           "0011", or a list: numbers, or token texts where the mask holds labels
     logprobs       numbers of the row
+    columns        other per-token columns of the row, by name
     hidden         "0011": tokens that an attention mask hides
     prompt_length  tokens before the first sampled one, when the log says
     sentinel       what the format writes where no logprob exists
@@ -59,8 +61,10 @@ import numpy as np
 
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
+from tito_audit.formats import STALE
 from tito_audit.record.arrays import Ids
 from tito_audit.record.build import call_columns, training_row
+from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TokenText, TrainingRow, Turn
 from tito_audit.record.stated import Stated
@@ -188,6 +192,7 @@ def _turn(call: Case, book: _Book) -> Turn:
     values, columns = call_columns(
         np.empty(0, np.int32) if completion is None else completion,
         logprobs=("logprobs", call["logprobs"]) if "logprobs" in call else None,
+        other=_others(call),
     )
     strings = call.get("strings")
     return Turn(
@@ -216,11 +221,18 @@ def _row(book: _Book) -> TrainingRow:
         book.ids(case["row"]),
         mask=None if mask is None else ("loss_mask", mask),
         logprobs=("logprobs", case["logprobs"]) if "logprobs" in case else None,
+        other=_others(case),
         prompt_length=case.get("prompt_length"),
         sentinel=case.get("sentinel"),
     )
     hidden = np.array([digit == "1" for digit in case["hidden"]]) if "hidden" in case else None
     return replace(row, hidden=hidden)
+
+
+def _others(case: Case) -> dict[str, tuple[Any, MovePolicy]]:
+    """The other columns of a call or a row."""
+    columns: Mapping[str, Any] = case.get("columns", {})
+    return {name: (v, MovePolicy.STALE if name in STALE else MovePolicy.MOVE) for name, v in columns.items()}
 
 
 def _pieces(text: str, tokenizer: Tokenizer) -> list[str]:

@@ -21,6 +21,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import render_conversation
 from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import row_against_calls, row_against_itself, row_against_template
+from tito_audit.record.by_name import has_trainer_logprobs, states_versions
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import (
@@ -243,8 +244,9 @@ def _present(rollout: Rollout, reference: Reference | None, row: RowView | None,
         (Needs.TOKENIZER, reference is not None),
         (Needs.RENDERING, rendered),
         (Needs.SAMPLED, row is not None),
-        (Needs.WEIGHT_VERSIONS, any(turn.weight_versions for turn in turns)),
+        (Needs.WEIGHT_VERSIONS, states_versions(rollout)),
         (Needs.HIDDEN, hidden_and_trained(line) is not None),
+        (Needs.TRAINER_LOGPROBS, has_trainer_logprobs(rollout)),
     )
 
 

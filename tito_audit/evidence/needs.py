@@ -24,6 +24,7 @@ class Needs(Flag):
     SAMPLED = auto()
     WEIGHT_VERSIONS = auto()
     HIDDEN = auto()
+    TRAINER_LOGPROBS = auto()
 
 
 _WORDS = {
@@ -39,6 +40,7 @@ _WORDS = {
     Needs.RENDERING: "no rendered prompt (messages, template or ids missing)",
     Needs.SAMPLED: "nothing says which tokens were sampled (calls or messages missing)",
     Needs.WEIGHT_VERSIONS: "no weight versions",
+    Needs.TRAINER_LOGPROBS: "no logprobs of the trainer next to the sampler's",
 }
 
 

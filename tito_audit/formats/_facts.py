@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tito_audit.formats._calls import weight_versions
 from tito_audit.formats._columns import is_list
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import TrainingRow, Turn
@@ -56,10 +57,12 @@ _STATUS = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 
 
 def stated_facts(row: Mapping[str, Any]) -> Stated:
-    """What the row says about itself: the names of `model` and `tokenizer`, `id` if a string, and `group`."""
+    """What the row says about itself: its model, tokenizer, `id` if a string, group and weight versions."""
     model, tokenizer = _model_and_tokenizer(row)
     group = next((row[name] for name in _GROUPS if name in row and isinstance(row[name], int | str)), None)
-    facts = {"id": row["id"]} if isinstance(row.get("id"), str) else {}
+    facts: dict[str, object] = {"id": row["id"]} if isinstance(row.get("id"), str) else {}
+    if versions := weight_versions(row):
+        facts["weight_versions"] = versions
     return Stated(model=model, tokenizer=tokenizer, group=group, facts=facts)
 
 

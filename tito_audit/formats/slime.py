@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import weight_versions
 from tito_audit.formats._columns import filled, is_list, is_messages, parsed
 from tito_audit.formats._facts import stated_facts, with_finishes
 from tito_audit.formats._samples import training_rows
@@ -68,7 +67,6 @@ def _stated(row: Row) -> Stated:
     return stated_facts(row).with_facts(
         **texts,
         finish_reason=_FINISH.get(texts.get("status", "")),
-        weight_versions=weight_versions(row) or None,
         remove_sample=True if row.get("remove_sample") is True else None,
     )
 

@@ -1,0 +1,75 @@
+"""Columns that are known by their name: the weights that sampled each token, and a trainer's own logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from tito_audit.record.arrays import Logprobs
+from tito_audit.record.column import Column, ColumnRole, spread
+from tito_audit.record.rollout import Rollout, TrainingRow, Turn
+
+VERSIONS = frozenset(("versions", "output_versions", "token_versions", "token_weight_versions", "weight_versions"))
+"""Columns with the version of the weights that sampled each token; -1 where nothing was sampled (AReaL)."""
+TRAINERS = frozenset(
+    (
+        "actor_log_probs",
+        "log_probs",
+        "old_log_prob",
+        "old_log_probs",
+        "old_logprobs",
+        "old_per_token_logps",
+        "policy_logprobs",
+        "prev_logprobs",
+        "prox_logp",
+        "prox_logprobs",
+        "proximal_logprobs",
+        "train_log_probs",
+        "trainer_logprobs",
+    )
+)
+"""Columns in which a trainer wrote the policy's own logprobs, where another column holds the sampler's.
+
+verl, TRL and rLLM write `old_…` before the update, NeMo-RL `prev_logprobs`, prime-rl `trainer_logprobs`, slime and
+miles `log_probs`, AReaL `prox_logp`. Reference models and teachers are other policies.
+"""
+
+
+def version_column(columns: Iterable[Column]) -> Column | None:
+    """The column with the version of each token; None if there is none."""
+    return next((one for one in columns if one.name in VERSIONS and _fits(one)), None)
+
+
+def trainer_columns(columns: Iterable[Column]) -> list[Column]:
+    """The columns with a trainer's logprobs."""
+    return [one for one in columns if one.name in TRAINERS and _fits(one)]
+
+
+def states_versions(rollout: Rollout) -> bool:
+    """Whether a log says anything about the weights that sampled a rollout."""
+    row, stated = rollout.training_row, rollout.stated
+    if stated.policy_versions or stated.facts.get("weight_versions"):
+        return True
+    if any(turn.weight_versions or version_column(turn.columns) is not None for turn in rollout.turns):
+        return True
+    return row is not None and version_column(row.columns) is not None
+
+
+def has_trainer_logprobs(rollout: Rollout) -> bool:
+    """Whether a rollout has logprobs of a trainer next to the sampler's."""
+    holders: tuple[Turn | TrainingRow | None, ...] = (rollout.training_row, *rollout.turns)
+    return any(one is not None and trainer_columns(one.columns) for one in holders)
+
+
+def over_row(column: Column, row: TrainingRow) -> Logprobs:
+    """`[T]` the numbers of a column of a training row, NaN where it has none."""
+    assert column.alignment is not None
+    values = column.values.astype(np.float64)
+    return spread(
+        values, column.alignment, full=len(row.token_ids), prompt_length=row.prompt_length, trained=row.loss_mask
+    )
+
+
+def _fits(column: Column) -> bool:
+    return column.role is ColumnRole.OTHER and column.alignment is not None and column.values.dtype.kind in "iuf"
