@@ -1,0 +1,365 @@
+"""Writes logs from real conversations, with jinja2 and `tokenizers` alone: the oracle that `identify` is held to.
+
+A `Case` says everything that went into a log. `render` writes a prompt as a server with these settings does, so
+that it judges both the logs and what is claimed of them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import tokenizers
+
+TEMPLATES = Path(__file__).parent / "templates"
+FORMS = ("calls", "vllm", "labels", "binary", "trl")
+"""Calls in one row, a call a row, training rows with two kinds of masks, prompt and completion."""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Look a fact up",
+            "parameters": {"type": "object", "properties": {"fact": {"type": "string"}}, "required": ["fact"]},
+        },
+    }
+]
+SYSTEMS = ("You are terse.", "You are a careful assistant.\nAnswer in the language of the question.")
+MODELS = {
+    "qwen3": ((None, "preserving.jinja"), ("<|im_end|>", "<|endoftext|>")),
+    "llama-3.1": ((None, "llama_dates.jinja"), ("<|eot_id|>", "<|end_of_text|>")),
+    "deepseek-v3": ((None, "thinking_switch.jinja"), ("<｜end▁of▁sentence｜>",)),
+    "gpt-oss": (("harmony.jinja",), ("<|return|>", "<|end|>")),
+    "smollm2": ((None, "modes.jinja"), ("<|im_end|>", "<|endoftext|>")),
+    "qwen2.5-coder": ((None,), ("<|im_end|>", "<|endoftext|>")),
+    "gemma-3": ((None,), ("<end_of_turn>", "<eos>")),
+}
+"""For each tokenizer the templates that may write its logs, None being its own, and the tokens that may end a turn."""
+ARGUMENTS: Mapping[tuple[str, str | None], Mapping[str, tuple[object, ...]]] = {
+    ("qwen3", None): {"enable_thinking": (False,)},
+    ("qwen3", "preserving.jinja"): {"enable_thinking": (False,), "preserve_thinking": (True,)},
+    ("llama-3.1", "llama_dates.jinja"): {"tools_in_user_message": (False,), "date_string": ("05 Feb 2025",)},
+    ("deepseek-v3", "thinking_switch.jinja"): {"thinking": (True,)},
+    ("gpt-oss", "harmony.jinja"): {"reasoning_effort": ("low", "high")},
+    ("smollm2", "modes.jinja"): {"enable_thinking": (False,)},
+}
+"""The arguments that a template reads, each with values that are not its default."""
+BOS = {"llama-3.1", "deepseek-v3", "gemma-3"}
+"""Tokenizers whose templates write a BOS."""
+STRINGS = {"deepseek-v3"}
+"""Tokenizers whose templates join tool-call arguments to text, so that they need strings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What went into a log."""
+
+    seed: int
+    tokenizer: str
+    template: str | None = None
+    """A file of `TEMPLATES`; None: the tokenizer's own."""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    at: datetime = datetime(2025, 3, 14)
+    tools: str = "as logged"
+    """Or `hidden`: logged, but not given to the template."""
+    as_object: bool = True
+    """Whether tool-call arguments are parsed for the template."""
+    system: str | None = None
+    """A system prompt that was rendered, and that no logged message holds."""
+    stop: str = ""
+    bos: str = "once"
+    """Or `doubled`, `missing`."""
+    generation_prompt: bool = True
+    form: str = "calls"
+
+    def __str__(self) -> str:
+        said = [f"{name}={value}" for name, value in self.arguments.items()]
+        said += [f"{self.at:%Y-%m-%d}"] if self.reads_the_clock else []
+        said += ["tools hidden"] if self.tools == "hidden" else []
+        said += ["arguments as strings"] if not self.as_object else []
+        said += ["a system prompt"] if self.system is not None else []
+        said += [f"BOS {self.bos}"] if self.bos != "once" else []
+        said += ["no generation prompt"] if not self.generation_prompt else []
+        said += [f"stop {self.stop}", self.form]
+        return f"{self.seed}: {self.tokenizer} {self.template or 'own'}: {', '.join(said)}"
+
+    @property
+    def reads_the_clock(self) -> bool:
+        """Whether the prompts hold the day of `at`."""
+        source = source_of(self.tokenizer, self.template)
+        return "strftime_now" in source and "date_string" not in self.arguments
+
+
+def random_case(seed: int) -> Case:
+    """A case with a few random departures from the defaults; each seed has its own."""
+    random = Random(seed)
+    tokenizer = list(MODELS)[seed % len(MODELS)]
+    templates, stops = MODELS[tokenizer]
+    template = random.choice(templates)
+    values = ARGUMENTS.get((tokenizer, template), {})
+    case = Case(
+        seed,
+        tokenizer,
+        template,
+        {name: random.choice(each) for name, each in values.items() if random.random() < 0.5},
+        datetime(2024, 6, 1) + timedelta(days=random.randrange(700)),
+        as_object=tokenizer not in STRINGS,
+        stop=random.choice(stops),
+        form=random.choice(FORMS),
+    )
+    departure = random.choice((*("none",) * 4, "tools", "string", "system", "bos", "prompt"))
+    if departure == "tools":
+        return replace(case, tools="hidden")
+    if departure == "string" and case.as_object:
+        return replace(case, as_object=False)
+    if departure == "system":
+        return replace(case, system=random.choice(SYSTEMS))
+    if departure == "bos" and tokenizer in BOS:
+        return replace(case, bos=random.choice(("doubled", "missing")))
+    if departure == "prompt" and case.form in ("calls", "vllm"):
+        return replace(case, generation_prompt=False)
+    return case
+
+
+# Tokenizers and templates
+
+
+@cache
+def tokenizer_of(folder: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@cache
+def settings_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+
+
+_FOLDER: list[Path] = []
+
+
+def use(folder: Path) -> None:
+    """Take tokenizers from this folder from now on."""
+    _FOLDER[:] = [folder]
+
+
+def folder_of(tokenizer: str) -> Path:
+    return _FOLDER[0] / tokenizer
+
+
+def source_of(tokenizer: str, template: str | None) -> str:
+    if template is not None:
+        return (TEMPLATES / template).read_text(encoding="utf-8")
+    return settings_of(folder_of(tokenizer))["chat_template"]
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _as_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
+
+
+@cache
+def _compiled(source: str) -> tuple[jinja2.Environment, jinja2.Template]:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _as_json
+    environment.globals["raise_exception"] = _raise
+    return environment, environment.from_string(source)
+
+
+def _special(tokenizer: str) -> dict[str, str]:
+    """The special tokens that templates may write."""
+    named = {name: value for name, value in settings_of(folder_of(tokenizer)).items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: value for name, value in texts.items() if isinstance(value, str)}
+
+
+def render(
+    tokenizer: str,
+    source: str,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    arguments: Mapping[str, object],
+    at: datetime | None,
+    as_object: bool,
+    generation_prompt: bool = True,
+) -> str:
+    """A prompt as a server writes it; jinja2.TemplateError and others if the template refuses."""
+    _, template = _compiled(source)
+    context: dict[str, Any] = {
+        **_special(tokenizer),
+        "messages": [_given(message, as_object) for message in messages],
+        "tools": deepcopy(tools) if tools else None,
+        "add_generation_prompt": generation_prompt,
+        "strftime_now": (at or datetime(1999, 12, 31)).strftime,
+        **arguments,
+    }
+    return template.render(**context)
+
+
+def _given(message: Mapping[str, Any], as_object: bool) -> dict[str, Any]:
+    """A message as the template gets it."""
+    given = deepcopy(dict(message))
+    for call in given.get("tool_calls") or ():
+        held = call["function"]["arguments"]
+        if as_object and isinstance(held, str):
+            call["function"]["arguments"] = json.loads(held)
+        elif not as_object and not isinstance(held, str):
+            call["function"]["arguments"] = json.dumps(held)
+    return given
+
+
+def encode(tokenizer: str, text: str) -> list[int]:
+    return tokenizer_of(folder_of(tokenizer)).encode(text, add_special_tokens=False).ids
+
+
+# Conversations and logs
+
+
+def conversations(rollouts: Path, name: str) -> list[dict[str, Any]]:
+    """Real conversations of a model: messages, tools, and the text of each sampled turn."""
+    with gzip.open(rollouts / name / "retok.jsonl.gz", "rt", encoding="utf-8") as lines:
+        read = [json.loads(line) for line in lines]
+    return [
+        {"id": row["id"], "messages": row["messages"], "tools": row["tools"],
+         "texts": [call["text"] for call in row["calls"]]}
+        for row in read
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One call: what the log says of it, and the ids of its prompt."""
+
+    row: int
+    messages: list[dict[str, Any]]
+    """As logged."""
+    tools: list[dict[str, Any]] | None
+    ids: list[int]
+    completion: list[int]
+    last: bool
+
+
+def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with a reasoning in each answer, as servers with a reasoning parser return them."""
+    made = deepcopy(messages)
+    for number, message in enumerate(made):
+        if message["role"] == "assistant":
+            message["reasoning_content"] = f"Step {number}: what was asked, and what is known already."
+    return made
+
+
+def prompts_of(case: Case, chat: Mapping[str, Any], row: int) -> Iterator[Prompt]:
+    """The calls of a conversation; raises what the template raises."""
+    source = source_of(case.tokenizer, case.template)
+    reasons = case.template == "preserving.jinja"
+    messages = with_reasoning(chat["messages"]) if reasons else chat["messages"]
+    logged = chat["tools"]
+    if case.tools == "hidden":
+        logged = logged or TOOLS
+    said = messages
+    if case.system is not None:
+        messages = [{"role": "system", "content": case.system}, *messages]
+    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    for number, at in enumerate(answers):
+        text = render(
+            case.tokenizer,
+            source,
+            messages[:at],
+            None if case.tools == "hidden" else logged,
+            arguments=case.arguments,
+            at=case.at,
+            as_object=case.as_object,
+            generation_prompt=case.generation_prompt,
+        )
+        ids = encode(case.tokenizer, text)
+        ids = ids[:1] + ids if case.bos == "doubled" else ids[1:] if case.bos == "missing" else ids
+        sampled = encode(case.tokenizer, chat["texts"][number] + case.stop)
+        end = at + 1 - (case.system is not None)
+        yield Prompt(row, said[:end], logged, ids, sampled, number == len(answers) - 1)
+
+
+def log_of(case: Case, chats: Sequence[Mapping[str, Any]], rows: int) -> list[Prompt]:
+    """The calls of a log of so many conversations: the first ones, by chance, that the template writes."""
+    random = Random(case.seed)
+    found: list[Prompt] = []
+    row = 0
+    for chat in random.sample(list(chats), len(chats)):
+        if case.system is not None and chat["messages"][0]["role"] == "system":
+            continue
+        try:
+            made = list(prompts_of(case, chat, row))
+        except (jinja2.TemplateError, TypeError, ValueError):
+            continue
+        found += made
+        row += 1
+        if row == rows:
+            break
+    return found
+
+
+def rows_of(case: Case, calls: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """The rows of a log in the form of the case."""
+    if case.form == "calls":
+        byrow = [[one for one in calls if one.row == row] for row in sorted({one.row for one in calls})]
+        return [_call_list(each) for each in byrow]
+    if case.form == "vllm":
+        return [_answer(one) for one in calls]
+    made = {"labels": _labels, "binary": _binary, "trl": _trl}[case.form]
+    return [made(one) for one in calls if one.last]
+
+
+def seen_prompts(case: Case, calls: Sequence[Prompt]) -> list[Prompt]:
+    """The calls whose prompts the log of the case holds."""
+    return [one for one in calls if one.last] if case.form in ("labels", "binary", "trl") else list(calls)
+
+
+def _call_list(calls: Sequence[Prompt]) -> dict[str, Any]:
+    last = calls[-1]
+    listed = [{"prompt_token_ids": one.ids, "generation_token_ids": one.completion} for one in calls]
+    return {"id": f"row-{last.row}", "messages": last.messages, "tools": last.tools, "calls": listed}
+
+
+def _answer(call: Prompt) -> dict[str, Any]:
+    request = {"model": "policy", "messages": call.messages[:-1]} | ({"tools": call.tools} if call.tools else {})
+    choice = {"index": 0, "finish_reason": "stop", "message": call.messages[-1], "token_ids": call.completion}
+    response = {"object": "chat.completion", "choices": [choice], "prompt_token_ids": call.ids}
+    return {"request": request, "response": response}
+
+
+def _labels(call: Prompt) -> dict[str, Any]:
+    labels = [-100] * len(call.ids) + call.completion
+    said = {"messages": call.messages, "tools": call.tools}
+    return {"input_ids": call.ids + call.completion, "labels": labels} | said
+
+
+def _binary(call: Prompt) -> dict[str, Any]:
+    mask = [0] * len(call.ids) + [1] * len(call.completion)
+    return {
+        "token_ids": call.ids + call.completion,
+        "loss_mask": mask,
+        "messages": call.messages,
+        "tools": call.tools,
+    }
+
+
+def _trl(call: Prompt) -> dict[str, Any]:
+    said = {"prompt": call.messages[:-1], "completion": call.messages[-1:]} | (
+        {"tools": call.tools} if call.tools else {}
+    )
+    return {"prompt_ids": call.ids, "completion_ids": call.completion} | said
