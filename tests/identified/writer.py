@@ -45,7 +45,7 @@ MODELS = {
     "qwen2.5-coder": ((None,), ("<|im_end|>", "<|endoftext|>")),
     "gemma-3": ((None,), ("<end_of_turn>", "<eos>")),
 }
-"""For each tokenizer the templates that may write its logs, None being its own, and the tokens that may end a turn."""
+"""By tokenizer: the templates that may write its logs, None being its own, and the tokens that may end a turn."""
 ARGUMENTS: Mapping[tuple[str, str | None], Mapping[str, tuple[object, ...]]] = {
     ("qwen3", None): {"enable_thinking": (False,)},
     ("qwen3", "preserving.jinja"): {"enable_thinking": (False,), "preserve_thinking": (True,)},

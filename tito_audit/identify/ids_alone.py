@@ -1,0 +1,171 @@
+"""What recorded ids say without a tokenizer: their range, how prompts open, how turns end, whose control ids occur.
+
+A family of tokenizers is named only if its control ids are where its chats have them, in nearly every sequence,
+and no id lies outside its vocabulary. Several families may pass; all of them are named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.record.arrays import Ids
+from tito_audit.record.rollout import Rollout, trained_runs
+
+_NEARLY_ALL = 0.9
+"""The share of the sequences that must look like a family's chats."""
+_OPENING = 8
+"""Most ids to show of what all prompts open with."""
+_ENDS = 4
+"""Most ids to name that end sampled turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Tokenizers that share a vocabulary and its control ids."""
+
+    name: str
+    size: int
+    """Every id is below this."""
+    opens: tuple[tuple[int, ...], ...]
+    """The ids that a chat may open with, its BOS once, twice or missing; low ids are too common to stand alone."""
+    marks: Mapping[int, str]
+    """Control ids that every chat holds, with their texts."""
+
+    def fits(self, ids: Ids) -> bool:
+        """Whether a sequence opens like a chat of the family and holds all its marks."""
+        head = tuple(ids[:3].tolist())
+        opens = any(head[: len(one)] == one for one in self.opens)
+        return opens and bool(np.isin(list(self.marks), ids).all())
+
+
+_QWEN: dict[int, str] = {151644: "<|im_start|>", 151645: "<|im_end|>"}
+_MISTRAL: dict[int, str] = {3: "[INST]", 4: "[/INST]"}
+
+FAMILIES: tuple[Family, ...] = (
+    Family("SmolLM2", 49_152, ((1, 9690), (1, 4093)), {1: "<|im_start|>", 2: "<|im_end|>"}),
+    Family("Mistral (SentencePiece v3)", 32_768, ((1, 3), (1, 6), (1, 1, 3), (3,)), _MISTRAL),
+    Family("Mistral (Tekken)", 131_072, ((1, 3), (1, 5), (1, 17), (1, 1, 3), (3,), (17,)), _MISTRAL),
+    Family("Phi-4", 100_352, ((100264,),), {100264: "<|im_start|>", 100266: "<|im_sep|>", 100265: "<|im_end|>"}),
+    Family(
+        "Llama 3",
+        128_256,
+        ((128000, 128006), (128000, 128000, 128006), (128006,)),
+        {128006: "<|start_header_id|>", 128007: "<|end_header_id|>", 128009: "<|eot_id|>"},
+    ),
+    Family("DeepSeek V3, R1", 128_815, ((0,), (128803,)), {128803: "<｜User｜>", 128804: "<｜Assistant｜>"}),
+    Family("Qwen2", 151_646, ((151644,),), _QWEN),
+    Family("Qwen2.5", 151_665, ((151644,),), _QWEN),
+    Family("Qwen3", 151_669, ((151644,),), _QWEN),
+    Family("GLM-4, GLM-4.5", 151_552, ((151331, 151333),), {151336: "<|user|>", 151337: "<|assistant|>"}),
+    Family(
+        "Kimi K2",
+        163_840,
+        ((163594,), (163587,)),
+        {163587: "<|im_user|>", 163588: "<|im_assistant|>", 163601: "<|im_middle|>", 163586: "<|im_end|>"},
+    ),
+    Family("gpt-oss", 200_019, ((200006,),), {200006: "<|start|>", 200008: "<|message|>", 200007: "<|end|>"}),
+    Family("Gemma 2", 256_000, ((2, 106), (2, 2, 106), (106,)), {106: "<start_of_turn>", 107: "<end_of_turn>"}),
+    Family("Gemma 3", 262_145, ((2, 105), (2, 2, 105), (105,)), {105: "<start_of_turn>", 106: "<end_of_turn>"}),
+)
+"""Sources: the `tokenizer.json` of SmolLM2, Llama 3.1, DeepSeek-V3, Qwen2.5, Qwen3, gpt-oss and Gemma 3, which a
+test compares with this table where they are at hand; the published `tokenizer_config.json` of Qwen2, Phi-4,
+GLM-4.5, Kimi K2 and Gemma 2; `mistral-common` for both kinds of Mistral."""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySeen:
+    """A family whose chats the sequences look like."""
+
+    family: Family
+    sequences: int
+    """How many of them do."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdsAlone:
+    """What the ids of a log say by themselves."""
+
+    sequences: int
+    ids: int
+    distinct: int
+    smallest: int
+    largest: int
+    opening: tuple[int, ...]
+    """What all prompts open with, the first ids of it; () if they open differently."""
+    turns: int
+    """Sampled turns."""
+    ends: tuple[tuple[int, int], ...]
+    """The ids that most often end sampled turns, each with its number of turns."""
+    families: tuple[FamilySeen, ...]
+    """The families that they look like, the smallest vocabulary first."""
+
+
+def ids_alone(rollouts: Sequence[Rollout]) -> IdsAlone | None:
+    """What the ids of rollouts say without a tokenizer; None if they hold no ids."""
+    sequences = [ids[ids >= 0] for rollout in rollouts for ids in _sequences(rollout)]
+    sequences = [ids for ids in sequences if len(ids)]
+    if not sequences:
+        return None
+    every = np.unique(np.concatenate(sequences))
+    ends = Counter(end for rollout in rollouts for end in _ends(rollout))
+    return IdsAlone(
+        sequences=len(sequences),
+        ids=sum(map(len, sequences)),
+        distinct=len(every),
+        smallest=int(every[0]),
+        largest=int(every[-1]),
+        opening=_shared_opening([ids for rollout in rollouts for ids in _prompts(rollout)]),
+        turns=ends.total(),
+        ends=tuple(ends.most_common(_ENDS)),
+        families=tuple(_families(sequences, int(every[-1]))),
+    )
+
+
+def _families(sequences: Sequence[Ids], largest: int) -> Iterator[FamilySeen]:
+    for family in sorted(FAMILIES, key=lambda one: one.size):
+        if largest >= family.size:
+            continue
+        fitting = sum(family.fits(ids) for ids in sequences)
+        if fitting >= _NEARLY_ALL * len(sequences):
+            yield FamilySeen(family, fitting)
+
+
+def _sequences(rollout: Rollout) -> Iterator[Ids]:
+    """What a model saw or was trained on, each prompt with its completion."""
+    if rollout.training_row is not None:
+        yield rollout.training_row.token_ids
+    for turn in rollout.turns:
+        found = turn.seen_ids if turn.completion_ids is not None else turn.prompt_ids
+        if found is not None:
+            yield found
+
+
+def _prompts(rollout: Rollout) -> Iterator[Ids]:
+    for turn in rollout.turns:
+        if turn.prompt_ids is not None:
+            yield turn.prompt_ids
+    if rollout.training_row is not None:
+        yield rollout.training_row.token_ids
+
+
+def _ends(rollout: Rollout) -> Iterator[int]:
+    """The last id of each sampled turn."""
+    for turn in rollout.turns:
+        if turn.completion_ids is not None and len(turn.completion_ids):
+            yield int(turn.completion_ids[-1])
+    row = rollout.training_row
+    if row is not None and row.loss_mask is not None and not rollout.turns:
+        yield from (int(row.token_ids[end - 1]) for _, end in trained_runs(row.loss_mask))
+
+
+def _shared_opening(prompts: Sequence[Ids]) -> tuple[int, ...]:
+    heads = [tuple(ids[:_OPENING].tolist()) for ids in prompts]
+    if not heads:
+        return ()
+    shortest, longest = min(heads), max(heads)
+    same = next((at for at, pair in enumerate(zip(shortest, longest, strict=False)) if pair[0] != pair[1]), None)
+    return shortest[:same] if same is not None else shortest[: len(longest)]
