@@ -42,6 +42,8 @@ def test_an_argument_is_a_variable_that_is_read_before_it_is_set() -> None:
             "{% if 'browser' in x and 'python' in x %}a{% endif %}",
             (["browser"], ["python"], ["browser", "python"]),
         ),
+        ("{% for y in x %}{% if y == 'browser' %}a{% endif %}{% endfor %}", (["browser"],)),
+        ("{% if x %}{{ x | reject('equalto', 'python') | join(', ') }}{% endif %}", (["python"],)),
         ("{% if x | default(true) %}a{% endif %}", (True, False)),
         ("{% set y = x or 'mid' %}{% if y == 'top' %}a{% endif %}", ("mid", "top")),
         ("{% set ns = namespace(v=x) %}{% if ns.v == 'top' %}a{% endif %}", ("top",)),

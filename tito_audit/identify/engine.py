@@ -200,7 +200,7 @@ def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: S
         return "there is only one prompt, which could be explained in many ways"
     for other in found[1:]:
         does = sum(at in other.written for at in basis)
-        if does >= written and other.written != best.written:
+        if does >= written and not other.written <= best.written:
             return "another explanation writes as many prompts, but not the same ones"
     return ""
 

@@ -114,6 +114,7 @@ class Search:
     def _dimensions(self) -> Iterator[Callable[[Way], Iterable[Way]]]:
         """For each thing that may be changed, what makes the changes of a way."""
         seen, arguments = self._seen, self._writer.arguments
+        yield self._bos
         if arguments.reads_clock:
             yield self._clocks
         for argument in arguments.arguments:
@@ -129,7 +130,6 @@ class Search:
         yield self._system_prompts
         if any(one.opens for one in seen):
             yield lambda way: (replace(way, opens=not way.opens, prefill=""),)
-        yield self._bos
         yield self._prefills
 
     def _clocks(self, way: Way) -> Iterator[Way]:

@@ -16,7 +16,23 @@ _OWN = frozenset(
 """What every template is given: no arguments of its own."""
 _CLOCK = "strftime_now"
 _TRUTHS = {"true": True, "false": False, "none": None}
-_PASSES = frozenset(("default", "d", "trim", "upper", "lower", "string", "capitalize", "title", "safe", "int"))
+_PASSES = frozenset(
+    (
+        "join",
+        "reject",
+        "select",
+        "default",
+        "d",
+        "trim",
+        "upper",
+        "lower",
+        "string",
+        "capitalize",
+        "title",
+        "safe",
+        "int",
+    )
+)
 """Filters that write what they are given."""
 
 
@@ -207,8 +223,14 @@ class _Reader:
             self._compared(node)
         elif isinstance(node, nodes.Filter) and node.name in ("default", "d"):
             self._defaulted(node.node, node.args[0] if node.args else None)
+        elif isinstance(node, nodes.Filter) and node.name in ("select", "reject"):
+            for seen in self._of(node.node):
+                seen.contained += self._constants(node.args[1]) if len(node.args) > 1 else []
         elif isinstance(node, nodes.Or):
             self._defaulted(node.left, node.right)
+        elif isinstance(node, nodes.For) and isinstance(node.target, nodes.Name):
+            for seen in self._of(node.iter):
+                seen.contained += self._compared_with(node.target.name, node.body)
         elif isinstance(node, nodes.Output):
             for seen in self._of(*node.nodes):
                 seen.written = True
@@ -254,6 +276,14 @@ class _Reader:
                 for seen in self._of(mine):
                     if operand.op not in ("in", "notin") or mine is node.expr:
                         seen.compared += _around(self._constants(other), operand.op)
+
+    def _compared_with(self, name: str, body: Sequence[nodes.Node]) -> Iterator[object]:
+        """The constants with which a part of the template compares a variable."""
+        for node in body:
+            for test in node.find_all(nodes.Compare):
+                if isinstance(test.expr, nodes.Name) and test.expr.name == name:
+                    for operand in test.ops:
+                        yield from self._constants(operand.expr)
 
     def _defaulted(self, value: nodes.Node | None, default: nodes.Node | None) -> None:
         if isinstance(default, nodes.Const):
