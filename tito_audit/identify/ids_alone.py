@@ -1,4 +1,4 @@
-"""What recorded ids say without a tokenizer: their range, how prompts open, how turns end, whose control ids occur.
+"""What recorded ids say without a tokenizer: range, openings of prompts, ends of turns, whose control ids occur.
 
 A family of tokenizers is named only if its control ids are where its chats have them, in nearly every sequence,
 and no id lies outside its vocabulary. Several families may pass; all of them are named.
@@ -7,7 +7,7 @@ and no id lies outside its vocabulary. Several families may pass; all of them ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,8 +106,7 @@ class IdsAlone:
 
 def ids_alone(rollouts: Sequence[Rollout]) -> IdsAlone | None:
     """What the ids of rollouts say without a tokenizer; None if they hold no ids."""
-    sequences = [ids[ids >= 0] for rollout in rollouts for ids in _sequences(rollout)]
-    sequences = [ids for ids in sequences if len(ids)]
+    sequences = id_sequences(rollouts)
     if not sequences:
         return None
     every = np.unique(np.concatenate(sequences))
@@ -125,6 +124,12 @@ def ids_alone(rollouts: Sequence[Rollout]) -> IdsAlone | None:
     )
 
 
+def id_sequences(rollouts: Iterable[Rollout]) -> list[Ids]:
+    """Everything that a model saw or was trained on, each prompt with its completion, without padding."""
+    sequences = (ids[ids >= 0] for rollout in rollouts for ids in _sequences(rollout))
+    return [ids for ids in sequences if len(ids)]
+
+
 def _families(sequences: Sequence[Ids], largest: int) -> Iterator[FamilySeen]:
     for family in sorted(FAMILIES, key=lambda one: one.size):
         if largest >= family.size:
@@ -135,7 +140,6 @@ def _families(sequences: Sequence[Ids], largest: int) -> Iterator[FamilySeen]:
 
 
 def _sequences(rollout: Rollout) -> Iterator[Ids]:
-    """What a model saw or was trained on, each prompt with its completion."""
     if rollout.training_row is not None:
         yield rollout.training_row.token_ids
     for turn in rollout.turns:

@@ -10,7 +10,8 @@ from tito_audit.settings.model import FailOn, GateSettings, Settings, ToolArgume
 from tito_audit.settings.option import FlagOnly, Option
 
 _AUDITS = ("scan", "repair", "show")
-_EVERY = ("scan", "repair", "convert", "show", "inspect")
+_JOINED = (*_AUDITS, "identify")
+_EVERY = ("scan", "repair", "convert", "show", "inspect", "identify")
 
 _of_log = partial(Option, fills=Settings, per_log=True)
 _codes = partial(
@@ -66,7 +67,7 @@ _TEXT = (
     _of_log(
         "template_seconds",
         "Time limit for rendering one prompt.",
-        _AUDITS,
+        _JOINED,
         metavar="SECONDS",
         takes=float,
         least=0.01,
@@ -87,7 +88,7 @@ _TEXT = (
         "sampled_roles",
         "A role that was sampled; all others count as not sampled. Repeatable. [default: assistant and other "
         "names for models]",
-        ("scan", "repair", "convert", "show"),
+        ("scan", "repair", "convert", "show", "identify"),
         flag_name="sampled-role",
         metavar="ROLE",
         repeats=True,
@@ -130,7 +131,7 @@ _LOG = (
     _of_log(
         "messages",
         "A file with the messages of the rollouts, if the log has none; joined by id.",
-        _AUDITS,
+        _JOINED,
         metavar="FILE",
         key_takes=values.path("the path of a file or folder, or a glob"),
         unset="the log's own",
@@ -138,7 +139,7 @@ _LOG = (
     _of_log(
         "tools",
         "A JSON array of tools for all rollouts, or rows with an id and tools; none: render without tools.",
-        _AUDITS,
+        _JOINED,
         metavar="FILE|none",
         key_takes=values.TOOLS,
         unset="the log's own",
@@ -147,7 +148,7 @@ _LOG = (
         "on",
         "The column to join on, in the log and in the other file. Repeatable. [default: the first id that both "
         "have]",
-        _AUDITS,
+        _JOINED,
         metavar="KEY[=OTHER]",
         repeats=True,
         reads=readers.join_columns,

@@ -82,6 +82,13 @@ _WRITING = (
         fills=RepairSettings,
         flag_only=FlagOnly.SAFEGUARD,
     ),
+    Option(
+        "force",
+        "Replace the values of keys that the file sets to something else.",
+        ("identify",),
+        takes=bool,
+        flag_only=FlagOnly.SAFEGUARD,
+    ),
     _of_repair(
         "provenance",
         "Write a tito_audit column that says which repair cured which findings.",
@@ -145,12 +152,41 @@ _SHOWING = (
     ),
 )
 
+_IDENTIFYING = (
+    Option(
+        "tokenizers",
+        "A tokenizer that may have written the log: a folder with tokenizer.json, or a Hugging Face name. "
+        "Repeatable. [default: the configured one, those that the log names, and those in the hub cache]",
+        ("identify",),
+        flag_name="tokenizer",
+        short="-t",
+        metavar="DIR|NAME",
+        repeats=True,
+    ),
+    Option(
+        "chat_templates",
+        "A Jinja file that may be the chat template, besides the tokenizer's own. Repeatable.",
+        ("identify",),
+        flag_name="chat-template",
+        metavar="FILE",
+        repeats=True,
+    ),
+    Option(
+        "write",
+        "Write what was found into this configuration file, beside the keys that it sets already.",
+        ("identify",),
+        short="-w",
+        metavar="FILE",
+        flag_only=FlagOnly.WRITTEN,
+    ),
+)
+
 _LOOKING_UP = (
     numbered("rows", "Rows to look at.", ("inspect",), "a number of rows", 1, short="-n", default=100),
     Option(
         "shape",
         "A page to read, or one JSON object with everything.",
-        ("inspect", "config"),
+        ("inspect", "config", "identify"),
         flag_name="output-format",
         short="-f",
         takes=("text", "json"),
@@ -161,4 +197,4 @@ _LOOKING_UP = (
     Option("markdown", "Print a Markdown table.", ("list",), takes=bool),
 )
 
-OWN_OPTIONS: Final = (*_WRITING, *_SHOWING, *_LOOKING_UP)
+OWN_OPTIONS: Final = (*_IDENTIFYING, *_WRITING, *_SHOWING, *_LOOKING_UP)

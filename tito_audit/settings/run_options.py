@@ -9,7 +9,7 @@ from tito_audit.settings import readers, values
 from tito_audit.settings.model import Encoder, Settings
 from tito_audit.settings.option import FlagOnly, Option, numbered
 
-_EVERY = ("scan", "repair", "convert", "show", "inspect")
+_EVERY = ("scan", "repair", "convert", "show", "inspect", "identify")
 
 _of_run = partial(Option, fills=Settings)
 
@@ -49,9 +49,10 @@ RUN_OPTIONS: Final = (
     numbered(
         "limit",
         "Stop after this many rows of all logs together.",
-        ("scan",),
+        ("scan", "identify"),
         "a number of rows",
         1,
+        helps={"identify": "Rows to look at, the first ones of each log. [default: 400]"},
         fills=Settings,
         key_after="sample",
         unset="every row",
@@ -68,7 +69,7 @@ RUN_OPTIONS: Final = (
     numbered(
         "max_row_bytes",
         "A longer row is not read but reported as REC001.",
-        ("scan", "repair", "convert", "inspect"),
+        ("scan", "repair", "convert", "inspect", "identify"),
         "a number of bytes",
         1,
         metavar="BYTES",
@@ -77,7 +78,7 @@ RUN_OPTIONS: Final = (
     _of_run(
         "trust_remote_code",
         "Allow a tokenizer's own Python code to run.",
-        ("scan", "repair", "show", "inspect"),
+        ("scan", "repair", "show", "inspect", "identify"),
         takes=bool,
         flag_only=FlagOnly.CODE,
     ),

@@ -1,0 +1,171 @@
+"""Tokenizers and templates that may have written a log: given, configured, named by it, or in the hub cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from tito_audit.errors import SetupError, TokenizerError
+from tito_audit.identify import OWN_TEMPLATE, Candidate, NamedTemplate
+from tito_audit.identify.ids_alone import id_sequences
+from tito_audit.record.arrays import Ids
+from tito_audit.record.rollout import Rollout
+from tito_audit.run.fit import names_of_log
+from tito_audit.tokens.hub_cache import cached_tokenizer, cached_tokenizers, glance
+from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.tokenizer import Tokenizer
+
+_LOADED = 8
+"""Most tokenizers of the hub cache to load."""
+_GLANCED = 64
+"""Most tokenizers of the hub cache to look into."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A tokenizer that may have written a log, and where its name comes from."""
+
+    name: str
+    """As for `-t`."""
+    because: str
+    folder: Path | None = None
+    """Where its files are; None: the name says it."""
+    required: bool = False
+    """Whether it is a mistake of the user's if it cannot be loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A tokenizer that was not tried, and why."""
+
+    name: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What is tried on a log."""
+
+    tried: tuple[Candidate, ...] = ()
+    because: tuple[str, ...] = ()
+    """Where each candidate comes from."""
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+def templates_of_files(files: Sequence[str]) -> tuple[NamedTemplate, ...]:
+    """The chat templates in Jinja files; SetupError for one that cannot be read."""
+    return tuple(NamedTemplate(Path(file).name, source=_source(file), chat_template=file) for file in files)
+
+
+def candidates_for(
+    rollouts: Sequence[Rollout],
+    logs: Sequence[Path],
+    given: Sequence[str],
+    configured: Sequence[str] = (),
+    templates: Sequence[NamedTemplate] = (),
+    *,
+    trust_remote_code: bool = False,
+) -> Candidates:
+    """The tokenizers to try on rollouts, loaded, each with its own templates and those given.
+
+    Those given are the only ones, if there are any. TokenizerError if one of them cannot be loaded.
+    """
+    passed_over: list[PassedOver] = []
+    offers = [Offer(name, "given", required=True) for name in given]
+    if not offers:
+        offers = [Offer(name, "configured", required=True) for name in configured]
+        offers += _named(rollouts, logs, passed_over)
+        offers += _cached(rollouts, {offer.name for offer in offers}, passed_over)
+    tried: dict[str, tuple[Candidate, str]] = {}
+    for offer in offers:
+        if offer.name in tried:
+            continue
+        tokenizer = _loaded(offer, passed_over, trust_remote_code)
+        if tokenizer is not None:
+            own = _own_templates(tokenizer)
+            tried[offer.name] = Candidate(tokenizer, (*own, *templates)), offer.because
+    return Candidates(
+        tuple(candidate for candidate, _ in tried.values()),
+        tuple(because for _, because in tried.values()),
+        tuple(passed_over),
+    )
+
+
+def _source(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SetupError(
+            f"{file}: the chat template cannot be read ({error}).\n"
+            "Pass --chat-template with the path of a Jinja text file."
+        ) from None
+
+
+def _own_templates(tokenizer: Tokenizer) -> Iterator[NamedTemplate]:
+    for name in tokenizer.chat_templates:
+        if name == "default" or len(tokenizer.chat_templates) == 1:
+            yield OWN_TEMPLATE
+        else:
+            yield NamedTemplate(f"its template {name}", template_name=name)
+
+
+def _loaded(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool) -> Tokenizer | None:
+    if offer.folder is None:
+        return load_tokenizer(offer.name, trust_remote_code=trust_remote_code)
+    try:
+        return replace(load_tokenizer(str(offer.folder)), name=offer.name)
+    except TokenizerError as error:
+        if offer.required:
+            raise
+        passed_over.append(PassedOver(offer.name, str(error).split("\n")[0]))
+        return None
+
+
+def _named(rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[PassedOver]) -> Iterator[Offer]:
+    """Those that the log names, if they are in a folder beside it or in the hub cache."""
+    for key, name in names_of_log(rollouts).items():
+        if not _NAME.fullmatch(name) or ".." in name:
+            continue
+        folders = (log.parent / one for log in logs for one in dict.fromkeys((name, name.split("/")[-1])))
+        beside = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
+        cached = cached_tokenizer(name)
+        if beside is not None:
+            yield Offer(str(beside), f"the log names its {key} '{name}'", beside)
+        elif cached is not None:
+            yield Offer(cached.name, f"the log names its {key} '{name}'", cached.folder)
+        elif "/" in name:
+            passed_over.append(
+                PassedOver(name, f"the log names this {key}, which is not on this machine: pass -t")
+            )
+
+
+def _cached(rollouts: Sequence[Rollout], known: set[str], passed_over: list[PassedOver]) -> Iterator[Offer]:
+    """Those of the hub cache that have room for the ids, the likeliest first."""
+    found = [one for one in cached_tokenizers() if one.name not in known]
+    passed_over += [PassedOver(one.name, "too many in the hub cache: pass -t") for one in found[_GLANCED:]]
+    sequences = id_sequences(rollouts)
+    ranked = []
+    for one in found[:_GLANCED]:
+        seen = glance(one.folder)
+        largest = max((int(ids.max()) for ids in sequences), default=-1)
+        if seen is None:
+            passed_over.append(PassedOver(one.name, "its tokenizer.json cannot be read"))
+        elif largest >= seen.size:
+            passed_over.append(PassedOver(one.name, f"its ids end at {seen.size - 1:,}, the log has {largest:,}"))
+        else:
+            ranked.append((_opened(sequences, seen.control_ids), one))
+    ranked.sort(key=lambda pair: -pair[0])
+    passed_over += [PassedOver(one.name, "others are likelier: pass -t") for _, one in ranked[_LOADED:]]
+    yield from (Offer(one.name, "in the hub cache", one.folder) for _, one in ranked[:_LOADED])
+
+
+def _opened(sequences: Sequence[Ids], control_ids: frozenset[int]) -> float:
+    """The share of sequences that open with one of these ids."""
+    if not sequences:
+        return 0.0
+    return float(np.mean([int(ids[0]) in control_ids for ids in sequences]))
