@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import typer
 
 from tito_audit.cli._configured import config_of, on_command_line
-from tito_audit.settings.file import OVERRIDES, PATHS, Config, FileOverride, look_for_config
+from tito_audit.settings.file import OVERRIDES, PATHS, Config, FileOverride, look_for_config, toml_value
 from tito_audit.settings.model import Override
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import KEYS
@@ -151,20 +149,8 @@ def _seen(path: Path) -> str:
 
 
 def _line(name: str, value: Any, remark: str) -> str:
-    text = name if value is None else f"{name} = {_toml(value)}"
+    text = name if value is None else f"{name} = {toml_value(value)}"
     return f"{text:<{_WIDE}}  # {remark}" if remark else text
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_name(name)} = {_toml(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(one) for one in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _name(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
 def as_object(found: _Effective, off: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ EXIT_CODES: Mapping[int, tuple[str, str]] = {
     FAILED: (
         "failed",
         "The run finished with a bad result: findings that fail the gate, rows that no repair cured, or data that "
-        "a conversion would lose.",
+        "a conversion would lose, or a log of which it is not sure what wrote it.",
     ),
     UNMADE: (
         "no result",

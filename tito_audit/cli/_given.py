@@ -69,6 +69,26 @@ class Given:
         """Whether an option was set by a flag, which overrides the file."""
         return on_command_line(self.context, option)
 
+    def configured(self, key: str) -> list[str]:
+        """What the configuration file says of a key, for all logs and then for some; each value once."""
+        config = config_of(self.context)
+        tables = (config.values, *(one.values for one in config.overrides))
+        return list(dict.fromkeys(table[key] for table in tables if key in table))
+
+    def reading_flags(self) -> list[str]:
+        """The flags of the command line that say how logs are read, as words of another command."""
+        words: list[str] = []
+        for option in OPTIONS:
+            if not option.per_log or option.name not in self.values or not self.flagged(option.name):
+                continue
+            value = self.values[option.name]
+            if isinstance(value, bool):
+                words.append(option.flag if value else f"--no-{option.flag[2:]}")
+                continue
+            for one in value if option.repeats else [value]:
+                words += [option.flag, str(one)]
+        return words
+
     def notice(self) -> str | None:
         """A sentence that names the settings from a configuration file; None if there are none."""
         return about_config(self.context)

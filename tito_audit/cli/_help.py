@@ -12,6 +12,7 @@ SUMMARIES = {
     "repair": "Write a repaired copy of a log, with every repair proven.",
     "convert": "Write a log in another form, or as another framework's rows.",
     "show": "Show one rollout token by token, with its findings.",
+    "identify": "Find what wrote a log: tokenizer, template, arguments.",
     "inspect": "Show a log's columns, its format and why, and a mapping to paste.",
     "config": "Show the effective settings, and where each comes from.",
     "explain": "Print the manual of a rule or a repair.",

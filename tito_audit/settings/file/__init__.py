@@ -8,6 +8,7 @@ settings for some of the logs.
 
 from __future__ import annotations
 
+from tito_audit.settings.file._merge import Merged, merged_config, toml_key, toml_value
 from tito_audit.settings.file._read import Config, FileOverride, find_config, read_config
 from tito_audit.settings.file._schema import config_schema
 from tito_audit.settings.file._toml import EXTEND, OVERRIDES, PATHS, Search, look_for_config
@@ -18,9 +19,13 @@ __all__ = [
     "PATHS",
     "Config",
     "FileOverride",
+    "Merged",
     "Search",
     "config_schema",
     "find_config",
     "look_for_config",
+    "merged_config",
     "read_config",
+    "toml_key",
+    "toml_value",
 ]

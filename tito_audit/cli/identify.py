@@ -1,0 +1,108 @@
+"""`tito-audit identify`: what wrote a log, as flags to paste."""
+
+from __future__ import annotations
+
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tito_audit.cli._command import command
+from tito_audit.cli._given import Given, Logs
+
+if TYPE_CHECKING:
+    from tito_audit.cli._identified import Outcome
+
+_ROWS = 400
+"""Rows to look at unless --limit says how many."""
+
+
+@command("identify")
+def identify(
+    given: Given,
+    logs: Logs,
+    tokenizers: list[str],
+    chat_templates: list[str],
+    write: str | None,
+    force: bool,
+    shape: str,
+) -> None:
+    """Find what wrote a log: tokenizer, chat template, its arguments, date. Exits 1 unless that is sure.
+
+    A setting counts where it writes a recorded prompt exactly, token by token. What is found on a few rows is
+    confirmed on others. Without -t the tokenizers are tried that the configuration or the log names, and those in
+    the local hub cache; nothing is downloaded but what -t names.
+    """
+    from tito_audit.cli._exits import FAILED
+    from tito_audit.cli._identified_object import as_object
+    from tito_audit.cli._write_config import write_found
+    from tito_audit.report_objects import as_json
+
+    outcome = _outcome(given, logs, tokenizers, chat_templates)
+    best = outcome.found.best
+    written = None
+    if write is not None and best is not None and outcome.found.sure:
+        written = write_found(Path(write), best.explanation, force=force)
+    if shape == "json":
+        print(as_json(as_object(outcome)))
+    else:
+        _print_page(outcome, given)
+    if write is not None:
+        said = written or f"Nothing was written to {write}: what wrote the log is not sure."
+        _say(said)
+    if not outcome.found.sure:
+        raise typer.Exit(FAILED)
+
+
+def _outcome(given: Given, logs: list[str], tokenizers: list[str], chat_templates: list[str]) -> Outcome:
+    from tito_audit.cli._identified import Outcome
+    from tito_audit.identify import identify
+    from tito_audit.identify.ids_alone import ids_alone
+    from tito_audit.run.candidates import candidates_for, templates_of_files
+    from tito_audit.run.first_rows import first_rows
+    from tito_audit.storage import find_logs
+
+    settings = given.settings()
+    templates = templates_of_files(chat_templates or given.configured("chat-template"))
+    files = find_logs(logs)
+    first = first_rows(files, settings, settings.limit or _ROWS)
+    candidates = candidates_for(
+        first.rollouts,
+        files,
+        tokenizers,
+        given.configured("tokenizer"),
+        templates,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    found = identify(first.rollouts, candidates.tried)
+    return Outcome(logs, first, candidates, found, ids_alone(first.rollouts), given.reading_flags())
+
+
+def _print_page(outcome: Outcome, given: Given) -> None:
+    from rich.text import Text
+
+    from tito_audit.cli._identified import page_lines, paste_lines
+    from tito_audit.report import ReportOptions
+    from tito_audit.terminal.escape import inert, visible
+    from tito_audit.terminal.page import console_for
+    from tito_audit.terminal.terminal import colors, page_width
+
+    page = StringIO()
+    console = console_for(page, ReportOptions(color=colors(sys.stdout), width=page_width()))
+    for line in page_lines(outcome):
+        console.print(line)
+    for line in paste_lines(outcome):
+        console.print(line, soft_wrap=True)  # text to paste must not be wrapped
+    if (notice := given.notice()) is not None:
+        console.print()
+        console.print(Text(visible(notice)))
+    sys.stdout.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
+
+
+def _say(words: str) -> None:
+    from tito_audit.terminal.escape import inert, visible
+
+    sys.stdout.flush()
+    print(inert(visible(words)), file=sys.stderr)
