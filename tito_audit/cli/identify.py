@@ -60,6 +60,7 @@ def _outcome(given: Given, logs: list[str], tokenizers: list[str], chat_template
     from tito_audit.cli._identified import Outcome
     from tito_audit.identify import identify
     from tito_audit.identify.ids_alone import ids_alone
+    from tito_audit.run.auditor import drift_audit
     from tito_audit.run.candidates import candidates_for, templates_of_files
     from tito_audit.run.first_rows import first_rows
     from tito_audit.storage import find_logs
@@ -76,7 +77,7 @@ def _outcome(given: Given, logs: list[str], tokenizers: list[str], chat_template
         templates,
         trust_remote_code=settings.trust_remote_code,
     )
-    found = identify(first.rollouts, candidates.tried)
+    found = identify(first.rollouts, candidates.tried, audit=drift_audit(settings))
     return Outcome(logs, first, candidates, found, ids_alone(first.rollouts), given.reading_flags())
 
 

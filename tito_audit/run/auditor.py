@@ -100,6 +100,8 @@ class Auditor:
         self.repairs()
 
 
+_DRIFT = ("TOK", "TPL", "SEQ")
+"""Families of rules about what a tokenizer and template write differently."""
 TRAINED_ONCE = "REC009"
 """The rule that compares what all rows of a run train."""
 READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
@@ -250,6 +252,18 @@ class Loader:
         if renderer is None:
             renderer = self._renderers[key] = _renderer(tokenizer, settings)
         return tokenizer, renderer, None
+
+
+def drift_audit(settings: Settings) -> Callable[[Rollout, Tokenizer, Renderer], tuple[Finding, ...]]:
+    """What audits a rollout for differences between what was recorded and what a tokenizer and template write."""
+    rules = all_rules()
+    codes = frozenset(rule.code for rule in rules if rule.code.startswith(_DRIFT))
+    speakers = Speakers(settings.sampled_roles)
+
+    def audit(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> tuple[Finding, ...]:
+        return audit_rollout(rollout, Auditor(tokenizer, renderer, rules, codes, tuple, speakers)).findings
+
+    return audit
 
 
 def load_renderer(tokenizer: str, settings: Settings | None = None) -> Renderer:
