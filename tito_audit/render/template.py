@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tito_audit.render.arguments import TemplateArguments
     from tito_audit.render.fast.render import FastTemplate
     from tito_audit.render.sandbox import ChatEnvironment
+    from tito_audit.render.traced import Tracer
 
 TIME_LIMIT = 10.0
 """Seconds one rendering may take."""
@@ -85,6 +86,12 @@ class Template:
                 return open_fast(self.source, self._facts)
         except TimeUp:
             return None
+
+    def tracer(self) -> Tracer:
+        """The same template, saying which of its tags writes what."""
+        from tito_audit.render.traced import Tracer
+
+        return Tracer(self.source, self._time_limit, self._size_limit)
 
     @property
     def looked_for(self) -> LookedFor | None:

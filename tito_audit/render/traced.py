@@ -1,0 +1,182 @@
+"""Which tag of a chat template wrote each piece of a text, and what the template decided before it.
+
+The template is compiled a second time, with its outputs and conditions wrapped in calls that note them. What it
+writes then has to equal what it writes without them, or nothing is known. This module imports jinja2 and is itself
+imported late.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+
+from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm
+from tito_audit.render.sandbox import ChatEnvironment
+
+_BEGINS = ("block_begin", "variable_begin")
+_WROTE, _CHOSE = "_tito_wrote", "_tito_chose"
+_LINES = re.compile(r"\r\n|\r|\n")
+_LONGEST = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """One tag of a template, or the text after one."""
+
+    line: int
+    """Its line, counted from 1."""
+    column: int
+    """Its column, counted from 1."""
+    source: str
+    """The tag as it stands in the template; shortened if it is long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A condition of a template, and how it came out."""
+
+    tag: Tag
+    condition: int
+    """Which condition of the template it is."""
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a rendered text."""
+
+    start: int
+    text: str
+    tag: Tag | None
+    """The tag that wrote it; None if unknown."""
+    decisions: tuple[Decision, ...]
+    """What the template decided after the piece before it, in order."""
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What one rendering noted."""
+
+    wrote: tuple[int, Any] | None = None
+    decisions: list[tuple[int, bool]] = field(default_factory=list)
+
+
+class Tracer:
+    """A template that notes what it does; None from `trace` where it cannot."""
+
+    def __init__(self, source: str, time_limit: float, size_limit: int) -> None:
+        self._limits = time_limit, size_limit
+        self._environment = ChatEnvironment(Budget(size_limit, time_limit))
+        self._notes = _Notes()
+        self._environment.globals[_WROTE] = self._wrote
+        self._environment.globals[_CHOSE] = self._chose
+        self._compiled: jinja2.Template | None = None
+        self._conditions: list[int] = []
+        """The line of each condition, in the source with a line for each tag."""
+        try:
+            with alarm(time_limit):
+                text, self._tags, self._firsts = _a_line_each(self._environment, source)
+                self._compiled = self._environment.from_string(self._noting(self._environment.parse(text)))
+        except (Exception, TimeUp):  # a template that was compiled may be too deep with what is added
+            return
+
+    def trace(self, variables: Mapping[str, Any], wanted: str) -> tuple[Piece, ...] | None:
+        """The pieces of what the template writes for these variables; None if that is not `wanted`."""
+        if self._compiled is None:
+            return None
+        seconds, size = self._limits
+        self._environment.budget = Budget(size, seconds)
+        self._notes = _Notes()
+        try:
+            with alarm(seconds):
+                pieces = list(self._pieces(variables, size))
+        except (Exception, TimeUp):
+            return None
+        return tuple(pieces) if "".join(piece.text for piece in pieces) == wanted else None
+
+    def _pieces(self, variables: Mapping[str, Any], size: int) -> Iterator[Piece]:
+        assert self._compiled is not None
+        at = 0
+        for text in self._compiled.generate(variables):
+            if not text:
+                continue
+            notes, self._notes = self._notes, _Notes()
+            line, value = notes.wrote if notes.wrote is not None else (0, None)
+            decisions = tuple(
+                Decision(self._tag(self._conditions[number]), number, held) for number, held in notes.decisions
+            )
+            # What a call block writes is not what its last tag wrote.
+            yield Piece(at, text, self._tag(line) if str(value) == text else None, decisions)
+            at += len(text)
+            if at > size:
+                raise LimitReached("too long to trace")
+
+    def _tag(self, line: int) -> Tag:
+        return self._tags[max(bisect_right(self._firsts, line) - 1, 0)]
+
+    # Called by the template
+
+    def _wrote(self, line: int, value: Any) -> Any:
+        self._notes.wrote = line, value
+        return value
+
+    def _chose(self, number: int, value: Any) -> Any:
+        self._notes.decisions.append((number, bool(value)))
+        return value
+
+    # The template with these calls
+
+    def _noting(self, tree: nodes.Template) -> nodes.Template:
+        conditions: list[nodes.If | nodes.CondExpr] = list(tree.find_all((nodes.If, nodes.CondExpr)))
+        for number, node in enumerate(conditions):
+            self._conditions.append(node.lineno)
+            node.test = _called(_CHOSE, number, node.test)
+        for output in list(tree.find_all(nodes.Output)):
+            output.nodes = [_called(_WROTE, part.lineno, _as_constant(part)) for part in output.nodes]
+        tree.set_environment(self._environment)
+        return tree
+
+
+def _called(name: str, number: int, value: Any) -> nodes.Call:
+    line = value.lineno
+    function = nodes.Name(name, "load", lineno=line)
+    return nodes.Call(function, [nodes.Const(number, lineno=line), value], [], None, None, lineno=line)
+
+
+def _as_constant(part: nodes.Expr) -> nodes.Expr:
+    return nodes.Const(part.data, lineno=part.lineno) if isinstance(part, nodes.TemplateData) else part
+
+
+def _a_line_each(environment: ChatEnvironment, source: str) -> tuple[str, list[Tag], list[int]]:
+    """The source with each tag's content on a line of its own, its tags, and the number of each one's line."""
+    source = "\n".join(_LINES.split(source))
+    out: list[str] = []
+    tags = [Tag(1, 1, "")]
+    firsts = [0]
+    at = copied = added = 0
+    for _, kind, value in environment.lex(source):
+        found = source.index(value, at)
+        at = found + len(value)
+        if kind in _BEGINS:
+            out += [source[copied:at], "\n"]
+            copied = at
+            added += 1
+            line = source.count("\n", 0, found) + 1
+            column = found - (source.rfind("\n", 0, found) + 1) + 1
+            tags.append(Tag(line, column, _whole(source, found)))
+            firsts.append(source.count("\n", 0, at) + 1 + added)
+    return "".join([*out, source[copied:]]), tags, firsts
+
+
+def _whole(source: str, start: int) -> str:
+    """The tag that begins here."""
+    closing = "}}" if source.startswith("{{", start) else "%}"
+    end = source.find(closing, start)
+    text = source[start : end + 2] if end >= 0 else source[start:]
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -1,0 +1,205 @@
+"""Why a prompt does not start with what was sampled: where the two texts part, and what the template did there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tito_audit.errors import RenderError
+from tito_audit.record.message import Message
+from tito_audit.render.renderer import Renderer
+from tito_audit.templates.appends import Step
+from tito_audit.templates.probes import Probe
+
+if TYPE_CHECKING:
+    from tito_audit.render.traced import Decision, Piece, Tag, Tracer
+
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
+_THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_NEAR = 12
+"""Pieces of text before a difference in which the decision that led to it is looked for."""
+
+
+class Change(StrEnum):
+    """What a template does to what was sampled."""
+
+    REASONING = "drops earlier reasoning"
+    EMPTY_REASONING = "writes an empty reasoning block only into some answers"
+    MOVED = "moves a later system message to the front"
+    TURN_END = "ends an earlier turn with another token"
+    NO_TURN_END = "writes no end token after an earlier turn"
+    SPACE = "writes other white space"
+    CALLS = "writes tool calls otherwise"
+    GENERATION_PROMPT = "writes the generation prompt otherwise once the answer is there"
+    OTHER = "writes earlier messages otherwise"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two texts where they part."""
+
+    before: str
+    """What both have before it."""
+    text: str
+    """The text from there on."""
+    tag: Tag | None
+    """The template's tag that wrote it; None if unknown, or if the text ends there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One place where a prompt does not continue what was sampled."""
+
+    step: Step
+    change: Change
+    sampled: Side
+    """The prompt before and what was sampled."""
+    rendered: Side
+    """The next prompt."""
+    condition: Decision | None = None
+    """The template's condition that came out otherwise in the next prompt, with how it came out for the sampled
+    side; None if unknown."""
+
+
+class Breaks:
+    """Explains the broken steps of a template."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._tracers: dict[bool, Tracer] = {}
+
+    def explain(self, step: Step) -> Break:
+        """Where and why a broken step breaks."""
+        assert step.at is not None
+        at, seen = step.at, step.seen
+        ours = self._pieces(step.probe, *self._source_of(step))
+        theirs = self._pieces(step.probe, step.until, True)
+        mine, other = _piece_at(ours, at), _piece_at(theirs, at)
+        return Break(
+            step,
+            _change(step),
+            Side(seen[:at], seen[at:], mine.tag if mine else None),
+            Side(step.after[:at], step.after[at:], other.tag if other else None),
+            _parting(ours, theirs, at) if mine and other else None,
+        )
+
+    def _source_of(self, step: Step) -> tuple[int, bool]:
+        """Which rendering shows the place: how many messages, and whether with a generation prompt."""
+        assert step.at is not None
+        return (step.answer, True) if step.at < len(step.prompt) or not step.sampled else (step.answer + 1, False)
+
+    def _pieces(self, probe: Probe, count: int, opens: bool) -> tuple[Piece, ...]:
+        """The pieces of a rendering; () if they cannot be told."""
+        renderer, with_tools = self._renderer, bool(probe.tools)
+        messages, args = probe.messages[:count], probe.template_args
+        try:
+            chat, text = renderer.accepted(
+                messages, probe.tools, add_generation_prompt=opens, template_kwargs=args
+            )
+        except RenderError:
+            return ()
+        if with_tools not in self._tracers:
+            self._tracers[with_tools] = renderer.template(with_tools).tracer()
+        given = renderer.variables(probe.tools, args)
+        wanted = {**given, "messages": chat, "add_generation_prompt": opens}
+        return self._tracers[with_tools].trace(wanted, text) or ()
+
+
+def _piece_at(pieces: Sequence[Piece], at: int) -> Piece | None:
+    return next((piece for piece in pieces if piece.start <= at < piece.start + len(piece.text)), None)
+
+
+def _parting(ours: Sequence[Piece], theirs: Sequence[Piece], at: int) -> Decision | None:
+    """The last condition before a place that came out differently; None if it cannot be told."""
+    before = {piece.start: piece for piece in theirs if piece.start <= at}
+    near = [piece for piece in ours if piece.start <= at][-_NEAR:]
+    for piece in reversed(near):
+        other = before.get(piece.start)
+        if other is None:
+            continue
+        for mine, yours in zip(piece.decisions, other.decisions, strict=False):
+            if mine.condition != yours.condition:
+                break
+            if mine.held != yours.held:
+                return mine
+    return None
+
+
+def _change(step: Step) -> Change:
+    """What a template did, told from the texts alone."""
+    assert step.at is not None
+    seen, after, at = step.seen, step.after, step.at
+    known = step.probe.messages[: step.answer + 1]
+    if any(_count(after, text) < _count(seen, text) for text in _reasoning(known)):
+        return Change.REASONING
+    if len(_EMPTY_THOUGHT.findall(seen)) > len(_EMPTY_THOUGHT.findall(after[: len(seen)])):
+        return Change.EMPTY_REASONING
+    if _moved(step):
+        return Change.MOVED
+    if at < len(step.prompt) and after.startswith(seen[: len(step.prompt.rstrip())]):
+        return Change.SPACE
+    if at < len(step.prompt) and _is_generation_prompt(step):
+        return Change.GENERATION_PROMPT
+    if _plain(after).startswith(_plain(seen)):
+        return Change.SPACE
+    return _change_of_end(step)
+
+
+def _change_of_end(step: Step) -> Change:
+    assert step.at is not None
+    body = step.prompt + step.sampled.rstrip()
+    end = re.search(r"(?:<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\Z", body)
+    if end is not None and step.at >= end.start():
+        left = step.after[end.start() :]
+        return Change.TURN_END if re.match(r"\s*[<\[]", left) and _ends(left) else Change.NO_TURN_END
+    if any(message.tool_calls for message in step.probe.messages[: step.answer + 1]):
+        return Change.CALLS
+    return Change.OTHER
+
+
+def _ends(left: str) -> bool:
+    """Whether a text begins with a token that ends something."""
+    token = re.match(r"\s*[<\[]([^<>\[\]\s]{1,40})[>\]]", left)
+    return token is not None and any(word in token[1].lower() for word in ("end", "eo", "/s", "return", "call|"))
+
+
+def _is_generation_prompt(step: Step) -> bool:
+    """Whether the texts part in what the generation prompt added."""
+    assert step.at is not None
+    last = step.probe.messages[step.answer - 1].text.strip()
+    return bool(last) and step.at > step.prompt.rfind(last)
+
+
+def _moved(step: Step) -> bool:
+    later = [one for one in step.probe.messages[step.answer + 1 : step.until] if one.speaker == "system"]
+    return any(
+        text and _count(step.after[: len(step.prompt)], text) for one in later if (text := one.text.strip())
+    )
+
+
+def _reasoning(messages: Iterable[Message]) -> Iterator[str]:
+    for message in messages:
+        if message.sampled:
+            thoughts = [message.reasoning or "", *_THOUGHT.findall(message.text)]
+            yield from (text.strip() for text in thoughts if text.strip())
+
+
+def _count(text: str, part: str) -> int:
+    return text.count(part)
+
+
+def _plain(text: str) -> str:
+    return "".join(text.split())
+
+
+def grouped(breaks: Iterable[Break]) -> Mapping[tuple[str, str, str], list[Break]]:
+    """Breaks by what changes, the condition that decides it, and the tag that wrote the other text."""
+    groups: dict[tuple[str, str, str], list[Break]] = {}
+    for one in breaks:
+        condition = f"{one.condition.tag}" if one.condition is not None else ""
+        tag = f"{one.rendered.tag}" if one.condition is None else ""
+        groups.setdefault((one.change, condition, tag), []).append(one)
+    return groups
