@@ -1,0 +1,263 @@
+"""Whether a sampled turn comes back as sampled: which spacing, order and escapes a template writes otherwise.
+
+A model writes an answer in the template's form, but spaces it as it likes. Each case here is such a text. It is
+parsed as inference servers parse it, and rendered again as the last answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from tito_audit.errors import RenderError
+from tito_audit.record.message import as_messages
+from tito_audit.render.renderer import Renderer
+from tito_audit.templates.probes import TOOLS, USER, answering, call
+
+_CONTENT, _THOUGHT = "Cqx is sunny", "Rzk thinks so"
+_CITY = "Xqv"
+
+
+class Return(StrEnum):
+    """What became of a sampled text."""
+
+    KEPT = "kept"
+    REWRITTEN = "rewritten"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """One form of a sampled answer, and what the template writes for it."""
+
+    part: str
+    """`answer`, `reasoning` or `tool call`."""
+    case: str
+    """What is special about it, in words."""
+    form: str
+    """How it was parsed: `as sampled`, `stripped`, `arguments as object`, `arguments as text`."""
+    outcome: Return
+    sampled: str
+    rendered: str
+    """What the template writes in its place; "" if it refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """How a template writes an answer after its generation prompt."""
+
+    prompt: str
+    opens: str
+    """Before the reasoning; "" if the generation prompt opens it, or there is none."""
+    closes: str | None
+    """Between reasoning and answer; None if the template writes no reasoning."""
+    ends: str
+    """After the answer."""
+
+    @property
+    def tags(self) -> tuple[str, str]:
+        """The texts that open and close reasoning, without white space."""
+        return self.opens.strip(), (self.closes or "").strip()
+
+
+def answer_form(renderer: Renderer) -> AnswerForm | None:
+    """How a template writes an answer; None if it does not continue the generation prompt."""
+    prompt = _written(renderer, [], opens=True)
+    written = _written(renderer, [answering(_CONTENT, _THOUGHT)])
+    if prompt is None or written is None or not written.startswith(prompt):
+        return None
+    rest = written[len(prompt) :]
+    before, found, ends = rest.partition(_CONTENT)
+    if not found:
+        return None
+    opens, thought, closes = before.partition(_THOUGHT)
+    return AnswerForm(prompt, opens, closes, ends) if thought else AnswerForm(prompt, "", None, ends)
+
+
+def returns(renderer: Renderer) -> tuple[Returned, ...]:
+    """What becomes of each form of a sampled answer; () if answers do not continue the generation prompt."""
+    form = answer_form(renderer)
+    if form is None:
+        return ()
+    return (*_of_answers(renderer, form), *_of_calls(renderer))
+
+
+def _written(
+    renderer: Renderer, answers: Sequence[Mapping[str, Any]], *, opens: bool = False, tools: bool = False
+) -> str | None:
+    """What the template writes for a question and these answers; None if it refuses."""
+    messages = as_messages([{"role": "user", "content": USER}, *answers], "a case")
+    try:
+        return renderer.render(messages, TOOLS if tools else (), add_generation_prompt=opens)
+    except RenderError:
+        return None
+
+
+def _returned(
+    renderer: Renderer, what: tuple[str, str, str], prompt: str, sampled: str, answer: Mapping[str, Any]
+) -> Returned:
+    """What becomes of one sampled text that was parsed to this message."""
+    written = _written(renderer, [answer], tools=bool(answer.get("tool_calls")))
+    if written is None:
+        return Returned(*what, Return.REFUSED, sampled, "")
+    kept = written.startswith(prompt + sampled)
+    rendered = written[len(prompt) :] if written.startswith(prompt) else written
+    return Returned(*what, Return.KEPT if kept else Return.REWRITTEN, sampled, rendered)
+
+
+# Answers and reasoning
+
+_ANSWERS: Mapping[str, str] = {
+    "as the template writes it": _CONTENT,
+    "a space before": f" {_CONTENT}",
+    "a line break before": f"\n{_CONTENT}",
+    "a space after": f"{_CONTENT} ",
+    "a line break after": f"{_CONTENT}\n",
+    "several spaces and empty lines inside": "Cqx  is\n\n\n sunny\t.",
+    "Windows line breaks": "Cqx is\r\nsunny",
+    "</think> inside": "Cqx </think> is sunny",
+    "JSON": '{ "Cqx":1.0 }',
+    "other scripts": "Cqx 東京 é \u0301 🌤️",
+    "nothing": "",
+}
+_THOUGHTS: Mapping[str, tuple[str, str, str]] = {
+    "as the template writes it": ("{opens}", _THOUGHT, "{closes}"),
+    "no white space around": ("{open}", _THOUGHT, "{close}"),
+    "one line break around": ("{open}\n", _THOUGHT, "\n{close}\n"),
+    "empty lines around": ("{open}\n\n", _THOUGHT, "\n\n{close}\n\n"),
+    "spaces around": ("{open} ", _THOUGHT, " {close} "),
+    "nothing": ("{open}", "", "{close}"),
+    "empty lines inside": ("{opens}", "Rzk\n\n\nthinks", "{closes}"),
+}
+
+
+def _of_answers(renderer: Renderer, form: AnswerForm) -> Iterator[Returned]:
+    thought = _THOUGHT if form.closes is not None else None
+    before = f"{form.opens}{thought}{form.closes}" if thought is not None else ""
+    for case, text in _ANSWERS.items():
+        sampled = f"{before}{text}{form.ends.rstrip()}"
+        yield _returned(renderer, ("answer", case, "as sampled"), form.prompt, sampled, answering(text, thought))
+    if form.closes is None:
+        return
+    opening, closing = form.tags
+    names = {"opens": form.opens, "closes": form.closes, "open": opening, "close": closing}
+    for case, (opens, text, closes) in _THOUGHTS.items():
+        opens, closes = opens.format(**names), closes.format(**names)
+        sampled = f"{opens}{text}{closes}{_CONTENT}{form.ends.rstrip()}"
+        raw = opens.removeprefix(opening) + text + closes.partition(closing)[0]
+        rest = closes.partition(closing)[2] + _CONTENT
+        for how, said in (
+            ("as sampled", answering(rest, raw)),
+            ("stripped", answering(rest.strip(), raw.strip())),
+        ):
+            yield _returned(renderer, ("reasoning", case, how), form.prompt, sampled, said)
+
+
+# Tool calls
+
+_JSON: Mapping[str, str] = {
+    "JSON as the template writes it": '{"city": "Paris", "days": 3}',
+    "JSON without spaces": '{"city":"Paris","days":3}',
+    "JSON with more spaces": '{ "city" : "Paris" , "days" : 3 }',
+    "JSON on several lines": '{\n  "city": "Paris",\n  "days": 3\n}',
+    "another order of keys": '{"days": 3, "city": "Paris"}',
+    "letters outside ASCII": '{"city": "Zürich"}',
+    "letters outside ASCII, escaped": '{"city": "Z\\u00fcrich"}',
+    "an escaped slash": '{"city": "a\\/b"}',
+    "<, >, & and '": '{"city": "<b>&\'"}',
+    "3.0": '{"days": 3.0}',
+    "3e0": '{"days": 3e0}',
+    "true and null": '{"warm": true, "days": null}',
+    "a key twice": '{"city": "Paris", "city": "Rome"}',
+    "no arguments": "{}",
+}
+_VALUES: Mapping[str, tuple[str, object]] = {
+    "a text": ("Paris", "Paris"),
+    "white space around a text": (" Paris ", " Paris "),
+    "letters outside ASCII": ("Zürich", "Zürich"),
+    "3": ("3", 3),
+    "3.0": ("3.0", 3.0),
+    "true": ("true", True),
+    "null": ("null", None),
+    "a list": ("[1, 2]", [1, 2]),
+    "an object without spaces": ('{"a":1}', {"a": 1}),
+}
+_FORMS = (("object", "arguments as object"), ("string", "arguments as text"))
+
+
+def _of_calls(renderer: Renderer) -> Iterator[Returned]:
+    prompt = _written(renderer, [], opens=True, tools=True)
+    if prompt is None:
+        return
+    for arguments, form in _FORMS:
+        told = replace(renderer, tool_arguments=arguments)  # type: ignore[arg-type]
+        found = call_text(told, prompt)
+        if found is None:
+            continue
+        text, quoted = found
+        if quoted is not None:
+            before, _, after = text.partition(quoted)
+            for case, json_text in _JSON.items():
+                said = answering(None, None, call(json_text))
+                sampled = f"{before}{json_text}{after}".rstrip()
+                yield _returned(told, ("tool call", case, form), prompt, sampled, said)
+            yield from _of_envelopes(told, prompt, form, text)
+        elif text.count(_CITY) == 1:
+            for case, (written, value) in _VALUES.items():
+                said = answering(None, None, call(json.dumps({"city": value})))
+                sampled = text.replace(_CITY, written).rstrip()
+                yield _returned(told, ("tool call", case, form), prompt, sampled, said)
+    yield from _of_text_before_calls(renderer, prompt)
+
+
+def call_text(renderer: Renderer, prompt: str) -> tuple[str, str | None] | None:
+    """How a template writes a call after a generation prompt, and the JSON of its arguments in it.
+
+    None if it writes no such call; no JSON if it writes the arguments otherwise.
+    """
+    arguments = {"city": _CITY}
+    written = _written(renderer, [answering(None, None, call(json.dumps(arguments)))], tools=True)
+    if written is None or not written.startswith(prompt) or _CITY not in written[len(prompt) :]:
+        return None
+    text = written[len(prompt) :]
+    spelled = (
+        json.dumps(arguments),
+        json.dumps(arguments, separators=(",", ":")),
+        json.dumps(arguments, indent=4),
+    )
+    return text, next((json_text for json_text in spelled if text.count(json_text) == 1), None)
+
+
+def _of_envelopes(renderer: Renderer, prompt: str, form: str, text: str) -> Iterator[Returned]:
+    """The JSON around name and arguments, spaced and ordered otherwise, if there is any."""
+    quoted = json.dumps({"city": _CITY})
+    usual = f'{{"name": "get_weather", "arguments": {quoted}}}'
+    if usual not in text:
+        return
+    said = answering(None, None, call(quoted))
+    for case, other in (
+        ("the call without spaces", f'{{"name":"get_weather","arguments":{quoted}}}'),
+        ("arguments before the name", f'{{"arguments": {quoted}, "name": "get_weather"}}'),
+    ):
+        yield _returned(renderer, ("tool call", case, form), prompt, text.replace(usual, other).rstrip(), said)
+
+
+def _of_text_before_calls(renderer: Renderer, prompt: str) -> Iterator[Returned]:
+    """A text before a call; servers keep the white space between them as part of the text, or strip it."""
+    said = answering(_CONTENT, None, call({"city": _CITY}))
+    written = _written(renderer, [said], tools=True)
+    bare = _written(renderer, [answering(None, None, call({"city": _CITY}))], tools=True)
+    if written is None or bare is None or not written.startswith(prompt) or _CITY not in written:
+        return
+    before, found, after = written[len(prompt) :].partition(_CONTENT)
+    if not found:
+        return
+    space = after[: len(after) - len(after.lstrip())]
+    for case, between in (("text before it", space), ("text and an empty line before it", "\n\n")):
+        sampled = f"{before}{_CONTENT}{between}{after.lstrip()}".rstrip()
+        for form, text in (("as sampled", _CONTENT + between), ("stripped", _CONTENT)):
+            answer = answering(text, None, call({"city": _CITY}))
+            yield _returned(renderer, ("tool call", case, form), prompt, sampled, answer)

@@ -1,0 +1,144 @@
+"""What a template writes between each pair of messages, as text and as token ids.
+
+A gateway that joins sampled ids with the text of new messages relies on three things: that this text is the same
+after any message, that its ids are, and that no token reaches across its ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tito_audit.errors import RenderError
+from tito_audit.record.message import Message, as_messages
+from tito_audit.render.renderer import Renderer
+from tito_audit.templates.appends import sampled_text, turn_ends
+from tito_audit.templates.probes import TOOLS, answering, call
+from tito_audit.tokens.tokenizer import Tokenizer
+
+_CONTENTS = ("Aqz{} is here.", "{}Bqy", "x = {}\n  1")
+"""Contents of three shapes; the number of the message makes each unique."""
+_LEFT = ("a", "word", ".", "?", ")", '"', "}", "\n", "\n\n", " ", "  ", "\t", "7", "é", "東", "</think>", "```")
+_RIGHT = ("a", "The", " a", "\n", "\n\n", "  ", "7", '"', "{", "<", "#", "-", "é", "東", "```", ".")
+_START, _ANSWER, _CALL, _OPENED = "start", "assistant", "tool call", "answer"
+_PATTERNS: tuple[tuple[str, ...], ...] = (
+    ("user", "assistant", "user", "assistant", "user"),
+    ("system", "user", "assistant", "user"),
+    ("user", "call", "tool", "assistant", "user"),
+    ("user", "call", "tool", "call", "tool", "user"),
+    ("user", "calls", "tool", "tool", "assistant", "user"),
+    ("system", "user", "call", "tool", "tool"),
+    ("user", "assistant", "system", "user"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """What stands between two messages; after an answer, from the end of what was sampled."""
+
+    left: str
+    """Who spoke: a role, `tool call` for an answer with a call, `start` for the beginning of the prompt."""
+    right: str
+    """Who speaks next: a role, or `answer` for the generation prompt."""
+    texts: tuple[str, ...]
+    """Every text that was found there; one if it is fixed."""
+    ids: tuple[int, ...] | None = None
+    """The ids of a fixed text, encoded by itself; None without a tokenizer."""
+    merges_before: tuple[str, ...] = ()
+    """Ends of the content before it of which a token reaches into it."""
+    merges_after: tuple[str, ...] = ()
+    """Beginnings of the content after it that a token of it reaches into."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the text was the same each time."""
+        return len(self.texts) == 1
+
+
+def seams(renderer: Renderer, tokenizer: Tokenizer | None) -> tuple[Seam, ...]:
+    """What the template writes between each pair of messages that it renders."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    ends = turn_ends(renderer)
+    for pattern in _PATTERNS:
+        for form in _CONTENTS:
+            for left, right, text in _between(renderer, pattern, form, ends):
+                found.setdefault((left, right), {}).setdefault(text)
+    return tuple(_seam(left, right, tuple(texts), tokenizer) for (left, right), texts in found.items())
+
+
+def _seam(left: str, right: str, texts: tuple[str, ...], tokenizer: Tokenizer | None) -> Seam:
+    if tokenizer is None or len(texts) != 1:
+        return Seam(left, right, texts)
+    ids = _ids(tokenizer, texts[0])
+    after_control = left.startswith((_START, _ANSWER, _CALL))
+    before = tuple(
+        one
+        for one in (() if after_control else _LEFT)
+        if _ids(tokenizer, one + texts[0]) != _ids(tokenizer, one) + ids
+    )
+    after = tuple(one for one in _RIGHT if _ids(tokenizer, texts[0] + one) != ids + _ids(tokenizer, one))
+    return Seam(left, right, texts, ids, before, after)
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text).tolist())
+
+
+def _between(
+    renderer: Renderer, pattern: Sequence[str], form: str, ends: Sequence[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Each pair of neighbours in a conversation with the text between them, and the generation prompt."""
+    contents = [form.format(number) for number in range(len(pattern))]
+    messages = as_messages([_wire(*one) for one in zip(pattern, contents, strict=True)], "a pattern")
+    tools = TOOLS if "tool" in pattern else ()
+    with_tools = " with tools" if tools else ""
+    closed = _written(renderer, messages, tools, opens=False)
+    if closed is None:
+        return
+    at, left = 0, _START + with_tools
+    for number, role in enumerate(pattern):
+        start = closed.find(contents[number], at)
+        if start < 0 or closed.count(contents[number]) != 1:
+            return
+        if role not in ("assistant", "call", "calls"):
+            if number or "system" not in pattern[1:]:  # a later one may be moved to the front
+                yield left, role, closed[at:start]
+            at, left = start + len(contents[number]), role + (with_tools if role == "system" else "")
+            continue
+        prompt = _written(renderer, messages[:number], tools, opens=True)
+        written = _written(renderer, messages[: number + 1], tools, opens=False)
+        if prompt is None or written is None or not written.startswith(prompt):
+            return
+        if prompt[:at] == closed[:at]:
+            yield left, _OPENED, prompt[at:]
+        seen = prompt + sampled_text(written, prompt, ends)[0]
+        at = len(seen) if closed.startswith(seen) else _end_after(closed, start + len(contents[number]), ends)
+        if at < 0:
+            return
+        left = _ANSWER if role == "assistant" else _CALL
+    opened = _written(renderer, messages, tools, opens=True)
+    if opened is not None and opened[:at] == closed[:at]:
+        yield left, _OPENED, opened[at:]
+
+
+def _end_after(text: str, at: int, ends: Sequence[str]) -> int:
+    """Where the first end token after a place ends; -1 if there is none."""
+    return min((found + len(end) for end in ends if end and (found := text.find(end, at)) >= 0), default=-1)
+
+
+def _wire(role: str, content: str) -> Mapping[str, Any]:
+    if role == "assistant":
+        return answering(content)
+    if role in ("call", "calls"):
+        calls = [call({"city": "Oslo"}, 1), call({"city": "Rome"}, 2)][: 2 if role == "calls" else 1]
+        return answering(content, None, *calls)
+    wire = {"role": role, "content": content}
+    return {**wire, "tool_call_id": "call00001", "name": "get_weather"} if role == "tool" else wire
+
+
+def _written(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Any], *, opens: bool) -> str | None:
+    try:
+        return renderer.render(messages, tools, add_generation_prompt=opens)
+    except RenderError:
+        return None
