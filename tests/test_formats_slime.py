@@ -102,9 +102,12 @@ def test_the_parquet_fixture_holds_what_its_script_writes_in_the_types_of_miles(
             "miles_session",
             "jsonl",
             {
-                "merge-in-completion": {"TOK101"},
-                "prefix-broken-by-retokenization": {"SEQ301", "TOK101"},
-                "running-ids-out-of-step": {"REC006"},
+                "clean": {"REC008"},
+                "merge-in-completion": {"REC008", "TOK101"},
+                "prefix-broken-by-retokenization": {"REC008", "SEQ301", "TOK101"},
+                "running-ids-out-of-step": {"REC006", "REC008"},
+                "clean-trimmed-at-the-end": {"REC008"},
+                "clean-with-an-error-behind": {"REC008"},
             },
         ),
         (

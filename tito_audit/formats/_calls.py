@@ -50,12 +50,12 @@ CALL_LOGPROBS = (
     "response_log_probs",
     "output_logprobs",
     "logprobs",
-    "log_probs",
     "rollout_log_probs",
     "rollout_logprobs",
     "inference_logprobs",
     "sampled_logprobs",
     "sampling_per_token_logps",
+    "log_probs",
     "old_log_probs",
 )
 CALL_LISTS = ("calls", "turns", "steps", "trajectory")

@@ -40,7 +40,6 @@ RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "
 
 ROW_LOGPROBS = (
     "logprobs",
-    "log_probs",
     "rollout_log_probs",
     "rollout_logprobs",
     "inference_logprobs",
@@ -50,6 +49,8 @@ ROW_LOGPROBS = (
     "generation_log_probs",
     "generation_logprobs",
     "sampling_per_token_logps",
+    # A trainer's own where one of the names above is there too.
+    "log_probs",
     "old_log_probs",
 )
 """Column names for the logprobs of a row."""
@@ -77,6 +78,9 @@ STALE = {
     "opd_reverse_kl",
     "prev_logprobs",
     "prob_delta",
+    "prox_logp",
+    "prox_logprobs",
+    "proximal_logprobs",
     "ref_log_prob",
     "ref_log_probs",
     "ref_logprobs",

@@ -1,0 +1,129 @@
+"""The sampler's logprobs next to a trainer's of the same tokens, for the rules that compare them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
+from tito_audit.evidence.logprobs import ROUNDING, shifts
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.by_name import over_row, trainer_columns
+from tito_audit.record.column import Column, ColumnRole
+from tito_audit.record.finding import Where
+from tito_audit.record.rollout import seen_by_loss
+
+_CERTAIN = -1.0
+"""A trainer's logprob above which the sampler's 0.0 may be a certain token; below, it is LPR505's placeholder."""
+_UNITS = {
+    1 / math.log(10): ("sampler", "base 10"),
+    1 / math.log(2): ("sampler", "base 2"),
+    math.log(10): ("trainer", "base 10"),
+    math.log(2): ("trainer", "base 2"),
+}
+"""What the sampler's logprobs are times the trainer's, where one of them has another base than e."""
+_FEWEST = 12
+"""Tokens with a ratio, the fewest from which a base is read."""
+_READABLE = -0.05
+"""Logprobs above it are too close to zero for their ratio to mean anything."""
+_NEAR = 0.03
+"""How far a ratio may be from that of two bases, as a share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two columns of logprobs over the same tokens, as `[N]` arrays; only tokens in the loss that have both."""
+
+    where: Where
+    turn: int | None
+    ids: Ids
+    at: Ids
+    """`[N]` positions in the sequence."""
+    sampler: Logprobs
+    trainer: Logprobs
+    names: tuple[str, str]
+    """The names of the sampler's column and of the trainer's."""
+    drifted: Mask
+    """`[N]` tokens of the row that are not those which were sampled."""
+
+
+def pairs(evidence: Evidence) -> list[Pair]:
+    """Every trainer's column with the sampler's, of the row or else of the calls; [] without tokens that have both."""
+    return evidence.once("pairs of logprobs", lambda evidence: [*_of_row(evidence)] or [*_of_calls(evidence)])
+
+
+def other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
+    """By trainer's column: which of the two columns has another base than e, and the base.
+
+    Read where nearly all ratios of the two are that of two bases. Two columns of one unit have a ratio of 1 as
+    often above as below it, so nine of twelve tokens this far off it on one side and this close to one number
+    is a chance below one in a million.
+    """
+    return evidence.once("other base", _other_base)
+
+
+def _other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+    by_column: dict[str, list[Pair]] = {}
+    for pair in pairs(evidence):
+        by_column.setdefault(pair.names[1], []).append(pair)
+    for name, mine in by_column.items():
+        sampler, trainer = (np.concatenate([getattr(one, side) for one in mine]) for side in ("sampler", "trainer"))
+        readable = (sampler < _READABLE) & (trainer < _READABLE)
+        if readable.sum() < _FEWEST:
+            continue
+        ratios = sampler[readable] / trainer[readable]
+        for ratio, said in _UNITS.items():
+            if (np.abs(ratios / ratio - 1) <= _NEAR).mean() >= 0.9:
+                found[name] = said
+    return found
+
+
+def _of_row(evidence: Evidence) -> Iterator[Pair]:
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or row.logprobs is None or shifts(evidence):
+        return
+    inside = seen_by_loss(row)
+    if inside is None:
+        inside = np.ones(len(row.token_ids), np.bool_) if view is None else view.sampled
+    name = _name(row.columns)
+    for column in trainer_columns(row.columns):
+        trainer = over_row(column, row)
+        at = np.flatnonzero(inside & _both(row.logprobs, trainer, row.sentinel))
+        if len(at):
+            drifted = np.zeros(len(at), np.bool_) if view is None or not view.proven else view.drifted[at]
+            values = row.logprobs[at], trainer[at]
+            yield Pair(Where.ROW, None, row.token_ids, at, *values, (name, column.name), drifted)
+
+
+def _of_calls(evidence: Evidence) -> Iterator[Pair]:
+    for number, turn in enumerate(evidence.rollout.turns):
+        values, ids = turn.completion_logprobs, turn.completion_ids
+        if values is None or ids is None:
+            continue
+        for column in trainer_columns(turn.columns):
+            trainer = column.values.astype(np.float64)
+            at = np.flatnonzero(_both(values, trainer, None))
+            if len(at):
+                pair = values[at], trainer[at]
+                nothing = np.zeros(len(at), np.bool_)
+                names = _name(turn.columns), column.name
+                yield Pair(Where.COMPLETION, number, ids, at, *pair, names, nothing)
+
+
+def _both(sampler: Logprobs, trainer: Logprobs, sentinel: float | None) -> Mask:
+    """`[N]` tokens with a logprob in both columns: neither missing, nor impossible, nor a placeholder."""
+    out = np.isfinite(sampler) & np.isfinite(trainer)
+    for values in (sampler, trainer):
+        out &= (values <= ROUNDING) & (values > FLOOR)
+    for fill in (*IMPOSSIBLE, *(() if sentinel is None else (sentinel,))):
+        out &= (sampler != fill) | ((fill == 0) & (trainer > _CERTAIN))
+    return np.asarray(out & ((sampler != 0) | (trainer > _CERTAIN)))
+
+
+def _name(columns: Iterable[Column]) -> str:
+    return next((one.name for one in columns if one.role is ColumnRole.LOGPROBS), "logprobs")

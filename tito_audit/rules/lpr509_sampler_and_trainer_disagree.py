@@ -1,0 +1,122 @@
+"""LPR509: the sampler's and the trainer's logprobs of a row disagree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Logprobs
+from tito_audit.record.finding import Hit, Severity
+from tito_audit.rule import rule
+from tito_audit.rules._trainer import Pair, other_base, pairs
+from tito_audit.rules._words import counted, listed, quoted, shown
+
+_FAR = 1.0
+"""A logprob this far off is another probability by a factor of e."""
+_BOUND = math.log(1.05)
+"""What two engines with the same weights differ by at most in the mean. NeMo-RL's tests hold the mean of
+exp(|difference|) below 1.05 (NVIDIA-NeMo/RL `docs/adding-new-models.md`); as exp is convex, a mean |difference| above
+log(1.05) breaks that bound whatever its tokens are."""
+_FEWEST = 8
+"""Tokens from which a mean is judged."""
+_WORST = 3
+
+
+@rule("LPR509", Severity.WARNING, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS, Needs.TRAINER_LOGPROBS))
+def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
+    """The logprobs of sampler and trainer disagree.
+
+    ## What it finds
+    Rows or calls with two columns for the policy's logprobs: the sampler's, and those that the trainer computed
+    (`old_log_probs`, `prev_logprobs`, `trainer_logprobs`, `log_probs` next to `rollout_log_probs`, …). It is a
+    warning where the mean absolute difference, less two standard errors, is above log(1.05) = 0.049, the bound of
+    NeMo-RL's tests for two engines with the same weights; else a note where single tokens differ by more than 1. The
+    message has the mean of trainer minus sampler, the estimates k1 and k3 of the divergence of the sampler from
+    the trainer, and the worst tokens, and says whether they are where the row's tokens drifted. Rows within
+    the bounds are not reported. Tokens without a logprob on either side, and the 0.0 of LPR505, are left out.
+
+    ## Why it matters
+    The gradient assumes that the tokens were sampled from the policy that is trained. Weights that were not
+    updated, other kernels or precision, a temperature that only one side applied, or other tokens than were
+    sampled make the run off-policy without a word in its metrics.
+
+    ## Example
+    ```text
+    rollout_log_probs   -0.21  -0.03  -0.50
+    old_log_probs       -0.95  -0.02  -4.10
+    ```
+
+    ## Repair
+    None: the log does not say which side is right. Where tokens drifted, `splice` or `fork` cures the cause; else
+    compare both engines on one prompt, or correct with importance ratios.
+    """
+    units = other_base(evidence)
+    by_column: dict[str, list[Pair]] = {}
+    for pair in pairs(evidence):
+        if pair.names[1] not in units:
+            by_column.setdefault(pair.names[1], []).append(pair)
+    for found in by_column.values():
+        yield from _judged(evidence, found)
+
+
+def _judged(evidence: Evidence, found: list[Pair]) -> Iterator[Hit]:
+    """The finding on one trainer's column, of the row or of all calls together."""
+    differences = [pair.trainer - pair.sampler for pair in found]
+    every = np.concatenate(differences)
+    apart = np.abs(every)
+    far = int((apart > _FAR).sum())
+    above = _is_above(apart)
+    if not far and not above:
+        return
+    sampler, trainer = found[0].names
+    numbers = (
+        f"over {counted(len(every), 'token')} trainer minus sampler is {every.mean():+.3g} in the mean and "
+        f"{apart.mean():.3g} in size, k1 {-every.mean():.3g}, k3 {_k3(every):.3g}"
+    )
+    more = f"; {counted(far, 'token')} ({far / len(every):.2%}) differ by more than 1" if far else ""
+    message = f"`{trainer}` is not `{sampler}`: {numbers}{more}; the worst: {_worst(evidence, found, differences)}"
+    pair, at = max(
+        ((pair, int(np.abs(own).argmax())) for pair, own in zip(found, differences, strict=True)),
+        key=lambda one: float(np.abs(one[0].trainer - one[0].sampler)[one[1]]),
+    )
+    place = int(pair.at[at])
+    cause, severity = ("whole column", Severity.WARNING) if above else ("single tokens", Severity.NOTE)
+    side = shown(evidence, pair.ids[place : place + 1])
+    yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
+
+
+def _is_above(apart: Logprobs) -> bool:
+    """Whether the mean stays above the bound with two standard errors taken off."""
+    if len(apart) < _FEWEST:
+        return False
+    return bool(apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND)
+
+
+def _k3(differences: Logprobs) -> float:
+    """Schulman's estimate (http://joschu.net/blog/kl-approx.html) from tokens that the sampler drew, never negative."""
+    with np.errstate(over="ignore"):
+        return float((np.expm1(differences) - differences).mean())
+
+
+def _worst(evidence: Evidence, found: list[Pair], differences: list[Logprobs]) -> str:
+    """The tokens that differ most, with their places and whether they drifted."""
+    places = [
+        (abs(float(own[k])), pair, k)
+        for pair, own in zip(found, differences, strict=True)
+        for k in np.argsort(-np.abs(own), kind="stable")[:_WORST].tolist()
+    ]
+    worst = sorted(places, key=lambda one: -one[0])[:_WORST]
+    words = []
+    for _, pair, k in worst:
+        at = int(pair.at[k])
+        piece = "" if evidence.vocabulary is None else f" {quoted(evidence.vocabulary.piece(int(pair.ids[at])))}"
+        turn = "" if pair.turn is None else f"turn {pair.turn} "
+        words.append(f"{turn}token {at}{piece} ({pair.sampler[k]:.3g} and {pair.trainer[k]:.3g})")
+    drifted = sum(bool(pair.drifted[k]) for _, pair, k in worst)
+    if any(pair.drifted.any() for pair in found):
+        words[-1] += f", {drifted} of {len(worst)} where the row's tokens drifted"
+    return listed(words)
