@@ -16,6 +16,7 @@ A case is a table; only `name` is required.
         messages       what this call was sent, when it is not what stands before its message
         weights        weight versions
         columns        other per-token columns, by name
+        alternatives   a list of logprobs for each of some tokens
         strings        token strings of a log without ids (then no `completion`)
     row            tokens of the training row
     mask           "0011", or a list: numbers, or token texts where the mask holds labels
@@ -206,6 +207,7 @@ def _turn(call: Case, book: _Book) -> Turn:
         weight_versions=tuple(call.get("weights", ())),
         token_texts=tuple(TokenText(s, s.encode(), np.nan) for s in strings) if strings else None,
         columns=columns,
+        alternatives=tuple(map(tuple, call.get("alternatives", ()))),
     )
 
 

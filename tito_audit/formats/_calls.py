@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
+from tito_audit.formats._alternatives import alternatives
 from tito_audit.formats._columns import (
     FLAT_IDS,
     Raw,
@@ -105,6 +106,7 @@ def call_turn(
         completion_text=text,
         finish_reason=finish_reason(entry),
         weight_versions=weight_versions(entry),
+        alternatives=alternatives(entry.get(logprobs_name) if logprobs_name else None),
     )
 
 

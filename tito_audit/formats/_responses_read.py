@@ -11,6 +11,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._alternatives import alternatives
 from tito_audit.formats._facts import real_name
 from tito_audit.formats._responses_items import message_wire
 from tito_audit.formats._responses_log import (
@@ -171,6 +172,7 @@ def _turn(
         weight_versions=_weight_versions(choice, response),
         token_texts=tokens.texts,
         columns=() if tokens.ids is None else columns,
+        alternatives=alternatives(choice.get("logprobs")),
     )
 
 

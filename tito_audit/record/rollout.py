@@ -76,6 +76,8 @@ class Turn:
     """Tokens as strings and bytes when the log has no ids; `evidence` recovers ids from them."""
     columns: tuple[Column, ...] = ()
     """Every per-token column of the call as recorded, logprobs included, aligned to the completion."""
+    alternatives: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
+    """The different logprobs of the top k of some of its first tokens; () when the log has only one a token."""
 
     @property
     def seen_ids(self) -> Ids | None:

@@ -52,16 +52,16 @@ class Pair:
 
 
 def pairs(evidence: Evidence) -> list[Pair]:
-    """Every trainer's column with the sampler's, of the row or else of the calls; [] without tokens that have both."""
+    """Every trainer's column with the sampler's, of the row or else of the calls; [] where no token has both."""
     return evidence.once("pairs of logprobs", lambda evidence: [*_of_row(evidence)] or [*_of_calls(evidence)])
 
 
 def other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
     """By trainer's column: which of the two columns has another base than e, and the base.
 
-    Read where nearly all ratios of the two are that of two bases. Two columns of one unit have a ratio of 1 as
-    often above as below it, so nine of twelve tokens this far off it on one side and this close to one number
-    is a chance below one in a million.
+    Read where nine of ten ratios of the two, of at least twelve, are that of two bases within 3 %. Between columns
+    of one unit ratios scatter around 1: even if each lay anywhere from 0.4 to 2.4 with the same chance, eleven of
+    twelve would lie in that window once in 10^13.
     """
     return evidence.once("other base", _other_base)
 
@@ -72,7 +72,9 @@ def _other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
     for pair in pairs(evidence):
         by_column.setdefault(pair.names[1], []).append(pair)
     for name, mine in by_column.items():
-        sampler, trainer = (np.concatenate([getattr(one, side) for one in mine]) for side in ("sampler", "trainer"))
+        sampler, trainer = (
+            np.concatenate([getattr(one, side) for one in mine]) for side in ("sampler", "trainer")
+        )
         readable = (sampler < _READABLE) & (trainer < _READABLE)
         if readable.sum() < _FEWEST:
             continue

@@ -19,8 +19,8 @@ _FAR = 1.0
 """A logprob this far off is another probability by a factor of e."""
 _BOUND = math.log(1.05)
 """What two engines with the same weights differ by at most in the mean. NeMo-RL's tests hold the mean of
-exp(|difference|) below 1.05 (NVIDIA-NeMo/RL `docs/adding-new-models.md`); as exp is convex, a mean |difference| above
-log(1.05) breaks that bound whatever its tokens are."""
+exp(|difference|) below 1.05 (`token_mult_prob_error`, NVIDIA-NeMo/RL `docs/adding-new-models.md`); as exp is convex,
+a mean |difference| above log(1.05) breaks that bound whatever its tokens are."""
 _FEWEST = 8
 """Tokens from which a mean is judged."""
 _WORST = 3
@@ -34,9 +34,9 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     Rows or calls with two columns for the policy's logprobs: the sampler's, and those that the trainer computed
     (`old_log_probs`, `prev_logprobs`, `trainer_logprobs`, `log_probs` next to `rollout_log_probs`, …). It is a
     warning where the mean absolute difference, less two standard errors, is above log(1.05) = 0.049, the bound of
-    NeMo-RL's tests for two engines with the same weights; else a note where single tokens differ by more than 1. The
-    message has the mean of trainer minus sampler, the estimates k1 and k3 of the divergence of the sampler from
-    the trainer, and the worst tokens, and says whether they are where the row's tokens drifted. Rows within
+    NeMo-RL's tests for two engines with the same weights; else a note where single tokens differ by more than 1.
+    The message has the mean of trainer minus sampler, the estimates k1 and k3 of the divergence of the sampler
+    from the trainer, and the worst tokens, and says whether they are where the row's tokens drifted. Rows within
     the bounds are not reported. Tokens without a logprob on either side, and the 0.0 of LPR505, are left out.
 
     ## Why it matters
@@ -97,7 +97,7 @@ def _is_above(apart: Logprobs) -> bool:
 
 
 def _k3(differences: Logprobs) -> float:
-    """Schulman's estimate (http://joschu.net/blog/kl-approx.html) from tokens that the sampler drew, never negative."""
+    """Schulman's estimate from tokens that the sampler drew (http://joschu.net/blog/kl-approx.html), at least 0."""
     with np.errstate(over="ignore"):
         return float((np.expm1(differences) - differences).mean())
 

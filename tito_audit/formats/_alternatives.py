@@ -1,0 +1,48 @@
+"""The alternatives that a server logged for a token: the logprobs of the top k."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tito_audit.formats._columns import is_list
+
+_FIRST = 32
+"""Tokens of a call whose alternatives are read; they tell the unit of the logprobs, which all tokens share."""
+_MOST = 64
+"""Alternatives of a token that are read."""
+
+
+def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
+    """The different logprobs of the top k of a call's first tokens; () if the log has one value a token.
+
+    OpenAI's objects (`content` with `top_logprobs`, or lists of texts and logprobs), or a list for each token.
+    Equal values count once: some servers repeat the sampled token.
+    """
+    tokens: Any = logged
+    if isinstance(logged, Mapping):
+        tokens = logged.get("content")
+        if is_list(tokens):
+            tokens = [one.get("top_logprobs") if isinstance(one, Mapping) else None for one in tokens[:_FIRST]]
+        else:
+            tokens = logged.get("top_logprobs")
+    if not is_list(tokens) or not len(tokens) or isinstance(tokens[0], int | float):
+        return ()
+    found = (_values(one) for one in tokens[:_FIRST])
+    return tuple(values for values in found if len(values) > 1)
+
+
+def _values(top: Any) -> tuple[float, ...]:
+    entries: Iterable[Any] = ()
+    if isinstance(top, Mapping):
+        entries = list(top.values())[:_MOST]
+    elif is_list(top):
+        entries = [one.get("logprob") if isinstance(one, Mapping) else one for one in _part(top)]
+    numbers = {float(one) for one in entries if isinstance(one, int | float) and not isinstance(one, bool)}
+    return tuple(sorted(numbers, reverse=True))
+
+
+def _part(top: Sequence[Any]) -> Sequence[Any]:
+    part: Sequence[Any] = top[:_MOST]
+    # SGLang's [logprob, id, text] is one token, not three alternatives.
+    return () if len(part) == 3 and isinstance(part[1], int) else part

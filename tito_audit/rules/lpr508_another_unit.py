@@ -1,0 +1,160 @@
+"""LPR508: logprobs in another unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Logprobs
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.rule import rule
+from tito_audit.rules._logprobs import SampledValues, sampled_values
+from tito_audit.rules._trainer import other_base, pairs
+from tito_audit.rules._words import counted, shown
+
+_ROUNDED = 1.05
+"""What the probabilities of alternatives may add up to, with logprobs rounded to two decimals."""
+_TOKENS = 3
+"""Tokens whose alternatives have to add up to more."""
+_FIRST = 16
+"""Values of a stretch that are looked at before all are."""
+_CHANCE = -9.0
+"""Decimal logarithm of the chance below which values that only fall are sums and no accident."""
+
+
+@rule("LPR508", Severity.ERROR, needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,))
+def another_unit(evidence: Evidence) -> Iterator[Hit]:
+    """The logprobs are in another unit than the natural logarithm of one token's probability.
+
+    ## What it finds
+    - Another base: the alternatives of a token (`top_logprobs`) add up to more than 1 as natural logarithms, which
+      no probabilities do, at three tokens or more; if they fit base 10, the finding says so. Or the sampler's and
+      the trainer's logprobs of at least 12 tokens have the ratio of two bases at nine of ten tokens.
+    - Sums: the values never rise in any stretch that was sampled without a break, as the sum of all logprobs up to
+      each token does. It is reported where the chance that values in any order lie like this is below one in a
+      billion (13 different values in one stretch).
+
+    Probabilities belong to LPR504, one value for all tokens of a turn to LPR506. A base that shows in no second
+    column and in no alternatives cannot be told, and is not guessed.
+
+    ## Why it matters
+    A trainer takes exp(logprob) for a probability. In base 10 it reads 0.01 as 0.14, so importance ratios of
+    unlikely tokens are wrong by an order of magnitude; sums weigh a token by all that came before it.
+
+    ## Example
+    ```text
+    logprobs    -0.2  -0.3  -1.4  -1.4  -1.9      each is the sum up to its token
+    ```
+
+    ## Repair
+    None is certain: convert the column where it is written, or `drop` the rollout.
+    """
+    if any(turn.alternatives for turn in evidence.rollout.turns):
+        yield from _impossible_alternatives(evidence)
+    if Needs.TRAINER_LOGPROBS in evidence.present:
+        yield from _other_bases(evidence)
+    if not _rises_at_once(evidence):
+        yield from _sums(evidence)
+
+
+def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
+    """A finding where the alternatives of tokens add up to more than a probability of 1."""
+    if any(not values.ordinary and (values.in_loss > 0).any() for values in sampled_values(evidence)):
+        return  # LPR504 says it
+    turns = evidence.rollout.turns
+    number = next(number for number, turn in enumerate(turns) if turn.alternatives)
+    tops = [np.array(top) for turn in turns for top in turn.alternatives]
+    tops = [top[np.isfinite(top)] for top in tops]
+    with np.errstate(over="ignore"):
+        sums = [float(np.exp(top).sum()) for top in tops]
+    wrong = [one for one in sums if one > _ROUNDED]
+    ids = turns[number].completion_ids
+    if len(wrong) < _TOKENS or ids is None:
+        return
+    fits = all(float((10.0 ** np.minimum(top, 9)).sum()) <= _ROUNDED for top in tops)
+    reading = "they fit logarithms of base 10" if fits else "they are no logarithms of probabilities"
+    message = (
+        f"the alternatives of {counted(len(wrong), 'token')} of {len(sums)} add up to more than 1 as natural "
+        f"logarithms, up to {max(wrong):.3g}; {reading}"
+    )
+    cause = "base 10" if fits else "alternatives above 1"
+    yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, recorded=shown(evidence, ids))
+
+
+def _other_bases(evidence: Evidence) -> Iterator[Hit]:
+    """A finding for each trainer's column that shows, with the sampler's, that one of the two has another base."""
+    for name, (whose, base) in other_base(evidence).items():
+        pair = next(one for one in pairs(evidence) if one.names[1] == name)
+        wrong, right = pair.names if whose == "sampler" else pair.names[::-1]
+        message = (
+            f"`{wrong}` holds logarithms of {base}: its values are those of `{right}` "
+            f"times {float(np.median(_ratios(pair.sampler, pair.trainer, whose))):.3g}"
+        )
+        start, end = int(pair.at[0]), int(pair.at[-1]) + 1
+        yield Hit(pair.where, start, end, message, pair.turn, base, recorded=shown(evidence, pair.ids[start:end]))
+
+
+def _ratios(sampler: Logprobs, trainer: Logprobs, whose: str) -> Logprobs:
+    one, other = (sampler, trainer) if whose == "sampler" else (trainer, sampler)
+    return one[other < 0] / other[other < 0]
+
+
+def _rises_at_once(evidence: Evidence) -> bool:
+    """Whether the first values of the row and of a call rise, as in nearly all rollouts: then nothing is a sum."""
+    row = evidence.rollout.training_row
+    turn = next((turn for turn in evidence.rollout.turns if turn.completion_logprobs is not None), None)
+    calls = turn is None or _rises(turn.completion_logprobs)
+    if row is None or row.logprobs is None or turn is not None:
+        return calls
+    start = 0 if row.loss_mask is None else int(row.loss_mask.argmax())
+    inside = row.logprobs[start : start + _FIRST]
+    return calls and _rises(inside if row.loss_mask is None else inside[row.loss_mask[start : start + _FIRST]])
+
+
+def _rises(values: Logprobs | None) -> bool:
+    first = [] if values is None else values[:_FIRST].tolist()
+    return any(one > before for before, one in pairwise(first))
+
+
+def _sums(evidence: Evidence) -> Iterator[Hit]:
+    """A finding where the values of all calls, or of the row, are sums up to each token."""
+    found = [values for values in sampled_values(evidence) if not values.shifted]
+    calls = [values for values in found if values.where is Where.COMPLETION]
+    rows = [values for values in found if values.where is Where.ROW and values.expected is None]
+    for together in (calls, rows):
+        if together and _only_fall(together):
+            first = together[0]
+            start, end = first.runs[0][0], first.runs[-1][1]
+            count = sum(end - start for values in together for start, end in values.runs)
+            message = (
+                f"the {counted(count, 'logprob')} never rise from token to token: each looks like the sum of all "
+                "logprobs up to its token; the difference of two neighbours is the logprob"
+            )
+            yield first.hit(evidence, start, end, message, "sums")
+
+
+def _only_fall(together: Sequence[SampledValues]) -> bool:
+    """Whether the values fall or stay in every stretch, and too many differ for that to be chance."""
+    stretches = []
+    for values in together:
+        for start, end in values.runs:
+            mine = values.logprobs[start:end]
+            # Most stretches rise within a few tokens.
+            if (mine[1:4] > mine[:3][: len(mine[1:4])]).any():
+                return False
+            stretches.append(mine)
+    if not all(np.isfinite(mine).all() and (mine[1:] <= mine[:-1]).all() for mine in stretches):
+        return False
+    return sum(map(_chance, stretches)) < _CHANCE
+
+
+def _chance(values: Logprobs) -> float:
+    """The decimal logarithm of the chance that these values, in any order, never rise."""
+    _, counts = np.unique(values, return_counts=True)
+    orders = math.lgamma(len(values) + 1) - sum(math.lgamma(count + 1) for count in counts.tolist())
+    return -orders / math.log(10)
