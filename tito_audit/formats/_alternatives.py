@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tito_audit.formats._columns import is_list
+from tito_audit.formats._columns import Raw, is_list
 
 _FIRST = 32
 """Tokens of a call whose alternatives are read; they tell the unit of the logprobs, which all tokens share."""
@@ -42,7 +42,7 @@ def _values(top: Any) -> tuple[float, ...]:
     return tuple(sorted(numbers, reverse=True))
 
 
-def _part(top: Sequence[Any]) -> Sequence[Any]:
-    part: Sequence[Any] = top[:_MOST]
+def _part(top: Raw) -> Raw:
+    part: Raw = top[:_MOST]
     # SGLang's [logprob, id, text] is one token, not three alternatives.
     return () if len(part) == 3 and isinstance(part[1], int) else part

@@ -11,7 +11,7 @@ import numpy as np
 from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
-from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.by_name import over_row, trainer_columns
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Where
@@ -41,7 +41,7 @@ class Pair:
     where: Where
     turn: int | None
     ids: Ids
-    at: Ids
+    at: Offsets
     """`[N]` positions in the sequence."""
     sampler: Logprobs
     trainer: Logprobs
@@ -61,7 +61,7 @@ def other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
 
     Read where nine of ten ratios of the two, of at least twelve, are that of two bases within 3 %. Between columns
     of one unit ratios scatter around 1: even if each lay anywhere from 0.4 to 2.4 with the same chance, eleven of
-    twelve would lie in that window once in 10^13.
+    twelve would lie in that window once in 10^18.
     """
     return evidence.once("other base", _other_base)
 
@@ -95,7 +95,7 @@ def _of_row(evidence: Evidence) -> Iterator[Pair]:
     name = _name(row.columns)
     for column in trainer_columns(row.columns):
         trainer = over_row(column, row)
-        at = np.flatnonzero(inside & _both(row.logprobs, trainer, row.sentinel))
+        at: Offsets = np.flatnonzero(inside & _both(row.logprobs, trainer, row.sentinel))
         if len(at):
             drifted = np.zeros(len(at), np.bool_) if view is None or not view.proven else view.drifted[at]
             values = row.logprobs[at], trainer[at]
@@ -109,7 +109,7 @@ def _of_calls(evidence: Evidence) -> Iterator[Pair]:
             continue
         for column in trainer_columns(turn.columns):
             trainer = column.values.astype(np.float64)
-            at = np.flatnonzero(_both(values, trainer, None))
+            at: Offsets = np.flatnonzero(_both(values, trainer, None))
             if len(at):
                 pair = values[at], trainer[at]
                 nothing = np.zeros(len(at), np.bool_)

@@ -19,8 +19,8 @@ _FAR = 1.0
 """A logprob this far off is another probability by a factor of e."""
 _BOUND = math.log(1.05)
 """What two engines with the same weights differ by at most in the mean. NeMo-RL's tests hold the mean of
-exp(|difference|) below 1.05 (`token_mult_prob_error`, NVIDIA-NeMo/RL `docs/adding-new-models.md`); as exp is convex,
-a mean |difference| above log(1.05) breaks that bound whatever its tokens are."""
+exp(|difference|) below 1.05 (`token_mult_prob_error`, NVIDIA-NeMo/RL `docs/adding-new-models.md`); as exp is
+convex, a mean |difference| above log(1.05) breaks that bound whatever its tokens are."""
 _FEWEST = 8
 """Tokens from which a mean is judged."""
 _WORST = 3
@@ -97,7 +97,7 @@ def _is_above(apart: Logprobs) -> bool:
 
 
 def _k3(differences: Logprobs) -> float:
-    """Schulman's estimate from tokens that the sampler drew (http://joschu.net/blog/kl-approx.html), at least 0."""
+    """Schulman's estimate from tokens that the sampler drew (joschu.net/blog/kl-approx.html), at least 0."""
     with np.errstate(over="ignore"):
         return float((np.expm1(differences) - differences).mean())
 
