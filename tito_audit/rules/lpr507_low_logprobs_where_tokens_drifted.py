@@ -1,0 +1,116 @@
+"""LPR507: logprobs that are very low exactly where tokens drifted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
+from tito_audit.evidence.logprobs import ROUNDING, shifts
+from tito_audit.evidence.model import Evidence, RowView, Sound
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Logprobs, Mask
+from tito_audit.record.by_name import over_row, trainer_columns
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.rollout import TrainingRow, seen_by_loss, trained_runs
+from tito_audit.rule import rule
+from tito_audit.rules._words import shown
+
+_LOW = -8.0
+"""A token that the policy says once in 3,000."""
+_LOWER = 5.0
+"""By how much the middle of the drifted tokens is below that of the others: a factor of 150 in probability."""
+_FEWEST = 8
+"""Other tokens, the fewest that show what is usual in the row."""
+_CHANCE = -2.0
+"""Decimal logarithm of the chance below which low values are where tokens drifted because of that."""
+
+
+@rule("LPR507", Severity.WARNING, needs=(Needs.ROW, Needs.ROW_LOGPROBS | Needs.TRAINER_LOGPROBS), silent=Sound.IDS)
+def low_logprobs_where_tokens_drifted(evidence: Evidence) -> Iterator[Hit]:
+    """Logprobs are very low exactly where the tokens drifted.
+
+    ## What it finds
+    Rows whose calls prove that tokens in the loss were not sampled, and a column of logprobs, the sampler's or the
+    trainer's, that shows what it costs: the middle one of these tokens has a logprob of -8 or less, and lies at
+    least 5 below the middle one of the tokens that were sampled. It is reported only where so many low values fall
+    on the drifted tokens by a chance below one in a hundred, had the row's values been dealt to its tokens at
+    random. The message has their number, their range and their share of the row's sum of logprobs.
+
+    ## Why it matters
+    The policy would hardly ever say these tokens, since it says the same text with others. Their gradients are the
+    largest of the row, and their importance ratios clip or explode: a few tokens outweigh all that was sampled.
+
+    ## Example
+    ```text
+    sampled        Skin  ny   cat        row            Skinny  cat
+    logprobs       -0.9  -0.1 -0.3       old_log_probs  -14.2   -0.3
+    ```
+
+    ## Repair
+    None of its own: what cures the drift (`splice`, `fork`) or takes it out of the loss (`mask`) cures this.
+    """
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or view is None or not view.proven or not view.drifted.any() or shifts(evidence):
+        return
+    inside = seen_by_loss(row)
+    if inside is None:
+        return
+    for name, values in _columns(row):
+        yield from _judged(evidence, row, view, inside, name, values)
+
+
+def _columns(row: TrainingRow) -> Iterator[tuple[str, Logprobs]]:
+    """The columns of logprobs of the row with their names, the sampler's first."""
+    if row.logprobs is not None:
+        yield next((c.name for c in row.columns if c.role is ColumnRole.LOGPROBS), "logprobs"), row.logprobs
+    for column in trainer_columns(row.columns):
+        yield column.name, over_row(column, row)
+
+
+def _judged(
+    evidence: Evidence, row: TrainingRow, view: RowView, inside: Mask, name: str, values: Logprobs
+) -> Iterator[Hit]:
+    scored = inside & np.isfinite(values) & (values <= ROUNDING) & (values > FLOOR)
+    for fill in (*IMPOSSIBLE, *(() if row.sentinel is None else (row.sentinel,))):
+        scored &= values != fill
+    drifted = scored & view.drifted & ~view.sampled
+    others = values[scored & ~view.drifted & view.sampled]
+    mine = values[drifted]
+    if not len(mine) or len(others) < _FEWEST:
+        return
+    middle, usual = float(np.median(mine)), float(np.median(others))
+    if middle > _LOW or middle > usual - _LOWER or _chance(mine, others) >= _CHANCE:
+        return
+    share = float(mine.sum() / (mine.sum() + others.sum()))
+    low, high = float(mine.min()), float(mine.max())
+    what = f"logprobs of {low:.3g} to {high:.3g}" if len(mine) > 1 else f"a logprob of {low:.3g}"
+    subject = "1 token in the loss was" if len(mine) == 1 else f"{len(mine)} tokens in the loss were"
+    message = (
+        f"{subject} not sampled, with {what} in `{name}`; the {len(others)} that were sampled have {usual:.3g} in "
+        f"the middle, so {share:.0%} of the row's sum of logprobs comes from drift"
+    )
+    lowest = int(np.flatnonzero(drifted)[mine.argmin()])
+    start, end = next(run for run in trained_runs(drifted) if run[0] <= lowest < run[1])
+    side = shown(evidence, row.token_ids[start:end])
+    yield Hit(Where.ROW, start, end, message, cause="low where drifted", recorded=side)
+
+
+def _chance(mine: Logprobs, others: Logprobs) -> float:
+    """The decimal logarithm of the chance that at least so many of the low values fall on the drifted tokens."""
+    low = int((mine <= _LOW).sum())
+    all_low, size, drawn = low + int((others <= _LOW).sum()), len(mine) + len(others), len(mine)
+    ways = sum(
+        math.exp(_choose(all_low, k) + _choose(size - all_low, drawn - k) - _choose(size, drawn))
+        for k in range(low, min(all_low, drawn) + 1)
+        if drawn - k <= size - all_low
+    )
+    return math.log10(ways) if ways > 0 else -math.inf
+
+
+def _choose(size: int, drawn: int) -> float:
+    """The natural logarithm of the ways to choose."""
+    return math.lgamma(size + 1) - math.lgamma(drawn + 1) - math.lgamma(size - drawn + 1)
