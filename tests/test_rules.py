@@ -25,7 +25,7 @@ from tito_audit.run.check import check
 
 FIXTURES = toy.ROOT / "fixtures" / "rules"
 RULES = all_rules()
-MADE_WHILE_READING = {"REC001", "REC007", "REC011"}
+MADE_WHILE_READING = {"REC001", "REC007", "REC011", "TPL213"}
 """Codes whose findings are made while reading, of rows that never become a rollout or of a whole log; they have no
 flag case."""
 HEADINGS = ("## What it finds", "## Why it matters", "## Example", "## Repair")

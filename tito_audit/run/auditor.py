@@ -72,8 +72,11 @@ class Auditor:
 
     def adopting(self, found: Adopted) -> Auditor:
         """The same with the renderer that, by this finding, the log was written with."""
-        told = (*self.told, found.finding)
-        return replace(self, renderer=found.renderer, own_dates=found.own_dates, told=told)
+        return replace(self, renderer=found.renderer, own_dates=found.own_dates).telling(found.finding)
+
+    def telling(self, finding: Finding | None) -> Auditor:
+        """The same with one more finding of the whole log, if there is one."""
+        return self if finding is None else replace(self, told=(*self.told, finding))
 
     def renderer_for(self, rollout: Rollout) -> Renderer | None:
         """The renderer of one rollout; None without a template."""

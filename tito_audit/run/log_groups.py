@@ -28,6 +28,8 @@ from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
 from tito_audit.run.executor import Executor, InProcess, is_small, mapped
 from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.rewriting import CODE as REWRITING
+from tito_audit.run.rewriting import rewriting
 from tito_audit.run.rows import LogGroup, share_of
 from tito_audit.run.workers import ForkedProcesses, can_fork
 from tito_audit.settings.model import Settings
@@ -255,22 +257,26 @@ def _head(file: Path, group: LogGroup, *, joined: bool = False) -> Sequence[Roll
 def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) -> LogGroup:
     """The group, without the tokenizer or template that its log was not written with; or with the template
     arguments, date and tools that it was written with. `head` is its `_head`."""
-    auditor = group.auditor
-    if auditor.tokenizer is None or not file.is_file():
-        return group
-    # What is asked of the whole log, whether or not this run asks rules.
-    codes = auditor.codes if auditor.rules else selected_codes(group.settings)
-    if CODE not in auditor.codes and not (ADOPTING & codes and auditor.renderer is not None):
+    auditor, settings = group.auditor, group.settings
+    tokenizer, renderer = auditor.tokenizer, auditor.renderer
+    # Also where this run only asks how the log was written.
+    codes = auditor.codes if auditor.rules else selected_codes(settings) & ADOPTING
+    asked = codes & ({CODE} if renderer is None else {CODE, REWRITING, *ADOPTING})
+    if tokenizer is None or not asked or not file.is_file():
         return group
     head = _head(file, group) if head is None else head
-    found = misfit(head, auditor.tokenizer, auditor.renderer) if CODE in auditor.codes else None
+    found = misfit(head, tokenizer, renderer) if CODE in asked else None
     if found is not None:
         return replace(group, auditor=auditor.held_back(found))
-    if auditor.renderer is None or not ADOPTING & codes:
+    if renderer is None:
         return group
-    joined = _head(file, group, joined=True) if group.joins_files else head
-    other = adopted(joined, auditor.tokenizer, auditor.renderer, group.settings, codes)
-    return group if other is None else replace(group, auditor=auditor.adopting(other))
+    head = _head(file, group, joined=True) if group.joins_files else head
+    other = adopted(head, tokenizer, renderer, settings, codes) if asked & ADOPTING else None
+    if other is not None:
+        auditor, renderer = auditor.adopting(other), other.renderer
+    if REWRITING in asked:
+        auditor = auditor.telling(rewriting(head, renderer, auditor.speakers, tokenizer.name))
+    return group if auditor is group.auditor else replace(group, auditor=auditor)
 
 
 def _joining(settings: Settings) -> tuple[str, ...]:
