@@ -23,6 +23,8 @@ CLOCK = "strftime_now"
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _LONGEST_VALUE, _LONGEST_SYSTEM = 4_000, 200_000
 """Most characters of a value to read, and of a system prompt."""
+_CHARACTERS = 16
+"""Characters of a text that was read that count as much as a flag."""
 _REST = 64
 """Characters that a template may write after the end of a recorded row."""
 _FEW = 1 << 14
@@ -70,9 +72,10 @@ class Way:
 
     @property
     def cost(self) -> int:
-        """How much it claims: flags count once, what no flag can say counts more."""
+        """How much it claims: flags count once, what no flag can say counts more, and so does text that was read."""
         flags = (self.tool_arguments != "auto", self.clock is not None, self.without_tools)
-        return len(self.args) + sum(flags) + 4 * self.departs
+        texts = (*(str(value) for _, value in self.args), self.system or "", self.prefill)
+        return len(self.args) + sum(flags) + 4 * self.departs + sum(len(text) // _CHARACTERS for text in texts)
 
     @property
     def key(self) -> str:

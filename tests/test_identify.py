@@ -1,0 +1,472 @@
+"""Logs that are written here with a known template, arguments and date: `identify` has to find them again."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+import jinja2
+import numpy as np
+import pytest
+
+from tests.tiers import DEEP, examples
+from tests.toy import toy_renderer, toy_tokenizer
+from tito_audit.evidence.gather import gather
+from tito_audit.identify import (
+    GIVEN_TEMPLATE,
+    OWN_TEMPLATE,
+    Candidate,
+    DepartureKind,
+    Explanation,
+    Identified,
+    Lack,
+    NamedTemplate,
+    explain_head,
+    identify,
+)
+from tito_audit.record.finding import Finding
+from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.render.globals import Clock
+from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.rules import all_rules
+from tito_audit.run.check import check
+from tito_audit.settings.model import Settings
+from tito_audit.settings.readers import arguments as arguments_given
+from tito_audit.settings.readers import clock as clock_given
+from tito_audit.tokens.tokenizer import Tokenizer
+
+SOURCE = """
+{%- if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}
+{%- set effort = reasoning_effort | default('medium') %}
+{{- bos_token }}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}
+{% endif %}Date: {{ date_string }}
+Effort: {{ effort }}
+{% for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% for message in messages %}
+{%- if message.role == 'assistant' %}<|im_start|>assistant
+{% if message.reasoning_content and (keep_thinking or loop.last) %}<think>{{ message.reasoning_content }}</think>
+{% endif %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}
+{%- if call.function.arguments is string %}{{ call.function.arguments }}
+{%- else %}{{ call.function.arguments | tojson }}{% endif %}</tool_call>{% endfor %}<|im_end|>
+{% elif message.role != 'system' %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>
+{% endif %}{% endif %}
+"""
+MINE = NamedTemplate("mine.jinja", SOURCE, "mine.jinja")
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+WORDS = ("How are you?", "What is 2 + 2?", "Tell me more.", "The sky is blue\nand wide.", "Why — so soon?")
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a log is written."""
+
+    source: str = SOURCE
+    args: Mapping[str, Any] = field(default_factory=dict)
+    date: datetime = datetime(2024, 7, 26)
+    parsed: bool = True
+    shows_tools: bool = True
+    system: str | None = None
+    prefill: str = ""
+    tokenizer: str = "toy_bpe"
+
+    def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
+        """A prompt, by jinja2 alone."""
+        sent = [json.loads(json.dumps(message)) for message in messages]
+        if self.system is not None:
+            sent.insert(0, {"role": "system", "content": self.system})
+        for message in sent if self.parsed else ():
+            for call in message.get("tool_calls", ()):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        special = {"bos_token": "", **toy_tokenizer(self.tokenizer).special_tokens}
+        given = {**special, **self.args, "messages": sent, "tools": tools if tools and self.shows_tools else None}
+        return (
+            str(
+                _compiled(self.source).render(**given, strftime_now=self.date.strftime, add_generation_prompt=True)
+            )
+            + self.prefill
+        )
+
+    def rollout(self, row: int, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> Rollout:
+        """A rollout with a prompt before each answer."""
+        tokenizer, turns = toy_tokenizer(self.tokenizer), []
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant":
+                prompt = tokenizer.encode(self.text(messages[:index], tools))
+                answer = tokenizer.encode((message["content"] or "") + "<|im_end|>")
+                turns.append(Turn(prompt, answer, message_index=index, finish_reason="stop"))
+        read = as_messages([dict(message) for message in messages], "messages")
+        return Rollout(Place("log", row), "toy", read, as_tools(list(tools), "tools"), turns=tuple(turns))
+
+
+@cache
+def _compiled(source: str) -> jinja2.Template:
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(source)
+
+
+def conversations(
+    rng: random.Random, number: int, *, system: bool = True, calls: bool = False
+) -> Iterator[list[dict[str, Any]]]:
+    """Conversations of several turns, with tool calls and reasoning if they have calls."""
+    for row in range(number):
+        messages: list[dict[str, Any]] = [{"role": "system", "content": f"Be kind to {row}."}] if system else []
+        for turn in range(rng.randint(1, 3)):
+            messages.append({"role": "user", "content": f"{rng.choice(WORDS)} {row}"})
+            answer: dict[str, Any] = {"role": "assistant", "content": rng.choice(WORDS)}
+            if calls:
+                answer["reasoning_content"] = f"Let me see, {turn}."
+                text = json.dumps({"at": row, "of": "é"}, separators=(",", ":"))
+                answer["tool_calls"] = [{"type": "function", "function": {"name": "look", "arguments": text}}]
+            messages.append(answer)
+            if calls:
+                messages += [{"role": "tool", "content": "12"}, {"role": "assistant", "content": "It is 12."}]
+        yield messages
+
+
+def log(
+    written: Written, number: int = 12, seed: int = 1, *, system: bool = True, calls: bool = False
+) -> list[Rollout]:
+    """A log of rollouts that were written so."""
+    tools = TOOLS if calls else []
+    several = conversations(random.Random(seed), number, system=system, calls=calls)
+    return [written.rollout(row, messages, tools) for row, messages in enumerate(several)]
+
+
+def found(rollouts: Sequence[Rollout], *templates: NamedTemplate, tokenizer: str = "toy_bpe") -> Identified:
+    return identify(rollouts, [Candidate(toy_tokenizer(tokenizer), templates or (OWN_TEMPLATE, MINE))])
+
+
+def best(identified: Identified) -> Explanation:
+    assert identified.best is not None, identified
+    return identified.best.explanation
+
+
+def writes(explanation: Explanation, rollouts: Sequence[Rollout]) -> bool:
+    """Whether the renderer of an explanation writes every prompt exactly."""
+    tokenizer = next(
+        one for one in map(toy_tokenizer, ("toy_bpe", "toy_metaspace")) if one.name == explanation.tokenizer
+    )
+    renderer = explanation.renderer(tokenizer)
+    return all(
+        np.array_equal(
+            tokenizer.encode(
+                renderer.render(one.messages[: turn.message_index], one.tools, add_generation_prompt=True)
+            ),
+            turn.prompt_ids,
+        )
+        for one in rollouts
+        for turn in one.turns
+    )
+
+
+def test_a_log_of_the_tokenizers_own_template_needs_no_other_flags() -> None:
+    written = Written(toy_tokenizer().chat_templates["default"])
+    identified = found(log(written))
+    assert identified.sure
+    assert best(identified).flags() == ("-t", toy_tokenizer().name)
+    assert identified.best is not None
+    assert identified.best.share.all_prompts
+    assert identified.best.undetermined == ()
+    assert [departure.kind for departure in best(identified).departures] == []
+
+
+def test_arguments_date_and_template_are_found_with_the_flags_that_say_them() -> None:
+    written = Written(args={"enable_thinking": False, "reasoning_effort": "high"})
+    identified = found(log(written))
+    assert identified.sure, identified.unsure_because
+    explanation = best(identified)
+    words = ("-t", toy_tokenizer().name, "--chat-template", "mine.jinja")
+    given = ("--template-arg", "reasoning_effort=high", "--template-arg", "enable_thinking=false")
+    assert explanation.flags()[:4] == words
+    assert sorted(explanation.flags()[4:]) == sorted((*given, "--clock", "2024-07-26"))
+    assert explanation.config() == {
+        "tokenizer": toy_tokenizer().name,
+        "chat-template": "mine.jinja",
+        "template-args": {"reasoning_effort": "high", "enable_thinking": False},
+        "clock": "2024-07-26",
+    }
+    settings = explanation.settings(Settings(select=("TPL",)))
+    assert settings.select == ("TPL",)
+    assert settings.clock == datetime(2024, 7, 26)
+    assert dict(settings.template_args) == {"reasoning_effort": "high", "enable_thinking": False}
+    assert identified.best is not None
+    assert "keep_thinking" in identified.best.undetermined
+
+
+def random_way(rng: random.Random) -> tuple[Written, bool]:
+    """A random way to write a log, and whether it has tool calls."""
+    calls = rng.random() < 0.5
+    args: dict[str, Any] = {}
+    for name, values in (
+        ("enable_thinking", (True, False)),
+        ("keep_thinking", (True, False)),
+        ("reasoning_effort", ("low", "very high", "7")),
+        ("date_string", ("1 May 2023", "today")),
+    ):
+        if rng.random() < 0.4:
+            args[name] = rng.choice(values)
+    date = datetime(2024, rng.randint(1, 12), rng.randint(1, 28))
+    shows = not calls or rng.random() < 0.7
+    return Written(args=args, date=date, parsed=rng.random() < 0.5, shows_tools=shows), calls
+
+
+@pytest.mark.parametrize("seed", range(examples(8, 150)))
+def test_whatever_wrote_a_log_is_found_and_writes_other_prompts_too(seed: int) -> None:
+    written, calls = random_way(random.Random(seed))
+    identified = found(log(written, seed=seed, calls=calls))
+    assert identified.sure, identified.unsure_because
+    held_out = log(written, 6, seed=seed + 1, calls=calls)
+    assert writes(best(identified), held_out)
+    assert all(writes(other, log(written, seed=seed, calls=calls)) for other in identified.found[0].equal)
+
+
+@pytest.mark.parametrize("seed", range(examples(2, 40)))
+def test_a_log_of_an_unknown_template_is_never_surely_explained(seed: int) -> None:
+    written, calls = random_way(random.Random(seed))
+    other = SOURCE.replace("<|im_start|>{{ message.role }}\n", "<|im_start|>{{ message.role }}: ")
+    identified = found(log(replace(written, source=other), seed=seed, calls=calls))
+    assert not identified.sure
+    assert identified.unsure_because
+    assert identified.left
+
+
+def test_the_other_tokenizer_is_named_and_the_right_one_found() -> None:
+    rollouts = log(Written(toy_tokenizer().chat_templates["default"]), 16)
+    wrong, right = toy_tokenizer("toy_metaspace"), toy_tokenizer()
+    alone = identify(rollouts, [Candidate(wrong)])
+    assert not alone.sure
+    offered = identify(rollouts, [Candidate(wrong), Candidate(right)])
+    assert offered.sure
+    assert best(offered).tokenizer == right.name
+
+
+def test_a_log_without_messages_is_told_by_its_tokenizer_alone() -> None:
+    rollouts = [replace(one, messages=()) for one in log(Written())]
+    identified = found(rollouts)
+    assert identified.lack is Lack.NO_MESSAGES
+    assert [fit.fits for fit in identified.tokenizers] == [True]
+    assert identified.tokenizers[0].same == 1.0
+    assert not identified.sure
+    assert [ending.piece for ending in identified.endings] == ["<|im_end|>"]
+
+
+def test_a_log_without_ids_is_not_explained() -> None:
+    rollouts = [replace(one, turns=()) for one in log(Written())]
+    assert found(rollouts).lack is Lack.NO_IDS
+    assert found([]).lack is Lack.NO_IDS
+
+
+def test_dates_that_differ_are_read_from_each_prompt() -> None:
+    several = list(conversations(random.Random(3), 12))
+    dates = [datetime(2024, 5, 1 + row // 6) for row in range(12)]
+    rollouts = [
+        Written(date=date).rollout(row, messages)
+        for row, (date, messages) in enumerate(zip(dates, several, strict=True))
+    ]
+    identified = found(rollouts)
+    (departure,) = best(identified).departures
+    assert departure.kind is DepartureKind.CLOCK_VARIES
+    assert departure.values == ("2024-05-01", "2024-05-02")
+    assert identified.sure
+    assert identified.best is not None
+    assert identified.best.share.all_prompts
+    assert best(identified).clock in dates
+
+
+def test_a_system_prompt_that_the_messages_lack_is_read() -> None:
+    written = Written(system="You are a parrot.\nSay little.")
+    identified = found(log(written, system=False))
+    (departure,) = best(identified).departures
+    assert departure.kind is DepartureKind.SYSTEM_ADDED
+    assert departure.text == "You are a parrot.\nSay little."
+    assert identified.sure
+
+
+def test_a_prefill_is_read_and_one_prompt_alone_does_not_prove_it() -> None:
+    written = Written(prefill="Sure! ")
+    identified = found(log(written))
+    (departure,) = best(identified).departures
+    assert (departure.kind, departure.text) == (DepartureKind.PREFILL, "Sure! ")
+    assert identified.sure
+    single = found(log(written, 1)[:1])
+    assert not single.sure
+    assert "only one prompt" in single.unsure_because
+
+
+def test_tools_that_were_not_rendered_are_a_flag() -> None:
+    identified = found(log(Written(shows_tools=False), calls=True))
+    assert identified.sure
+    assert best(identified).without_tools
+    assert best(identified).flags()[-2:] == ("--tools", "none")
+    assert best(identified).config()["tools"] == "none"
+
+
+def test_rows_of_two_ways_are_explained_by_both_and_neither_is_sure() -> None:
+    on, off = log(Written(args={"reasoning_effort": "low"})), log(Written(args={"enable_thinking": False}), seed=2)
+    identified = found([*on, *off])
+    assert not identified.sure
+    explained = [dict(one.explanation.template_args) for one in identified.found]
+    assert {"reasoning_effort": "low"} in explained
+    assert {"enable_thinking": False} in explained
+
+
+@pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[9].content.x.y }}", "{% if %}"])
+def test_a_template_that_raises_explains_nothing(source: str) -> None:
+    rollouts = log(Written(toy_tokenizer().chat_templates["default"]))
+    broken = NamedTemplate("broken", source, "broken.jinja")
+    assert not found(rollouts, broken).sure
+    assert best(found(rollouts, broken, OWN_TEMPLATE)).template is OWN_TEMPLATE
+
+
+def test_a_bos_token_that_is_doubled_or_missing_is_told() -> None:
+    tokenizer = toy_tokenizer("toy_metaspace")
+    rollouts = [_with_bos(one, tokenizer, 1) for one in metaspace_log()]
+    kinds = [departure.kind for departure in best(found(rollouts, tokenizer="toy_metaspace")).departures]
+    assert kinds == [DepartureKind.BOS_ADDED]
+    rollouts = [_with_bos(one, tokenizer, -1) for one in metaspace_log()]
+    kinds = [departure.kind for departure in best(found(rollouts, tokenizer="toy_metaspace")).departures]
+    assert kinds == [DepartureKind.BOS_MISSING]
+
+
+def metaspace_log() -> list[Rollout]:
+    renderer, tokenizer = toy_renderer("toy_metaspace"), toy_tokenizer("toy_metaspace")
+    rollouts = []
+    for row, messages in enumerate(conversations(random.Random(5), 10, system=False)):
+        asked = as_messages(messages[:1], "messages")
+        prompt = tokenizer.encode(renderer.render(asked, add_generation_prompt=True))
+        turn = Turn(prompt, tokenizer.encode("Fine.</s>"), message_index=1)
+        rollouts.append(Rollout(Place("log", row), "toy", as_messages(messages[:2], "messages"), turns=(turn,)))
+    return rollouts
+
+
+def _with_bos(rollout: Rollout, tokenizer: Tokenizer, more: int) -> Rollout:
+    """The rollout with a BOS token more or less; the text is encoded again."""
+    (turn,) = rollout.turns
+    assert turn.prompt_ids is not None
+    text = tokenizer.vocabulary.text(turn.prompt_ids)
+    assert text.startswith("<s>")
+    ids = tokenizer.encode("<s>" + text if more > 0 else text.removeprefix("<s>"))
+    return replace(rollout, turns=(replace(turn, prompt_ids=ids),))
+
+
+def as_row(rollout: Rollout, *, masked: bool = True) -> Rollout:
+    """The rollout as one training row, which begins with its first prompt."""
+    parts, mask = [], []
+    held = 0
+    for turn in rollout.turns:
+        assert turn.prompt_ids is not None
+        assert turn.completion_ids is not None
+        parts += [turn.prompt_ids[held:], turn.completion_ids]
+        mask += [False] * (len(turn.prompt_ids) - held) + [True] * len(turn.completion_ids)
+        held = len(turn.prompt_ids) + len(turn.completion_ids)
+    row = TrainingRow(np.concatenate(parts), np.array(mask) if masked else None, None)
+    return replace(rollout, turns=(), training_row=row)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_training_rows_are_explained_up_to_their_answers_or_as_a_whole(masked: bool) -> None:
+    written = Written(args={"reasoning_effort": "low"})
+    rollouts = [as_row(one, masked=masked) for one in log(written)]
+    identified = found(rollouts)
+    assert identified.sure, identified.unsure_because
+    assert dict(best(identified).template_args) == {"reasoning_effort": "low"}
+    if masked:
+        (ending,) = identified.endings
+        assert (ending.piece, ending.followed_by) == ("<|im_end|>", "\n")
+
+
+def test_what_an_explanation_leaves_is_counted_by_the_findings_of_an_audit() -> None:
+    rollouts = log(Written(), calls=True)
+    spoiled = [_rewritten(one) for one in rollouts]
+    candidate = Candidate(toy_tokenizer(), (MINE,))
+
+    def audit(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> tuple[Finding, ...]:
+        evidence = gather(rollout, tokenizer, renderer)
+        return check(evidence, all_rules(), frozenset(rule.code for rule in all_rules()))[0]
+
+    identified = identify(spoiled, [candidate], audit=audit)
+    assert identified.sure
+    assert identified.best is not None
+    assert identified.best.share.turns < identified.best.share.of_turns
+    assert {left.cause.split()[0] for left in identified.left} & {"TPL203", "TPL299", "SEQ302", "TPL202"}
+    without = identify(spoiled, [candidate])
+    assert [left.cause for left in without.left] == ["another text"]
+    assert without.left[0].number == identified.best.share.of_turns - identified.best.share.turns
+
+
+def _rewritten(rollout: Rollout) -> Rollout:
+    """The rollout with other spaces in the tool calls of later prompts."""
+    tokenizer = toy_tokenizer()
+    turns = []
+    for turn in rollout.turns:
+        assert turn.prompt_ids is not None
+        text = tokenizer.vocabulary.text(turn.prompt_ids).replace('{"at": ', '{"at":   ')
+        turns.append(replace(turn, prompt_ids=tokenizer.encode(text)))
+    return replace(rollout, turns=tuple(turns))
+
+
+def given_renderer(**given: Any) -> Renderer:
+    return make_renderer(toy_tokenizer(), chat_template=SOURCE, **given)
+
+
+def test_the_head_of_a_log_that_fits_needs_no_explanation() -> None:
+    written = Written(args={"enable_thinking": False})
+    renderer = given_renderer(template_args={"enable_thinking": False}, clock=Clock(written.date))
+    assert explain_head(log(written), toy_tokenizer(), renderer) is None
+    assert explain_head([], toy_tokenizer(), renderer) is None
+
+
+def test_the_head_of_a_log_is_explained_with_the_given_template() -> None:
+    written = Written(args={"enable_thinking": False}, shows_tools=False)
+    renderer = given_renderer(template_args={"reasoning_effort": "high"})
+    explanation = explain_head(log(written, calls=True), toy_tokenizer(), renderer)
+    assert explanation is not None
+    assert explanation.template is GIVEN_TEMPLATE
+    assert dict(explanation.template_args) == {"enable_thinking": False}
+    assert explanation.clock == written.date
+    assert explanation.without_tools
+    applied = explanation.applied(renderer)
+    (first, *_) = log(written, calls=True)
+    text = applied.render(first.messages[: first.turns[0].message_index], first.tools, add_generation_prompt=True)
+    assert np.array_equal(toy_tokenizer().encode(text), first.turns[0].prompt_ids)
+
+
+def test_the_head_of_a_log_of_another_template_is_not_explained() -> None:
+    rollouts = log(Written(SOURCE.replace("Effort", "Zeal")))
+    assert explain_head(rollouts, toy_tokenizer(), given_renderer()) is None
+
+
+def test_flags_are_read_back_as_the_values_they_were() -> None:
+    values: dict[str, object] = {"a": "true", "b": True, "c": "7", "d": 7, "e": None, "f": ["x"], "g": "a b"}
+    explanation = Explanation(
+        "toy", template_args=values, clock=datetime(2024, 7, 26, 14, 30), tool_arguments="string"
+    )
+    flags = list(explanation.flags())
+    pairs = [flags[at + 1] for at, word in enumerate(flags) if word == "--template-arg"]
+    assert arguments_given(pairs, "--template-arg") == values
+    assert clock_given(flags[flags.index("--clock") + 1], "--clock") == explanation.clock
+    assert flags[flags.index("--tool-arguments") + 1] == "string"
+
+
+def test_a_search_writes_little_however_long_the_log_is() -> None:
+    """The time of an identification depends on the number of rows that are looked at, which is bounded."""
+    written = Written(toy_tokenizer().chat_templates["default"])
+    few = found(log(written, 300))
+    many = found(log(written, 900 if DEEP else 450))
+    assert few.rows_confirmed <= 260
+    assert many.rows_confirmed <= 260
+    assert many.rows_searched == few.rows_searched <= 8
