@@ -315,6 +315,29 @@ def test_tools_that_were_not_rendered_are_a_flag() -> None:
     assert best(identified).config()["tools"] == "none"
 
 
+def test_arguments_that_the_log_states_wrongly_are_told() -> None:
+    rollouts = [
+        replace(one, template_kwargs={"enable_thinking": True})
+        for one in log(Written(args={"enable_thinking": False}))
+    ]
+    identified = found(rollouts)
+    assert identified.sure
+    assert dict(best(identified).template_args) == {"enable_thinking": False}
+    assert [departure.kind for departure in best(identified).departures] == [DepartureKind.STATED_UNUSED]
+    right = [replace(one, template_kwargs={"enable_thinking": False}) for one in rollouts]
+    assert dict(best(found(right)).template_args) == {}
+    assert best(found(right)).departures == ()
+
+
+def test_tools_that_only_another_template_writes_are_no_system_prompt() -> None:
+    each = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    plain = each + "<|im_start|>assistant\n"
+    rollouts = [replace(one, turns=one.turns[:1]) for one in log(Written(), system=False, calls=True)]
+    identified = found(rollouts, NamedTemplate("plain", plain, "plain.jinja"))
+    assert not identified.sure
+    assert "another template is likelier" in identified.unsure_because
+
+
 def test_rows_of_two_ways_are_explained_by_both_and_neither_is_sure() -> None:
     on, off = log(Written(args={"reasoning_effort": "low"})), log(Written(args={"enable_thinking": False}), seed=2)
     identified = found([*on, *off])

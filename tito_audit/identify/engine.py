@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -198,11 +198,23 @@ def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: S
     prompts = {rest[at].ids.tobytes() for at in best.written}
     if best.way.departs and len(prompts) < 2:
         return "there is only one prompt, which could be explained in many ways"
+    if best.way.system is not None and any(_holds(best.way.system, rest[at]) for at in best.written):
+        return "the system prompt that it needs holds what the messages or tools say: another template is likelier"
     for other in found[1:]:
         does = sum(at in other.written for at in basis)
         if does >= written and not other.written <= best.written:
             return "another explanation writes as many prompts, but not the same ones"
     return ""
+
+
+def _holds(text: str, one: Observation) -> bool:
+    """Whether a text that was read as the system prompt holds the message's own, or a tool."""
+    first = one.messages[0]
+    said = first.text.strip() if first.role in ("system", "developer") else ""
+    functions = [tool.get("function", tool) for tool in one.tools]
+    names = [function.get("name") for function in functions if isinstance(function, Mapping)]
+    quoted = [f'"{name}"' for name in names if isinstance(name, str)]
+    return (bool(said) and said in text and said != text.strip()) or any(name in text for name in quoted)
 
 
 def _identified(

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate
 
 from tito_audit.evidence.prompts import prompt_messages
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, trained_runs
 
-_LONGEST = 32_768
-"""Most ids of an observation to search with, while there are shorter ones."""
+_LONGEST, _ALL = 32_768, 65_536
+"""Most ids of an observation to search with while there are shorter ones, and of all together."""
 
 
 class Part(IntEnum):
@@ -119,4 +120,5 @@ def for_search(seen: Sequence[Observation], most: int) -> list[Observation]:
     while len(picked) < most and any(depth < len(group) for group in by_shape.values()):
         picked += [group[depth] for group in by_shape.values() if depth < len(group)]
         depth += 1
-    return picked[:most]
+    sizes = accumulate(len(one.ids) for one in picked)
+    return [one for at, (one, size) in enumerate(zip(picked, sizes, strict=True)) if at < 2 or size <= _ALL][:most]

@@ -17,8 +17,8 @@ _PRODUCT = 128
 """Most combinations of arguments to try one by one."""
 _ROUNDS = 6
 _PREFILL = 400
-_MOST_WRITTEN = 40_000_000
-"""Characters to write at most in the search for one template."""
+_MOST_WRITTEN = 20_000_000
+"""Characters to write at most in one search."""
 _LATER, _FIRST = 2, 5
 """How much a prompt with answers counts, and one without: only the former may have drifted."""
 
@@ -36,6 +36,7 @@ class Search:
 
     def __init__(self, writer: Writer, seen: Sequence[Observation]) -> None:
         self._writer = writer
+        self._until = writer.written + _MOST_WRITTEN
         self._seen = seen
         self._scores: dict[str, Score] = {}
         self._lines: dict[int, Counter[str]] = {}
@@ -71,7 +72,7 @@ class Search:
 
     @property
     def _exhausted(self) -> bool:
-        return self._writer.written > _MOST_WRITTEN
+        return self._writer.written > self._until
 
     def _is_exact(self, way: Way) -> bool:
         return all(self._writer.spells(way, one) for one in self._seen)
@@ -144,10 +145,14 @@ class Search:
     def _values(self, argument: Argument) -> Callable[[Way], Iterator[Way]]:
         name = argument.name
 
+        stated = any(name in one.stated for one in self._seen)
+
         def ways(way: Way) -> Iterator[Way]:
             yield way.without_arg(name)
             for value in argument.values:
                 yield way.with_arg(name, value)
+                if stated:  # what the log states overrides it otherwise
+                    yield replace(way.with_arg(name, value), uses_stated=False)
             if argument.written:
                 read = [self._writer.value(way, name, one) for one in self._seen]
                 for value in {repr(value): value for values in read for value in values}.values():
@@ -162,8 +167,10 @@ class Search:
         if any(one.messages[0].role in ("system", "developer") for one in self._seen):
             yield replace(way, system=None, drops_system=True)
         texts = [text for one in self._seen for text in self._writer.system(way, one)]
+        controls = self._writer.renderer.control_texts
         for text, _ in Counter(texts).most_common(4):
-            yield replace(way, system=text, drops_system=False)
+            if not any(token in text for token in controls):
+                yield replace(way, system=text, drops_system=False)
 
     def _bos(self, way: Way) -> Iterator[Way]:
         """With BOS tokens added or removed, if the recorded texts begin with another number of them."""

@@ -72,7 +72,7 @@ class Way:
 
     @property
     def cost(self) -> int:
-        """How much it claims: flags count once, what no flag can say counts more, and so does text that was read."""
+        """How much it claims: flags count once, what no flag can say and text that was read count more."""
         flags = (self.tool_arguments != "auto", self.clock is not None, self.without_tools)
         texts = (*(str(value) for _, value in self.args), self.system or "", self.prefill)
         return len(self.args) + sum(flags) + 4 * self.departs + sum(len(text) // _CHARACTERS for text in texts)
