@@ -104,9 +104,10 @@ class Search:
             yield from options(found)
 
     def _simplest(self, way: Way) -> Way:
-        """The way without everything that changes nothing in the observations."""
-        for lighter in _lighter(way):
-            if self.score(lighter)[:2] >= self.score(way)[:2] and lighter.cost < way.cost:
+        """The way without everything that no observation needs to be written exactly."""
+        exact = self.score(way).exact
+        for lighter in _lighter(way) if exact else ():
+            if self.score(lighter).exact >= exact and lighter.cost < way.cost:
                 return self._simplest(lighter)
         return way
 
