@@ -23,6 +23,7 @@ from tito_audit.identify.model import (
     TokenizerFit,
 )
 from tito_audit.identify.observe import Observation, Part, for_search, observations
+from tito_audit.identify.outside import differs_in_answers
 from tito_audit.identify.search import Search
 from tito_audit.identify.tokenizer_fit import Tested, not_the_tokenizer, share_back, tested
 from tito_audit.identify.told import explanation_of
@@ -30,6 +31,7 @@ from tito_audit.identify.ways import Way, Writer
 from tito_audit.record.finding import Finding
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.terminal.words import many
 from tito_audit.tokens.tokenizer import Tokenizer
 
 Audit: TypeAlias = Callable[[Rollout, Tokenizer, Renderer], Iterable[Finding]]
@@ -200,10 +202,30 @@ def _unsure(found: Sequence[Confirmed], searched: Sequence[Observation], rest: S
         return "there is only one prompt, which could be explained in many ways"
     if best.way.system is not None and any(_holds(best.way.system, rest[at]) for at in best.written):
         return "the system prompt that it needs holds what the messages or tools say: another template is likelier"
+    because = _other_history(best, rest)
+    if because:
+        return because
     for other in found[1:]:
         does = sum(at in other.written for at in basis)
         if does >= written and not other.written <= best.written:
             return "another explanation writes as many prompts, but not the same ones"
+    return ""
+
+
+def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
+    """Why the template may be another one, by prompts with answers in them; "" if it may not.
+
+    Answers may have drifted; what stands between them may not, at least not in all prompts of a kind.
+    """
+    right: Counter[str] = Counter()
+    wrong: Counter[str] = Counter()
+    for at, one in enumerate(rest):
+        if one.part is Part.LATER:
+            same = at in best.written or differs_in_answers(best.writer, best.way, one)
+            (right if same else wrong)[one.kind] += 1
+    for kind, number in wrong.items():
+        if not right[kind] or number > right.total() + wrong.total() / 2:
+            return f"{many(number, 'prompt')} with {kind}: not only these differ from what it writes"
     return ""
 
 
@@ -300,8 +322,10 @@ def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]
     for at, one in enumerate(rest):
         if at not in best.written:
             text = best.writer.text(best.way, one)
+            sampled = differs_in_answers(best.writer, best.way, one)
             what = "other tokens of the same text" if best.writer.spells(best.way, one) else "another text"
-            cause = "the template refuses the messages" if text is None else what
+            cause = f"{what}, in answers" if sampled else what
+            cause = "the template refuses the messages" if text is None else cause
             numbers[cause] += 1
             first.setdefault(cause, one)
     return tuple(

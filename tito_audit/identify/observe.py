@@ -54,6 +54,16 @@ class Observation:
         thinks = any(message.reasoning for message in self.messages)
         return self.part, first, roles, bool(self.tools), calls, thinks, tuple(sorted(self.stated))
 
+    @property
+    def kind(self) -> str:
+        """What of a conversation it holds that templates treat in ways of their own, in words."""
+        words = ["answers"]
+        if any(message.role == "tool" or message.tool_calls for message in self.messages):
+            words.append("tool calls")
+        if any(message.reasoning for message in self.messages):
+            words.append("reasoning")
+        return " and ".join(words)
+
 
 def observations(rollouts: Iterable[Rollout]) -> list[Observation]:
     """What rollouts show: their prompts, else the starts of their training rows."""

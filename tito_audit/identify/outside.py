@@ -1,0 +1,81 @@
+"""Whether a prompt differs from what is written for it only in its earlier answers, which were sampled."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+
+from tito_audit.evidence.reference import Reference
+from tito_audit.identify.observe import Observation
+from tito_audit.identify.ways import Way, Writer
+from tito_audit.record.arrays import Ids
+
+_CORE = re.compile(r"[^\n]*?(?=\n|<think|\Z)")
+"""The part of a generation prompt that every answer begins with."""
+_Spans = list[tuple[int, int]]
+
+
+def differs_in_answers(writer: Writer, way: Way, one: Observation) -> bool:
+    """Whether a prompt holds the tokens that are written for it, except in its answers."""
+    text = writer.text(way, one)
+    if text is None:
+        return False
+    recorded = writer.recorded(one)
+    pattern = _answers(writer, way, one)
+    if pattern is None:
+        return text == recorded
+    mine, theirs = _spans(pattern, text), _spans(pattern, recorded)
+    if _outside(text, mine) != _outside(recorded, theirs):
+        return False
+    canonical = _ids_outside(writer, writer.tokenizer.encode(text), text, mine)
+    logged = _ids_outside(writer, one.ids, recorded, theirs)
+    return canonical is None or logged is None or np.array_equal(canonical, logged)
+
+
+def _answers(writer: Writer, way: Way, one: Observation) -> re.Pattern[str] | None:
+    """What finds answers, from after the name of their role up to their end token; None without a role."""
+    stated = one.stated if way.uses_stated else {}
+    opener = writer.renderer.opener({**dict(way.args), **stated})
+    core = _CORE.match(opener)
+    if core is None or not core[0]:
+        return None
+    vocabulary = writer.tokenizer.vocabulary
+    ends = sorted(vocabulary.piece(token) for token in Reference(writer.tokenizer, None).end_ids())
+    return _pattern(core[0], tuple(ends)) if ends else None
+
+
+@lru_cache(maxsize=64)
+def _pattern(core: str, ends: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(f"(?<={re.escape(core)}).*?(?:{'|'.join(map(re.escape, ends))})", re.DOTALL)
+
+
+def _spans(pattern: re.Pattern[str], text: str) -> _Spans:
+    return [found.span() for found in pattern.finditer(text)]
+
+
+def _outside(text: str, spans: _Spans) -> list[str]:
+    """The text between the answers."""
+    at, pieces = 0, []
+    for start, end in spans:
+        pieces.append(text[at:start])
+        at = end
+    return [*pieces, text[at:]]
+
+
+def _ids_outside(writer: Writer, ids: Ids, text: str, spans: _Spans) -> Ids | None:
+    """The ids that are no part of an answer; None if the ids have other bytes than the text."""
+    ends = np.cumsum(writer.tokenizer.vocabulary.byte_lengths(ids))
+    sizes = [len(piece.encode("utf-8", "surrogatepass")) for piece in _outside(text, spans)]
+    answers = [len(text[start:end].encode("utf-8", "surrogatepass")) for start, end in spans]
+    if not len(ends) or sum(sizes) + sum(answers) != ends[-1]:
+        return None
+    inside = np.zeros(len(ids), np.bool_)
+    at = 0
+    for size, answer in zip(sizes, answers, strict=False):
+        start, at = at + size, at + size + answer
+        first = int(np.searchsorted(ends, start, side="right"))
+        inside[first : int(np.searchsorted(ends, at, side="left")) + 1] = True
+    kept: Ids = ids[~inside]
+    return kept
