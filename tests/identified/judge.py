@@ -1,0 +1,65 @@
+"""Whether what `identify` claims of a log writes the prompts that the log holds, without code of the tool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tests.identified.writer import Case, Prompt, encode, render, source_of
+
+_SYSTEM = "system prompt not in the messages"
+_NO_PROMPT = "no generation prompt"
+_BOS_ADDED = "another BOS token before the text"
+_BOS_MISSING = "no BOS token where the template writes one"
+_KNOWN = {_SYSTEM, _NO_PROMPT, _BOS_ADDED, _BOS_MISSING}
+
+
+def writes_all(claim: Mapping[str, Any], prompts: Sequence[Prompt]) -> bool:
+    """Whether the claimed settings and departures write every prompt of a log, token by token."""
+    return all(any(_ids(claim, one, as_object) == one.ids for as_object in _forms(claim)) for one in prompts)
+
+
+def named_template(claim: Mapping[str, Any]) -> str | None:
+    """The file of the claimed template; None for the tokenizer's own."""
+    file = claim["template"]["chat_template"]
+    return None if file is None else Path(file).name
+
+
+def says_the_case(claim: Mapping[str, Any], case: Case) -> bool:
+    """Whether a claim names the tokenizer and the template of a case."""
+    return Path(claim["tokenizer"]).name == case.tokenizer and named_template(claim) == case.template
+
+
+def _forms(claim: Mapping[str, Any]) -> tuple[bool, ...]:
+    """How tool-call arguments are given: `auto` leaves that to the template."""
+    return {"object": (True,), "string": (False,), "auto": (True, False)}[claim["tool_arguments"]]
+
+
+def _ids(claim: Mapping[str, Any], prompt: Prompt, as_object: bool) -> list[int] | None:
+    departures = {one["kind"]: one["text"] for one in claim["departures"]}
+    assert set(departures) <= _KNOWN, f"nothing of the kind was written: {departures}"
+    tokenizer = Path(claim["tokenizer"]).name
+    messages = prompt.messages[:-1]
+    if _SYSTEM in departures:
+        messages = [{"role": "system", "content": departures[_SYSTEM]}, *messages]
+    try:
+        text = render(
+            tokenizer,
+            source_of(tokenizer, named_template(claim)),
+            messages,
+            None if claim["without_tools"] else prompt.tools,
+            arguments=claim["template_args"],
+            at=datetime.fromisoformat(claim["clock"]) if claim["clock"] is not None else None,
+            as_object=as_object,
+            generation_prompt=_NO_PROMPT not in departures,
+        )
+    except (jinja2.TemplateError, TypeError, ValueError):
+        return None
+    ids = encode(tokenizer, text)
+    if _BOS_ADDED in departures:
+        return ids[:1] + ids
+    return ids[1:] if _BOS_MISSING in departures else ids
