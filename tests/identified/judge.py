@@ -15,7 +15,8 @@ _SYSTEM = "system prompt not in the messages"
 _NO_PROMPT = "no generation prompt"
 _BOS_ADDED = "another BOS token before the text"
 _BOS_MISSING = "no BOS token where the template writes one"
-_KNOWN = {_SYSTEM, _NO_PROMPT, _BOS_ADDED, _BOS_MISSING}
+_PREFILL = "text after the generation prompt"
+_KNOWN = {_SYSTEM, _NO_PROMPT, _BOS_ADDED, _BOS_MISSING, _PREFILL}
 
 
 def writes_all(claim: Mapping[str, Any], prompts: Sequence[Prompt]) -> bool:
@@ -59,7 +60,7 @@ def _ids(claim: Mapping[str, Any], prompt: Prompt, as_object: bool) -> list[int]
         )
     except (jinja2.TemplateError, TypeError, ValueError):
         return None
-    ids = encode(tokenizer, text)
+    ids = encode(tokenizer, text + departures.get(_PREFILL, ""))
     if _BOS_ADDED in departures:
         return ids[:1] + ids
     return ids[1:] if _BOS_MISSING in departures else ids
