@@ -64,6 +64,7 @@ def identified(log: Path, tokenizers: Sequence[str], *more: object) -> dict[str,
 
 def log_with(case: Case, path: Path, rows: int = 12) -> tuple[Path, list[Prompt]]:
     """The log of a case, and the prompts that it holds."""
+    rows = 40 if case.broken else rows
     calls = log_of(case, chats(), rows)
     assert len({one.row for one in calls}) == rows, f"{case}: too few conversations for its template"
     return written(path / f"{case.seed}.jsonl", rows_of(case, calls)), seen_prompts(case, calls)

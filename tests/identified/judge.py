@@ -16,12 +16,15 @@ _NO_PROMPT = "no generation prompt"
 _BOS_ADDED = "another BOS token before the text"
 _BOS_MISSING = "no BOS token where the template writes one"
 _PREFILL = "text after the generation prompt"
-_KNOWN = {_SYSTEM, _NO_PROMPT, _BOS_ADDED, _BOS_MISSING, _PREFILL}
+_CLOCK_VARIES = "the date differs from row to row"
+_STATED_UNUSED = "the template arguments that the log states were not used"
+_KNOWN = {_SYSTEM, _NO_PROMPT, _BOS_ADDED, _BOS_MISSING, _PREFILL, _CLOCK_VARIES, _STATED_UNUSED}
 
 
 def writes_all(claim: Mapping[str, Any], prompts: Sequence[Prompt]) -> bool:
-    """Whether the claimed settings and departures write every prompt of a log, token by token."""
-    return all(any(_ids(claim, one, as_object) == one.ids for as_object in _forms(claim)) for one in prompts)
+    """Whether the claimed settings and departures write every prompt that is not broken, token by token."""
+    whole = (one for one in prompts if not one.broken)
+    return all(any(_ids(claim, one, as_object) == one.ids for as_object in _forms(claim)) for one in whole)
 
 
 def named_template(claim: Mapping[str, Any]) -> str | None:
@@ -47,14 +50,15 @@ def _ids(claim: Mapping[str, Any], prompt: Prompt, as_object: bool) -> list[int]
     messages = prompt.messages[:-1]
     if _SYSTEM in departures:
         messages = [{"role": "system", "content": departures[_SYSTEM]}, *messages]
+    at = datetime.fromisoformat(claim["clock"]) if claim["clock"] is not None else None
     try:
         text = render(
             tokenizer,
             source_of(tokenizer, named_template(claim)),
             messages,
             None if claim["without_tools"] else prompt.tools,
-            arguments=claim["template_args"],
-            at=datetime.fromisoformat(claim["clock"]) if claim["clock"] is not None else None,
+            arguments={**claim["template_args"], **({} if _STATED_UNUSED in departures else prompt.stated)},
+            at=prompt.at if _CLOCK_VARIES in departures else at,
             as_object=as_object,
             generation_prompt=_NO_PROMPT not in departures,
         )

@@ -36,6 +36,7 @@ TOOLS = [
     }
 ]
 SYSTEMS = ("You are terse.", "You are a careful assistant.\nAnswer in the language of the question.")
+PREFILLS = ("Sure: ", "<answer>\n", "{")
 MODELS = {
     "qwen3": ((None, "preserving.jinja"), ("<|im_end|>", "<|endoftext|>")),
     "llama-3.1": ((None, "llama_dates.jinja"), ("<|eot_id|>", "<|end_of_text|>")),
@@ -51,8 +52,11 @@ ARGUMENTS: Mapping[tuple[str, str | None], Mapping[str, tuple[object, ...]]] = {
     ("qwen3", "preserving.jinja"): {"enable_thinking": (False,), "preserve_thinking": (True,)},
     ("llama-3.1", "llama_dates.jinja"): {"tools_in_user_message": (False,), "date_string": ("05 Feb 2025",)},
     ("deepseek-v3", "thinking_switch.jinja"): {"thinking": (True,)},
-    ("gpt-oss", "harmony.jinja"): {"reasoning_effort": ("low", "high")},
-    ("smollm2", "modes.jinja"): {"enable_thinking": (False,)},
+    ("gpt-oss", "harmony.jinja"): {
+        "reasoning_effort": ("low", "high"),
+        "model_identity": ("You are Toto, a terse model.",),
+    },
+    ("smollm2", "modes.jinja"): {"enable_thinking": (False,), "custom_instructions": ("Be kind.", "Use\nlists.")},
 }
 """The arguments that a template reads, each with values that are not its default."""
 BOS = {"llama-3.1", "deepseek-v3", "gemma-3"}
@@ -81,6 +85,14 @@ class Case:
     bos: str = "once"
     """Or `doubled`, `missing`."""
     generation_prompt: bool = True
+    prefill: str = ""
+    """Text after the generation prompt."""
+    days: int = 1
+    """On how many days the rows were written, each on one of them."""
+    stated: str = ""
+    """Whether the log states the arguments: `used` or `unused`; "": it states none."""
+    broken: int = 0
+    """One row in so many has a prompt in which a token is missing; 0: none has."""
     form: str = "calls"
 
     def __str__(self) -> str:
@@ -91,6 +103,10 @@ class Case:
         said += ["a system prompt"] if self.system is not None else []
         said += [f"BOS {self.bos}"] if self.bos != "once" else []
         said += ["no generation prompt"] if not self.generation_prompt else []
+        said += [f"prefill {self.prefill!r}"] if self.prefill else []
+        said += [f"{self.days} days"] if self.days > 1 else []
+        said += [f"arguments stated and {self.stated}"] if self.stated else []
+        said += [f"one in {self.broken} broken"] if self.broken else []
         said += [f"stop {self.stop}", self.form]
         return f"{self.seed}: {self.tokenizer} {self.template or 'own'}: {', '.join(said)}"
 
@@ -118,7 +134,8 @@ def random_case(seed: int) -> Case:
         stop=random.choice(stops),
         form=random.choice(FORMS),
     )
-    departure = random.choice((*("none",) * 4, "tools", "string", "system", "bos", "prompt"))
+    departures = ("none", "tools", "string", "system", "bos", "prompt", "prefill", "days", "stated", "broken")
+    departure = random.choice((*("none",) * 3, *departures))
     if departure == "tools":
         return replace(case, tools="hidden")
     if departure == "string" and case.as_object:
@@ -129,6 +146,14 @@ def random_case(seed: int) -> Case:
         return replace(case, bos=random.choice(("doubled", "missing")))
     if departure == "prompt" and case.form in ("calls", "vllm"):
         return replace(case, generation_prompt=False)
+    if departure == "prefill":
+        return replace(case, prefill=random.choice(PREFILLS), form=random.choice(("calls", "vllm", "trl")))
+    if departure == "days" and case.reads_the_clock:
+        return replace(case, days=random.randrange(2, 5))
+    if departure == "stated":
+        return replace(case, stated=random.choice(("used", "unused")) if case.arguments else "", form="vllm")
+    if departure == "broken":
+        return replace(case, broken=30, form="calls")
     return case
 
 
@@ -253,6 +278,12 @@ class Prompt:
     ids: list[int]
     completion: list[int]
     last: bool
+    at: datetime
+    """The time at which it was written."""
+    stated: Mapping[str, object]
+    """The template arguments that the log states."""
+    broken: bool
+    """Whether a token of the prompt is missing."""
 
 
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -276,22 +307,27 @@ def prompts_of(case: Case, chat: Mapping[str, Any], row: int) -> Iterator[Prompt
     if case.system is not None:
         messages = [{"role": "system", "content": case.system}, *messages]
     answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    day = case.at + timedelta(days=row % case.days)
     for number, at in enumerate(answers):
         text = render(
             case.tokenizer,
             source,
             messages[:at],
             None if case.tools == "hidden" else logged,
-            arguments=case.arguments,
-            at=case.at,
+            arguments={} if case.stated == "unused" else case.arguments,
+            at=day,
             as_object=case.as_object,
             generation_prompt=case.generation_prompt,
         )
-        ids = encode(case.tokenizer, text)
+        ids = encode(case.tokenizer, text + case.prefill)
         ids = ids[:1] + ids if case.bos == "doubled" else ids[1:] if case.bos == "missing" else ids
         sampled = encode(case.tokenizer, chat["texts"][number] + case.stop)
         end = at + 1 - (case.system is not None)
-        yield Prompt(row, said[:end], logged, ids, sampled, number == len(answers) - 1)
+        broken = case.broken > 0 and row % case.broken == case.broken - 1
+        if broken:
+            ids = ids[: len(ids) // 2] + ids[len(ids) // 2 + 1 :]
+        stated = case.arguments if case.stated else {}
+        yield Prompt(row, said[:end], logged, ids, sampled, number == len(answers) - 1, day, stated, broken)
 
 
 def log_of(case: Case, chats: Sequence[Mapping[str, Any]], rows: int) -> list[Prompt]:
@@ -337,6 +373,7 @@ def _call_list(calls: Sequence[Prompt]) -> dict[str, Any]:
 
 def _answer(call: Prompt) -> dict[str, Any]:
     request = {"model": "policy", "messages": call.messages[:-1]} | ({"tools": call.tools} if call.tools else {})
+    request |= {"chat_template_kwargs": dict(call.stated)} if call.stated else {}
     choice = {"index": 0, "finish_reason": "stop", "message": call.messages[-1], "token_ids": call.completion}
     response = {"object": "chat.completion", "choices": [choice], "prompt_token_ids": call.ids}
     return {"request": request, "response": response}

@@ -131,7 +131,7 @@ def _verdict(outcome: Outcome) -> Iterator[Text]:
         yield Text("Written by ", style="bold green").append(visible(described(best.explanation)), style="bold")
     else:
         yield Text("Not sure. Closest: ", style="bold yellow").append(visible(described(best.explanation)))
-    yield Text(f"  It writes exactly {share_words(best.share)}, {_on_which(found)}.")
+    yield Text(f"  It writes exactly {share_words(best.share)}. {_on_which(found)}")
     if not found.sure and found.unsure_because:
         yield Text(f"  Not sure because {visible(elided(found.unsure_because, 2 * _TEXT))}.")
 
@@ -153,9 +153,10 @@ def percent(part: int, whole: int) -> str:
 
 
 def _on_which(found: Identified) -> str:
-    if not found.rows_confirmed:
-        return f"in the {many(found.rows_searched, 'row')} that it was searched on"
-    return f"in {many(found.rows_confirmed, 'row')}; it was searched on {found.rows_searched:,} of the log's rows"
+    more = found.rows_confirmed - found.rows_searched
+    if more <= 0:
+        return "The search saw all of them."
+    return f"The search saw {found.rows_searched:,} of them; the other {more:,} confirm it."
 
 
 def _departures(explanation: Explanation) -> Iterator[Text]:
