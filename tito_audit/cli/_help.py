@@ -14,6 +14,7 @@ SUMMARIES = {
     "show": "Show one rollout token by token, with its findings.",
     "identify": "Find what wrote a log: tokenizer, template, arguments.",
     "inspect": "Show a log's columns, its format and why, and a mapping to paste.",
+    "template": "Show what a chat template does, and whether it only appends.",
     "config": "Show the effective settings, and where each comes from.",
     "explain": "Print the manual of a rule or a repair.",
     "list": "List the formats, rules, repairs or reports.",

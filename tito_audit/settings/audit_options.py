@@ -10,8 +10,9 @@ from tito_audit.settings.model import FailOn, GateSettings, Settings, ToolArgume
 from tito_audit.settings.option import FlagOnly, Option
 
 _AUDITS = ("scan", "repair", "show")
-_JOINED = (*_AUDITS, "identify")
-_EVERY = ("scan", "repair", "convert", "show", "inspect", "identify")
+_TEMPLATES = (*_AUDITS, "template")
+_JOINED = (*_AUDITS, "identify", "template")
+_EVERY = ("scan", "repair", "convert", "show", "inspect", "identify", "template")
 
 _of_log = partial(Option, fills=Settings, per_log=True)
 _codes = partial(
@@ -31,7 +32,7 @@ _TEXT = (
         "tokenizer",
         "A folder with tokenizer.json, or a Hugging Face name. Without one, rules that need it are skipped and "
         "counted.",
-        (*_AUDITS, "inspect"),
+        (*_TEMPLATES, "inspect"),
         short="-t",
         metavar="DIR|NAME",
         key_takes=values.place_or_name("a folder with tokenizer.json, or a Hugging Face name"),
@@ -40,7 +41,7 @@ _TEXT = (
     _of_log(
         "chat_template",
         "A Jinja file to use as the chat template.",
-        _AUDITS,
+        _TEMPLATES,
         metavar="FILE",
         key_takes=values.path("the path of a Jinja file"),
         unset="the tokenizer's own",
@@ -48,7 +49,7 @@ _TEXT = (
     _of_log(
         "template_name",
         "Which of the tokenizer's named templates to use.",
-        _AUDITS,
+        _TEMPLATES,
         metavar="NAME",
         key_takes=values.text("the name of one of the tokenizer's templates"),
         unset="the one called default",
@@ -56,7 +57,7 @@ _TEXT = (
     _of_log(
         "template_args",
         "An argument for the template, such as enable_thinking=false. JSON, else text. Repeatable.",
-        _AUDITS,
+        _TEMPLATES,
         flag_name="template-arg",
         metavar="K=V",
         repeats=True,
@@ -73,13 +74,12 @@ _TEXT = (
         least=0.01,
         key_takes=values.seconds("a number of seconds"),
     ),
-    _of_log("tool_arguments", "How the template gets tool-call arguments.", _AUDITS, takes=ToolArguments),
+    _of_log("tool_arguments", "How the template gets tool-call arguments.", _TEMPLATES, takes=ToolArguments),
     _of_log(
         "clock",
-        "When the log was written, such as 2024-07-26, for templates that write the date; recorded: on the date "
-        "that each prompt holds. [default: now]",
-        _AUDITS,
-        metavar="DATE|recorded",
+        "When the log was written, such as 2024-07-26, for templates that write the date. [default: now]",
+        _TEMPLATES,
+        metavar="DATE",
         reads=readers.clock,
         key_takes=values.CLOCK,
         unset="now",
@@ -88,7 +88,7 @@ _TEXT = (
         "sampled_roles",
         "A role that was sampled; all others count as not sampled. Repeatable. [default: assistant and other "
         "names for models]",
-        ("scan", "repair", "convert", "show", "identify"),
+        ("scan", "repair", "convert", "show", "identify", "template"),
         flag_name="sampled-role",
         metavar="ROLE",
         repeats=True,

@@ -181,12 +181,24 @@ _IDENTIFYING = (
     ),
 )
 
+_TEMPLATES = (
+    Option(
+        "logs",
+        "A log whose conversations are tried besides the built-in ones: its first 64 rollouts. Repeatable.",
+        ("template",),
+        flag_name="log",
+        metavar="LOG",
+        repeats=True,
+        flag_only=FlagOnly.READ,
+    ),
+)
+
 _LOOKING_UP = (
     numbered("rows", "Rows to look at.", ("inspect",), "a number of rows", 1, short="-n", default=100),
     Option(
         "shape",
         "A page to read, or one JSON object with everything.",
-        ("inspect", "config", "identify"),
+        ("inspect", "config", "identify", "template"),
         flag_name="output-format",
         short="-f",
         takes=("text", "json"),
@@ -197,4 +209,4 @@ _LOOKING_UP = (
     Option("markdown", "Print a Markdown table.", ("list",), takes=bool),
 )
 
-OWN_OPTIONS: Final = (*_IDENTIFYING, *_WRITING, *_SHOWING, *_LOOKING_UP)
+OWN_OPTIONS: Final = (*_IDENTIFYING, *_TEMPLATES, *_WRITING, *_SHOWING, *_LOOKING_UP)

@@ -9,7 +9,7 @@ from tito_audit.settings import readers, values
 from tito_audit.settings.model import Encoder, Settings
 from tito_audit.settings.option import FlagOnly, Option, numbered
 
-_EVERY = ("scan", "repair", "convert", "show", "inspect", "identify")
+_EVERY = ("scan", "repair", "convert", "show", "inspect", "identify", "template")
 
 _of_run = partial(Option, fills=Settings)
 
@@ -69,7 +69,7 @@ RUN_OPTIONS: Final = (
     numbered(
         "max_row_bytes",
         "A longer row is not read but reported as REC001.",
-        ("scan", "repair", "convert", "inspect", "identify"),
+        ("scan", "repair", "convert", "inspect", "identify", "template"),
         "a number of bytes",
         1,
         metavar="BYTES",
@@ -78,7 +78,7 @@ RUN_OPTIONS: Final = (
     _of_run(
         "trust_remote_code",
         "Allow a tokenizer's own Python code to run.",
-        ("scan", "repair", "show", "inspect", "identify"),
+        ("scan", "repair", "show", "inspect", "identify", "template"),
         takes=bool,
         flag_only=FlagOnly.CODE,
     ),

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from tito_audit.templates.appends import AppendOnly, Outcome, Step, append_only
 from tito_audit.templates.breaks import Break, Breaks, Change, Side, grouped
+from tito_audit.templates.facts import Bos, GenerationPrompt, Stop, TemplateFacts, template_facts
+from tito_audit.templates.partial import Partial
 from tito_audit.templates.probes import CORE, PROBES, Probe, answer_kind
+from tito_audit.templates.returns import Return, Returned
+from tito_audit.templates.seams import Seam
+from tito_audit.templates.settings import Effect, Setting
 
 __all__ = [
     "CORE",
     "PROBES",
     "AppendOnly",
+    "Bos",
     "Break",
     "Breaks",
     "Change",
+    "Effect",
+    "GenerationPrompt",
     "Outcome",
+    "Partial",
     "Probe",
+    "Return",
+    "Returned",
+    "Seam",
+    "Setting",
     "Side",
     "Step",
+    "Stop",
+    "TemplateFacts",
     "answer_kind",
     "append_only",
     "grouped",
+    "template_facts",
 ]

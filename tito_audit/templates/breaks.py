@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
 _THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_LONGEST_TOKEN = 40
 _NEAR = 12
 """Pieces of text before a difference in which the decision that led to it is looked for."""
 
@@ -78,11 +79,12 @@ class Breaks:
         ours = self._pieces(step.probe, *self._source_of(step))
         theirs = self._pieces(step.probe, step.until, True)
         mine, other = _piece_at(ours, at), _piece_at(theirs, at)
+        begins = _before_token(seen, at)
         return Break(
             step,
             _change(step),
-            Side(seen[:at], seen[at:], mine.tag if mine else None),
-            Side(step.after[:at], step.after[at:], other.tag if other else None),
+            Side(seen[:begins], seen[begins:], mine.tag if mine else None),
+            Side(step.after[:begins], step.after[begins:], other.tag if other else None),
             _parting(ours, theirs, at) if mine and other else None,
         )
 
@@ -106,6 +108,12 @@ class Breaks:
         given = renderer.variables(probe.tools, args)
         wanted = {**given, "messages": chat, "add_generation_prompt": opens}
         return self._tracers[with_tools].trace(wanted, text) or ()
+
+
+def _before_token(text: str, at: int) -> int:
+    """The place itself, or the beginning of a token such as `<think>` that it is inside of."""
+    start = text.rfind("<", max(at - _LONGEST_TOKEN, 0), at)
+    return at if start < 0 or any(char in ">\n" for char in text[start:at]) else start
 
 
 def _piece_at(pieces: Sequence[Piece], at: int) -> Piece | None:

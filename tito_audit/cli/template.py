@@ -1,0 +1,80 @@
+"""`tito-audit template`: what a chat template does with a conversation, and whether it only appends."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from tito_audit.cli._command import command
+from tito_audit.cli._given import Given
+
+if TYPE_CHECKING:
+    from tito_audit.cli._template_page import Looked
+
+
+@command("template")
+def template(
+    given: Given,
+    named: Annotated[
+        Optional[str],  # noqa: UP045 - read by Typer
+        typer.Argument(metavar="[TOKENIZER]", help="A folder with tokenizer.json, or a Hugging Face name."),
+    ] = None,
+    *,
+    logs: list[str],
+    shape: str,
+) -> None:
+    """Show what a chat template does: whether it only appends, what it rewrites, adds and refuses. Exits 1 unless
+    it only appends.
+
+    It is rendered for built-in conversations with each kind of answer and message. Without a tokenizer,
+    --chat-template FILE shows the same of its text, and nothing of token ids.
+    """
+    from tito_audit.cli._exits import FAILED
+    from tito_audit.cli._template_object import as_object
+    from tito_audit.report_objects import as_json
+
+    looked = _looked(given, named, logs)
+    if shape == "json":
+        print(as_json(as_object(looked)))
+    else:
+        _print_page(looked, given)
+    if not looked.facts.append.holds or (looked.log is not None and looked.log.append.broken):
+        raise typer.Exit(FAILED)
+
+
+def _looked(given: Given, named: str | None, logs: list[str]) -> Looked:
+    from tito_audit.cli._template_page import Looked, OfLog
+    from tito_audit.run.template import log_probes, open_template
+    from tito_audit.templates import Breaks, append_only, template_facts
+
+    settings = given.settings()
+    if named is not None:
+        settings = replace(settings, tokenizer=named)
+    opened = open_template(settings)
+    of_log = None
+    if logs:
+        append = append_only(opened.renderer, log_probes(logs, settings))
+        explainer = Breaks(opened.renderer)
+        of_log = OfLog(append, tuple(explainer.explain(step) for step in append.broken))
+    return Looked(
+        opened.name, template_facts(opened.renderer, opened.tokenizer), opened.tokenizer is not None, of_log
+    )
+
+
+def _print_page(looked: Looked, given: Given) -> None:
+    from rich.text import Text
+
+    from tito_audit.cli._template_page import page_lines
+    from tito_audit.report import ReportOptions
+    from tito_audit.terminal.escape import inert, visible
+    from tito_audit.terminal.page import printed
+    from tito_audit.terminal.terminal import colors, page_width
+
+    options = ReportOptions(color=colors(sys.stdout), width=page_width())
+    parts = list(page_lines(looked, options.width))
+    if (notice := given.notice()) is not None:
+        parts += [Text(), Text(visible(notice))]
+    sys.stdout.writelines(inert(line) + "\n" for line in printed(parts, options).splitlines())

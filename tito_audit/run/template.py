@@ -1,0 +1,81 @@
+"""The template and tokenizer that `template` looks at, and the conversations of a log as probes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tito_audit.errors import SetupError
+from tito_audit.record.rollout import Rollout, with_speakers
+from tito_audit.record.speakers import Speakers
+from tito_audit.render.globals import Clock
+from tito_audit.render.renderer import Renderer
+from tito_audit.render.template import compile_template
+from tito_audit.run.auditor import Loader
+from tito_audit.run.first_rows import first_rows
+from tito_audit.settings.model import Settings
+from tito_audit.storage import find_logs
+from tito_audit.templates import Probe
+from tito_audit.tokens.tokenizer import Tokenizer
+
+NO_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+"""What a template reads as special tokens if there is no tokenizer to name them."""
+_ROLLOUTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTemplate:
+    """A template to look at."""
+
+    name: str
+    """The tokenizer, or the file of the template."""
+    renderer: Renderer
+    tokenizer: Tokenizer | None
+
+
+def open_template(settings: Settings) -> OpenedTemplate:
+    """The template of these settings; SetupError if there is none. It needs no tokenizer if it is a file."""
+    if settings.tokenizer is None:
+        return _of_file(settings)
+    auditor, notice = Loader().auditor(settings)
+    if auditor.renderer is None:
+        raise SetupError(f"{settings.tokenizer}: there is no template to look at.\n{notice}")
+    return OpenedTemplate(settings.tokenizer, auditor.renderer, auditor.tokenizer)
+
+
+def _of_file(settings: Settings) -> OpenedTemplate:
+    if settings.chat_template is None:
+        raise SetupError(
+            "template: there is no template to look at.\n"
+            "Name a tokenizer, as a folder or a hub name, or pass --chat-template FILE."
+        )
+    path = Path(settings.chat_template)
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(
+            f"{path}: the chat template cannot be read ({error}).\n"
+            "Pass --chat-template with the path of a Jinja text file."
+        ) from None
+    renderer = Renderer(
+        templates={"default": compile_template(source, str(path), time_limit=settings.template_seconds)},
+        special_tokens=NO_TOKENS,
+        template_args=dict(settings.template_args),
+        tool_arguments=settings.tool_arguments,
+        clock=Clock(settings.clock) if settings.clock is not None else None,
+    )
+    return OpenedTemplate(str(path), renderer, None)
+
+
+def log_probes(logs: Sequence[str], settings: Settings) -> tuple[Probe, ...]:
+    """The conversations of a log's first rollouts that have a message after an answer."""
+    files = find_logs(logs)
+    first = first_rows(files, replace(settings, tokenizer=None, chat_template=None), _ROLLOUTS)
+    speakers = Speakers(settings.sampled_roles)
+    spoken = [with_speakers(rollout, speakers) for rollout in first.rollouts[:_ROLLOUTS]]
+    return tuple(_probe(rollout) for rollout in spoken if rollout.messages)
+
+
+def _probe(rollout: Rollout) -> Probe:
+    return Probe(str(rollout.place), rollout.messages, rollout.tools, rollout.template_kwargs)

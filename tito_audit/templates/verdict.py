@@ -1,0 +1,182 @@
+"""What the facts about a template come to, in words: one line, and what a splice or a gateway may rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tito_audit.templates.appends import AppendOnly, Outcome
+from tito_audit.templates.breaks import Break, Change
+from tito_audit.templates.facts import TemplateFacts
+
+_NAMES = {
+    "user": "user messages",
+    "tool": "tool results",
+    "system": "later system messages",
+    "assistant": "another answer",
+}
+_NEXT = {
+    "user": "the next user message",
+    "tool": "a tool result",
+    "system": "a later system message",
+    "assistant": "another answer",
+}
+_ORDER = ("user", "tool", "system", "assistant")
+_CHANGES = tuple(Change)
+"""The gravest first."""
+_MOST_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Something that code which serves or splices may want to rely on."""
+
+    what: str
+    holds: bool | None
+    """None: it could not be tried."""
+    because: str = ""
+    """Why not, or what to know."""
+
+
+def verdict(facts: TemplateFacts) -> str:
+    """One line: what the template appends to, what it changes, and what helps."""
+    return f"{title(facts.append)}: {'; '.join(_parts(facts))}."
+
+
+def title(append: AppendOnly) -> str:
+    """The shortest verdict: `append-only`, `not append-only`, or that it writes nothing to judge."""
+    if append.holds:
+        return "append-only"
+    if all(step.outcome is Outcome.REFUSED for step in append.steps):
+        return "refuses every conversation"
+    return "not append-only" if append.broken else "leaves out a part of every answer"
+
+
+def _parts(facts: TemplateFacts) -> Iterator[str]:
+    """What follows the title."""
+    append = facts.append
+    by_next = _in_order(append.by_next())
+    kept = [_NAMES.get(name, name) for name, one in by_next.items() if one.holds and name != "assistant"]
+    if kept:
+        yield f"{'' if append.holds else 'append-only '}for {_listed(kept)}"
+    yield from _changes(facts.breaks)
+    if append.broken and (helped := helping(facts)):
+        yield f"append-only for usual conversations with {helped}"
+    parts = dict.fromkeys(part for step in append.left_out for part in step.left_out)
+    if parts:
+        yield f"leaves out {_listed(list(parts))} of some answers"
+    refused = [_NAMES.get(name, name) for name, one in by_next.items() if len(one.refused) == len(one.steps)]
+    if refused and len(refused) == len(by_next):
+        yield append.refused[0].refusal or ""
+    elif refused:
+        yield f"refuses {_listed(refused)}"
+
+
+def _changes(breaks: Sequence[Break]) -> Iterator[str]:
+    """What it changes, each with what follows and the lines of the template that decide it."""
+    nexts: dict[Change, dict[str, None]] = {}
+    lines: dict[Change, dict[int, None]] = {}
+    for one in breaks:
+        nexts.setdefault(one.change, {}).setdefault(one.step.next)
+        line = line_of(one)
+        if line is not None:
+            lines.setdefault(one.change, {}).setdefault(line)
+    for change, names in sorted(nexts.items(), key=lambda one: _CHANGES.index(one[0])):
+        before = _listed([_NEXT.get(name, name) for name in _ORDER if name in names] or list(names))
+        at = list(lines.get(change, ()))
+        lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:_MOST_LINES]))}"
+        place = f" ({lines_of})" if at else ""
+        yield f"{change} before {before}{place}"
+
+
+def line_of(one: Break) -> int | None:
+    """The template's line that leads to a break: its condition, or else the tag that wrote the other text."""
+    if one.condition is not None:
+        return one.condition.tag.line
+    return one.rendered.tag.line if one.rendered.tag is not None else None
+
+
+def helping(facts: TemplateFacts) -> str:
+    """The flags that make a template append-only for usual conversations; "" if none were found."""
+    best = next((one for one in facts.settings if not one.append.broken), None)
+    return flags_of(best.arguments) if best is not None else ""
+
+
+def flags_of(arguments: Mapping[str, object]) -> str:
+    """Arguments of a template as flags to paste."""
+    import json
+    import shlex
+
+    return " ".join(
+        f"--template-arg {shlex.quote(f'{name}={json.dumps(value)}')}" for name, value in arguments.items()
+    )
+
+
+def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
+    """What may be relied on, and what may not."""
+    by_next = facts.append.by_next()
+    return (
+        *(_appends(by_next.get(name), _NAMES[name]) for name in ("tool", "user")),
+        _same_text(facts),
+        _own_ids(facts),
+        _same_opener(facts),
+        Claim(
+            "An answer begins with the generation prompt that it was sampled after",
+            facts.generation_prompt.continued,
+            "" if facts.generation_prompt.continued else "rendered answers begin otherwise",
+        ),
+        _known_stops(facts),
+    )
+
+
+def _appends(steps: AppendOnly | None, what: str) -> Claim:
+    said = f"Sampled tokens stay where they are before {what}"
+    if steps is None or not any(step.outcome in (Outcome.KEPT, Outcome.BROKEN) for step in steps.steps):
+        return Claim(said, None, "the template refuses or leaves out every such conversation")
+    return Claim(
+        said, steps.holds, "" if steps.holds else f"not in {len(steps.broken)} of {len(steps.steps)} answers"
+    )
+
+
+def _same_text(facts: TemplateFacts) -> Claim:
+    after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call")]
+    loose = [f"{seam.left} → {seam.right}" for seam in after if not seam.fixed]
+    said = "The text between an answer and the next message is always the same"
+    return Claim(said, not loose if after else None, f"not for {_listed(loose)}" if loose else "")
+
+
+def _own_ids(facts: TemplateFacts) -> Claim:
+    said = "That text may be encoded by itself"
+    after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call") and seam.ids is not None]
+    if not after:
+        return Claim(said, None, "no tokenizer was given" if facts.bos.added is None else "there is no such text")
+    merging = dict.fromkeys(repr(text) for seam in after for text in seam.merges_after)
+    because = f"encode it with the new message: a token reaches into one that begins with {_listed(list(merging))}"
+    return Claim(said, not merging, because if merging else "")
+
+
+def _same_opener(facts: TemplateFacts) -> Claim:
+    texts = facts.generation_prompt.texts
+    said = "The generation prompt is the same after any message"
+    return Claim(said, len(texts) == 1 if texts else None, "" if len(texts) == 1 else f"{len(texts)} were found")
+
+
+def _known_stops(facts: TemplateFacts) -> Claim:
+    said = "An answer ends with an end token of the tokenizer"
+    known = [stop for stop in facts.stops if stop.of_tokenizer]
+    written = [stop for stop in facts.stops if stop.written]
+    if not known:
+        return Claim(said, None, "no end tokens are known")
+    if not written:
+        return Claim(said, False, "the template ends answers with none")
+    other = [stop.text for stop in written if not stop.of_tokenizer]
+    return Claim(said, not other, f"it also ends them with {_listed(other)}" if other else "")
+
+
+def _in_order(steps: Mapping[str, AppendOnly]) -> dict[str, AppendOnly]:
+    names = [*(name for name in _ORDER if name in steps), *(name for name in steps if name not in _ORDER)]
+    return {name: steps[name] for name in names}
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
