@@ -23,6 +23,7 @@ _BEGINS = ("block_begin", "variable_begin")
 _WROTE, _CHOSE = "_tito_wrote", "_tito_chose"
 _LINES = re.compile(r"\r\n|\r|\n")
 _LONGEST = 400
+_UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,21 @@ class Piece:
     """What the template decided after the piece before it, in order."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """What one output of the template wrote."""
+
+    line: int
+    text: str
+    decisions: tuple[tuple[int, bool], ...]
+    """What was decided after the output before it."""
+
+
 @dataclass(slots=True)
 class _Notes:
-    """What one rendering noted."""
+    """What was noted since the last piece."""
 
-    wrote: tuple[int, Any] | None = None
+    outputs: list[_Output] = field(default_factory=list)
     decisions: list[tuple[int, bool]] = field(default_factory=list)
 
 
@@ -107,23 +118,27 @@ class Tracer:
             if not text:
                 continue
             notes, self._notes = self._notes, _Notes()
-            line, value = notes.wrote if notes.wrote is not None else (0, None)
-            decisions = tuple(
-                Decision(self._tag(self._conditions[number]), number, held) for number, held in notes.decisions
-            )
-            # What a call block writes is not what its last tag wrote.
-            yield Piece(at, text, self._tag(line) if str(value) == text else None, decisions)
-            at += len(text)
+            for part in _parts(text, notes):
+                yield Piece(at, part.text, self._tag(part.line), tuple(map(self._decision, part.decisions)))
+                at += len(part.text)
             if at > size:
                 raise LimitReached("too long to trace")
 
-    def _tag(self, line: int) -> Tag:
-        return self._tags[max(bisect_right(self._firsts, line) - 1, 0)]
+    def _decision(self, noted: tuple[int, bool]) -> Decision:
+        number, held = noted
+        tag = self._tag(self._conditions[number])
+        assert tag is not None
+        return Decision(tag, number, held)
+
+    def _tag(self, line: int) -> Tag | None:
+        return None if line == _UNKNOWN else self._tags[max(bisect_right(self._firsts, line) - 1, 0)]
 
     # Called by the template
 
     def _wrote(self, line: int, value: Any) -> Any:
-        self._notes.wrote = line, value
+        text = str(value)
+        self._notes.outputs.append(_Output(line, text, tuple(self._notes.decisions)))
+        self._notes.decisions = []
         return value
 
     def _chose(self, number: int, value: Any) -> Any:
@@ -141,6 +156,35 @@ class Tracer:
             output.nodes = [_called(_WROTE, part.lineno, _as_constant(part)) for part in output.nodes]
         tree.set_environment(self._environment)
         return tree
+
+
+def _parts(text: str, notes: _Notes) -> list[_Output]:
+    """The outputs that a piece is made of: those inside of a macro or block, if they make up all of it."""
+    outputs = [output for output in notes.outputs if output.text]
+    whole = outputs[-1] if outputs and outputs[-1].text == text else None
+    for parts in (outputs[:-1] if whole is not None else [], outputs):
+        if parts and "".join(output.text for output in parts) == text:
+            return _with_all_decisions(parts, notes)
+    # What a filter or a call made of several outputs is not what one of them wrote.
+    return _with_all_decisions([_Output(_UNKNOWN if whole is None else whole.line, text, ())], notes)
+
+
+def _with_all_decisions(parts: list[_Output], notes: _Notes) -> list[_Output]:
+    """The parts, each with all that was decided before it."""
+    rest = {id(part) for part in parts}
+    out: list[_Output] = []
+    decided: list[tuple[int, bool]] = []
+    for output in notes.outputs:
+        decided += output.decisions
+        if id(output) in rest:
+            out.append(_Output(output.line, output.text, tuple(decided)))
+            decided = []
+    if not out:
+        out = [_Output(part.line, part.text, tuple(decided)) for part in parts]
+        decided = []
+    last = out[-1]
+    out[-1] = _Output(last.line, last.text, (*last.decisions, *decided, *notes.decisions))
+    return out
 
 
 def _called(name: str, number: int, value: Any) -> nodes.Call:

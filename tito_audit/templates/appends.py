@@ -20,8 +20,11 @@ from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
 from tito_audit.templates.probes import ANSWER, PROBES, USER, Probe, answer_kind, answering, probe
 
-_TAG = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\])\s*\Z")
+_RUN = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\])+")
 """What may end a turn, for a template without a tokenizer."""
+_TAIL = re.compile(r"(?:\s*<[^<>\s]{1,40}>)+\s*\Z")
+"""Tokens at the end of a text."""
+_LONGEST_END = 40
 _PIECES = re.compile(r"</?think>")
 _SIMPLE = probe("one answer", [{"role": "user", "content": USER}, answering(ANSWER)])
 
@@ -137,15 +140,29 @@ def append_only(renderer: Renderer, probes: Iterable[Probe] = PROBES) -> AppendO
 def turn_ends(renderer: Renderer) -> tuple[str, ...]:
     """The texts that a turn may end with: the tokenizer's end tokens, and what the template writes after an
     answer."""
-    written = _end_of(_rendered(renderer, _SIMPLE, 2, opens=False) or "", renderer.control_texts)
-    return tuple(dict.fromkeys((*renderer.end_texts, *([written] if written else []))))
+    written = _rendered(renderer, _SIMPLE, 2, opens=False) or ""
+    tail = written.partition(ANSWER)[2].strip()
+    tokens = sorted(filter(None, renderer.control_texts), key=len, reverse=True)
+    run = re.compile(f"(?:{'|'.join(map(re.escape, tokens))})+") if tokens else _RUN
+    found = run.search(tail)
+    end = found.group() if found is not None else tail if len(tail) <= _LONGEST_END else ""
+    return tuple(dict.fromkeys((*renderer.end_texts, *([end] if end else []))))
 
 
 def sampled_text(written: str, prompt: str, ends: Sequence[str]) -> tuple[str, bool]:
-    """The part of a rendered conversation that a model sampled after a prompt, and whether it ends a turn."""
-    rest = written[len(prompt) :].rstrip()
-    ended = any(rest.endswith(end) for end in ends if end)
-    return (rest, True) if ended else (written[len(prompt) :], False)
+    """The part of a rendered conversation that a model sampled after a prompt, and whether it ends a turn.
+
+    Of several tokens at its end the first counts that ends turns: the others end the conversation.
+    """
+    rest = written[len(prompt) :]
+    tail = _TAIL.search(rest)
+    last = max((rest.rfind(end) for end in ends if end and rest.rstrip().endswith(end)), default=-1)
+    start = min(tail.start() if tail is not None else len(rest), last if last >= 0 else len(rest))
+    found = [(at, -len(end)) for end in ends if end and (at := rest.find(end, start)) >= 0]
+    if not found:
+        return rest, False
+    at, length = min(found)
+    return rest[: at - length], True
 
 
 def unwritten(answer: Message, written: str) -> tuple[str, ...]:
@@ -197,6 +214,8 @@ def _step(renderer: Renderer, one: Probe, answer: int, until: int, ends: Sequenc
     if missing:
         return Step(one, answer, until, Outcome.LEFT_OUT, left_out=missing)
     sampled, ended = sampled_text(written, prompt, ends)
+    if not ended and not renderer.end_texts and _TAIL.search(sampled):
+        sampled, ended = sampled.rstrip(), True  # without a tokenizer any token may end a turn
     if ended:
         kept = after.startswith(prompt + sampled)
     else:  # the turn's end is then what the next prompt writes after it
@@ -224,12 +243,3 @@ def _rendered(renderer: Renderer, one: Probe, count: int, *, opens: bool) -> str
         return _render(renderer, one, count, opens=opens)
     except RenderError:
         return None
-
-
-def _end_of(written: str, control_texts: Sequence[str]) -> str | None:
-    """The token that a rendered answer ends with; None if there is none."""
-    rest = written.rstrip()
-    found = max((text for text in control_texts if text and rest.endswith(text)), key=len, default=None)
-    if found is None and not control_texts and (match := _TAG.search(rest)):
-        found = match.group()
-    return found

@@ -30,8 +30,9 @@ class Change(StrEnum):
     REASONING = "drops earlier reasoning"
     EMPTY_REASONING = "writes an empty reasoning block only into some answers"
     MOVED = "moves a later system message to the front"
+    TOOLS = "moves the list of tools"
     TURN_END = "ends an earlier turn with another token"
-    NO_TURN_END = "writes no end token after an earlier turn"
+    NO_TURN_END = "writes no known end token after an earlier turn"
     SPACE = "writes other white space"
     CALLS = "writes tool calls otherwise"
     GENERATION_PROMPT = "writes the generation prompt otherwise once the answer is there"
@@ -147,8 +148,8 @@ def _change(step: Step) -> Change:
         return Change.EMPTY_REASONING
     if _moved(step):
         return Change.MOVED
-    if at < len(step.prompt) and after.startswith(seen[: len(step.prompt.rstrip())]):
-        return Change.SPACE
+    if any(step.prompt.find(name) != after.find(name) for name in _names(step.probe) if name in step.prompt):
+        return Change.TOOLS
     if at < len(step.prompt) and _is_generation_prompt(step):
         return Change.GENERATION_PROMPT
     if _plain(after).startswith(_plain(seen)):
@@ -186,6 +187,15 @@ def _moved(step: Step) -> bool:
     return any(
         text and _count(step.after[: len(step.prompt)], text) for one in later if (text := one.text.strip())
     )
+
+
+def _names(probe: Probe) -> Iterator[str]:
+    """Texts that only the list of tools holds."""
+    for tool in probe.tools:
+        function = tool.get("function", tool)
+        said = function.get("description") if isinstance(function, Mapping) else None
+        if isinstance(said, str) and said:
+            yield said
 
 
 def _reasoning(messages: Iterable[Message]) -> Iterator[str]:

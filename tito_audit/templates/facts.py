@@ -125,9 +125,9 @@ def _opener(renderer: Renderer, probe: Probe, count: int) -> str | None:
 def _stops(renderer: Renderer, tokenizer: Tokenizer | None) -> Iterator[Stop]:
     form = answer_form(renderer)
     ends = form.ends.strip() if form is not None else ""
-    for text in dict.fromkeys((*turn_ends(renderer), *([ends] if ends else []))):
+    for text in turn_ends(renderer):
         ids = tokenizer.encode(text).tolist() if tokenizer is not None else []
-        yield Stop(text, ids[0] if len(ids) == 1 else None, text in renderer.end_texts, ends.endswith(text))
+        yield Stop(text, ids[0] if len(ids) == 1 else None, text in renderer.end_texts, text in ends)
 
 
 def _bos(renderer: Renderer, tokenizer: Tokenizer | None, probes: Sequence[Probe]) -> Bos:

@@ -86,7 +86,7 @@ def _changes(breaks: Sequence[Break]) -> Iterator[str]:
         at = list(lines.get(change, ()))
         lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:_MOST_LINES]))}"
         place = f" ({lines_of})" if at else ""
-        yield f"{change} before {before}{place}"
+        yield change + ("" if change in (Change.MOVED, Change.TOOLS) else f" when {follows} follows") + place
 
 
 def line_of(one: Break) -> int | None:
