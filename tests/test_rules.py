@@ -156,6 +156,8 @@ def evidence_without(case: dict[str, Any], need: Needs) -> Evidence:
     for one in need:
         rollout = without(rollout, one)
     no_tokenizer = bool(need & (Needs.TOKENIZER | Needs.SAMPLED)) or not case.get("tokenizer", True)
+    if need & Needs.IMAGE_TOKENS:
+        case = {**case, "tokenizer_name": "toy_bpe"}
     no_template = no_tokenizer or bool(need & Needs.RENDERING) or not case.get("template", True)
     tokenizer = None if no_tokenizer else toy.tokenizer_of(case)
     return gather(rollout, tokenizer, None if no_template else toy.renderer_of(case))

@@ -27,9 +27,8 @@ A case is a table; only `name` is required.
     sentinel       what the format writes where no logprob exists
     stated         facts that the log states (`ids_wanted`, `dummy_tokens`, …)
     tokenizer      false: audit without a tokenizer;  template  false: audit without a chat template
-    chat_template  a Jinja text in place of the tokenizer's own template
-    clock          the date that this template is told
-    tokenizer_name a folder of `fixtures/tokenizers`; `toy_bpe` (ChatML, no BOS) when not given
+    tokenizer_name a folder of `fixtures/tokenizers`; `toy_bpe` (ChatML, no BOS) when not given; `toy_vision` is
+                   `toy_bpe` with the image tokens of Qwen-VL
 
 A list of tokens holds, in any order,
 
@@ -56,9 +55,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import orjson
 
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
@@ -84,7 +85,34 @@ _REFERENCE = re.compile(r"@(prompt|completion|seen)(?: (\d+))?")
 
 @cache
 def toy_tokenizer(name: str = "toy_bpe") -> Tokenizer:
+    if name == "toy_vision":
+        with TemporaryDirectory() as folder:
+            return load_tokenizer(str(_vision(Path(folder))))
     return load_tokenizer(str(TOKENIZERS / name))
+
+
+def _vision(folder: Path) -> Path:
+    """`toy_bpe` with the image tokens of Qwen-VL, which its template writes for parts of messages."""
+    for file in (TOKENIZERS / "toy_bpe").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    model = orjson.loads((folder / "tokenizer.json").read_bytes())
+    last = max(one["id"] for one in model["added_tokens"])
+    names = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    like = next(one for one in model["added_tokens"] if one["special"])
+    model["added_tokens"] += [{**like, "id": last + 1 + k, "content": name} for k, name in enumerate(names)]
+    (folder / "tokenizer.json").write_bytes(orjson.dumps(model))
+    template = folder / "chat_template.jinja"
+    text = template.read_text(encoding="utf-8")
+    user = "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    assert user in text
+    parts = (
+        "{{- '<|im_start|>' + message.role + '\\n' }}{%- if message.content is string %}{{- message.content }}"
+        "{%- else %}{%- for part in message.content %}{%- if part.type == 'text' %}{{- part.text }}{%- else %}"
+        "{{- '<|vision_start|><|' + ('video' if part.type == 'video' else 'image') + '_pad|><|vision_end|>' }}"
+        "{%- endif %}{%- endfor %}{%- endif %}{{- '<|im_end|>\\n' }}"
+    )
+    template.write_text(text.replace(user, parts), encoding="utf-8")
+    return folder
 
 
 @cache

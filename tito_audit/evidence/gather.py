@@ -11,6 +11,7 @@ import numpy as np
 from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, reencoded_differences
 from tito_audit.evidence.constructions import with_constructions
+from tito_audit.evidence.images import image_tokens, states_images
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.model import Difference, Evidence, RowView, Sound
 from tito_audit.evidence.needs import Needs
@@ -247,7 +248,12 @@ def _present(rollout: Rollout, reference: Reference | None, row: RowView | None,
         (Needs.WEIGHT_VERSIONS, states_versions(rollout)),
         (Needs.HIDDEN, hidden_and_trained(line) is not None),
         (Needs.TRAINER_LOGPROBS, has_trainer_logprobs(rollout)),
+        (Needs.IMAGE_TOKENS, not states_images(rollout) or _writes_images(reference)),
     )
+
+
+def _writes_images(reference: Reference | None) -> bool:
+    return reference is not None and image_tokens(reference.vocabulary) is not None
 
 
 @lru_cache(maxsize=256)

@@ -25,6 +25,8 @@ class Needs(Flag):
     WEIGHT_VERSIONS = auto()
     HIDDEN = auto()
     TRAINER_LOGPROBS = auto()
+    IMAGE_TOKENS = auto()
+    """Image tokens that are known, or messages without images."""
 
 
 _WORDS = {
@@ -41,6 +43,7 @@ _WORDS = {
     Needs.SAMPLED: "nothing says which tokens were sampled (calls or messages missing)",
     Needs.WEIGHT_VERSIONS: "no weight versions",
     Needs.TRAINER_LOGPROBS: "no logprobs of the trainer next to the sampler's",
+    Needs.IMAGE_TOKENS: "messages hold images, and how the tokenizer writes images is not known",
 }
 
 

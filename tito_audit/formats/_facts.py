@@ -39,6 +39,10 @@ _STAND_INS = {
     "unknown",
 }
 """What clients send to a server that has one model and needs no name (NeMo-Gym, OpenAI-compatible servers)."""
+_GRIDS = "image_grid_thw"
+_PICTURE_INPUTS = ("multi_modal_inputs", "multimodal_train_inputs", "multimodal_inputs", "mm_kwargs")
+"""Objects with what a processor made of the images: verl, slime and miles, prime-rl."""
+_PICTURED = frozenset((_GRIDS, *_PICTURE_INPUTS))
 TOOLS_MISSING = "they call tools that the log does not list"
 """Why messages of such a conversation are not read."""
 _EACH = ("finish_reasons", "stop_reasons")
@@ -63,7 +67,22 @@ def stated_facts(row: Mapping[str, Any]) -> Stated:
     facts: dict[str, object] = {"id": row["id"]} if isinstance(row.get("id"), str) else {}
     if versions := weight_versions(row):
         facts["weight_versions"] = versions
+    if grids := _image_grids(row):
+        facts["image_grid_thw"] = grids
     return Stated(model=model, tokenizer=tokenizer, group=group, facts=facts)
+
+
+def _image_grids(row: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
+    """The grids of patches (time, height, width) of a row's images; () if it names none."""
+    if _PICTURED.isdisjoint(row):
+        return ()
+    held = (value for name in _PICTURE_INPUTS if isinstance(value := row.get(name), Mapping))
+    grids: Any = next((grid for one in (row, *held) if is_list(grid := one.get(_GRIDS))), ())
+    try:
+        found = [tuple(int(side) for side in grid) for grid in grids]
+    except (TypeError, ValueError, OverflowError):
+        return ()
+    return tuple((one[0], one[1], one[2]) for one in found) if all(len(one) == 3 for one in found) else ()
 
 
 def real_name(value: object) -> str | None:

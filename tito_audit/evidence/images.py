@@ -1,0 +1,163 @@
+"""Images in a conversation: the parts of messages that are images, and the tokens that stand for images in ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tito_audit.record.arrays import Ids
+from tito_audit.record.message import Message
+from tito_audit.record.rollout import Rollout
+from tito_audit.tokens.vocab import Vocabulary
+
+_IMAGES = frozenset(("image", "image_url", "input_image", "image_file"))
+_VIDEOS = frozenset(("video", "video_url", "input_video", "video_file"))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the tokenizers of one family write an image: between two tokens, or one token alone."""
+
+    name: str
+    pad: str
+    """The token that stands for a piece of an image."""
+    start: str | None = None
+    end: str | None = None
+    one_each: bool = True
+    """False where an image may be cut into several parts, each written like an image."""
+    video: str | None = None
+    """The token for a piece of a video, between the same two tokens."""
+    beside: str | None = None
+    """A token that only tells the family from others."""
+
+
+FAMILIES = (
+    Family("Qwen-VL", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", video="<|video_pad|>"),
+    Family("Gemma 3", "<image_soft_token>", "<start_of_image>", "<end_of_image>", one_each=False),
+    Family("GLM-V", "<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
+    Family("InternVL", "<IMG_CONTEXT>", "<img>", "</img>"),
+    Family("Kimi-VL", "<|media_pad|>", "<|media_content|>", "<|media_end|>"),
+    Family("Gemma 4", "<|image|>", "<|image>", "<image|>", one_each=False),
+    Family("Pixtral", "[IMG]", None, "[IMG_END]"),
+    # Llama 4 writes it once for each image, before the patches.
+    Family("Llama Vision", "<|image|>", beside="<|begin_of_text|>"),
+)
+"""Known families; a family needs all of its tokens, and the first that fits is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """The ids of a family in a vocabulary; -1 for a token that the family does not have."""
+
+    family: Family
+    pad: int
+    start: int
+    end: int
+    video: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One image in ids, with the tokens around it."""
+
+    start: int
+    stop: int
+    pads: int
+    """Tokens that stand for pieces of it."""
+    depth: int
+    """How often it was opened before it was closed: 1 for an image, 2 for one that was written twice."""
+    video: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pictured:
+    """What messages state of images."""
+
+    images: tuple[str, ...]
+    """For each image what it is (a URL, data), "" where the message does not say."""
+    videos: int
+
+
+@lru_cache(maxsize=8)
+def image_tokens(vocabulary: Vocabulary) -> ImageTokens | None:
+    """The image tokens of a vocabulary; None if it has those of no known family."""
+    added = {vocabulary.token_bytes(one): one for one in vocabulary.added_ids}
+    for family in FAMILIES:
+        names = (family.pad, family.start, family.end)
+        if all(name is None or name.encode() in added for name in (*names, family.beside)):
+            ids = [-1 if name is None else added.get(name.encode(), -1) for name in (*names, family.video)]
+            return ImageTokens(family, *ids)
+    return None
+
+
+def pictured(messages: Iterable[Message]) -> Pictured:
+    """The images and videos of messages, in order."""
+    images: list[str] = []
+    videos = 0
+    for message in messages:
+        if not isinstance(message.content, tuple):
+            continue
+        for part in message.content:
+            kind = part.get("type")
+            if kind in _IMAGES or (kind is None and not _IMAGES.isdisjoint(part)):
+                images.append(_identity(part))
+            elif kind in _VIDEOS or (kind is None and not _VIDEOS.isdisjoint(part)):
+                videos += 1
+    return Pictured(tuple(images), videos)
+
+
+def states_images(rollout: Rollout) -> bool:
+    """Whether a log states images or videos: in the messages of a rollout or of a call, or by their grids."""
+    if rollout.stated.facts.get("image_grid_thw"):
+        return True
+    groups: tuple[Sequence[Message], ...] = (
+        rollout.messages,
+        *(turn.prompt_messages for turn in rollout.turns if turn.prompt_messages is not None),
+    )
+    mixed = [one for group in groups for one in group if isinstance(one.content, tuple)]
+    if not mixed:
+        return False
+    found = pictured(mixed)
+    return bool(found.images) or found.videos > 0
+
+
+def frames_in(ids: Ids, tokens: ImageTokens) -> list[Frame]:
+    """The images in ids, in order; those of a prompt that was cut off in the middle of an image are left out.
+
+    Before a processor expands them, images of some families are one token without an end.
+    """
+    if tokens.end >= 0 and not (ids == tokens.end).any():
+        lone = np.isin(ids, [one for one in (tokens.pad, tokens.start) if one >= 0])
+        lone[1:] &= ~lone[:-1]
+        return [Frame(at, at + 1, int(ids[at] == tokens.pad), 1) for at in np.flatnonzero(lone).tolist()]
+    marks = [one for one in (tokens.pad, tokens.start, tokens.end, tokens.video) if one >= 0]
+    at = np.flatnonzero(np.isin(ids, marks))
+    found: list[Frame] = []
+    opened = depth = deepest = pads = 0
+    video = False
+    for place, token in zip(at.tolist(), ids[at].tolist(), strict=True):
+        if token == tokens.start or (tokens.start < 0 and not depth):
+            if not depth:
+                opened, deepest, pads, video = place, 0, 0, False
+            depth += 1
+            deepest = max(deepest, depth)
+        if token in (tokens.pad, tokens.video) and depth:
+            pads += 1
+            video |= token == tokens.video
+        if depth and (token == tokens.end or tokens.end < 0):
+            depth -= 1
+            if not depth:
+                found.append(Frame(opened, place + 1, pads, deepest, video))
+    return found
+
+
+def _identity(part: Mapping[str, Any]) -> str:
+    """What image a part holds; "" if it does not say."""
+    value = next((part[name] for name in (*_IMAGES, "url", "source") if part.get(name) is not None), None)
+    if isinstance(value, Mapping):
+        value = value.get("url", value.get("data"))
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,225 @@
+"""REC010: image placeholders miscounted or expanded twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tito_audit.evidence.images import (
+    Frame,
+    ImageTokens,
+    Pictured,
+    frames_in,
+    image_tokens,
+    pictured,
+    states_images,
+)
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.message import Message
+from tito_audit.rule import rule
+from tito_audit.rules._words import counted, shown
+
+_MERGED = (1, 4, 9, 16)
+"""Patches that one token stands for: Qwen-VL and GLM-V merge 2 x 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pictures:
+    """The images of one sequence of ids, and what its messages state of them."""
+
+    where: Where
+    turn: int | None
+    ids: Ids
+    frames: tuple[Frame, ...]
+    stated: Pictured | None
+    """None where the messages do not tell."""
+    tokens: ImageTokens
+
+    @property
+    def images(self) -> list[Frame]:
+        """The frames of images, without those of videos."""
+        return [frame for frame in self.frames if not frame.video]
+
+    def hit(self, evidence: Evidence, place: tuple[int, int], message: str, cause: str, severity: Severity) -> Hit:
+        """A hit on a range of the ids."""
+        side = shown(evidence, self.ids[place[0] : place[1]])
+        return Hit(self.where, *place, message, self.turn, cause, severity, side)
+
+
+@rule("REC010", Severity.WARNING, needs=(Needs.TOKENIZER, Needs.IMAGE_TOKENS))
+def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
+    """Image placeholders are miscounted or expanded twice.
+
+    ## What it finds
+    - An image whose tokens were opened twice before they were closed twice (`<|vision_start|>` inside
+      `<|vision_start|>`): template and processor both wrote it. An error.
+    - More or fewer images in a prompt or row than its messages state. Families that cut an image into parts
+      (Gemma) are only checked for too few, and so are prompts with videos.
+    - One placeholder where other images of the prompt have a run of them, and a run twice or more as long as that
+      of the same image elsewhere.
+    - Images whose number, or whose tokens, are not those of the row's `image_grid_thw`.
+
+    Known are the image tokens of Qwen-VL, Gemma 3 and 4, GLM-V, InternVL, Kimi-VL, Llama 3.2 Vision, Llama 4 and
+    Pixtral. With messages that hold images and another vocabulary the rule is skipped. Each kind of mistake is one
+    finding for a rollout, at the first prompt that has it.
+
+    ## Why it matters
+    Image features replace placeholders one by one. One too few or too many moves all features after it, or the
+    trainer fails; a row without them trains answers about an image that the policy never saw.
+
+    ## Example
+    ```text
+    messages    two parts of type `image_url`
+    prompt_ids  <|vision_start|> <|image_pad|> x 256 <|vision_end|>       the second image is missing
+    ```
+
+    ## Repair
+    None: the log does not hold the missing image. Log the ids that the server was given, after its processor.
+    """
+    tokens = image_tokens(evidence.vocabulary) if evidence.vocabulary is not None else None
+    if tokens is None:
+        return
+    reported: set[str] = set()
+    for pictures in _sequences(evidence, tokens):
+        for hit in _hits(evidence, pictures):
+            if hit.cause not in reported:
+                reported.add(hit.cause)
+                yield hit
+
+
+def _sequences(evidence: Evidence, tokens: ImageTokens) -> Iterator[_Pictures]:
+    """Every prompt and the row; without images in the messages only the longest, for what is written twice."""
+    rollout, row = evidence.rollout, evidence.rollout.training_row
+    prompts = [
+        (number, turn.prompt_ids) for number, turn in enumerate(rollout.turns) if turn.prompt_ids is not None
+    ]
+    stated = states_images(rollout)
+    if not stated:
+        prompts = [] if row is not None else prompts[-1:]
+    generated = False
+    for number, ids in prompts:
+        generated |= number > 0 and _holds(rollout.turns[number - 1].completion_ids, tokens)
+        messages = None if generated or not stated else _sent(evidence, number)
+        yield _pictures(Where.PROMPT, number, ids, messages, tokens)
+    if row is not None:
+        sampled = stated and row.loss_mask is not None and _holds(row.token_ids[row.loss_mask], tokens)
+        messages = None if sampled or not stated else rollout.messages
+        yield _pictures(Where.ROW, None, row.token_ids, messages, tokens)
+
+
+def _pictures(
+    where: Where, turn: int | None, ids: Ids, messages: Sequence[Message] | None, tokens: ImageTokens
+) -> _Pictures:
+    told = None if not messages or _spelled(messages, tokens) else pictured(messages)
+    return _Pictures(where, turn, ids, tuple(frames_in(ids, tokens)), told, tokens)
+
+
+def _sent(evidence: Evidence, number: int) -> Sequence[Message] | None:
+    """The messages that a call was sent; None if the log does not tell."""
+    turn = evidence.rollout.turns[number]
+    if turn.prompt_messages is not None:
+        return turn.prompt_messages
+    return None if turn.message_index is None else evidence.rollout.messages[: turn.message_index]
+
+
+def _holds(ids: Ids | None, tokens: ImageTokens) -> bool:
+    """Whether a model itself generated image tokens, after which nothing can be counted."""
+    return ids is not None and bool(frames_in(ids, tokens) or (ids == tokens.pad).any())
+
+
+def _spelled(messages: Sequence[Message], tokens: ImageTokens) -> bool:
+    """Whether a text spells a placeholder, which may be read as an image."""
+    names = [name for name in (tokens.family.pad, tokens.family.start) if name is not None]
+    return any(name in message.text for message in messages for name in names)
+
+
+def _hits(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
+    twice = next((frame for frame in pictures.frames if frame.depth > 1), None)
+    if twice is not None:
+        message = (
+            f"an image is opened {twice.depth} times before it is closed: template and processor both wrote the "
+            "tokens around it"
+        )
+        yield pictures.hit(evidence, (twice.start, twice.stop), message, "expanded twice", Severity.ERROR)
+        return
+    counted_wrong = list(_miscounted(evidence, pictures))
+    yield from counted_wrong
+    yield from _not_expanded(evidence, pictures)
+    if not counted_wrong:
+        yield from _unequal(evidence, pictures)
+    yield from _against_grids(evidence, pictures)
+
+
+def _miscounted(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
+    if pictures.stated is None:
+        return
+    images, stated = pictures.images, len(pictures.stated.images)
+    exact = pictures.tokens.family.one_each and not pictures.stated.videos
+    if len(images) < stated:
+        end = images[-1].stop if images else 0
+        message = (
+            f"the messages hold {counted(stated, 'image')}, the ids {len(images) or 'none'}; the answer is about "
+            "what its tokens do not hold"
+        )
+        yield pictures.hit(evidence, (end, end), message, "images missing", Severity.WARNING)
+    elif exact and stated and len(images) > stated:
+        more = images[stated]
+        message = f"the messages hold {counted(stated, 'image')}, the ids {len(images)}"
+        yield pictures.hit(evidence, (more.start, more.stop), message, "images added", Severity.WARNING)
+
+
+def _not_expanded(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
+    images = pictures.images
+    longest = max((frame.pads for frame in images), default=0)
+    short = [frame for frame in images if frame.pads <= 1]
+    if longest > 1 and short:
+        message = (
+            f"{counted(len(short), 'image')} of {len(images)} has no more than one placeholder where another has "
+            f"{longest}: the processor did not expand it"
+        )
+        place = short[0].start, short[0].stop
+        yield pictures.hit(evidence, place, message, "not expanded", Severity.WARNING)
+
+
+def _unequal(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
+    """The same image with a run several times as long as elsewhere in the prompt."""
+    if pictures.stated is None or len(pictures.stated.images) != len(pictures.images):
+        return
+    first: dict[str, Frame] = {}
+    for image, frame in zip(pictures.stated.images, pictures.images, strict=True):
+        other = first.setdefault(image, frame)
+        low, high = sorted((other.pads, frame.pads))
+        if image and low > 1 and high > low and high % low == 0:
+            longer = frame if frame.pads == high else other
+            message = f"one image has {low} placeholders in one place and {high} in another: it was expanded again"
+            place = longer.start, longer.stop
+            yield pictures.hit(evidence, place, message, "placeholders multiplied", Severity.WARNING)
+            return
+
+
+def _against_grids(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
+    """The images of a row, or of a single prompt, against the logged grids of their patches."""
+    grids = evidence.rollout.stated.facts.get("image_grid_thw")
+    alone = pictures.where is Where.ROW or (
+        len(evidence.rollout.turns) == 1 and evidence.rollout.training_row is None
+    )
+    if not alone or not isinstance(grids, list | tuple):
+        return
+    images = pictures.images
+    if len(images) != len(grids):
+        message = f"`image_grid_thw` has {counted(len(grids), 'image')}, the ids {len(images)}"
+        yield pictures.hit(evidence, (0, 0), message, "grids and images differ", Severity.WARNING)
+        return
+    patches = [time * height * width for time, height, width in grids]
+    pairs = list(zip(images, patches, strict=True))
+    if not pairs or any(all(frame.pads * merged == size for frame, size in pairs) for merged in _MERGED):
+        return
+    frame, size = next((pair for pair in pairs if pair[0].pads * 4 != pair[1]), pairs[0])
+    message = (
+        f"an image of {counted(size, 'patch', 'patches')} by `image_grid_thw` has "
+        f"{counted(frame.pads, 'placeholder')} instead of {size // 4}"
+    )
+    yield pictures.hit(evidence, (frame.start, frame.stop), message, "grids and images differ", Severity.WARNING)
