@@ -172,7 +172,7 @@ def _row(draft: Draft, calls: bool) -> Row:
         if draft.calls is None:
             draft.make_calls()
         return {**row, "calls": draft.calls}
-    return {**row, "token_ids": draft.ids, "loss_mask": draft.mask, "logprobs": draft.logprobs}
+    return {**row, "token_ids": draft.ids, "loss_mask": draft.mask, "logprobs": draft.logprobs, **draft.more}
 
 
 @lru_cache(maxsize=1)
@@ -201,7 +201,7 @@ def _table(rows: list[Row], calls: bool) -> bytes:
 
     texts = [{**row, "tools": orjson.dumps(row["tools"]).decode()} for row in rows]
     schema = _schema(calls)
-    columns = [pa.array([row[one.name] for row in texts], one.type) for one in schema]
+    columns = [pa.array([row.get(one.name) for row in texts], one.type) for one in schema]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.table(columns, schema=schema))
@@ -212,5 +212,7 @@ def _schema(calls: bool) -> Any:
     import pyarrow as pa
 
     row = [("token_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.int8()))]
-    own = [("calls", calls_type(text=True))] if calls else [*row, ("logprobs", pa.list_(pa.float32()))]
+    values = [("logprobs", pa.list_(pa.float32())), ("trainer_logprobs", pa.list_(pa.float32()))]
+    columns = [*row, *values, ("token_versions", pa.list_(pa.int32()))]
+    own = [("calls", calls_type(text=True))] if calls else columns
     return pa.schema([*((name, pa.string()) for name in ("id", "messages", "tools")), *own])

@@ -120,3 +120,42 @@ def ids_that_count_up(draft: Draft) -> bool:
     """What a dummy server answers."""
     draft.ids = np.arange(1, len(draft.ids) + 1, dtype=np.int32)
     return len(draft.ids) < draft.kit.vocabulary.size
+
+
+@fault("LPR508", calls=False)
+def logprobs_summed(draft: Draft) -> bool:
+    """Each logprob the sum of its answer's up to there."""
+    for start, stop in draft.runs():
+        draft.logprobs[start:stop] = np.cumsum(draft.logprobs[start:stop])
+    return max(stop - start for start, stop in draft.runs()) > 16
+
+
+@fault("LPR509", calls=False)
+def a_trainer_of_other_weights(draft: Draft) -> bool:
+    """A trainer's logprobs that are not the sampler's."""
+    apart = np.round(draft.draw.normal(0, 0.5, len(draft.ids)), 4)
+    draft.more["trainer_logprobs"] = np.where(draft.mask == 1, np.minimum(draft.logprobs + apart, -1e-4), 0.0)
+    return int(draft.mask.sum()) > 32
+
+
+@fault("REC008", calls=False)
+def weights_updated_in_flight(draft: Draft) -> bool:
+    """New weights from the middle of what was sampled on."""
+    sampled = np.flatnonzero(draft.mask)
+    versions = np.where(draft.mask == 1, 3, -1).astype(np.int32)
+    versions[sampled[len(sampled) // 2 :]] = 4
+    draft.more["token_versions"] = versions
+    return len(sampled) > 1
+
+
+@fault("REC010", calls=False)
+def an_image_opened_twice(draft: Draft) -> bool:
+    """The tokens around an image written by the template and by the processor."""
+    known = {draft.kit.vocabulary.token_bytes(one): one for one in draft.kit.vocabulary.added_ids}
+    marks = [known.get(name) for name in (b"<|vision_start|>", b"<|image_pad|>", b"<|vision_end|>")]
+    opens, pad, closes = marks
+    if opens is None or pad is None or closes is None:
+        return False
+    at = draft.runs()[0][0] - 5
+    draft.replace(at, at, [opens, opens, *[pad] * 16, closes, closes], sampled=False)
+    return True

@@ -83,6 +83,8 @@ class Draft:
     calls: list[dict[str, Any]] | None = None
     broken: bool = False
     """True: the row's messages are no JSON."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """Columns of the row that a trainer or a server adds, by name."""
 
     def copy(self) -> Draft:
         """Another draft, to be changed."""

@@ -22,7 +22,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import render_conversation
 from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import row_against_calls, row_against_itself, row_against_template
-from tito_audit.record.by_name import has_trainer_logprobs, states_versions
+from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import (
@@ -230,6 +230,7 @@ def _uncovered(new: list[Difference], known: list[Difference]) -> list[Differenc
 def _present(rollout: Rollout, reference: Reference | None, row: RowView | None, rendered: bool) -> Needs:
     """What the evidence has of what rules need."""
     turns, line = rollout.turns, rollout.training_row
+    versions, trainers = versions_and_trainers(rollout)
     return _needs(
         (Needs.MESSAGES, bool(rollout.messages) or any(turn.prompt_messages for turn in turns)),
         (Needs.PROMPTS, any(turn.prompt_ids is not None for turn in turns)),
@@ -245,9 +246,9 @@ def _present(rollout: Rollout, reference: Reference | None, row: RowView | None,
         (Needs.TOKENIZER, reference is not None),
         (Needs.RENDERING, rendered),
         (Needs.SAMPLED, row is not None),
-        (Needs.WEIGHT_VERSIONS, states_versions(rollout)),
+        (Needs.WEIGHT_VERSIONS, versions),
         (Needs.HIDDEN, hidden_and_trained(line) is not None),
-        (Needs.TRAINER_LOGPROBS, has_trainer_logprobs(rollout)),
+        (Needs.TRAINER_LOGPROBS, trainers),
         (Needs.IMAGE_TOKENS, not states_images(rollout) or _writes_images(reference)),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -82,6 +82,9 @@ class Pictured:
     videos: int
 
 
+_NOTHING = Pictured((), 0)
+
+
 @lru_cache(maxsize=8)
 def image_tokens(vocabulary: Vocabulary) -> ImageTokens | None:
     """The image tokens of a vocabulary; None if it has those of no known family."""
@@ -114,15 +117,9 @@ def states_images(rollout: Rollout) -> bool:
     """Whether a log states images or videos: in the messages of a rollout or of a call, or by their grids."""
     if rollout.stated.facts.get("image_grid_thw"):
         return True
-    groups: tuple[Sequence[Message], ...] = (
-        rollout.messages,
-        *(turn.prompt_messages for turn in rollout.turns if turn.prompt_messages is not None),
-    )
-    mixed = [one for group in groups for one in group if isinstance(one.content, tuple)]
-    if not mixed:
-        return False
-    found = pictured(mixed)
-    return bool(found.images) or found.videos > 0
+    sent = [turn.prompt_messages for turn in rollout.turns if turn.prompt_messages]
+    mixed = [one for messages in (rollout.messages, *sent) for one in messages if type(one.content) is tuple]
+    return bool(mixed) and pictured(mixed) != _NOTHING
 
 
 def frames_in(ids: Ids, tokens: ImageTokens) -> list[Frame]:

@@ -42,7 +42,8 @@ _STAND_INS = {
 _GRIDS = "image_grid_thw"
 _PICTURE_INPUTS = ("multi_modal_inputs", "multimodal_train_inputs", "multimodal_inputs", "mm_kwargs")
 """Objects with what a processor made of the images: verl, slime and miles, prime-rl."""
-_PICTURED = frozenset((_GRIDS, *_PICTURE_INPUTS))
+_RARE = frozenset(("weight_version", "weight_versions", _GRIDS, *_PICTURE_INPUTS))
+"""Keys of facts that few rows have."""
 TOOLS_MISSING = "they call tools that the log does not list"
 """Why messages of such a conversation are not read."""
 _EACH = ("finish_reasons", "stop_reasons")
@@ -65,17 +66,18 @@ def stated_facts(row: Mapping[str, Any]) -> Stated:
     model, tokenizer = _model_and_tokenizer(row)
     group = next((row[name] for name in _GROUPS if name in row and isinstance(row[name], int | str)), None)
     facts: dict[str, object] = {"id": row["id"]} if isinstance(row.get("id"), str) else {}
-    if versions := weight_versions(row):
-        facts["weight_versions"] = versions
-    if grids := _image_grids(row):
-        facts["image_grid_thw"] = grids
+    if not _RARE.isdisjoint(row):
+        facts |= _rare_facts(row)
     return Stated(model=model, tokenizer=tokenizer, group=group, facts=facts)
+
+
+def _rare_facts(row: Mapping[str, Any]) -> dict[str, object]:
+    facts = {"weight_versions": weight_versions(row), _GRIDS: _image_grids(row)}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _image_grids(row: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
     """The grids of patches (time, height, width) of a row's images; () if it names none."""
-    if _PICTURED.isdisjoint(row):
-        return ()
     held = (value for name in _PICTURE_INPUTS if isinstance(value := row.get(name), Mapping))
     grids: Any = next((grid for one in (row, *held) if is_list(grid := one.get(_GRIDS))), ())
     try:

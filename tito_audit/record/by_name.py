@@ -8,7 +8,7 @@ import numpy as np
 
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.column import Column, ColumnRole, spread
-from tito_audit.record.rollout import Rollout, TrainingRow, Turn
+from tito_audit.record.rollout import Rollout, TrainingRow
 
 VERSIONS = frozenset(("versions", "output_versions", "token_versions", "token_weight_versions", "weight_versions"))
 """Columns with the version of the weights that sampled each token; -1 where nothing was sampled (AReaL)."""
@@ -46,20 +46,21 @@ def trainer_columns(columns: Iterable[Column]) -> list[Column]:
     return [one for one in columns if one.name in TRAINERS and _fits(one)]
 
 
-def states_versions(rollout: Rollout) -> bool:
-    """Whether a log says anything about the weights that sampled a rollout."""
-    row, stated = rollout.training_row, rollout.stated
-    if stated.policy_versions or stated.facts.get("weight_versions"):
-        return True
-    if any(turn.weight_versions or version_column(turn.columns) is not None for turn in rollout.turns):
-        return True
-    return row is not None and version_column(row.columns) is not None
-
-
-def has_trainer_logprobs(rollout: Rollout) -> bool:
-    """Whether a rollout has logprobs of a trainer next to the sampler's."""
-    holders: tuple[Turn | TrainingRow | None, ...] = (rollout.training_row, *rollout.turns)
-    return any(one is not None and trainer_columns(one.columns) for one in holders)
+def versions_and_trainers(rollout: Rollout) -> tuple[bool, bool]:
+    """Whether a log says which weights sampled a rollout, and whether it has logprobs of a trainer."""
+    row, stated, trainers = rollout.training_row, rollout.stated, False
+    versions = bool(stated.policy_versions) or "weight_versions" in stated.facts
+    # Asked of every rollout: loops, without generators.
+    for holder in rollout.turns if row is None else (row, *rollout.turns):
+        for column in holder.columns:
+            if column.name in TRAINERS:
+                trainers = trainers or _fits(column)
+            elif column.name in VERSIONS:
+                versions = versions or _fits(column)
+    for turn in rollout.turns:
+        if turn.weight_versions:
+            return True, trainers
+    return versions, trainers
 
 
 def over_row(column: Column, row: TrainingRow) -> Logprobs:

@@ -29,7 +29,12 @@ _CHANCE = -2.0
 """Decimal logarithm of the chance below which low values are where tokens drifted because of that."""
 
 
-@rule("LPR507", Severity.WARNING, needs=(Needs.ROW, Needs.ROW_LOGPROBS | Needs.TRAINER_LOGPROBS), silent=Sound.IDS)
+@rule(
+    "LPR507",
+    Severity.WARNING,
+    needs=(Needs.COMPLETIONS, Needs.ROW, Needs.ROW_LOGPROBS | Needs.TRAINER_LOGPROBS),
+    silent=Sound.IDS,
+)
 def low_logprobs_where_tokens_drifted(evidence: Evidence) -> Iterator[Hit]:
     """Logprobs are very low exactly where the tokens drifted.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -54,8 +53,10 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     None is certain: convert the column where it is written, or `drop` the rollout.
     """
-    if any(turn.alternatives for turn in evidence.rollout.turns):
-        yield from _impossible_alternatives(evidence)
+    for turn in evidence.rollout.turns:
+        if turn.alternatives:
+            yield from _impossible_alternatives(evidence)
+            break
     if Needs.TRAINER_LOGPROBS in evidence.present:
         yield from _other_bases(evidence)
     if not _rises_at_once(evidence):
@@ -105,20 +106,22 @@ def _ratios(sampler: Logprobs, trainer: Logprobs, whose: str) -> Logprobs:
 
 
 def _rises_at_once(evidence: Evidence) -> bool:
-    """Whether the first values of the row and of a call rise, as in nearly all rollouts: then nothing is a sum."""
+    """Whether values of the row or of the first call rise, as in nearly all rollouts: then nothing is a sum."""
     row = evidence.rollout.training_row
-    turn = next((turn for turn in evidence.rollout.turns if turn.completion_logprobs is not None), None)
-    calls = turn is None or _rises(turn.completion_logprobs)
-    if row is None or row.logprobs is None or turn is not None:
-        return calls
+    for turn in evidence.rollout.turns:
+        if turn.completion_logprobs is not None:
+            return _rises(turn.completion_logprobs[:_FIRST])
+    if row is None or row.logprobs is None:
+        return True
+    if evidence.row is not None and evidence.row.spans:
+        return any(_rises(row.logprobs[span.start : span.ends[0]]) for span in evidence.row.spans)
     start = 0 if row.loss_mask is None else int(row.loss_mask.argmax())
     inside = row.logprobs[start : start + _FIRST]
-    return calls and _rises(inside if row.loss_mask is None else inside[row.loss_mask[start : start + _FIRST]])
+    return _rises(inside if row.loss_mask is None else inside[row.loss_mask[start : start + _FIRST]])
 
 
-def _rises(values: Logprobs | None) -> bool:
-    first = [] if values is None else values[:_FIRST].tolist()
-    return any(one > before for before, one in pairwise(first))
+def _rises(values: Logprobs) -> bool:
+    return bool((values[1:] > values[:-1]).any())
 
 
 def _sums(evidence: Evidence) -> Iterator[Hit]:
